@@ -1,4 +1,4 @@
-"""One step's work as flat tensors: prefill, chunk and decode differ only in how many tokens a sequence brings."""
+"""One step's work as flat tensors. Prefill, chunk and decode differ only in how many tokens a sequence brings."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ from localllm.runtime.host_to_device import upload_values
 from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 
 
-# Whole texts as flat tensors, one after another, those of one length side by side: nothing is padded, so that no
-# text can tell what it was computed with.
+# Whole texts as flat tensors, one after another and grouped by length. Nothing is padded, so that a text's result
+# does not depend on the other texts in the batch.
 @dataclass(frozen=True)
 class LengthGroup:
     """Texts of one length."""
 
-    start: int  # of its tokens in T
+    start: int  # index of the group's first token in T
     text_count: int
     length: int  # tokens of each
 
@@ -34,14 +34,12 @@ class EncoderBatch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
     groups: tuple[LengthGroup, ...]
-    # Made once, for all layers:
-    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # cos and sin, [T, 1, dim / 2]
+    # Computed once, for all layers:
+    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos, sin: [T, 1, dim / 2]
 
     @classmethod
     def from_token_ids(cls, token_ids: Sequence[Sequence[int]], device: torch.device) -> "EncoderBatch":
-        """Of texts that are sorted by their length."""
+        """Build a batch of texts that are sorted by length."""
         groups: list[LengthGroup] = []
         begin = 0
         for length, same in groupby(map(len, token_ids)):
@@ -50,65 +48,68 @@ class EncoderBatch:
         return cls(
             token_ids=upload_values([token for ids in token_ids for token in ids], torch.int64, device),
             positions=upload_values(
-                [place for ids in token_ids for place in range(len(ids))], torch.int64, device
+                [position for ids in token_ids for position in range(len(ids))], torch.int64, device
             ),
             groups=tuple(groups),
         )
 
     def split_by_length(self, x: Tensor) -> Iterator[Tensor]:
-        """x: [T, ...] -> of each group [texts, length, ...]"""
+        """Split x [T, ...] into one tensor [texts, length, ...] per group."""
         for group in self.groups:
             yield x[group.token_slice].unflatten(0, (group.text_count, group.length))
 
 
 @dataclass(frozen=True)
 class SequenceSpan:
-    """The host's view of one sequence in a step, for paths that go sequence by sequence."""
+    """The host's view of one sequence in a step, for code that processes sequences one by one."""
 
-    start: int  # of its tokens in T
-    count: int  # tokens that it brings
+    start: int  # index of its first token in T
+    count: int  # tokens that the sequence brings
     context_len: int  # tokens in the cache once this step has run
-    first_slot: int | None  # where its context begins if its blocks are neighbours; None: gather them
+    first_slot: int | None  # first slot of its context if its blocks are adjacent; None: gather them
     state_slot: int = -1  # of its recurrent state
-    state_saves: tuple[tuple[int, int], ...] = ()  # (tokens of the span, row): what to save inside it, and where
+    state_saves: tuple[tuple[int, int], ...] = ()  # (tokens of the span, state slot): saves within it
 
     def split_at_saves(self) -> Iterator[tuple[slice, int]]:
-        """Its tokens in T in parts, and the row that the recurrent state goes to after each; ends at its own."""
+        """Yield slices of the span's tokens in T and the state slot for the recurrent state after each.
+
+        The last slice ends with the span and goes to the sequence's own state slot.
+        """
         begin = 0
-        for end, row in (*self.state_saves, (self.count, self.state_slot)):
-            yield slice(self.start + begin, self.start + end), row
+        for end, state_slot in (*self.state_saves, (self.count, self.state_slot)):
+            yield slice(self.start + begin, self.start + end), state_slot
             begin = end
 
 
 @dataclass(frozen=True)
 class SingleTokenSpans:
-    """The sequences that bring one token, so that recurrent layers can step them together."""
+    """The sequences that bring one token, so that recurrent layers can process them together."""
 
-    token_index: Tensor  # [S] int64, where they stand in T
+    token_index: Tensor  # [S] int64, index of their tokens in T
     state_slots: Tensor  # [S] int64
-    first_state_slot: int | None  # where their rows are neighbours; None: gather them
+    first_state_slot: int | None  # if their state slots are adjacent; None: gather them
 
     def gather(self, state: Tensor) -> Tensor:
-        """Their rows of `state`, [S, ...]: a view where they are neighbours, else a copy."""
+        """Return their states, [S, ...]: a view if the slots are adjacent, otherwise a copy."""
         if self.first_state_slot is None:
             return state.index_select(0, self.state_slots)
         return state[self.first_state_slot : self.first_state_slot + len(self.state_slots)]
 
     def scatter(self, state: Tensor, values: Tensor) -> None:
-        """What was read and has been changed in place goes back."""
+        """Write back `values`, which `gather` returned and which were modified in place."""
         if self.first_state_slot is None:
             state.index_copy_(0, self.state_slots, values)
 
 
 class CannotCapture(Exception):
-    """A kernel needs the host's view of a step that is being captured for many."""
+    """A kernel needs the host's view of sequences, which a captured step does not have."""
 
 
 NO_HOST_VIEW = "one of its kernels goes sequence by sequence"
 
 
 class DeviceOnlySpans(tuple[SequenceSpan, ...]):
-    """The spans of a step whose lengths only the device knows."""
+    """Spans of a step whose lengths only the device knows; any access raises CannotCapture."""
 
     def __len__(self) -> int:
         raise CannotCapture(NO_HOST_VIEW)
@@ -125,8 +126,10 @@ DEVICE_ONLY = DeviceOnlySpans()
 
 @dataclass(frozen=True)
 class StateSegments:
-    """The parts of spans after which a recurrent state goes to a row, for kernels: those of sequence i are
-    first[i] .. first[i + 1] - 1, and piece p ends before the token end[p + 1]."""
+    """Token ranges after which a recurrent state is stored, for kernels.
+
+    Sequence i owns the segments first[i] .. first[i + 1] - 1, and segment p ends before token end[p + 1].
+    """
 
     first: Tensor  # [B + 1] int32
     end: Tensor  # [P + 1] int32
@@ -137,39 +140,37 @@ class StateSegments:
 class Batch:
     token_ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64
-    query_start: Tensor  # [B + 1] int32, where each sequence's tokens begin in T
+    query_start: Tensor  # [B + 1] int32, index of each sequence's first token in T
     context_len: Tensor  # [B] int32, tokens in the cache once this step has run
     block_table: Tensor  # [B, max_blocks] int32
-    slot_mapping: Tensor  # [T] int64, where each token's keys and values go
-    logit_index: Tensor | None  # [N] int64, the tokens of T whose logits are wanted; None: all
+    slot_mapping: Tensor  # [T] int64, where each token's keys and values are stored
+    logit_index: Tensor | None  # [N] int64, the tokens of T whose logits are computed; None: all
     block_size: int
     max_query_len: int  # most tokens that a sequence brings
-    uniform_query_len: int | None  # so many does each bring; None: they differ
+    uniform_query_len: int | None  # tokens that every sequence brings; None: they differ
     state_slots: Tensor | None = None  # [B] int32, of recurrent states
     spans: tuple[SequenceSpan, ...] = DEVICE_ONLY
     copies: CacheCopies = NO_COPIES
     single_token_spans: SingleTokenSpans | None = None  # for recurrent layers
-    state_saves: tuple[tuple[int, int], ...] = ()  # rows to copy when the step has run: saves at the end of a span
-    # Made once a step, for all layers:
-    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(
-        default_factory=dict
-    )  # cos and sin, [T, 1, dim / 2]
+    state_saves: tuple[tuple[int, int], ...] = ()  # (from, to): states to copy after the step
+    # Computed once per step, for all layers:
+    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos, sin: [T, 1, dim / 2]
     attention_masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
-    attention_tasks: dict[int, Tensor] = field(default_factory=dict)  # of attention on a CPU
+    attention_tasks: dict[int, Tensor] = field(default_factory=dict)  # for attention on a CPU
 
     @cached_property
     def state_segments(self) -> StateSegments | None:
-        """None where each span is one piece: no state is saved inside one."""
+        """Segments of all spans; None if no state is saved inside a span."""
         if self.spans is DEVICE_ONLY or not any(span.state_saves for span in self.spans):
             return None
-        first, end, row = [0], [0], []
+        first, end, slots = [0], [0], []
         for span in self.spans:
-            for piece, place in span.split_at_saves():
-                end.append(piece.stop)
-                row.append(place)
-            first.append(len(row))
+            for tokens, slot in span.split_at_saves():
+                end.append(tokens.stop)
+                slots.append(slot)
+            first.append(len(slots))
         return StateSegments(
-            *(upload_values(numbers, torch.int32, self.token_ids.device) for numbers in (first, end, row))
+            *(upload_values(numbers, torch.int32, self.token_ids.device) for numbers in (first, end, slots))
         )
 
     @classmethod
@@ -181,17 +182,17 @@ class Batch:
         device: torch.device,
         copies: CacheCopies = NO_COPIES,
     ) -> "Batch":
-        """`token_ids[i]` are the last tokens of `states[i]`, whose room has been made by `extend`."""
+        """Build the batch. `token_ids[i]` are the last tokens of `states[i]`, which already has slots for them."""
         size = states[0].pool.block_size
         longest = max(len(s.block_table) for s in states)
         tables, positions, slots, spans, starts, saves = [], list[int](), list[int](), [], [0], []
         for state, tokens in zip(states, token_ids, strict=True):
-            blocks, places = state.block_table, range(state.length - len(tokens), state.length)
+            blocks, token_positions = state.block_table, range(state.length - len(tokens), state.length)
             tables.append(blocks + [0] * (longest - len(blocks)))
-            positions += places
-            slots += [blocks[place // size] * size + place % size for place in places]
-            neighbours = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
-            spans.append(make_span(state, starts[-1], len(tokens), blocks[0] * size if neighbours else None))
+            positions += token_positions
+            slots += [blocks[position // size] * size + position % size for position in token_positions]
+            are_adjacent = blocks == list(range(blocks[0], blocks[0] + len(blocks)))
+            spans.append(make_span(state, starts[-1], len(tokens), blocks[0] * size if are_adjacent else None))
             saves += state.end_of_step_copies
             starts.append(starts[-1] + len(tokens))
         counts = [span.count for span in spans]
@@ -215,25 +216,27 @@ class Batch:
 
 
 def state_slot_tensor(states: list[SequenceState], device: torch.device) -> Tensor | None:
-    rows = [state.state_slot for state in states if state.state_slot is not None]
-    return upload_values(rows, torch.int32, device) if rows else None
+    slots = [state.state_slot for state in states if state.state_slot is not None]
+    return upload_values(slots, torch.int32, device) if slots else None
 
 
 def make_span(state: SequenceState, start: int, count: int, first_slot: int | None) -> SequenceSpan:
     if state.state_slot is None:
         return SequenceSpan(start, count, state.length, first_slot)
     before = state.length - count
-    inside = [(s.length - before, s.slot) for s in state.state_saves if before < s.length < state.length]
-    return SequenceSpan(start, count, state.length, first_slot, state.state_slot, tuple(sorted(inside)))
+    saves = [(s.length - before, s.slot) for s in state.state_saves if before < s.length < state.length]
+    return SequenceSpan(start, count, state.length, first_slot, state.state_slot, tuple(sorted(saves)))
 
 
 def make_single_token_spans(spans: list[SequenceSpan], device: torch.device) -> SingleTokenSpans | None:
-    alone = [span for span in spans if span.count == 1]
-    if not alone:
+    single = [span for span in spans if span.count == 1]
+    if not single:
         return None
-    rows = [span.state_slot for span in alone]
+    state_slots = [span.state_slot for span in single]
     return SingleTokenSpans(
-        token_index=upload_values([span.start for span in alone], torch.int64, device),
-        state_slots=upload_values(rows, torch.int64, device),
-        first_state_slot=rows[0] if rows == list(range(rows[0], rows[0] + len(rows))) else None,
+        token_index=upload_values([span.start for span in single], torch.int64, device),
+        state_slots=upload_values(state_slots, torch.int64, device),
+        first_state_slot=state_slots[0]
+        if state_slots == list(range(state_slots[0], state_slots[0] + len(state_slots)))
+        else None,
     )

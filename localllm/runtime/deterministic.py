@@ -1,6 +1,8 @@
-"""Where a model can be run so that what it computes of a token depends on the tokens before it alone: not on what
-stands beside them in a step, how a prompt is cut, or what was found in the cache. docs/determinism.md has all that
-is promised."""
+"""Checks whether a model can run deterministically.
+
+Results of a token then depend on the tokens before it alone: not on the other tokens of a step, how a prompt is
+cut or what the prefix cache contains. docs/determinism.md lists all guarantees.
+"""
 
 import torch
 
@@ -11,7 +13,7 @@ from localllm.runtime.kernels.cpu.compile import cpu_supported
 
 
 def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> None:
-    """Raises UsageError where that is not proven."""
+    """Raise UsageError if deterministic results are not guaranteed for this model and device."""
     if reason := why_not_deterministic(config, device, kv_dtype):
         raise UsageError(*reason)
 
@@ -19,15 +21,15 @@ def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: tor
 def why_not_deterministic(
     config: ModelConfig, device: torch.device, kv_dtype: torch.dtype
 ) -> tuple[str, str] | None:
-    """What keeps a model from it, and what to do about that; None where nothing does."""
+    """Return the obstacle and its remedy, or None if there is none."""
     if device.type != "cpu":
-        said = "--deterministic holds on a CPU alone: on a GPU sums depend on how a prompt is cut"
-        return said, "add --device cpu"
+        reason = "--deterministic holds on a CPU alone: on a GPU, sums depend on how a prompt is cut"
+        return reason, "add --device cpu"
     if not cpu_supported():
         return (
-            "this processor lacks the instructions of the kernels that --deterministic is made of",
-            "leave it out",
+            "this processor lacks the instructions that the kernels for --deterministic need",
+            "leave out --deterministic",
         )
     if kv_dtype in DTYPE_MAX and any(isinstance(layer.mixer, LatentConfig) for layer in config.layers):
-        return "--deterministic does not hold for latents in 8 bits", "leave out --kv-dtype"
+        return "--deterministic does not hold for latents (MLA) in 8 bits", "leave out --kv-dtype"
     return None

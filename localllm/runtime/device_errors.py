@@ -1,4 +1,4 @@
-"""What an error of torch means: memory that one step has not found, or a GPU on which nothing can run any more."""
+"""Classifies errors of torch: out of memory in one step, or a GPU failure after which nothing can run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,30 +9,32 @@ from localllm.errors import LocalLLMError
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Can the next step, or a smaller one, find the memory that this one did not?"""
-    says = str(error)
+    """Return whether the error means that memory ran out, so that the next or a smaller step may succeed."""
+    message = str(error)
     signs = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory", "ALLOC_FAILED")
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in says for sign in signs)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(sign in message for sign in signs)
 
 
 def is_gpu_failure(error: Exception) -> bool:
-    """Has a kernel broken off? Whatever this process does on the GPU fails from then on (CUDA C++ Programming
-    Guide, section on error checking)."""
-    told = any(
+    """Return whether a kernel failed, after which every GPU operation of this process fails.
+
+    CUDA C++ Programming Guide, section on error checking.
+    """
+    has_sign = any(
         sign in str(error) for sign in ("CUDA error", "Triton Error [CUDA]", "CUBLAS_STATUS", "cuDNN error")
     )
-    return not is_out_of_memory(error) and (isinstance(error, torch.AcceleratorError) or told)
+    return not is_out_of_memory(error) and (isinstance(error, torch.AcceleratorError) or has_sign)
 
 
 def gpu_failure_error(error: Exception) -> LocalLLMError:
-    """What to tell of a GPU that failed, without the advice that torch writes below its first line."""
-    what = str(error).partition("\n")[0] or type(error).__name__
-    return LocalLLMError(f"the GPU broke off ({what})", "load the model again, in a new process")
+    """Return an error for a failed GPU, without the advice that torch adds below its first line."""
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return LocalLLMError(f"the GPU failed ({reason})", "load the model again, in a new process")
 
 
 @contextmanager
 def translate_device_errors(shortage: Callable[[], LocalLLMError]) -> Iterator[None]:
-    """Turns such errors into sentences. shortage: makes the one about memory."""
+    """Translate such errors of torch to errors of localllm. shortage: creates the out-of-memory error."""
     try:
         yield
     except Exception as error:

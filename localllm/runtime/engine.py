@@ -1,11 +1,11 @@
-"""The loop: schedule, launch, commit. The first file to read.
+"""The engine loop: schedule, launch, commit. Start reading here.
 
-There is no prefill phase and no decode phase: a sequence has tokens that are known and tokens that are computed,
-and a step brings each nearer to having none left. The engine knows nothing of text; it is driven by one thread.
+There is no prefill phase and no decode phase: every sequence has known tokens and computed tokens, and each step
+reduces the number that is pending. The engine does not handle text, and a single thread drives it.
 
-On a device that works on by itself, step n + 1 is launched before step n is read. Two facts keep that right:
-blocks may be freed at once because the device works in order; only tokens that have been read enter the prefix
-index.
+On an asynchronous device, step n + 1 is launched before the results of step n are read. Two facts keep this
+correct: blocks can be freed at once because the device executes in order, and only tokens that have been read
+enter the prefix index.
 """
 
 import time
@@ -38,7 +38,7 @@ SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """What one step brought to one sequence."""
+    """What one step produced for one sequence."""
 
     sequence: Sequence
     token_id: int | None = None
@@ -46,26 +46,26 @@ class TokenEvent:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     error: LocalLLMError | None = None
-    is_end_token: bool = False  # the token says that the answer ends here, and is no part of it
-    drafted: int = 0  # draft tokens that its step verified; with the first token of a step
-    accepted: bool = False  # it was one of them
-    step: StepReport | None = None  # with the first token of a step, or without one, for those who ask
+    is_end_token: bool = False  # an end token: it finishes the answer and is not part of it
+    drafted: int = 0  # draft tokens that the step verified; set on the first token of a step
+    accepted: bool = False  # this token was an accepted draft
+    step: StepReport | None = None  # on the first token of a step, or alone, for requests with `inspect`
 
 
 @dataclass(frozen=True)
 class StepInFlight:
-    """A step that the device is working on; nothing of it is read before the next has been launched."""
+    """A step that the device is computing; none of its results is read before the next step has been launched."""
 
     sequences: list[Sequence]
-    token_count: int  # that they brought, drafts among them
-    sampling: list[Sequence]  # whose newest token was computed, so that the next was sampled
-    draft_counts: list[int]  # how many each of these verifies; it may be cancelled meanwhile
-    output: (
-        StepOutput  # its choices in the order of `sampling`, behind the newest token of each and behind its drafts
-    )
+    token_count: int  # tokens that the sequences bring, drafts included
+    sampling: list[Sequence]  # those whose newest token is computed in this step, so that the next one is sampled
+    draft_counts: list[int]  # drafts that each verifies; copied, as cancelling clears them
+    # Sampled tokens in the order of `sampling`: for each sequence one behind its newest token and one behind each
+    # draft.
+    output: StepOutput
     prompt_logits: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
-    prompt_only: list[Sequence]  # prompts that are computed and want no answer
-    observations: dict[Sequence, StepObservation]  # of those who ask to be told of each step
+    prompt_only: list[Sequence]  # computed prompts of requests without an answer
+    observations: dict[Sequence, StepObservation]  # of the requests with `inspect`
 
 
 class Engine:
@@ -80,8 +80,8 @@ class Engine:
         self.step_reporter = StepReporter(self.scheduler)
         self.free_token_slots = list(range(max_running))  # preempted sequences keep theirs and are admitted first
         self.in_flight: StepInFlight | None = None
-        self.last_read_at = time.perf_counter()  # when the last step was
-        self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # so far
+        self.last_read_at = time.perf_counter()  # time at which the last step was read
+        self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # totals since start
 
     @property
     def device(self) -> torch.device:
@@ -122,7 +122,7 @@ class Engine:
         return bool(self.in_flight or self.scheduler.running or self.scheduler.waiting)
 
     def add_sequence(self, sequence: Sequence) -> list[TokenEvent]:
-        """Events for those who ask at which place they wait."""
+        """Enqueue a sequence, and return events for the observed requests whose position in the queue changed."""
         self.scheduler.add(sequence)
         self.step_reporter.watch(sequence)
         return self.queue_events()
@@ -131,19 +131,19 @@ class Engine:
         return [TokenEvent(sequence, step=report) for sequence, report in self.step_reporter.queue_reports()]
 
     def cancel(self, sequence: Sequence) -> None:
-        """Its blocks are free before the next step; no further event will name it."""
+        """Finish a sequence early: its blocks are free before the next step, and no further event names it."""
         if not sequence.finished:
             self.finish(sequence)
 
     def preempt_all(self) -> list[TokenEvent]:
-        """Whoever runs waits again, to be computed anew. What the step in flight has brought."""
+        """Preempt every running sequence, to be recomputed later. Returns the events of the step in flight."""
         events = self.commit()
         for sequence in list(self.scheduler.running):
             self.scheduler.preempt(sequence)
         return events
 
     def replace_caches(self, runner: Runner, pool: BlockPool) -> None:
-        """Go on with other caches; nobody runs."""
+        """Continue with other caches. No sequence may be running."""
         self.runner = runner
         self.pool = self.scheduler.pool = pool
 
@@ -172,7 +172,7 @@ class Engine:
         self.pool.reset_prefix_cache()
 
     def must_commit_first(self) -> bool:
-        """Does the next step depend on tokens that only the device knows?"""
+        """Return whether the next step depends on tokens that only the device knows."""
         if self.in_flight is None:
             return False
         sampling = self.in_flight.sampling
@@ -180,15 +180,18 @@ class Engine:
             return True
         if not any(s.request.params.uses_penalties for s in sampling):
             return False
-        # One of a step's draws that the device cannot do brings them all to the host.
-        known = (*self.scheduler.running, *self.scheduler.waiting)
-        return not all(self.runner.samples_on_device(s.request.params) for s in known)
+        # One sequence that cannot be sampled on the device moves the sampling of the whole step to the host.
+        sequences = (*self.scheduler.running, *self.scheduler.waiting)
+        return not all(self.runner.samples_on_device(s.request.params) for s in sequences)
 
     def launch(self, work: ScheduledTokens) -> StepInFlight:
+        """Launch one step for the scheduled sequences, and return it while the device computes."""
         starts = [0, *accumulate(count for _, count in work)]
         newest = [(s, end) for (s, _), end in zip(work, starts[1:], strict=True) if s.pending == 0]
         sampling = [s for s, _ in newest if s.wants_answer]
-        logit_index = [at for s, end in newest if s.wants_answer for at in range(end - 1 - len(s.draft_ids), end)]
+        logit_index = [
+            index for s, end in newest if s.wants_answer for index in range(end - 1 - len(s.draft_ids), end)
+        ]
         prompts = []
         for (sequence, count), start in zip(work, starts, strict=False):
             if positions := sequence.take_prompt_positions(count):
@@ -198,26 +201,28 @@ class Engine:
             if sequence.token_slot < 0:
                 sequence.token_slot = self.free_token_slots.pop()
         step = self.make_step(work, starts, logit_index, sampling)
-        looks = self.step_reporter.observe(work, step.sampling_specs, sampling)
-        drawn = self.runner.run(step)
+        observations = self.step_reporter.observe(work, step.sampling_specs, sampling)
+        output = self.runner.run(step)
         for sequence in sampling:
             sequence.unread_count = 1
-        told = drawn.prompt_logits.split([len(positions) for _, positions in prompts])
+        prompt_logits = output.prompt_logits.split([len(positions) for _, positions in prompts])
         return StepInFlight(
             sequences=[s for s, _ in work],
             token_count=starts[-1],
             sampling=sampling,
             draft_counts=[len(s.draft_ids) for s in sampling],
-            output=drawn,
-            prompt_logits=[(s, positions, part) for (s, positions), part in zip(prompts, told, strict=True)],
+            output=output,
+            prompt_logits=[
+                (s, positions, part) for (s, positions), part in zip(prompts, prompt_logits, strict=True)
+            ],
             prompt_only=[s for s, _ in newest if not s.wants_answer],
-            observations=looks,
+            observations=observations,
         )
 
     def make_step(
         self, work: ScheduledTokens, starts: list[int], logit_index: list[int], sampling: list[Sequence]
     ) -> Step:
-        """`starts`: where each sequence's tokens begin, and the end."""
+        """Build the step. starts: index of each sequence's first token, followed by the total."""
         for sequence, count in work:
             sequence.plan_state_saves(count)
         return Step(
@@ -234,7 +239,7 @@ class Engine:
         )
 
     def commit(self) -> list[TokenEvent]:
-        """Read the step in flight and note what it brought."""
+        """Read the step in flight, and return its events."""
         launched, self.in_flight = self.in_flight, None
         if launched is None:
             return []
@@ -246,14 +251,14 @@ class Engine:
         begin = self.last_read_at
         events += self.process_output(launched, begin)
         events += [
-            TokenEvent(s, step=self.step_reporter.make_report(s, look, begin))
-            for s, look in launched.observations.items()
-            if not (look.sampling_specs or s.finished)
+            TokenEvent(s, step=self.step_reporter.make_report(s, observation, begin))
+            for s, observation in launched.observations.items()
+            if not (observation.sampling_specs or s.finished)
         ]
         events += [
             TokenEvent(s, finish_reason=FinishReason.LENGTH) for s in launched.prompt_only if not s.finished
         ]
-        # What was guessed wrongly is forgotten by now, and nothing is let go that another could find.
+        # Wrong drafts are rolled back by now, and no block is freed before it is in the prefix index.
         for sequence in launched.sequences:
             if sequence.state:
                 sequence.state.cache_full_blocks(sequence.token_ids)
@@ -263,35 +268,46 @@ class Engine:
         return events
 
     def process_output(self, launched: StepInFlight, begin: float) -> list[TokenEvent]:
-        """What was drawn: a token of each sequence, or several where drafts were right. begin: when the step
-        before it was read."""
+        """Return an event for each sampled token: one per sequence, or several where drafts were accepted.
+
+        begin: when the step before this one was read.
+        """
         choices, logits = launched.output.sampled_ids.wait(), launched.output.logits
         self.report_step_time(launched)
-        drawn = [1 + drafts for drafts in launched.draft_counts]
+        token_counts = [1 + drafts for drafts in launched.draft_counts]
         logprobs: list[TokenLogprob] = []
         if logits is not None and any(s.request.params.logprobs is not None for s in launched.sampling):
-            wanted = [s.request.params.logprobs or 0 for s in launched.sampling]
-            counts = [n for n, rows in zip(wanted, drawn, strict=True) for _ in range(rows)]
+            top_counts = [s.request.params.logprobs or 0 for s in launched.sampling]
+            counts = [n for n, rows in zip(top_counts, token_counts, strict=True) for _ in range(rows)]
             logprobs = compute_logprobs(logits, choices.clamp(min=0).to(logits.device), counts)
         events, tokens, end = [], choices.tolist(), 0
-        for sequence, count in zip(launched.sampling, drawn, strict=True):
+        for sequence, count in zip(launched.sampling, token_counts, strict=True):
             first, end = end, end + count
             if not sequence.finished:
-                told = logprobs[first:end] if sequence.request.params.logprobs is not None else [None] * count
-                look, found = launched.observations.get(sequence), ()
-                if look and logits is not None:
-                    found = self.step_reporter.candidates_of(sequence, look, tokens[first:end], logits[first:end])
-                came = self.accept_tokens(sequence, tokens[first:end], told)
-                if look:
-                    came[0] = replace(
-                        came[0], step=self.step_reporter.make_report(sequence, look, begin, len(came), found)
+                sequence_logprobs = (
+                    logprobs[first:end] if sequence.request.params.logprobs is not None else [None] * count
+                )
+                observation, candidates = launched.observations.get(sequence), ()
+                if observation and logits is not None:
+                    candidates = self.step_reporter.candidates_of(
+                        sequence, observation, tokens[first:end], logits[first:end]
                     )
-                events += came
+                sequence_events = self.accept_tokens(sequence, tokens[first:end], sequence_logprobs)
+                if observation:
+                    sequence_events[0] = replace(
+                        sequence_events[0],
+                        step=self.step_reporter.make_report(
+                            sequence, observation, begin, len(sequence_events), candidates
+                        ),
+                    )
+                events += sequence_events
         return events
 
     def report_step_time(self, launched: StepInFlight) -> None:
-        """Tell the drafter how long it took, if it was one of continuing alone. Steps follow each other without a
-        pause while a sequence goes on, however far ahead they are launched."""
+        """Report the duration of a step to the drafter if it only continued answers.
+
+        Steps run without a pause while a sequence continues, no matter how far ahead they are launched.
+        """
         before, self.last_read_at = self.last_read_at, time.perf_counter()
         drafts = sum(launched.draft_counts)
         if self.drafter and launched.token_count == len(launched.sequences) + drafts:
@@ -300,19 +316,21 @@ class Engine:
     def accept_tokens(
         self, sequence: Sequence, tokens: list[int], logprobs: ListLike[TokenLogprob | None]
     ) -> list[TokenEvent]:
-        """Append tokens that have been read, as far as the drafts before each are what was drawn there. What was
-        computed of the others is forgotten."""
+        """Append sampled tokens up to the first that differs from its draft, and return their events.
+
+        The state that was computed for the remaining drafts is rolled back.
+        """
         drafts, events = sequence.draft_ids, []
         counted = len(drafts) - sequence.padding_draft_count
-        # Where the next step is under way already, it has computed this token and sampled one more.
+        # If the next step is already in flight, it has computed this token and sampled one more.
         sequence.unread_count = int(sequence.ends_with_unread)
         sequence.clear_drafts()
-        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+        for index, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             event = self.append_token(sequence, token, logprob)
             if counted:
-                event = replace(event, drafted=0 if place else counted, accepted=0 < place <= counted)
+                event = replace(event, drafted=0 if index else counted, accepted=0 < index <= counted)
             events.append(event)
-            if event.finish_reason or drafts[place : place + 1] != [token]:
+            if event.finish_reason or drafts[index : index + 1] != [token]:
                 break
         accepted = min(counted, len(events) - 1)
         self.output_tokens += len(events)
@@ -325,7 +343,7 @@ class Engine:
         return events
 
     def append_token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
-        """One token more, and whether the answer ends with it."""
+        """Append one token, and return its event with the finish reason if it ends the answer."""
         params, constraint = sequence.request.params, sequence.constraint
         if token in SAMPLING_ERRORS:
             fault = constraint.fault if constraint else None
@@ -352,24 +370,30 @@ class Engine:
             self.free_token_slots.append(sequence.token_slot)
 
     def logits(self, token_ids: list[int]) -> Tensor:
-        """[T, vocab] float32 in one forward pass over the tokens, beside whatever else is running."""
+        """Compute logits [T, vocab] float32 of the tokens in one forward pass, next to any running sequences."""
         state = SequenceState(self.pool)
         try:
             state.extend(len(token_ids))
-            every = list(range(len(token_ids)))
-            batch = Batch.from_states([state], [token_ids], every, self.runner.device, self.pool.drain_copies())
+            all_indices = list(range(len(token_ids)))
+            batch = Batch.from_states(
+                [state], [token_ids], all_indices, self.runner.device, self.pool.drain_copies()
+            )
             return self.runner.launch(batch)
         except OutOfBlocks:
-            raise  # before anything was begun
+            raise
         except Exception:
-            self.pool.reset_prefix_cache()  # others go on, and what was to be put aside may not have been
+            # Other sequences continue, and blocks that were to be offloaded may not have been copied.
+            self.pool.reset_prefix_cache()
             raise
         finally:
             state.free()
 
 
 def prompt_logprobs_of(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:
-    """Of the tokens that follow these positions of the prompt. logits: [len(positions), vocab]"""
+    """Return log probabilities of the tokens that follow these prompt positions.
+
+    logits: [len(positions), vocab]
+    """
     following = sequence.token_ids[positions.start + 1 : positions.stop + 1]
     count = sequence.request.params.prompt_logprobs or 0
     return compute_logprobs(logits, torch.tensor(following, device=logits.device), [count] * len(following))

@@ -1,5 +1,4 @@
-"""The draws of steps of any number of rows on a device that draws itself, and the same choices whether a step is
-captured or not."""
+"""Sampling on a GPU for steps of any number of rows, with the same choices whether a step is captured or not."""
 
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, fields
@@ -14,54 +13,53 @@ from localllm.runtime.kernels.gpu.penalties import LogitBiases, TokenHistory
 from localllm.runtime.kernels.gpu.sampling import SamplingColumns, SamplingScratch, sample_tokens
 from localllm.runtime.sampler import SamplingSpec, sample
 
-# What a bucket of rows is drawn by, kept on the device: a step of the same rows uploads nothing.
+# The sampling parameters of a bucket of rows, kept on the device: a step of the same rows uploads nothing.
 #
-# `set` says what the next step draws by and copies what has changed through pinned memory; `launch` starts
-# kernels and nothing else, so that it can be captured in a graph. Between two calls of `set` there is one step,
-# and with it each position is one further. The rules are those of `sampler.py`. Knows nothing of sequences,
-# graphs and the engine.
-MAX_BIASES = 1024  # tokens that one row's logit_bias may name; longer lists are left to `sampler.sample`
-ROW_ALIGNMENT = 4  # rows: columns begin at addresses that 16 divides, whatever the bucket
-DTYPE_WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}  # of 4 bytes
+# `prepare` sets the parameters of the next step and uploads what has changed through pinned memory; `launch` only
+# starts kernels, so that it can be captured in a graph. There is one step between two calls of `prepare`, and each
+# row's position advances by one. The rules are those of `sampler.py`.
+MAX_BIASES = 1024  # tokens in a row's logit_bias; longer ones are left to `sampler.sample`
+ROW_ALIGNMENT = 4  # rows: aligns columns to 16 bytes for every bucket
+DTYPE_WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}  # in units of 4 bytes
 COLUMN_DTYPES = [torch.int64] * 2 + [torch.int32] * 5 + [torch.float32] * 6  # of the columns, in order
 
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """Which kernels a step's draw takes: with the bucket, the key of its graph."""
+    """Which kernels sample a step; with the bucket, part of the key of its graph."""
 
-    is_random: bool  # not all rows are greedy
+    is_random: bool  # a row has a logit_bias or a penalty
     has_penalties: bool  # a row has a bias or a penalty
-    unsupported_reason: str | None = None  # why `sampler.sample` has to do it
+    unsupported_reason: str | None = None  # why `sampler.sample` has to sample instead
 
 
 def unsupported_reason(params: SamplingParams, vocab_size: int) -> str | None:
-    """Why `sampler.sample` has to draw by these parameters."""
+    """Return why `sampler.sample` has to sample with these parameters, or None."""
     if vocab_size > MAX_VOCABULARY:
-        return f"more than {MAX_VOCABULARY:,} tokens in the vocabulary"
+        return f"the vocabulary has more than {MAX_VOCABULARY:,} tokens"
     if len(params.logit_bias) > MAX_BIASES:
-        return f"logit_bias of more than {MAX_BIASES:,} tokens"
+        return f"logit_bias names more than {MAX_BIASES:,} tokens"
     return None
 
 
 def variant_of(specs: list[SamplingSpec], vocab_size: int) -> SamplingVariant:
-    params = [row.params for row in specs]
-    refused = next((reason for p in params if (reason := unsupported_reason(p, vocab_size))), None)
-    counted = [row.history_slot for row in specs if row.params.uses_penalties]
-    if len(set(counted)) < len(counted):
-        refused = "several tokens of a sequence whose tokens are counted"
-    if any(row.masks for row in specs):
-        refused = "a grammar"
-    if any(row.draft_and_probs for row in specs):
-        refused = "drafts that were drawn"
-    adjusted = any(p.logit_bias or p.uses_penalties for p in params)
-    return SamplingVariant(any(p.temperature > 0 for p in params), adjusted, refused)
+    params = [spec.params for spec in specs]
+    unsupported = next((reason for p in params if (reason := unsupported_reason(p, vocab_size))), None)
+    history_slots = [spec.history_slot for spec in specs if spec.params.uses_penalties]
+    if len(set(history_slots)) < len(history_slots):
+        unsupported = "several tokens of a sequence with penalties"
+    if any(spec.masks for spec in specs):
+        unsupported = "a grammar limits the tokens"
+    if any(spec.draft_and_probs for spec in specs):
+        unsupported = "drafts were sampled from a draft model"
+    has_penalties = any(p.logit_bias or p.uses_penalties for p in params)
+    return SamplingVariant(any(p.temperature > 0 for p in params), has_penalties, unsupported)
 
 
 class TokenHistories:
-    """The tokens of sequences whose penalties are counted on the device, shared by all buckets.
+    """Tokens of the sequences whose penalties are computed on the device, shared by all buckets.
 
-    Takes 4 bytes for each row and each token of the context, and of the vocabulary.
+    Takes 4 bytes per row for each token of the context and of the vocabulary.
     """
 
     def __init__(self, slots: int, max_len: int, vocabulary: int, device: torch.device):
@@ -69,22 +67,24 @@ class TokenHistories:
             tokens=torch.zeros(slots, max_len, dtype=torch.int32, device=device),
             marks=torch.zeros(slots, vocabulary, dtype=torch.int32, device=device),
         )
-        self.synced: dict[int, tuple[ListLike[int], int]] = {}  # row: whose tokens it holds, and how many
+        # History slot: its token ids, and how many are on the device.
+        self.synced: dict[int, tuple[ListLike[int], int]] = {}
 
     def sync(self, spec: SamplingSpec) -> None:
-        """Have all tokens before the row's position on the device. Those that it drew itself are there; for others
-        the host must know all of them."""
-        assert spec.history_slot >= 0, "a row whose tokens are counted needs a row of the history"
+        """Upload all tokens before the row's position. Tokens that were sampled on the device are already there;
+        all others must be known to the host.
+        """
+        assert spec.history_slot >= 0, "a row with penalties needs a history slot"
         tokens, length = self.synced.get(spec.history_slot, ((), 0))
         if tokens is not spec.token_ids or length < spec.position:
             assert len(spec.token_ids) >= spec.position, "neither the host nor the device has all tokens"
-            known = torch.tensor(spec.token_ids[: spec.position], dtype=torch.int32)
-            upload_into(self.on_device.tokens[spec.history_slot, : spec.position], known)
+            host_tokens = torch.tensor(spec.token_ids[: spec.position], dtype=torch.int32)
+            upload_into(self.on_device.tokens[spec.history_slot, : spec.position], host_tokens)
         self.synced[spec.history_slot] = (spec.token_ids, spec.position + 1)
 
 
 class BucketSampler:
-    """The sampling of one bucket. `columns.position` may be read by other kernels."""
+    """The sampling parameters and buffers of one bucket. `columns.position` may be read by other kernels."""
 
     def __init__(self, bucket: int, vocabulary: int, device: torch.device, histories: TokenHistories):
         self.bucket, self.histories = bucket, histories
@@ -99,7 +99,7 @@ class BucketSampler:
         self.has_biases = False
 
     def prepare(self, specs: list[SamplingSpec]) -> None:
-        """The next step draws these rows, the first of the bucket; the others are not read."""
+        """Set the parameters of the next step for the first rows of the bucket; the others are not read."""
         assert len(specs) <= self.bucket
         for row in specs:
             if row.params.uses_penalties:
@@ -127,19 +127,20 @@ class BucketSampler:
         self.has_biases = biased
 
     def launch(self, variant: SamplingVariant, logits: Tensor, choices: Tensor) -> None:
-        """Starts the kernels of one step. variant: as `kind_of` the rows that were set, or one that does more.
+        """Launch the sampling kernels of one step.
 
-        logits: [N, vocab] float32, N rows of the bucket, changed in place; choices: [N] int64, gets token ids,
-        NO_NUMBER or NOTHING_LEFT. Rows that were not set are neither read nor written.
+        variant: `variant_of` the prepared rows, or one with more features; logits: [N, vocab] float32 of N rows of
+        the bucket, modified in place; choices: [N] int64, receives token ids, NOT_FINITE or ALL_FORBIDDEN. Rows
+        that were not prepared are neither read nor written.
         """
-        adjusted = (self.histories.on_device, self.biases) if variant.has_penalties else None
+        penalties = (self.histories.on_device, self.biases) if variant.has_penalties else None
         sample_tokens(
-            logits, choices, self.columns, self.scratch, any_random=variant.is_random, penalties=adjusted
+            logits, choices, self.columns, self.scratch, any_random=variant.is_random, penalties=penalties
         )
 
 
 def is_next_position(row: SamplingSpec, before: SamplingSpec) -> bool:
-    """Is it the row of the step before, one position on?"""
+    """Return whether `row` is the same row as in the step before, one position further."""
     same = row.params is before.params and row.token_ids is before.token_ids
     return same and (row.seed, row.position, row.history_slot) == (
         before.seed,
@@ -148,15 +149,15 @@ def is_next_position(row: SamplingSpec, before: SamplingSpec) -> bool:
     )
 
 
-def column_values(row: SamplingSpec) -> tuple[float, ...]:
-    """In the order of Columns."""
-    p = row.params
+def column_values(spec: SamplingSpec) -> tuple[float, ...]:
+    """Return a row's values in the order of SamplingColumns."""
+    params = spec.params
     history, answer = -1, 0
-    if p.uses_penalties:
-        history, answer = row.history_slot, len(row.token_ids) - row.output_counts.total()
-    whole = (row.seed, row.position, 1, p.top_k, history, answer, p.repeat_last_n)
-    filters = (p.temperature, p.top_p, p.min_p)
-    return (*whole, *filters, p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
+    if params.uses_penalties:
+        history, answer = spec.history_slot, len(spec.token_ids) - spec.output_counts.total()
+    integers = (spec.seed, spec.position, 1, params.top_k, history, answer, params.repeat_last_n)
+    filters = (params.temperature, params.top_p, params.min_p)
+    return (*integers, *filters, params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
 
 
 def packed_words(bucket: int) -> int:
@@ -168,7 +169,7 @@ def aligned_rows(bucket: int) -> int:
 
 
 def unpack_columns(packed: Tensor, bucket: int) -> SamplingColumns:
-    """Views of one packed tensor."""
+    """Return views of one packed tensor as columns."""
     parts = packed.split([DTYPE_WORDS[dtype] * aligned_rows(bucket) for dtype in COLUMN_DTYPES])
     return SamplingColumns(*(part.view(dtype)[:bucket] for part, dtype in zip(parts, COLUMN_DTYPES, strict=True)))
 
@@ -179,7 +180,7 @@ def column_tensors(of: SamplingColumns) -> list[Tensor]:
 
 class GpuSampler:
     def __init__(self, slots: int, max_len: int, vocabulary: int, device: torch.device):
-        """slots: sequences whose tokens the device counts; max_len: most tokens of one"""
+        """slots: sequences with penalties computed on the device; max_len: most tokens of a sequence"""
         self.vocab_size, self.device = vocabulary, device
         self.histories = TokenHistories(slots, max_len, vocabulary, device)
         self.buckets: dict[int, BucketSampler] = {}
@@ -189,19 +190,19 @@ class GpuSampler:
         return unsupported_reason(params, self.vocab_size) is None
 
     def bucket_sampler(self, rows: int) -> BucketSampler:
-        """Of steps with so many rows, or fewer."""
+        """Return the sampler of the smallest bucket for this many rows."""
         bucket = 1 << (rows - 1).bit_length()
         if bucket not in self.buckets:
             self.buckets[bucket] = BucketSampler(bucket, self.vocab_size, self.device, self.histories)
         return self.buckets[bucket]
 
     def sample(self, logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
-        """As `sampler.sample`."""
-        kind = variant_of(specs, self.vocab_size)
-        if not specs or kind.unsupported_reason:
+        """Sample like `sampler.sample`, on the device if it supports the rows."""
+        variant = variant_of(specs, self.vocab_size)
+        if not specs or variant.unsupported_reason:
             return sample(logits, specs)
         choices = torch.empty(len(specs), dtype=torch.int64, device=self.device)
-        draws = self.bucket_sampler(len(specs))
-        draws.prepare(specs)
-        draws.launch(kind, logits, choices)
+        bucket_sampler = self.bucket_sampler(len(specs))
+        bucket_sampler.prepare(specs)
+        bucket_sampler.launch(variant, logits, choices)
         return choices

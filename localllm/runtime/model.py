@@ -1,6 +1,7 @@
-"""The encoder: tokens of whole texts -> a vector of each token. No family names; all comes from ModelConfig.
+"""Decoder and Encoder, built from a ModelConfig. There are no model family names here.
 
-Its layers are the decoder's, with attention within the texts; it keeps no keys and values.
+The encoder turns whole texts into one vector per token. Its layers are the decoder's, with attention within each
+text; it has no KV cache.
 """
 
 from collections.abc import Callable
@@ -25,13 +26,12 @@ from localllm.runtime.layers.rope import Rope
 from localllm.runtime.weight_source import WeightSource
 
 
-# The decoder: embed, layers, norm, logits. No family names here; everything comes from ModelConfig.
 class Layer:
-    """x + mixer(norm(x)), then x + ffn(norm(x)); where the norms stand, its config says."""
+    """x + mixer(norm(x)), then x + ffn(norm(x)), with norms where the LayerConfig puts them."""
 
     def __init__(self, config: LayerConfig, model: ModelConfig, source: WeightSource):
-        def norm(name: str, there: bool) -> Norm | None:
-            return load_norm(source, name, model.hidden_size, model) if there else None
+        def norm(name: str, present: bool) -> Norm | None:
+            return load_norm(source, name, model.hidden_size, model) if present else None
 
         self.config = config
         self.is_post_norm = model.encoder is not None and model.encoder.norms_of_sums
@@ -47,7 +47,10 @@ class Layer:
     def __call__(
         self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
     ) -> Tensor:
-        """x: [T, hidden]; token_input: [T, dim], of models with per-layer inputs -> [T, hidden]"""
+        """Compute the layer.
+
+        x: [T, hidden]; token_input: [T, dim] for models with per-layer inputs -> [T, hidden]
+        """
         if self.config.parallel:
             normed = self.before_mixer(x) if self.before_mixer else x
             mixed = self.add_residual(x, self.after_mixer, partial(self.mixer, normed, batch, cache, None))
@@ -59,8 +62,10 @@ class Layer:
         return scale_by(x, self.output_scale)
 
     def add_residual(self, x: Tensor, norm: Norm | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
-        """x + after(part) * residual_scale; `compute` itself adds what it is given, where nothing stands
-        between."""
+        """Return x + norm(part) * residual_scale.
+
+        Without a norm or scale, `compute` itself adds its argument x.
+        """
         if norm is None and self.config.residual_scale == 1.0:
             return compute(x)
         if self.is_post_norm and norm:
@@ -70,19 +75,20 @@ class Layer:
 
 
 def scale_by(x: Tensor, factor: float) -> Tensor:
-    """Most models scale nothing: no operation then."""
+    """Return x * factor, without an operation if the factor is 1."""
     return x if factor == 1.0 else x * factor
 
 
 def round_scale(dtype: torch.dtype, scale: float) -> float:
-    """In the model's dtype, as it was trained (Gemma's is 55.5 in bfloat16, not 55.4256)."""
+    """Round a scale to the model's dtype, as in training (Gemma's is 55.5 in bfloat16, not 55.4256)."""
     return torch.tensor(scale, dtype=dtype).item()
 
 
 class Decoder:
-    """Takes its weights from `source` and leaves none behind: a leftover raises DamagedModel.
+    """A decoder: embed, layers, norm, logits.
 
-    `max_len`: the longest that a sequence may become, in tokens.
+    Takes its weights from `source` and raises DamagedModel if any are left over. max_len: most tokens of a
+    sequence.
     """
 
     def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
@@ -102,24 +108,29 @@ class Decoder:
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
         self.set_max_len(max_len, source.device)
         source.weights.release()
-        # Some writers store a tied head twice.
+        # Some checkpoints store a tied head twice.
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
     def set_max_len(self, max_len: int, device: torch.device) -> None:
-        """Sequences may become so long from now on, none of which has begun: some models rotate by that."""
+        """Set the most tokens of a sequence, which some rotary embeddings depend on.
+
+        No sequence may have begun.
+        """
         mixers = [layer.mixer for layer in self.config.layers]
         attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
         self.ropes = {c.rope: Rope(c.rope, max_len, device) for c in attending if c.rope}
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
-        """Appends the batch's tokens to the caches -> logits [N, vocab] in the model's dtype."""
+        """Append the batch's tokens to the caches and return logits [N, vocab] in the model's dtype."""
         c, x = self.config, self.hidden_states(batch, caches)
-        wanted = x if batch.logit_index is None else x[batch.logit_index]
-        logits = scale_by(self.lm_head(wanted, norm=self.norm), c.logit_scale)
+        selected = x if batch.logit_index is None else x[batch.logit_index]
+        logits = scale_by(self.lm_head(selected, norm=self.norm), c.logit_scale)
         return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
     def hidden_states(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
-        """Appends the batch's tokens to the caches -> what the last layer gives, before the norm: [T, hidden]."""
+        """Append the batch's tokens to the caches and return the last layer's output before the norm: [T,
+        hidden].
+        """
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x = scale_by(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
@@ -129,18 +140,18 @@ class Decoder:
 
 
 class Encoder:
-    """Takes its weights from `source`. `max_len`: the longest text, in tokens."""
+    """An encoder, which takes its weights from `source`. max_len: most tokens of a text."""
 
     def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         c, hidden = config.encoder, config.hidden_size
         if c is None:
-            raise UnsupportedModel("this model gives tokens, not vectors", "load it as an LLM")
+            raise UnsupportedModel("this model generates tokens, not embeddings", "load it as an LLM")
         self.config = config
         self.dtype = source.dtype
         self.embedding = Embedding(source, "embed_tokens", config.vocab_size, hidden)
         self.positions = source.tensor("embed_positions.weight", c.positions, hidden) if c.positions else None
-        kinds = source.tensor("embed_kinds.weight", c.token_types, hidden) if c.token_types else None
-        self.token_type = None if kinds is None else kinds[0].clone()
+        token_types = source.tensor("embed_kinds.weight", c.token_types, hidden) if c.token_types else None
+        self.token_type = None if token_types is None else token_types[0].clone()
         self.embedding_norm = load_norm(source, "embed_norm", hidden, config) if c.embedding_norm else None
         self.layers: list[Layer] = []
         for i, layer in enumerate(config.layers):
@@ -154,7 +165,7 @@ class Encoder:
         self.ropes = {rope: Rope(rope, max_len, source.device) for rope in ropes}
 
     def __call__(self, batch: EncoderBatch) -> Tensor:
-        """-> [T, hidden] in the model's dtype"""
+        """Return [T, hidden] in the model's dtype."""
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x = scale_by(self.embedding(batch.token_ids), self.embedding_scale)
         if self.positions is not None:

@@ -1,4 +1,4 @@
-"""A model's weights to its device, and the first steps there."""
+"""Loads a model's weights to its device, and runs the first steps there."""
 
 import os
 from collections.abc import Callable, Collection
@@ -19,9 +19,9 @@ from localllm.runtime.weight_loader import CudaCopier, WeightLoader
 from localllm.runtime.weight_source import WeightSource
 
 T = TypeVar("T")
-OnPart = Callable[[int, int], None]  # bytes of weights that are read, of how many
+OnPart = Callable[[int, int], None]  # bytes of weights read so far, and in total
 
-WARM_UP_TOKENS = 64  # of a first step, which compiles the kernels of prompts
+WARM_UP_TOKENS = 64  # in the first warm-up step, which compiles the prefill kernels
 
 
 def load_decoder(
@@ -33,7 +33,7 @@ def load_decoder(
     phases: PhaseTimer,
     on_part: OnPart = lambda done, total: None,
 ) -> tuple[Decoder, float | None]:
-    """And how many bytes were read a second, as `read`."""
+    """Load a decoder. Also returns the read rate in bytes/s, None on a CPU, where weights are mapped."""
     spare = ("lm_head.weight",) if config.tie_embeddings else ()
     return build_from_files(
         header, device, dtype, phases, spare, lambda source: Decoder(config, source, max_len), on_part
@@ -49,7 +49,7 @@ def load_encoder(
     max_len: int,
     phases: PhaseTimer,
 ) -> tuple[Encoder, Pooler]:
-    """With what makes one vector of those of a text's tokens."""
+    """Load an encoder, and the pooler that turns its token vectors into one vector per text."""
 
     def build(source: WeightSource) -> tuple[Encoder, Pooler]:
         model, pool = Encoder(config, source, max_len), Pooler(pooling_config, source)
@@ -68,32 +68,36 @@ def build_from_files(
     build: Callable[[WeightSource], T],
     on_part: OnPart = lambda done, total: None,
 ) -> tuple[T, float | None]:
-    """On a CPU of mapped files, on a GPU of what is read ahead; and how many bytes were read a second, if any.
-    skipped_names: names of tensors that are not needed; on_part: told before each tensor, and what it raises ends
-    it."""
+    """Build a model from mapped files on a CPU, or from a WeightLoader that reads ahead on a GPU.
+
+    Returns the model and the read rate in bytes/s (None on a CPU). skipped_names: tensors that are not needed;
+    on_part: called before each tensor is read; an exception from it ends the loading.
+    """
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in skipped_names}
     total = sum(tensor.nbytes for tensor in tensors.values())
-    taken = 0
+    read_bytes = 0
 
     def on_read(count: int) -> None:
-        nonlocal taken
-        on_part(taken, total)
-        taken += count
+        nonlocal read_bytes
+        on_part(read_bytes, total)
+        read_bytes += count
 
     if device.type == "cpu":
-        built = build(WeightSource(Weights(header, on_read=on_read), device, dtype, phases))
+        model = build(WeightSource(Weights(header, on_read=on_read), device, dtype, phases))
         on_part(total, total)
-        return built, None
-    with WeightLoader(tensors, CudaCopier(device), phases=phases) as transfer:
-        built = build(WeightSource(Weights(header, reader=transfer, on_read=on_read), device, dtype, phases))
-        transfer.check_unchanged()
+        return model, None
+    with WeightLoader(tensors, CudaCopier(device), phases=phases) as loader:
+        model = build(WeightSource(Weights(header, reader=loader, on_read=on_read), device, dtype, phases))
+        loader.check_unchanged()
         torch.cuda.synchronize(device)
     on_part(total, total)
-    return built, transfer.bytes_per_s
+    return model, loader.bytes_per_s
 
 
 def set_triton_cache_dir(cache: Path) -> None:
-    """Have Triton keep what it compiles in a folder of the user's caches, unless the environment names another."""
+    """Make Triton cache compiled kernels below the user's cache folder, unless the environment names another
+    one.
+    """
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
 
 

@@ -1,6 +1,6 @@
-"""What a model computes on the way of a text: logits of every token, piece by piece, and the output of each layer.
+"""Intermediate results of a model, for measurements: logits of every token, and the output of each layer.
 
-For measuring, beside whatever else the engine does; to be called on the engine's thread alone.
+They run beside the engine's other work and must be called on the engine's thread.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -15,25 +15,25 @@ from localllm.runtime.model import Layer
 
 
 def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
-    """[rows, vocab] float32 after each other, the last maybe shorter; the caller must not change them.
+    """Yield logits [chunk, vocab] float32 chunk by chunk; the last chunk may be shorter. Do not modify them.
 
-    Raises OutOfBlocks where the cache has no room for the tokens.
+    Raises OutOfBlocks if the KV cache has too few free blocks for the tokens.
     """
     state = SequenceState(engine.pool)
     try:
         for begin in range(0, len(token_ids), chunk_len):
-            piece = list(token_ids[begin : begin + chunk_len])
-            state.extend(len(piece))
-            every = list(range(len(piece)))
+            chunk = list(token_ids[begin : begin + chunk_len])
+            state.extend(len(chunk))
+            all_indices = list(range(len(chunk)))
             yield engine.runner.launch(
-                Batch.from_states([state], [piece], every, engine.runner.device, engine.pool.drain_copies())
+                Batch.from_states([state], [chunk], all_indices, engine.runner.device, engine.pool.drain_copies())
             )
     finally:
         state.free()
 
 
 def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
-    """[T, hidden] float32 of each layer, on the CPU."""
+    """Return the output [T, hidden] float32 of each layer, on the CPU."""
     model, outputs = engine.runner.model, []
     layers = model.layers
     watched: list[Layer] = [ObservedLayer(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
@@ -46,7 +46,7 @@ def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tens
 
 
 class ObservedLayer(Layer):
-    """A layer, with the same weights, whose output is shown."""
+    """A layer with the same weights that reports its output."""
 
     def __init__(self, layer: Layer, on_output: Callable[[Tensor], None]):
         vars(self).update(vars(layer))

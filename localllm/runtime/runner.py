@@ -1,4 +1,4 @@
-"""Runs one step of a model on its device: copies of blocks and rows, the forward pass, logits, the draw."""
+"""Runs one step of a model on its device: copies of blocks and states, forward pass, logits and sampling."""
 
 import importlib
 from collections.abc import Callable, Iterable
@@ -25,12 +25,12 @@ NO_LOGITS = torch.empty(0, 0)
 
 
 class Runner:
-    """`asynchronous`: does the device work on while the host goes on?
+    """Runs a model's steps on one device.
 
-    `state_slots`: of recurrent states, for models that have recurrent layers; kv_dtype: as `make_caches`;
-    max_running:
-    most sequences in a step; graph_max_len: most tokens of one, where steps are captured as graphs, else None;
-    deterministic: what is computed of a token does not depend on the tokens beside it, on a CPU alone.
+    `asynchronous` says whether the device computes while the host continues. state_slots: recurrent states to
+    allocate, for models with recurrent layers; kv_dtype: see `make_caches`; max_running: most sequences in a step;
+    graph_max_len: most tokens of a sequence if steps are captured as CUDA graphs, otherwise None; deterministic:
+    results of a token do not depend on the other tokens of its step (CPU only).
     """
 
     def __init__(
@@ -51,20 +51,19 @@ class Runner:
         self.device = device
         self.asynchronous = device.type != "cpu"
         mixers = [layer.mixer for layer in model.config.layers]
-        spare = int(graph_max_len is not None)  # one block and one row more, for what pads a step
+        spare = int(graph_max_len is not None)  # one more block and state slot, for padding
         self.caches = make_caches(mixers, blocks, block_size, state_slots, dtype, device, kv_dtype, spare)
-        each = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
-        self.paged_caches = [cache for cache in each if isinstance(cache, KVCache | LatentCache)]
-        self.recurrent_caches = [cache for cache in each if isinstance(cache, RecurrentCache)]
-        self.newest_tokens = torch.zeros(
-            max_running, dtype=torch.int64, device=device
-        )  # [rows], tokens drawn last
+        caches = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
+        self.paged_caches = [cache for cache in caches if isinstance(cache, KVCache | LatentCache)]
+        self.recurrent_caches = [cache for cache in caches if isinstance(cache, RecurrentCache)]
+        # [token slots], sampled last.
+        self.newest_tokens = torch.zeros(max_running, dtype=torch.int64, device=device)
         self.gpu_sampler: GpuSampler | None = None
         self.graphs: CudaGraphs | None = None
         off = "LOCALLLM_GRAPHS is off, or Triton has no kernels for this device"
-        self.no_graphs_reason = off if graph_max_len is None else ""  # why not, where it is so
+        self.no_graphs_reason = off if graph_max_len is None else ""  # empty while graphs are used
         if graph_max_len is not None:
-            # Here, as they need Triton, which is not everywhere.
+            # Imported here because they need Triton, which is not available everywhere.
             gpu_sampler = importlib.import_module("localllm.runtime.gpu_sampler")
             cuda_graphs = importlib.import_module("localllm.runtime.cuda_graphs")
             self.gpu_sampler = gpu_sampler.GpuSampler(max_running, graph_max_len, model.config.vocab_size, device)
@@ -80,7 +79,7 @@ class Runner:
             )
 
     def capture_decode_step(self, params: SamplingParams) -> None:
-        """Capture the step that a single answer drawn by these parameters is made of."""
+        """Capture the step that decodes a single sequence with these parameters."""
         if self.graphs:
             try:
                 self.no_graphs_reason = self.graphs.capture_decode_step(params)
@@ -88,46 +87,51 @@ class Runner:
                 self.graphs, self.no_graphs_reason = None, str(reason)
 
     def samples_on_device(self, params: SamplingParams) -> bool:
-        """Does the device itself count the tokens that are drawn by these parameters?"""
+        """Return whether tokens are sampled on the device with these parameters, including the counts for
+        penalties.
+        """
         return self.gpu_sampler is not None and self.gpu_sampler.supports(params)
 
     def captured_widths(self, sequences: int) -> tuple[int, ...]:
-        """How many tokens each of so many may bring, so that the step can be captured; () where none is. Recurrent
-        layers save their state before each draft, which no graph does."""
+        """Return the numbers of tokens per sequence for which a step is captured; () if there are none.
+
+        Recurrent layers save their state before each draft, which no graph does.
+        """
         return self.graphs.captured_widths(sequences) if self.graphs and not self.recurrent_caches else ()
 
     def run(self, step: Step) -> StepOutput:
-        """What a step brings, in one launch where its kind can be captured, else kernel by kernel."""
+        """Run a step: as one graph launch if it can be captured, otherwise kernel by kernel."""
         replay = self.find_graph(step) if self.graphs else None
         if replay is None:
             return self.run_eagerly(step)
         self.apply_copies(step.copies)
-        found = replay(step)
+        output = replay(step)
         self.copy_states(save for state in step.states for save in state.end_of_step_copies)
-        kept = None if found.logits is None else found.logits.clone()  # the next launch writes there
-        return StepOutput(Readback(found.sampled_ids), kept, NO_LOGITS)
+        logits = None if output.logits is None else output.logits.clone()  # the next launch overwrites them
+        return StepOutput(Readback(output.sampled_ids), logits, NO_LOGITS)
 
     def find_graph(self, step: Step) -> "Callable[[Step], GraphOutput] | None":
-        """The graph of steps of this kind."""
+        """Return the launcher of the graph for this step, or None if there is no such graph."""
         assert self.graphs
         key = self.graphs.key_of(step)
         if isinstance(key, str):
             return None
         try:
             return self.graphs.get(key)
-        except CannotCapture as reason:  # nor can it for another step
+        except CannotCapture as reason:  # no other step could be captured either
             self.graphs, self.no_graphs_reason = None, str(reason)
             return None
 
     def run_eagerly(self, step: Step) -> StepOutput:
+        """Run a step kernel by kernel."""
         batch = Batch.from_states(step.states, step.token_ids, step.logit_index, self.device, step.copies)
         if step.unread_tokens:
-            index, rows = (
+            index, token_slots = (
                 upload_values(each, torch.int64, self.device) for each in zip(*step.unread_tokens, strict=True)
             )
-            batch.token_ids[index] = self.newest_tokens[rows]
+            batch.token_ids[index] = self.newest_tokens[token_slots]
         logits, others = self.launch(batch).tensor_split([len(step.sampling_specs)])
-        kept = logits.clone() if step.keep_logits else None  # the draw changes its logits
+        kept_logits = logits.clone() if step.keep_logits else None  # sampling modifies its logits
         choices = (self.gpu_sampler.sample if self.gpu_sampler else sample)(logits, step.sampling_specs)
         if step.token_slots:
             last = (
@@ -136,25 +140,25 @@ class Runner:
                 else choices[upload_values(step.last_spec_indices, torch.int64, self.device)]
             )
             self.newest_tokens[upload_values(step.token_slots, torch.int64, self.device)] = last
-        return StepOutput(Readback(choices), kept, others)
+        return StepOutput(Readback(choices), kept_logits, others)
 
     def launch(self, batch: Batch) -> Tensor:
-        """Logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
+        """Compute logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
         return self.forward(batch, self.model)
 
     def hidden_states(self, batch: Batch) -> Tensor:
-        """[T, hidden] float32 of all the batch's tokens: what the head would read."""
+        """Compute [T, hidden] float32 of all tokens of the batch: the input of the head."""
         return self.forward(batch, lambda *given: self.model.norm(self.model.hidden_states(*given)))
 
     def forward(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
         self.apply_copies(batch.copies)
         with batch_invariance(self.deterministic):
-            found = compute(batch, self.caches).float()
+            output = compute(batch, self.caches).float()
         self.copy_states(batch.state_saves)
-        return found
+        return output
 
     def free(self) -> None:
-        """Let go of the weights, the files that they are mapped from, and the caches: nothing can run after it."""
+        """Release the weights, the files they are mapped from and the caches. Nothing can run afterwards."""
         del self.model, self.caches, self.paged_caches, self.recurrent_caches, self.graphs, self.gpu_sampler
 
     def apply_copies(self, copies: CacheCopies) -> None:

@@ -1,12 +1,12 @@
-"""Logits -> tokens: every row with its own parameters, and the same choice whatever other rows stand beside it.
+"""Logits to tokens: each row has its own parameters, and its choice does not depend on the other rows.
 
 Order of operations, as in `transformers`: grammar, bias, penalties, temperature, top_k, top_p, min_p. Filters are
 thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
-depend on the order in which a sort leaves them. The draw inverts the cumulative distribution in the order of the
-vocabulary at a point that is a function of the row's seed and position alone. Where a draft stands that was itself
-drawn, `speculation/acceptance.py` says what is drawn from instead.
+depend on the order in which a sort leaves them. Sampling inverts the cumulative distribution, in the order of the
+vocabulary, at a point that is a function of the row's seed and position alone. For a draft that was itself
+sampled, `rejection_weights` replaces the distribution.
 
-This is the reference of `gpu_sampler.py`, which does the same on a GPU while the host goes on.
+This is the reference of `gpu_sampler.py`, which does the same on a GPU without blocking the host.
 """
 
 from collections import Counter
@@ -25,115 +25,119 @@ from localllm.request import SamplingParams, TokenLogprob
 from localllm.runtime.host_to_device import upload_tensor, upload_values
 
 
-# Which drafts of a draft model stand: modified rejection sampling (Leviathan, Kalman and Matias 2023, algorithm
-# 1; Chen et al. 2023, theorem 1). Whatever the proposal was, what is drawn has the target's distribution.
+# Acceptance of a draft model's drafts: modified rejection sampling (Leviathan, Kalman and Matias 2023, algorithm
+# 1; Chen et al. 2023, theorem 1). For any proposal, the sampled token has the target's distribution.
 #
-# A draft d from q is accepted with probability min(1, p(d) / q(d)); else the token is drawn from max(p - q, 0).
-# That never gives d, as there q(d) > p(d), so a draft stands exactly where it equals what is drawn.
+# A draft d from q is accepted with probability min(1, p(d) / q(d)); otherwise the token is sampled from max(p - q,
+# 0),
+# which never yields d because q(d) > p(d). So a draft is accepted exactly if it equals the sampled token.
 def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, points: Tensor) -> Tensor:
-    """What to draw from instead of the target where drafts stand: each draft alone, or the residual.
+    """Return weights to sample from where drafts stand: the draft alone if accepted, otherwise the residual.
 
-    target, draft_probs: [N, vocab], in proportion to p and q; draft_ids: [N] int64; points: [N] in [0, 1),
-    independent
-    of those that drafts were drawn and residuals are drawn by. Returns [N, vocab] in target's dtype, in proportion
-    to probabilities.
+    target, draft_probs: [N, vocab], proportional to p and q; draft_ids: [N] int64; points: [N] in [0, 1),
+    independent of the points that drafts and residuals are sampled with. Returns [N, vocab] in target's dtype,
+    proportional to probabilities.
     """
     p, q = (weights.double() / weights.double().sum(-1, keepdim=True) for weights in (target, draft_probs))
-    at = draft_ids[:, None]
-    accepted = points[:, None] * q.gather(-1, at) < p.gather(-1, at)
+    draft_index = draft_ids[:, None]
+    accepted = points[:, None] * q.gather(-1, draft_index) < p.gather(-1, draft_index)
     residual = (p - q).clamp(min=0)
-    # Where rounding alone tells p from q nothing may be left of the residual.
+    # If p and q differ only by rounding, the residual may be empty.
     stands = accepted | (residual.sum(-1, keepdim=True) == 0)
-    return torch.where(stands, torch.zeros_like(p).scatter(-1, at, 1), residual).to(target.dtype)
+    return torch.where(stands, torch.zeros_like(p).scatter(-1, draft_index, 1), residual).to(target.dtype)
 
 
-# What a grammar is to the engine: which tokens may come next in one answer. Knows nothing of text.
-# Waits until they are known: of each position int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32 is set if
-# the token t may come; None: any may.
+# Grammars, as the engine sees them: the tokens that are allowed next in one answer.
+# A MaskProvider waits for the masks, one per position: int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32
+# is
+# set if token t is allowed; None: all are.
 MaskProvider = Callable[[], ListLike[NDArray[np.int32] | None]]
 
 
 class Constraint(Protocol):
-    """One answer's, which it follows by `advance`."""
+    """The grammar of one answer, which follows its tokens through `advance`."""
 
     @property
     def finished(self) -> bool:
-        """Nothing more may come, not even an end token."""
+        """Whether the grammar is complete, so that no token may follow, not even an end token."""
         ...
 
     @property
     def fault(self) -> LocalLLMError | None:
-        """Why it cannot be followed further: then nothing may come, and this answer ends with it."""
+        """Why the grammar cannot be followed further; the answer then ends with this error."""
         ...
 
     def begin(self, drafts: ListLike[int]) -> MaskProvider:
-        """Begin to find out, while the model computes, what may come at each of the 1 + len(drafts) next
-        positions, as if the drafts came. They are allowed."""
+        """Start computing the masks of the 1 + len(drafts) next positions while the model runs.
+
+        drafts: allowed tokens, which the masks after them assume to be accepted.
+        """
         ...
 
     def advance(self, token_id: int) -> None:
-        """The answer goes on with this token, which is allowed."""
+        """Append an allowed token to the answer."""
         ...
 
     def forced(self, most: int) -> list[int]:
-        """Up to `most` tokens that spell what alone can come next; the model may still spell it otherwise."""
+        """Return up to `most` tokens that spell the only possible continuation; the model may spell it
+        differently.
+        """
         ...
 
     def allowed(self, drafts: ListLike[int]) -> list[int]:
-        """The longest beginning of the drafts that may come."""
+        """Return the longest prefix of the drafts that the grammar allows."""
         ...
 
 
-# Choices that are no tokens, so that nothing waits for the check.
-NOT_FINITE = -1  # the row holds NaN, or infinity
+# Sampled values that are not tokens, so that the device need not wait for a check.
+NOT_FINITE = -1  # the row contains NaN or infinity
 ALL_FORBIDDEN = -2  # every token is forbidden
-# What a random number is for: one of a purpose tells nothing about another.
+# Purposes of random numbers: those of one purpose are independent of the others.
 SAMPLE, ACCEPTANCE, DRAFT = 0, 1, 2
-TOP_P_CANDIDATES = (
-    1024  # likeliest tokens that top_p looks at first; all are sorted only where these do not suffice
-)
+TOP_P_CANDIDATES = 1024  # likeliest tokens considered for top_p first; all are sorted only if these do not suffice
 
 
 @dataclass(frozen=True)
 class SamplingSpec:
-    """What the next token of one sequence is drawn by."""
+    """How to sample the next token of one sequence."""
 
     params: SamplingParams
     seed: int
-    position: int  # of the token to be drawn, counted from the first of the prompt
+    position: int  # of the sampled token, counted from the first token of the prompt
     token_ids: ListLike[int]  # prompt and answer so far; used by repetition_penalty only
     output_counts: Counter[int]  # of the answer so far; used by presence and frequency penalty only
-    history_slot: int = -1  # where its tokens lie on a device that counts them itself
-    masks: MaskProvider | None = None  # what a grammar lets come
-    draft_index: int = 0  # which of the masks is this row's
-    draft_and_probs: tuple[int, Tensor] | None = (
-        None  # the draft that stands there and [vocab], what it was drawn from
-    )
+    history_slot: int = -1  # history slot on a device that computes penalties itself
+    masks: MaskProvider | None = None  # of a grammar
+    draft_index: int = 0  # index of this row's mask
+    draft_and_probs: tuple[int, Tensor] | None = None  # a sampled draft and its distribution [vocab]
 
 
 def sample(logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
-    """logits: [N, vocab] float32, changed in place -> [N] int64 token ids, NO_NUMBER or NOTHING_LEFT."""
+    """Sample a token per row. logits: [N, vocab] float32, modified in place.
+
+    Returns [N] int64 token ids, or NOT_FINITE or ALL_FORBIDDEN.
+    """
     apply_grammar(logits, specs)
     apply_penalties(logits, specs)
     best = logits.max(-1)
     choice = best.indices
-    drawn = [i for i, row in enumerate(specs) if row.params.temperature > 0]
-    if drawn:
-        index = upload_values(drawn, torch.int64, logits.device)
-        choice[index] = sample_random(logits[index], [specs[i] for i in drawn])
+    random_rows = [i for i, spec in enumerate(specs) if spec.params.temperature > 0]
+    if random_rows:
+        index = upload_values(random_rows, torch.int64, logits.device)
+        choice[index] = sample_random(logits[index], [specs[i] for i in random_rows])
     choice.masked_fill_(best.values == -torch.inf, ALL_FORBIDDEN)
     return choice.masked_fill_(best.values.isnan() | (best.values == torch.inf), NOT_FINITE)
 
 
 def apply_grammar(logits: Tensor, specs: list[SamplingSpec]) -> None:
-    """What a grammar does not let come, in place."""
-    for i, row in enumerate(specs):
-        if (forbidden := forbidden_tokens(row, logits)) is not None:
+    """Set the logits of tokens that a grammar forbids to -inf, in place."""
+    for i, spec in enumerate(specs):
+        if (forbidden := forbidden_tokens(spec, logits)) is not None:
             logits[i].masked_fill_(forbidden, -torch.inf)
 
 
 def forbidden_tokens(spec: SamplingSpec, like: Tensor) -> Tensor | None:
-    """[vocab] bool beside `like`, [..., vocab]; None: anything may come."""
+    """Return [vocab] bool on the device of `like` [..., vocab]; None: all tokens are allowed."""
     mask = spec.masks()[spec.draft_index] if spec.masks else None
     return (
         None if mask is None else upload_tensor(torch.from_numpy(~unpack_mask(mask, like.shape[-1])), like.device)
@@ -141,72 +145,77 @@ def forbidden_tokens(spec: SamplingSpec, like: Tensor) -> Tensor | None:
 
 
 def unpack_mask(mask: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
-    """[count] of a mask's bits, the lowest of each word first."""
+    """Unpack the first `count` bits of a mask, the lowest of each word first."""
     return np.unpackbits(mask.view(np.uint8), count=count, bitorder="little").view(np.bool_)
 
 
 def apply_penalties(logits: Tensor, specs: list[SamplingSpec]) -> None:
-    """Bias and penalties, in place."""
-    for i, row in enumerate(specs):
-        p = row.params
-        if p.logit_bias:
-            ids = upload_values(list(p.logit_bias), torch.int64, logits.device)
-            logits[i, ids] += upload_values(list(p.logit_bias.values()), torch.float32, logits.device)
-        if p.repetition_penalty != 1.0 and p.repeat_last_n:
-            window = row.token_ids if p.repeat_last_n < 0 else row.token_ids[-p.repeat_last_n :]
+    """Apply logit_bias and penalties in place."""
+    for i, spec in enumerate(specs):
+        params = spec.params
+        if params.logit_bias:
+            ids = upload_values(list(params.logit_bias), torch.int64, logits.device)
+            logits[i, ids] += upload_values(list(params.logit_bias.values()), torch.float32, logits.device)
+        if params.repetition_penalty != 1.0 and params.repeat_last_n:
+            window = spec.token_ids if params.repeat_last_n < 0 else spec.token_ids[-params.repeat_last_n :]
             ids = upload_values(list(set(window)), torch.int64, logits.device)
-            seen = logits[i, ids]
-            logits[i, ids] = torch.where(seen > 0, seen / p.repetition_penalty, seen * p.repetition_penalty)
-        if row.output_counts and (p.presence_penalty or p.frequency_penalty):
-            ids = upload_values(list(row.output_counts), torch.int64, logits.device)
-            counts = upload_values(list(row.output_counts.values()), torch.int64, logits.device)
-            logits[i, ids] -= p.presence_penalty + p.frequency_penalty * counts
+            penalized = logits[i, ids]
+            logits[i, ids] = torch.where(
+                penalized > 0, penalized / params.repetition_penalty, penalized * params.repetition_penalty
+            )
+        if spec.output_counts and (params.presence_penalty or params.frequency_penalty):
+            ids = upload_values(list(spec.output_counts), torch.int64, logits.device)
+            counts = upload_values(list(spec.output_counts.values()), torch.int64, logits.device)
+            logits[i, ids] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def sample_random(logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
-    """Temperature, filters and the draw. logits: [N, vocab] of rows whose temperature is above 0 -> [N]"""
+    """Apply temperature and filters, then sample. logits: [N, vocab] of rows with temperature > 0 -> [N]"""
     weights = filtered_probabilities(logits, specs)
-    proposed = [i for i, row in enumerate(specs) if row.draft_and_probs]
-    if proposed:
-        index = upload_values(proposed, torch.int64, logits.device)
-        weights[index] = rejection_weights_for(weights[index], [specs[i] for i in proposed])
+    drafted_rows = [i for i, spec in enumerate(specs) if spec.draft_and_probs]
+    if drafted_rows:
+        index = upload_values(drafted_rows, torch.int64, logits.device)
+        weights[index] = rejection_weights_for(weights[index], [specs[i] for i in drafted_rows])
     return invert_cumulative(weights, random_points(specs, SAMPLE, logits.device))
 
 
 def sample_drafts(logits: Tensor, specs: list[SamplingSpec]) -> tuple[Tensor, Tensor]:
-    """A draft model's guesses by the parameters of who will verify them: [N] token ids, and what each was drawn
-    from. logits: [N, vocab] float32 of rows whose temperature is above 0, changed in place."""
+    """Sample the drafts of a draft model, with the parameters of the sequences that verify them.
+
+    logits: [N, vocab] float32 of rows with temperature > 0, modified in place. Returns [N] token ids and the
+    weights [N, vocab] that they were sampled from.
+    """
     apply_penalties(logits, specs)
     weights = filtered_probabilities(logits, specs)
     return invert_cumulative(weights, random_points(specs, DRAFT, logits.device)), weights
 
 
 def filtered_probabilities(logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
-    """[N, vocab] float32, in proportion to the probabilities that temperature and filters leave."""
+    """Return [N, vocab] float32, proportional to the probabilities after temperature and filters."""
 
     def column(values: list[float]) -> Tensor:
         return upload_values(values, torch.float32, logits.device)[:, None]
 
     # The largest logit becomes 0, so that no temperature above 0 overflows.
-    logits = (logits - logits.amax(-1, keepdim=True)) / column([row.params.temperature for row in specs])
-    logits = apply_top_k(logits, [row.params.top_k for row in specs])
-    top_p = [row.params.top_p for row in specs]
+    logits = (logits - logits.amax(-1, keepdim=True)) / column([spec.params.temperature for spec in specs])
+    logits = apply_top_k(logits, [spec.params.top_k for spec in specs])
+    top_p = [spec.params.top_p for spec in specs]
     if min(top_p) < 1:
         logits = logits.masked_fill(logits < top_p_threshold(logits, column(top_p)), -torch.inf)
     probabilities = logits.softmax(-1)
-    min_p = column([row.params.min_p for row in specs])
+    min_p = column([spec.params.min_p for spec in specs])
     return probabilities.masked_fill(probabilities < min_p * probabilities.amax(-1, keepdim=True), 0)
 
 
 def rejection_weights_for(weights: Tensor, specs: list[SamplingSpec]) -> Tensor:
-    """What rows with a proposal draw from. weights: [N, vocab] of the target"""
+    """Return the weights to sample from for rows with a sampled draft. weights: [N, vocab] of the target"""
     drafts, proposals = [], []
-    for row in specs:
-        assert row.draft_and_probs
-        draft, proposal = row.draft_and_probs
-        forbidden = forbidden_tokens(row, weights)
+    for spec in specs:
+        assert spec.draft_and_probs
+        draft, proposal = spec.draft_and_probs
+        forbidden = forbidden_tokens(spec, weights)
         drafts.append(draft)
-        # A draft that a grammar forbids was taken away: one that stands was drawn from the others.
+        # The drafter skips forbidden drafts, so that one that stands was sampled from the allowed tokens.
         proposals.append(proposal if forbidden is None else proposal.masked_fill(forbidden, 0))
     index = upload_values(drafts, torch.int64, weights.device)
     return rejection_weights(
@@ -215,22 +224,23 @@ def rejection_weights_for(weights: Tensor, specs: list[SamplingSpec]) -> Tensor:
 
 
 def invert_cumulative(weights: Tensor, points: Tensor) -> Tensor:
-    """[N] the token of [N, vocab] at which the sum reaches each point of [0, 1)."""
+    """Return the token [N] of weights [N, vocab] at which the cumulative sum reaches each point of [0, 1)."""
     cumulative = weights.double().cumsum(-1)
     chosen = torch.searchsorted(cumulative, points[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    # A point that rounds up to the whole mass lies behind the last possible token, not on a forbidden one.
+    # A point that rounds up to the total mass selects the last possible token, not a forbidden one behind it.
     last = weights.shape[-1] - 1 - (weights > 0).flip(-1).int().argmax(-1)
     return torch.minimum(chosen, last)
 
 
 def random_points(specs: list[SamplingSpec], purpose: int, device: torch.device) -> Tensor:
-    seeds = upload_values([row.seed for row in specs], torch.int64, device)
-    positions = upload_values([row.position for row in specs], torch.int64, device)
+    """Return [N] float64 random numbers in [0, 1) for the rows."""
+    seeds = upload_values([spec.seed for spec in specs], torch.int64, device)
+    positions = upload_values([spec.position for spec in specs], torch.int64, device)
     return uniform_random(seeds, positions, purpose)
 
 
 def apply_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
-    """-inf below each row's k-th largest value; 0 keeps all."""
+    """Set logits below each row's k-th largest to -inf; k = 0 keeps all."""
     vocabulary = logits.shape[-1]
     largest = min(max(top_k), vocabulary)
     if largest == 0:
@@ -241,9 +251,9 @@ def apply_top_k(logits: Tensor, top_k: list[int]) -> Tensor:
 
 
 def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
-    """[N, 1] the smallest logit of each row's nucleus; -inf for rows with top_p = 1."""
+    """Return the smallest logit [N, 1] of each row's nucleus; -inf for rows with top_p = 1."""
     total = logits.logsumexp(-1, keepdim=True)
-    # A device that works on by itself is not asked whether they suffice: the host would have to wait for it.
+    # On an asynchronous device, checking whether they suffice would make the host wait.
     count = min(TOP_P_CANDIDATES, logits.shape[-1]) if logits.device.type == "cpu" else logits.shape[-1]
     values = logits.topk(count).values
     cumulative = (values - total).exp().cumsum(-1)
@@ -256,8 +266,10 @@ def top_p_threshold(logits: Tensor, top_p: Tensor) -> Tensor:
 
 
 def uniform_random(seeds: Tensor, positions: Tensor, purpose: int = SAMPLE) -> Tensor:
-    """[N] float64 in [0, 1), a function of seed, position and purpose alone: the finalizer of SplitMix64 (Steele,
-    Lea and Flood 2014) over them, top 53 bits."""
+    """Return [N] float64 in [0, 1), a function of seed, position and purpose alone.
+
+    The finalizer of SplitMix64 (Steele, Lea and Flood 2014) is applied to them, and its top 53 bits are used.
+    """
     mixed = splitmix64_finalize(
         splitmix64_finalize(seeds ^ purpose << 60) + (positions + 1) * as_int64(0x9E3779B97F4A7C15)
     )
@@ -271,20 +283,20 @@ def splitmix64_finalize(z: Tensor) -> Tensor:
 
 
 def logical_shift_right(z: Tensor, bits: int) -> Tensor:
-    """Logical shift: torch's is arithmetic."""
+    """Shift logically; torch shifts arithmetically."""
     return (z >> bits) & (2 ** (64 - bits) - 1)
 
 
 def as_int64(value: int) -> int:
-    """The int64 with the same bits as an unsigned 64-bit number."""
+    """Return the int64 with the same bits as an unsigned 64-bit integer."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def compute_logprobs(logits: Tensor, token_ids: Tensor, top_counts: list[int]) -> list[TokenLogprob]:
-    """The model's own distribution (before bias, penalties and temperature) at each position.
+    """Return log probabilities under the model's own distribution (before bias, penalties and temperature).
 
-    logits: [N, vocab] float32; token_ids: [N], what stands there; top_counts: how many alternatives each row
-    wants.
+    logits: [N, vocab] float32; token_ids: [N], the tokens to report; top_counts: alternatives that each row
+    requests.
     """
     logs = logits.log_softmax(-1)
     chosen = logs.gather(-1, token_ids[:, None])[:, 0].tolist()

@@ -1,17 +1,18 @@
-"""Continuous batching: which sequences the next step takes, and how many tokens each brings. Chunked prefill: how
-much of a long prompt that is. Pure Python over counts, without tensors or models.
+"""Continuous batching with chunked prefill: which sequences the next step takes, and how many tokens each brings.
 
-Running sequences go before waiting ones and short work before long, so that a long prompt never holds up an
-answer that is already streaming; a share of the budget is the first sequence's own, so that it never starves.
+Pure Python over counts, without tensors or models.
 
-First is who has more priority, among equals who came first. Nobody is put back so that another may begin: priority
-decides who is admitted next, and who gives its blocks up where there are none left.
+Running sequences go before waiting ones, and short work before long, so that a long prompt never delays an answer
+that is already streaming. A share of the budget is reserved for the first sequence, so that it never starves.
 
-A sequence is admitted where there are blocks for what it knows and what it may still say, beside those that run.
-What it may say is `max_tokens`, of which at most a quarter of all blocks counts, so that who asks for much more
-than it needs keeps no others out. Without `max_tokens` nobody knows it: an even share of the blocks among the most
-sequences that may run is counted. What comes on top is overcommitted: the last sequence gives its blocks back, and
-is computed again.
+Sequences are ordered by priority, then by arrival. No sequence is preempted to let another begin: priority decides
+which is admitted next, and which gives up its blocks when none are left.
+
+A sequence is admitted if there are blocks for its known tokens and for its reserved answer, next to the running
+ones. The reservation is `max_tokens`, capped at a quarter of all blocks so that a request with a needlessly large
+limit does not keep others out. Without `max_tokens` it is an even share of the blocks among the most sequences
+that may run. Blocks beyond the reservation are overcommitted: when they run out, the last sequence is preempted
+and recomputed later.
 """
 
 import bisect
@@ -23,26 +24,27 @@ from statistics import median
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.sequence import Sequence
 
-# Chunked prefill: how many prompt tokens a step takes, given how long steps have taken. Pure Python over counts
-# and seconds; it knows no sequence.
+# Chunked prefill: how many prompt tokens a step takes, given how long past steps took. Pure Python over counts and
+# seconds, without sequences.
 #
-# A chunk delays every answer that streams beside it by the time it takes. So a step with a chunk takes at most
-# two and a half times as long as the decoding streams take alone, and never more than 0.4 s: gaps between tokens
-# stay even, and prompts still get up to three fifths of the time. Smaller chunks would even the gaps further and
-# cost throughput, because each step reads all weights however few tokens it computes. Measured with a 1B model
+# A chunk delays every answer that streams next to it. So a step with a chunk takes at most 2.5 times as long as
+# the
+# decoding sequences take alone, and never more than 0.4 s: gaps between tokens stay even, and prompts still get up
+# to three fifths of the time. Smaller chunks would even the gaps further and cost throughput, because each step
+# reads all weights no matter how few tokens it computes. Measured with a 1B model
 # in bfloat16 on two cores: 1.15 s for 512 tokens, 0.53 s for 256, 0.36 s for 128, 0.27 s for 64, 0.11 s for one.
 MAX_TOKEN_GAP_S = 0.4  # between two tokens of an answer: most people read no faster
-MAX_SLOWDOWN = 2.5  # as long as those who stream take alone
-UNNOTICED_GAP_S = 0.01  # that nobody sees, however fast they stream
+MAX_SLOWDOWN = 2.5  # times the duration of a step that only decodes
+UNNOTICED_GAP_S = 0.01  # seconds; a gap that is never noticed, however fast the stream
 MIN_CHUNK_TOKENS = 64  # tokens
-CHUNK_TIMES_KEPT = 8  # times, whose median counts: some were disturbed
+CHUNK_TIMES_KEPT = 8  # measured steps whose median counts, because some are disturbed by other work
 
 
 class ChunkPolicy:
-    """Chunked prefill: how many tokens of prompts a step may compute beside answers that stream."""
+    """Limits the prompt tokens that a step may compute next to streaming answers."""
 
     def __init__(self, max_tokens: int):
-        """max_tokens: tokens of a step that nobody waits for."""
+        """max_tokens: prompt tokens of a step while no answer is streaming."""
         self.max_tokens = max_tokens
         self.max_gap_s, self.max_slowdown = MAX_TOKEN_GAP_S, MAX_SLOWDOWN
         self.timed_step: tuple[int, float] | None = None  # prompt tokens of the last step, and when it began
@@ -52,7 +54,7 @@ class ChunkPolicy:
         )  # seconds more that each token of prompts took
 
     def prefer_throughput(self) -> None:
-        """Nobody waits token by token."""
+        """Lift the limits on token gaps, for work that does not stream."""
         self.max_gap_s = self.max_slowdown = math.inf
 
     def begin_step(self) -> None:
@@ -75,28 +77,29 @@ class ChunkPolicy:
         return median(self.decode_step_s) if self.decode_step_s else 0.0
 
     def record_step(self, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many tokens of prompts took so long. A few of them tell nothing."""
+        """Record the duration of a step with this many prompt tokens. Small chunks are too noisy to count."""
         if prompt_tokens == 0:
             self.decode_step_s.append(seconds)
         elif prompt_tokens >= min(MIN_CHUNK_TOKENS, self.max_tokens):
             self.prompt_token_s.append(max(0.0, seconds - self.typical_decode_step_s) / prompt_tokens)
 
     def chunk_len(self, *, streaming: bool) -> int:
-        """Tokens of prompts in the next step; streaming: somebody gets a token with each step."""
+        """Return how many prompt tokens the next step may take.
+
+        streaming: some sequence gets a token each step.
+        """
         allowed_s = self.max_gap_s
         if streaming and self.decode_step_s:
             allowed_s = min(allowed_s, max(UNNOTICED_GAP_S, self.max_slowdown * self.typical_decode_step_s))
-        each_s = median(self.prompt_token_s) if self.prompt_token_s else 0.0
-        if each_s == 0 or each_s * self.max_tokens <= allowed_s - self.typical_decode_step_s:
+        token_s = median(self.prompt_token_s) if self.prompt_token_s else 0.0
+        if token_s == 0 or token_s * self.max_tokens <= allowed_s - self.typical_decode_step_s:
             return self.max_tokens
-        return min(self.max_tokens, max(MIN_CHUNK_TOKENS, int((allowed_s - self.typical_decode_step_s) / each_s)))
+        return min(self.max_tokens, max(MIN_CHUNK_TOKENS, int((allowed_s - self.typical_decode_step_s) / token_s)))
 
 
-FIRST_BUDGET_SHARE = 4  # one part in so many of the budget is kept for the first sequence
-MAX_ANSWER_SHARE = 4  # one part in so many of all blocks is the most that is reserved for one answer
-MAX_PASSED = (
-    8  # so many may pass a sequence for which there is no room yet, and so many of the queue are looked at
-)
+FIRST_BUDGET_SHARE = 4  # 1 / 4 of the budget is reserved for the first sequence
+MAX_ANSWER_SHARE = 4  # at most 1 / 4 of all blocks is reserved for one answer
+MAX_PASSED = 8  # sequences that may overtake one that does not fit yet, and queue entries considered per step
 
 ScheduledTokens = list[tuple[Sequence, int]]
 
@@ -111,15 +114,13 @@ class Scheduler:
         self.chunk_policy = chunk_policy
         self.token_budget = token_budget
         self.max_running = max_running
-        self.waiting: list[Sequence] = []  # in the order of `turn`
+        self.waiting: list[Sequence] = []  # sorted by `queue_key`
         self.running: list[Sequence] = []
-        self.scheduled: dict[Sequence, int] = {}  # of the step being scheduled
-        self.remaining_budget = 0  # tokens that it may still take
-        self.preemptions = 0  # so far, as what follows
-        self.prefix_lookups = self.prefix_hits = (
-            0  # sequences that were admitted, and those that found a beginning
-        )
-        self.prompt_tokens = self.cached_tokens = 0  # theirs, and those that were found
+        self.scheduled: dict[Sequence, int] = {}  # of the step that is being scheduled
+        self.remaining_budget = 0  # tokens that this step may still take
+        self.preemptions = 0  # totals since start, like the following
+        self.prefix_lookups = self.prefix_hits = 0  # admitted sequences, and those with a cached prefix
+        self.prompt_tokens = self.cached_tokens = 0  # of admitted sequences, and the cached ones among them
 
     def add(self, sequence: Sequence) -> None:
         if not self.running and not self.waiting:
@@ -155,55 +156,59 @@ class Scheduler:
         """Share the step's budget among running sequences, and admit waiting ones between short work and long."""
         fair = -(-self.remaining_budget // FIRST_BUDGET_SHARE)
         if self.running:
-            self.schedule_tokens(min(self.running, key=priority_key), fair)
+            self.schedule_tokens(min(self.running, key=priority_key), first_share)
         ordered = sorted(self.running, key=lambda s: (s.pending, s.request.id))
         for sequence in ordered:
-            if sequence.pending <= fair:
-                self.schedule_tokens(sequence, fair)
+            if sequence.pending <= first_share:
+                self.schedule_tokens(sequence, first_share)
         self.admit()
         for sequence in ordered:
             self.schedule_tokens(sequence, self.token_budget)
 
     def schedule_tokens(self, sequence: Sequence, limit: int) -> None:
-        """Let a running sequence bring more tokens, as far as the budget and its pending ones go."""
-        room = min(limit, self.remaining_budget)
-        if sequence.pending > room:
+        """Schedule more tokens of a running sequence, up to its pending ones, `limit` and the remaining budget."""
+        limit_left = min(limit, self.remaining_budget)
+        if sequence.pending > limit_left:
             sequence.clear_drafts()
-        if (count := min(sequence.pending, room)) > 0 and (count := self.allocate_slots(sequence, count)):
+        if (count := min(sequence.pending, limit_left)) > 0 and (count := self.allocate_slots(sequence, count)):
             self.scheduled[sequence] = self.scheduled.get(sequence, 0) + count
             self.remaining_budget -= count
 
     def admit(self) -> None:
-        """Waiting sequences in their order, as long as they fit beside the running ones. One that does not yet may
-        be passed by others, a few times, unless it was preempted: it may keep a row on the device."""
+        """Admit waiting sequences in order, as long as they fit next to the running ones.
+
+        One that does not fit yet may be overtaken a few times, unless it was preempted: it may hold a token slot.
+        """
         if not self.waiting:
             return
-        promised, at = sum(self.missing_blocks(s) for s in self.running), 0
+        reserved_blocks, index = sum(self.missing_blocks(s) for s in self.running), 0
         while (
-            at < min(MAX_PASSED, len(self.waiting))
+            index < min(MAX_PASSED, len(self.waiting))
             and len(self.running) < self.max_running
             and self.remaining_budget
         ):
-            sequence = self.waiting[at]
-            if self.try_admit(sequence, promised):
-                del self.waiting[at]
-                for passed in self.waiting[:at]:
+            sequence = self.waiting[index]
+            if self.try_admit(sequence, reserved_blocks):
+                del self.waiting[index]
+                for passed in self.waiting[:index]:
                     passed.passed_count += 1
                 self.running.append(sequence)
                 self.schedule_tokens(sequence, self.remaining_budget)
-                promised += self.missing_blocks(sequence)
+                reserved_blocks += self.missing_blocks(sequence)
             elif sequence.was_admitted or sequence.passed_count >= MAX_PASSED:
                 break
             else:
-                at += 1
+                index += 1
 
     def try_admit(self, sequence: Sequence, reserved_blocks: int) -> bool:
-        """Give it the blocks that hold its beginning already, if there are others for the rest beside the blocks
-        that are promised. Alone it needs no more than what it knows takes."""
+        """Give a sequence the blocks of its cached prefix, if enough others are free beyond `reserved_blocks`.
+
+        While no other sequence is running, only its known tokens need to fit.
+        """
         sequence.state = SequenceState(self.pool, () if sequence.needs_whole_prompt else sequence.token_ids)
-        answer = self.reserved_answer_len(sequence) if self.running else 0
-        no_blocks = self.missing_blocks(sequence, answer) + reserved_blocks > self.pool.free_count
-        if no_blocks or sequence.state.missing_state_slots > self.pool.state_slots.free_count:
+        answer_len = self.reserved_answer_len(sequence) if self.running else 0
+        too_few_blocks = self.missing_blocks(sequence, answer_len) + reserved_blocks > self.pool.free_count
+        if too_few_blocks or sequence.state.missing_state_slots > self.pool.state_slots.free_count:
             self.free_state(sequence)
             return False
         if not sequence.was_admitted:
@@ -211,7 +216,7 @@ class Scheduler:
         return True
 
     def record_admission(self, sequence: Sequence) -> None:
-        """It begins for the first time."""
+        """Count the first admission of a sequence and its prefix cache hit."""
         sequence.stopwatch.mark_scheduled()
         sequence.cached_tokens = sequence.computed
         self.prefix_lookups += 1
@@ -221,36 +226,41 @@ class Scheduler:
 
     @property
     def streaming_tokens(self) -> int:
-        """Tokens of those who get their next one with each step, drafts among them."""
+        """Tokens of the next step that belong to streaming answers, drafts included."""
         return sum(s.pending for s in self.running if s.pending <= 1 + len(s.draft_ids))
 
     def has_short_work(self, max_pending: int) -> bool:
-        """Has anybody no more than so many tokens to compute until the next of its answer?"""
+        """Return whether any sequence needs at most `max_pending` tokens until the next token of its answer."""
         return any(s.pending <= max_pending for s in (*self.running, *self.waiting[:MAX_PASSED]))
 
     def reserved_answer_len(self, sequence: Sequence) -> int:
-        """How many tokens more are reserved for what it may still say, as far as its limit allows."""
+        """Return how many answer tokens are reserved for a sequence, before its own limit is applied."""
         share = self.max_running if sequence.request.params.max_tokens is None else MAX_ANSWER_SHARE
         return self.pool.count * self.pool.block_size // share
 
     def missing_blocks(self, sequence: Sequence, answer_len: int | None = None) -> int:
-        """How many blocks more it takes to compute all that the sequence knows, and so many tokens of what it may
-        still say. None: as many as its budget."""
+        """Return how many more blocks the known tokens and `answer_len` answer tokens need.
+
+        answer_len: None reserves as much as `reserved_answer_len`.
+        """
         assert sequence.state
         known = sequence.computed + sequence.pending
         budget = self.reserved_answer_len(sequence) if answer_len is None else answer_len
-        wanted = max(known, min(sequence.max_len, known + budget))
-        return -(-wanted // self.pool.block_size) - len(sequence.state.block_table)
+        target_len = max(known, min(sequence.max_len, known + budget))
+        return -(-target_len // self.pool.block_size) - len(sequence.state.block_table)
 
     def allocate_slots(self, sequence: Sequence, count: int) -> int:
-        """Room for `count` more tokens, or for those of them that are no drafts; where there is none, the last
-        sequence gives its blocks up. For how many there is room now: 0 where it was itself the last."""
+        """Allocate slots for `count` more tokens, or without the drafts among them, preempting others if
+        necessary.
+
+        Returns the number of tokens that have slots now: 0 if the sequence was itself the last and was preempted.
+        """
         while sequence.state:
             try:
                 sequence.state.extend(count)
                 return count
             except OutOfBlocks:
-                if sequence.draft_ids:  # guesses are not worth what another has computed
+                if sequence.draft_ids:  # drafts are not worth preempting another sequence
                     sequence.clear_drafts()
                     count = sequence.pending
                 else:
@@ -258,7 +268,7 @@ class Scheduler:
         return 0
 
     def preempt(self, sequence: Sequence) -> None:
-        """Take its blocks; it waits before all that were never admitted, and is computed again."""
+        """Free the blocks of a sequence and requeue it ahead of the sequences that were never admitted."""
         self.free_state(sequence)
         self.remaining_budget += self.scheduled.pop(sequence, 0)
         self.running.remove(sequence)
@@ -280,10 +290,10 @@ class Scheduler:
 
 
 def priority_key(sequence: Sequence) -> tuple[int, int]:
-    """More priority first, among equals who came first."""
+    """Order by descending priority, then by arrival."""
     return -sequence.request.priority, sequence.request.id
 
 
 def queue_key(sequence: Sequence) -> tuple[bool, int, int]:
-    """The order of the queue: those that were preempted first, each by rank."""
+    """Order of the queue: preempted sequences first, each group by `priority_key`."""
     return not sequence.was_admitted, *priority_key(sequence)

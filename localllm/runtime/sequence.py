@@ -1,4 +1,4 @@
-"""One request while it is being answered."""
+"""A request while it is being answered."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,10 +13,10 @@ from localllm.runtime.sampler import Constraint, SamplingSpec
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens that are known (prompt and answer) and how many of them are computed.
+    """Known tokens (prompt and answer) and how many of them are computed.
 
-    `unread` counts tokens that were sampled on the device and not yet read by the host: 0 or 1. `drafts` are
-    guesses of what comes behind the known ones: one step computes them all, and tells how many of them are right.
+    `unread_count` is the number of tokens that were sampled on the device and not yet read by the host: 0 or 1.
+    `draft_ids` are guesses at the tokens that follow: one step computes and verifies them all.
     """
 
     request: Request
@@ -27,17 +27,15 @@ class Sequence:
     constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
     draft_ids: list[int] = field(default_factory=list)
-    draft_probs: Tensor | None = None  # [drafts, vocab] float32, what each was drawn from; None: of mere guesses
-    padding_draft_count: int = (
-        0  # so many of the last drafts stand for nothing: they make steps of a width that is captured
-    )
+    draft_probs: Tensor | None = None  # [drafts, vocab] float32, the distribution of each draft; None: not sampled
+    padding_draft_count: int = 0  # trailing drafts that only pad the step to a captured width
     unread_count: int = 0
-    token_slot: int = -1  # where its newest token lies on the device
+    token_slot: int = -1  # index of its newest token on the device
     state: SequenceState | None = None  # None: waiting
-    cached_tokens: int | None = None  # of the prompt, found in the KV cache when it was first admitted
-    passed_count: int = 0  # so many were admitted before it that had come later
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
+    passed_count: int = 0  # sequences that arrived later and were admitted first
     output_counts: Counter[int] = field(default_factory=Counter)
-    prompt_logprobs_done: int = 0  # prompt positions whose log probabilities were asked for and computed
+    prompt_logprobs_done: int = 0  # prompt positions whose requested log probabilities are computed
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -49,8 +47,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """How many tokens are known, here or on the device, or guessed, and not computed: *the* definition of
-        work."""
+        """Return how many tokens are known or guessed and not computed: *the* definition of work."""
         return len(self.token_ids) + self.unread_count + len(self.draft_ids) - self.computed
 
     @property
@@ -63,18 +60,21 @@ class Sequence:
 
     @property
     def max_drafts(self) -> int:
-        """How many draft tokens could come before the last that there is a place for."""
+        """Most draft tokens that fit before the last position of the sequence."""
         return self.max_len - len(self.token_ids) - 1
 
     @property
     def needs_host_token(self) -> bool:
-        """What comes next can only be told when the last step has been read, which may have brought any number of
-        tokens, or one that a grammar goes on from."""
+        """Return whether the last step must be read first: it may bring any number of tokens, or feed a
+        grammar.
+        """
         return bool(self.draft_ids) or self.constraint is not None
 
     @property
     def needs_whole_prompt(self) -> bool:
-        """Prompt log probabilities need every prompt position computed, none taken from the cache."""
+        """Return whether prompt log probabilities are requested, which need every position computed, not
+        cached.
+        """
         return self.request.params.prompt_logprobs is not None
 
     @property
@@ -83,11 +83,11 @@ class Sequence:
 
     @property
     def ends_with_unread(self) -> bool:
-        """Is the last of its computed tokens known to the device alone?"""
+        """Return whether the last computed token is known to the device alone."""
         return self.computed > len(self.token_ids) + len(self.draft_ids)
 
     def last_computed_ids(self, count: int) -> list[int]:
-        """The tokens that the last `count` computed positions hold, 0 for the unread one."""
+        """Return the tokens at the last `count` computed positions, with 0 for an unread one."""
         begin = self.computed - count
         known = self.token_ids[begin : self.computed]
         if self.draft_ids:
@@ -95,35 +95,42 @@ class Sequence:
         return [*known, 0] if self.ends_with_unread else known
 
     def plan_state_saves(self, count: int) -> None:
-        """Of the last `count` computed tokens, as `SequenceState.save_steps`: before each draft, too."""
+        """Plan state saves within the last `count` computed tokens, including one before each draft."""
         if self.state:
             drafted = range(len(self.token_ids), self.computed) if self.draft_ids else ()
             self.state.plan_saves(count, self.prompt_len, drafted)
 
     def sampling_specs(self) -> list[SamplingSpec]:
-        """What the tokens behind its newest one and behind each draft are drawn by, as if the drafts stood."""
+        """Return how to sample behind the newest token and behind each draft, assuming that the drafts are
+        right.
+        """
         masks = self.constraint.begin(self.draft_ids) if self.constraint else None
-        params, known, counts, rows = self.request.params, self.token_ids, self.output_counts, []
-        for place in range(1 + len(self.draft_ids)):
-            if place and params.uses_penalties:
-                known = [*known, self.draft_ids[place - 1]]
-                counts = counts + Counter(known[-1:])
-            position = self.computed - len(self.draft_ids) + place
+        params, token_ids, counts, specs = self.request.params, self.token_ids, self.output_counts, []
+        for index in range(1 + len(self.draft_ids)):
+            if index and params.uses_penalties:
+                token_ids = [*token_ids, self.draft_ids[index - 1]]
+                counts = counts + Counter(token_ids[-1:])
+            position = self.computed - len(self.draft_ids) + index
             proposal = None
-            if self.draft_probs is not None and place < len(self.draft_ids):
-                proposal = self.draft_ids[place], self.draft_probs[place]
-            rows.append(
-                SamplingSpec(params, self.seed, position, known, counts, self.token_slot, masks, place, proposal)
+            if self.draft_probs is not None and index < len(self.draft_ids):
+                proposal = self.draft_ids[index], self.draft_probs[index]
+            specs.append(
+                SamplingSpec(
+                    params, self.seed, position, token_ids, counts, self.token_slot, masks, index, proposal
+                )
             )
-        return rows
+        return specs
 
     def clear_drafts(self) -> None:
-        """They are verified together or not at all."""
+        """Drop all drafts: they are verified together or not at all."""
         self.draft_ids, self.draft_probs, self.padding_draft_count = [], None, 0
 
     def take_prompt_positions(self, count: int) -> range:
-        """Those of the last `count` computed positions whose prompt log probabilities are asked for and not told
-        yet; they are told now. What a preempted sequence computes again is not told again."""
+        """Return those of the last `count` computed positions whose prompt log probabilities are due, and mark
+        them done.
+
+        Positions that a preempted sequence recomputes are not reported again.
+        """
         if not self.needs_whole_prompt:
             return range(0)
         first = max(self.computed - count, self.prompt_logprobs_done)

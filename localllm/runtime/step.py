@@ -1,5 +1,4 @@
-"""One step as the host knows it, and what it brings: the engine says the one, a runner does it and hands back the
-other."""
+"""The input of one step, which the engine builds, and its output, which a runner returns."""
 
 from dataclasses import dataclass
 
@@ -11,8 +10,10 @@ from localllm.runtime.sampler import SamplingSpec
 
 
 class Readback:
-    """Numbers that the device will have computed: on their way to the host since they were asked for, so that
-    reading them waits for their own step and not for what was launched after it."""
+    """Values that are copied from the device to the host in the background.
+
+    `wait` waits for the step that computed them, not for what was launched after it.
+    """
 
     def __init__(self, values: Tensor):
         """values: [N] int64"""
@@ -32,15 +33,15 @@ class Readback:
 
 @dataclass(frozen=True)
 class Step:
-    """`token_ids[i]` are the last tokens of `states[i]`, whose room has been made by `extend`."""
+    """`token_ids[i]` are the last tokens of `states[i]`, which already has slots for them (`extend`)."""
 
     states: list[SequenceState]
     token_ids: list[list[int]]
-    logit_index: list[int]  # tokens of T whose logits are wanted, those first that are drawn from
+    logit_index: list[int]  # tokens of T whose logits are computed; those that are sampled from come first
     sampling_specs: list[SamplingSpec]
-    token_slots: list[int]  # where the last token drawn of each sequence is kept on the device
-    unread_tokens: list[tuple[int, int]]  # (token of T, row): tokens that are kept there, and known nowhere else
-    keep_logits: bool = False  # those that are drawn from are wanted as the model gave them
+    token_slots: list[int]  # where the last sampled token of each sequence is stored on the device
+    unread_tokens: list[tuple[int, int]]  # (token of T, token slot): tokens known to the device alone
+    keep_logits: bool = False  # return the unmodified logits of the sampled positions
     copies: CacheCopies = NO_COPIES
 
     @property
@@ -49,14 +50,14 @@ class Step:
 
     @property
     def last_spec_indices(self) -> list[int]:
-        """Which of the draws is the last of each sequence."""
-        return [i - 1 for i, row in enumerate(self.sampling_specs) if i and row.draft_index == 0] + [
+        """Index of the last sampling spec of each sequence."""
+        return [i - 1 for i, spec in enumerate(self.sampling_specs) if i and spec.draft_index == 0] + [
             len(self.sampling_specs) - 1
         ]
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    sampled_ids: Readback  # [len(draws)]
-    logits: Tensor | None  # [len(draws), vocab] float32 as the model gave them, if the step keeps them
-    prompt_logits: Tensor  # [N - len(draws), vocab] float32, of the rest of `logit_index`
+    sampled_ids: Readback  # [len(sampling_specs)]
+    logits: Tensor | None  # [len(sampling_specs), vocab] float32, unmodified; None unless the step keeps them
+    prompt_logits: Tensor  # [N - len(sampling_specs), vocab] float32, of the rest of `logit_index`

@@ -1,7 +1,6 @@
-"""What steps did for the requests that ask to be told of each: noted when a step is launched, told when it is
-read.
+"""Reports of single steps for requests with `inspect`: collected at launch, completed when the step is read.
 
-Costs nothing while nobody asks.
+They cost nothing while no request is observed.
 """
 
 import time
@@ -18,60 +17,62 @@ from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penaltie
 from localllm.runtime.scheduler import ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 
-# Which tokens could have come, and what kept the others out: the sampler's own rules, one after the other, for
-# people who watch. Knows nothing of steps and requests.
+# Which tokens were candidates, and which filter removed the others: the sampler's own rules, applied one by one.
 NEUTRAL_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # in the order in which they are applied
 
 
 def likeliest_candidates(logits: Tensor, spec: SamplingSpec, token: int, count: int) -> tuple[Candidate, ...]:
-    """The `count` likeliest, and `token`, which came, where it is not among them; by the model's own distribution.
+    """Return the `count` likeliest tokens by the model's own distribution, and the sampled `token` if it is not
+    one.
 
-    logits: [vocab] float32 as the model gave them. `chance` is what the draw is made from: where a draft that was
-    drawn itself is verified, the distribution that acceptance and rejection come to.
+    logits: [vocab] float32, unmodified. A candidate's `chance` is its probability when sampling; for a sampled
+    draft that is verified, this is the distribution that acceptance and rejection together yield.
     """
     logs = logits.log_softmax(-1)
     best = logs.topk(min(count, len(logs))).indices.tolist()
     ids = best if token in best else [*best, token]
-    index = torch.tensor(ids, device=logits.device)
-    left_out, chances = ~(logits[index] > -torch.inf), logits
+    token_index = torch.tensor(ids, device=logits.device)
+    removed, chances = ~(logits[token_index] > -torch.inf), logits
     cut_by = [""] * len(ids)
     for name, chances in filter_stages(logits, spec):
-        now = ~(chances[index] > 0)
-        for place in (now & ~left_out).nonzero()[:, 0].tolist():
-            cut_by[place] = name
-        left_out |= now
-    return tuple(map(Candidate, ids, logs[index].tolist(), chances[index].tolist(), cut_by))
+        is_zero = ~(chances[token_index] > 0)
+        for index in (is_zero & ~removed).nonzero()[:, 0].tolist():
+            cut_by[index] = name
+        removed |= is_zero
+    return tuple(map(Candidate, ids, logs[token_index].tolist(), chances[token_index].tolist(), cut_by))
 
 
 def filter_stages(logits: Tensor, spec: SamplingSpec) -> Iterator[tuple[str, Tensor]]:
-    """What each rule leaves, in their order: [vocab] float64 probabilities."""
-    changed = logits.clone()[None]
-    apply_grammar(changed, [spec])
-    yield "grammar", (changed[0] > -torch.inf).double()
-    apply_penalties(changed, [spec])
-    yield "logit_bias", (changed[0] > -torch.inf).double()
-    params, off = spec.params, dict(NEUTRAL_FILTERS)
+    """Yield each rule's name and the probabilities [vocab] float64 that it leaves, in order of application."""
+    adjusted = logits.clone()[None]
+    apply_grammar(adjusted, [spec])
+    yield "grammar", (adjusted[0] > -torch.inf).double()
+    apply_penalties(adjusted, [spec])
+    yield "logit_bias", (adjusted[0] > -torch.inf).double()
+    params, disabled = spec.params, dict(NEUTRAL_FILTERS)
     if params.temperature == 0:
-        yield "temperature", torch.zeros_like(logits, dtype=torch.float64).index_fill_(0, changed[0].argmax(), 1)
+        yield "temperature", torch.zeros_like(logits, dtype=torch.float64).index_fill_(0, adjusted[0].argmax(), 1)
         return
     for name in ("temperature", *NEUTRAL_FILTERS):
-        off.pop(name, None)
+        disabled.pop(name, None)
         if name == "temperature" or getattr(params, name) != NEUTRAL_FILTERS[name]:
-            weights = filtered_probabilities(changed, [replace(spec, params=replace(params, **off))])[0].double()
+            weights = filtered_probabilities(adjusted, [replace(spec, params=replace(params, **disabled))])[
+                0
+            ].double()
             yield name, weights / weights.sum()
 
 
 @dataclass(frozen=True)
 class StepObservation:
-    """One sequence in a step that was launched."""
+    """The state of one observed sequence when a step was launched."""
 
     launched_at: float  # seconds of `time.perf_counter()`
     token_count: int
     computed: int
     blocks: int
     draft_ids: tuple[int, ...]
-    padding_draft_count: int  # so many of the last drafts stand for nothing
-    sampling_specs: ListLike[SamplingSpec]  # that its tokens are drawn by
+    padding_draft_count: int  # trailing drafts that only pad the step
+    sampling_specs: ListLike[SamplingSpec]  # of the step's sampled tokens of this sequence
     running: int
     waiting: int
 
@@ -79,7 +80,7 @@ class StepObservation:
 class StepReporter:
     def __init__(self, scheduler: Scheduler):
         self.scheduler = scheduler
-        self.queue_positions: dict[Sequence, int] = {}  # of those who ask: told last, 0 for who is worked on
+        self.queue_positions: dict[Sequence, int] = {}  # of the observed requests: reported last, 0 once admitted
 
     def watch(self, sequence: Sequence) -> None:
         if sequence.request.inspect is not None:
@@ -89,32 +90,34 @@ class StepReporter:
         self.queue_positions.pop(sequence, None)
 
     def queue_reports(self) -> list[tuple[Sequence, StepReport]]:
-        """Who waits at another place than was told."""
+        """Return reports for the observed requests whose position in the queue has changed."""
         if not self.queue_positions:
             return []
         now = time.perf_counter()
-        scheduler, told = self.scheduler, []
-        places = {s: place for place, s in enumerate(scheduler.waiting, 1) if s in self.queue_positions}
+        scheduler, reports = self.scheduler, []
+        positions = {s: position for position, s in enumerate(scheduler.waiting, 1) if s in self.queue_positions}
         for sequence, before in self.queue_positions.items():
-            place = self.queue_positions[sequence] = places.get(sequence, 0)
-            if place and place != before:
-                at = now - sequence.request.arrival
-                running, waiting = len(scheduler.running), len(scheduler.waiting) - place
+            position = self.queue_positions[sequence] = positions.get(sequence, 0)
+            if position and position != before:
+                waited_s = now - sequence.request.arrival
+                running, waiting = len(scheduler.running), len(scheduler.waiting) - position
                 prompt = sequence.prompt_len
-                report = StepReport(at, at, 0, 0, 0, 0, running, waiting, place=place, prompt=prompt)
-                told.append((sequence, report))
-        return told
+                report = StepReport(
+                    waited_s, waited_s, 0, 0, 0, 0, running, waiting, place=position, prompt=prompt
+                )
+                reports.append((sequence, report))
+        return reports
 
     def observe(
         self, work: ScheduledTokens, specs: ListLike[SamplingSpec], sampling: ListLike[Sequence]
     ) -> dict[Sequence, StepObservation]:
-        """At a step as it is launched. specs: those of each of `sampling` after each other."""
+        """Record a step as it is launched. specs: those of each sequence of `sampling`, one after another."""
         if not self.queue_positions:
             return {}
-        now, drawn, end = time.perf_counter(), {}, 0
+        now, sequence_specs, end = time.perf_counter(), {}, 0
         for sequence in sampling:
             begin, end = end, end + 1 + len(sequence.draft_ids)
-            drawn[sequence] = specs[begin:end]
+            sequence_specs[sequence] = specs[begin:end]
         return {
             s: StepObservation(
                 now,
@@ -123,7 +126,7 @@ class StepReporter:
                 len(s.state.block_table) if s.state else 0,
                 tuple(s.draft_ids),
                 s.padding_draft_count,
-                drawn.get(s, ()),
+                sequence_specs.get(s, ()),
                 len(self.scheduler.running),
                 len(self.scheduler.waiting),
             )
@@ -139,16 +142,18 @@ class StepReporter:
         new_token_count: int = 0,
         candidates: tuple[tuple[Candidate, ...], ...] = (),
     ) -> StepReport:
-        """Of a step that has been read. previous_read_at: when the one before it was; new_token_count: tokens of
-        the answer; candidates:
-        candidates of each."""
+        """Return the report of a step that has been read.
+
+        previous_read_at: time at which the step before it was read; new_token_count: answer tokens of the step;
+        candidates: those of each new token.
+        """
         arrival = sequence.request.arrival
         computed, blocks, drafts = (
             observation.computed,
             observation.blocks,
             observation.draft_ids[: len(observation.draft_ids) - observation.padding_draft_count],
         )
-        if observation.draft_ids and sequence.state:  # what was guessed wrongly is forgotten by now
+        if observation.draft_ids and sequence.state:  # wrong drafts are rolled back by now
             computed, blocks = sequence.computed, len(sequence.state.block_table)
         return StepReport(
             began_s=max(observation.launched_at, previous_read_at) - arrival,
@@ -169,12 +174,14 @@ class StepReporter:
     def candidates_of(
         sequence: Sequence, observation: StepObservation, tokens: ListLike[int], logits: Tensor
     ) -> tuple[tuple[Candidate, ...], ...]:
-        """Of each token that came, before any is appended: what they are drawn by changes with that. tokens: drawn
-        behind the newest and behind each draft; logits: [tokens, vocab]"""
+        """Return the candidates of each new token. Call it before tokens are appended, which changes the sampling.
+
+        tokens: sampled behind the newest token and behind each draft; logits: [len(tokens), vocab]
+        """
         count = sequence.request.inspect
-        right = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, observation.draft_ids, strict=False))
-        came = tokens[: 1 + sum(1 for _ in right)]
-        if not count or min(came) < 0:  # a fault
+        accepted = takewhile(lambda pair: pair[0] == pair[1], zip(tokens, observation.draft_ids, strict=False))
+        new_tokens = tokens[: 1 + sum(1 for _ in accepted)]
+        if not count or min(new_tokens) < 0:  # a sampling error
             return ()
-        rows = zip(logits, observation.sampling_specs, came, strict=False)
-        return tuple(likeliest_candidates(row_logits, row, token, count) for row_logits, row, token in rows)
+        rows = zip(logits, observation.sampling_specs, new_tokens, strict=False)
+        return tuple(likeliest_candidates(row_logits, spec, token, count) for row_logits, spec, token in rows)

@@ -1,5 +1,5 @@
-"""Vectors of texts by a decoder, beside whatever else its engine does: piece by piece, so that answers go on
-between them. To be called on the engine's thread alone.
+"""Embeddings of texts by a decoder, next to the engine's other work: chunk by chunk, so that answers continue
+between chunks. Call it on the engine's thread only.
 """
 
 from collections.abc import Generator, Sequence
@@ -16,12 +16,12 @@ TokenIds = Sequence[int]
 
 
 def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -> Generator[Tensor | None]:
-    """None after each piece of the token budget but for the last: then [texts, hidden] float32 of length one.
+    """Yield None after each chunk except the last, then [texts, hidden] float32 of length one.
 
-    Where the engine has other caches meanwhile, they begin anew. Raises OutOfBlocks where the cache has no room
-    for the tokens beside those of others.
+    Starts over if the engine's caches are replaced meanwhile. Raises OutOfBlocks if the KV cache has too few free
+    blocks for the tokens.
     """
-    held, states, kept = engine.pool, *new_states(engine, texts)
+    pool, states, accumulated = engine.pool, *new_states(engine, texts)
     try:
         while work := next_chunk(texts, states, engine.scheduler.prompt_budget):
             for place, part in work:
@@ -34,16 +34,17 @@ def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -
                 kept[place] = pooler.accumulate(kept[place], x)
             if any(state.length < len(text) for state, text in zip(states, texts, strict=True)):
                 yield None
-            if engine.pool is not held:  # with its caches, in which the pieces until now were
-                held, states, kept = engine.pool, *new_states(engine, texts)
-        sums = [x for x in kept if x is not None]
+            if engine.pool is not pool:  # its caches were replaced, and with them the chunks computed so far
+                pool, states, accumulated = engine.pool, *new_states(engine, texts)
+        finished = [x for x in accumulated if x is not None]
         yield pooler.project_and_normalize(
-            torch.stack([pooler.average(x, len(ids)) for x, ids in zip(sums, texts, strict=True)])
+            torch.stack([pooler.average(x, len(ids)) for x, ids in zip(finished, texts, strict=True)])
         )
     except OutOfBlocks:
-        raise  # before anything was begun
+        raise
     except Exception:
-        engine.pool.reset_prefix_cache()  # others go on, and what was to be put aside may not have been
+        # Other sequences continue, and blocks that were to be offloaded may not have been copied.
+        engine.pool.reset_prefix_cache()
         raise
     finally:
         for state in states:
@@ -51,18 +52,18 @@ def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -
 
 
 def new_states(engine: Engine, texts: Sequence[TokenIds]) -> tuple[list[SequenceState], list[Tensor | None]]:
-    """Of each text nothing computed yet."""
+    """Return an empty sequence state and an empty accumulator for each text."""
     return [SequenceState(engine.pool) for _ in texts], [None] * len(texts)
 
 
 def next_chunk(
     texts: Sequence[TokenIds], states: Sequence[SequenceState], budget: int
 ) -> list[tuple[int, TokenIds]]:
-    """The texts that go on in the next piece, by their places, and with which tokens."""
-    found = []
-    for place, (text, state) in enumerate(zip(texts, states, strict=True)):
-        part = text[state.length : state.length + budget]
-        if part:
-            found.append((place, part))
-            budget -= len(part)
-    return found
+    """Return the next tokens of the texts up to the budget, as pairs of a text's index and its tokens."""
+    chunks = []
+    for index, (text, state) in enumerate(zip(texts, states, strict=True)):
+        tokens = text[state.length : state.length + budget]
+        if tokens:
+            chunks.append((index, tokens))
+            budget -= len(tokens)
+    return chunks

@@ -1,8 +1,9 @@
-"""From files to a device, so that disk, bus and model work at once: threads read pieces of tensors into a ring of
-pinned buffers, which a stream of its own copies to the device, while the model takes the tensors before them.
+"""Loads weights from files to a device with disk, bus and model working in parallel.
 
-Tensors are read ahead in the order that a decoder takes them in, so much that memory stays bounded; one that is
-asked for out of turn is read when it is. Knows nothing of what tensors mean: those that it gives are as stored.
+Threads read pieces of tensors into a ring of pinned buffers, and a separate stream copies these to the device,
+while the model takes the tensors before them. Tensors are read ahead in the order in which a decoder takes them,
+up to a limit that bounds memory; one that is taken out of order is read on demand. Tensors are returned as stored,
+without interpretation.
 """
 
 import os
@@ -24,37 +25,40 @@ from localllm.files import damaged_file
 from localllm.metrics import PhaseTimer
 
 
-# How bytes that were read get to a device: from pinned buffers by a GPU's stream, or copied at once on a CPU.
+# How bytes get to a device: from pinned buffers by a GPU stream, or copied synchronously on a CPU.
 class PendingCopy(Protocol):
-    """A copy on its way to the device; torch.cuda.Event is one."""
+    """A copy to the device in progress; torch.cuda.Event is one."""
 
     def synchronize(self) -> None:
-        """Wait for it."""
+        """Wait for the copy."""
         ...
 
 
 class DeviceCopier(Protocol):
-    """How bytes get to the device."""
+    """How bytes are copied to the device."""
 
     def host_buffer(self, size: int) -> Tensor:
-        """uint8 [size] on the host, to read into."""
+        """Return a host buffer to read into, [size] uint8."""
         ...
 
     def device_buffer(self, size: int) -> Tensor:
-        """uint8 [size] on the device. Called by the thread that takes tensors, as `arrived` is."""
+        """Return a device buffer, [size] uint8.
+
+        Called by the thread that takes tensors, like `wait_for_copies`.
+        """
         ...
 
     def start_copy(self, target: Tensor, source: Tensor) -> PendingCopy | None:
-        """Begin to copy; None: it is done."""
+        """Start a copy; None means that it is already complete."""
         ...
 
     def wait_for_copies(self, copies: Iterable[PendingCopy]) -> None:
-        """What this thread does next on the device comes after these copies."""
+        """Make this thread's next device work wait for these copies."""
         ...
 
 
 class CudaCopier:
-    """To a GPU, by a stream of its own."""
+    """Copies to a GPU on a separate stream."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -64,17 +68,17 @@ class CudaCopier:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
     def device_buffer(self, size: int) -> Tensor:
-        room = torch.empty(size, dtype=torch.uint8, device=self.device)
-        # What the allocator gives may have been another tensor's, of which work is still to be done.
+        buffer = torch.empty(size, dtype=torch.uint8, device=self.device)
+        # The allocator may reuse memory of another tensor that pending work still reads.
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
-        return room
+        return buffer
 
     def start_copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event:
         with torch.cuda.stream(self.stream):
             target.copy_(source, non_blocking=True)
-            sent = torch.cuda.Event(blocking=True)
-            sent.record(self.stream)
-        return sent
+            event = torch.cuda.Event(blocking=True)
+            event.record(self.stream)
+        return event
 
     def wait_for_copies(self, copies: Iterable[PendingCopy]) -> None:
         for event in copies:
@@ -83,7 +87,7 @@ class CudaCopier:
 
 
 class CpuCopier:
-    """To the CPU, by the thread that has read."""
+    """Copies to the CPU, on the reader threads."""
 
     def host_buffer(self, size: int) -> Tensor:
         return torch.empty(size, dtype=torch.uint8)
@@ -100,20 +104,20 @@ class CpuCopier:
 READER_THREADS = 4
 BUFFER_COUNT = 8
 BUFFER_BYTES = 2**24
-READ_AHEAD_BYTES = 2**29  # of the device, in tensors that nobody has taken yet
+READ_AHEAD_BYTES = 2**29  # on the device, of tensors that have not been taken yet
 LAYER_NAME = re.compile(r"layers\.(\d+)\.")
-AFTER_LAYERS = ("norm.", "lm_head.")  # the layers
+AFTER_LAYERS = ("norm.", "lm_head.")  # prefixes of the tensors that come after the layers
 
 
 class PendingTensor:
-    """A tensor of which some pieces are still to come."""
+    """A tensor with pieces that are still being read or copied."""
 
     def __init__(self, raw: Tensor, pieces: int):
         self.raw = raw
         self.pieces_left = pieces
         self.lock = threading.Lock()
         self.copies: list[PendingCopy] = []
-        self.done: Future[None] = Future()  # every copy has begun
+        self.done: Future[None] = Future()  # set once every copy has started
         if not pieces:
             self.done.set_result(None)
 
@@ -131,10 +135,10 @@ class PendingTensor:
 
 
 class WeightLoader:
-    """Used by one thread, in a `with`, at whose end no thread and no buffer is left.
+    """Reads tensors ahead. Use it in one thread and a `with` block, which ends all threads and frees all buffers.
 
-    tensors: those that will be taken, by their names in `arch.layout`; phases: to note under `read` how long the
-    disk and the bus were waited for.
+    tensors: those that will be taken, by their names in `arch.layout`; phases: records the time spent waiting for
+    disk and bus as `read`.
     """
 
     def __init__(
@@ -152,7 +156,7 @@ class WeightLoader:
         self.next = next(self.upcoming, None)
         self.pending: dict[TensorHeader, PendingTensor] = {}
         self.taken: set[TensorHeader] = set()
-        self.pending_bytes = 0  # bytes in `arriving`
+        self.pending_bytes = 0  # bytes of the tensors in `pending`
         self.files: dict[Path, tuple[int, os.stat_result]] = {}
         self.free_buffers: SimpleQueue[tuple[Tensor, PendingCopy | None]] = SimpleQueue()
         for _ in range(BUFFER_COUNT):
@@ -170,9 +174,9 @@ class WeightLoader:
         self.closed = True
         self.readers.shutdown(cancel_futures=True)
         for _ in range(BUFFER_COUNT):
-            _, sent = self.free_buffers.get()
-            if sent:
-                sent.synchronize()
+            _, copy = self.free_buffers.get()
+            if copy:
+                copy.synchronize()
         self.end_s = time.perf_counter()
         for handle, _ in self.files.values():
             os.close(handle)
@@ -180,22 +184,22 @@ class WeightLoader:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of what was taken, from the first that was asked for until the model was made of all."""
+        """Rate of the tensors that were taken, from construction until the `with` block ended."""
         return self.nbytes / (self.end_s - self.begin_s)
 
     def read(self, entry: TensorHeader) -> Tensor:
-        """As `tensor_of`, on the device. Raises DamagedModel where the file ends too early, OSError."""
+        """Return a tensor on the device, as stored. Raises DamagedModel if the file is too short, or OSError."""
         if entry not in self.pending:
             self.start_reading(entry)
         self.read_ahead()
-        arriving = self.pending.pop(entry)
+        pending = self.pending.pop(entry)
         with self.phases("read"):
-            arriving.done.result()
-        self.copier.wait_for_copies(arriving.copies)
+            pending.done.result()
+        self.copier.wait_for_copies(pending.copies)
         self.taken.add(entry)
         self.pending_bytes -= entry.nbytes
         self.nbytes += entry.nbytes
-        return decode_tensor(arriving.raw, entry)
+        return decode_tensor(pending.raw, entry)
 
     def read_ahead(self) -> None:
         while self.next and (entry := self.next[1]):
@@ -207,30 +211,30 @@ class WeightLoader:
 
     def start_reading(self, entry: TensorHeader) -> None:
         pieces = list(split_pieces(entry, self.buffer_bytes))
-        arriving = self.pending[entry] = PendingTensor(self.copier.device_buffer(entry.nbytes), len(pieces))
+        pending = self.pending[entry] = PendingTensor(self.copier.device_buffer(entry.nbytes), len(pieces))
         self.pending_bytes += entry.nbytes
         handle = self.open_file(entry.file)
         for piece in pieces:
-            self.readers.submit(self.copy_piece, entry, handle, piece, arriving)
+            self.readers.submit(self.copy_piece, entry, handle, piece, pending)
 
     def copy_piece(self, entry: TensorHeader, handle: int, piece: range, pending: PendingTensor) -> None:
         """Copy one piece of a tensor from the file to the device, on a reader thread."""
         if self.closed:
             return
-        buffer, sent = self.free_buffers.get()
+        buffer, copy = self.free_buffers.get()
         try:
-            if sent:
-                sent.synchronize()  # what was in it has left
+            if copy:
+                copy.synchronize()  # the buffer is free once its last copy is done
             source = buffer[: len(piece)]
             read_into(source, entry, handle, piece.start)
             begin = piece.start - entry.begin
-            with torch.inference_mode():  # as the tensor may have been made
-                sent = self.copier.start_copy(pending.raw[begin : begin + len(piece)], source)
-            pending.finish_piece(sent)
+            with torch.inference_mode():  # the mode in which the tensor may have been allocated
+                copy = self.copier.start_copy(pending.raw[begin : begin + len(piece)], source)
+            pending.finish_piece(copy)
         except BaseException as error:
             pending.fail(error)
         finally:
-            self.free_buffers.put((buffer, sent))
+            self.free_buffers.put((buffer, copy))
 
     def open_file(self, file: Path) -> int:
         if file not in self.files:
@@ -239,33 +243,33 @@ class WeightLoader:
         return self.files[file][0]
 
     def check_unchanged(self) -> None:
-        """Raises DamagedModel where somebody has written to a file since it was first read."""
-        for file, (handle, before) in self.files.items():
-            now = os.fstat(handle)
-            if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-                raise damaged_file(file, "it was changed while it was read")
+        """Raise DamagedModel if a file has been modified since it was opened."""
+        for file, (handle, opened) in self.files.items():
+            current = os.fstat(handle)
+            if (current.st_size, current.st_mtime_ns) != (opened.st_size, opened.st_mtime_ns):
+                raise damaged_file(file, "it was modified while it was being read")
 
 
 def load_order(item: tuple[str, TensorHeader]) -> tuple[int, Path, int]:
-    """When a decoder takes a tensor: before the layers, in one, or behind; there, as they lie in the files."""
+    """Sort key for the order in which a decoder takes tensors: before, in and after the layers, then by offset."""
     name, entry = item
     layer = LAYER_NAME.match(name)
-    when = int(layer[1]) if layer else 2**31 if name.startswith(AFTER_LAYERS) else -1
-    return when, entry.file, entry.begin
+    order = int(layer[1]) if layer else 2**31 if name.startswith(AFTER_LAYERS) else -1
+    return order, entry.file, entry.begin
 
 
 def split_pieces(entry: TensorHeader, size: int) -> Iterator[range]:
-    """The bytes of its file that a tensor lies in, so many at a time."""
+    """Yield the byte ranges of a tensor in its file, at most `size` bytes each."""
     end = entry.begin + entry.nbytes
     for begin in range(entry.begin, end, size):
         yield range(begin, min(begin + size, end))
 
 
 def read_into(buffer: Tensor, entry: TensorHeader, handle: int, offset: int) -> None:
-    """With the bytes of the file from `offset` on."""
-    room = buffer.numpy().data
-    while room:
-        count = os.preadv(handle, [room], offset)
+    """Fill a buffer with the file's bytes from `offset` on."""
+    remaining = buffer.numpy().data
+    while remaining:
+        count = os.preadv(handle, [remaining], offset)
         if not count:
-            raise damaged_file(entry.file, f"it ends after {offset} bytes, and {entry.name!r} goes on")
-        room, offset = room[count:], offset + count
+            raise damaged_file(entry.file, f"it ends after {offset} bytes, inside {entry.name!r}")
+        remaining, offset = remaining[count:], offset + count

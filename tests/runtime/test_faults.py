@@ -50,6 +50,6 @@ def test_a_fault_of_ours_is_neither(error: Exception) -> None:
 def test_a_gpu_that_failed_is_told_in_one_line() -> None:
     told = gpu_failure_error(torch.AcceleratorError(ILLEGAL))
     assert str(told) == (
-        "the GPU broke off (CUDA error: an illegal memory access was encountered); "
+        "the GPU failed (CUDA error: an illegal memory access was encountered); "
         "load the model again, in a new process"
     )

@@ -1,4 +1,6 @@
-"""The operations that a model is made of, each a signature with shapes; the kernels behind them register here."""
+"""The operations that models consist of, each a signature with shapes; kernels register as their
+implementations.
+"""
 
 import importlib.util
 import os
@@ -54,8 +56,8 @@ __all__ = [
     "triton_runs_on",
 ]
 
-# Where nothing can run them they are not loaded: Triton alone takes a third of a second. Where it is not installed
-# torch's own kernels do all, and `localllm doctor` says what is missing.
+# Only imported where they can run: Triton alone takes a third of a second. Without Triton, torch's own kernels are
+# used, and `localllm doctor` reports what is missing.
 triton_usable = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 triton_loaded = triton_usable and importlib.util.find_spec("triton") is not None
 if triton_loaded:
@@ -63,7 +65,7 @@ if triton_loaded:
 
 
 def triton_runs_on(device: torch.device) -> bool:
-    """Do the kernels of `gpu/` take tensors of this device?"""
+    """Return whether the kernels of `gpu/` support tensors on this device."""
     if not triton_loaded:
         return False
     launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")

@@ -1,27 +1,27 @@
-"""Whether what is computed of a token may depend on how many others stand beside it in the step.
+"""Whether the result of a token may depend on the number of other tokens in its step.
 
-Torch's products of many rows are faster than those that give each row the same bits alone; a model that was loaded
-as deterministic does without them. It says so around each of its steps, in the thread that runs it, so that models
-beside it are not asked.
+Torch's products of many rows are faster than products with the same bits for each row regardless of the others; a
+model that was loaded as deterministic uses the latter. Its runner enables this around its steps, for its thread
+only, so that other models in the process are not affected.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-BATCH_INVARIANT: ContextVar[bool] = ContextVar("by_row_alone", default=False)
+BATCH_INVARIANT: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 
 
 def batch_invariant() -> bool:
-    """Must each row have the bits that it has alone, however many there are?"""
+    """Return whether each row must have the same bits regardless of the number of rows."""
     return BATCH_INVARIANT.get()
 
 
 @contextmanager
 def batch_invariance(enabled: bool) -> Iterator[None]:
-    """Of all that is computed meanwhile in this thread."""
-    before = BATCH_INVARIANT.set(enabled)
+    """Set batch invariance for everything that this thread computes in the block."""
+    token = BATCH_INVARIANT.set(enabled)
     try:
         yield
     finally:
-        BATCH_INVARIANT.reset(before)
+        BATCH_INVARIANT.reset(token)

@@ -1,4 +1,4 @@
-"""The small operations between matrix products; sums and rotations in float32 whatever the dtype of x."""
+"""The small operations between matrix products, with sums and rotations in float32 for any dtype of x."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,15 @@ from localllm.runtime.kernels.cpu import activations, norm
 from localllm.runtime.kernels.cpu.activations import SWIGLU_ALPHA, SWIGLU_LIMIT
 from localllm.runtime.kernels.registry import dispatch, kernel
 
-CHUNK_ELEMENTS = 2**14  # fewer than torch shares out among threads
-MAX_VECTOR_ELEMENTS = 64  # numbers that torch takes at a time, at most
+CHUNK_ELEMENTS = 2**14  # below the size at which torch uses several threads
+MAX_VECTOR_ELEMENTS = 64  # at least as many elements as torch's widest vectors
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019). weight: float32, or
-    None for one"""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019).
+
+    weight: float32, or None for 1
+    """
     if norm.supports_rms_norm(x, weight):
         return norm.rms_norm(x, weight, eps)
     return dispatch("rms_norm", x, weight, eps)
@@ -70,17 +72,20 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def map_in_vectors(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """A function of each number, by torch. On a CPU in whole vectors and one thread: behind the last whole vector
-    torch gives a number other bits than inside one, so that they would depend on how many numbers there are."""
+    """Apply an elementwise torch function; on a CPU with whole vectors and in one thread.
+
+    Torch's results for elements behind the last whole vector differ in their bits from those inside one, so that
+    they would depend on the number of elements.
+    """
     count = x.numel()
     if not x.is_cpu or (count % MAX_VECTOR_ELEMENTS == 0 and count <= CHUNK_ELEMENTS):
         return function(x)
-    filled = F.pad(x.flatten(), (0, -count % MAX_VECTOR_ELEMENTS))
-    return torch.cat([function(some) for some in filled.split(CHUNK_ELEMENTS)])[:count].view(x.shape)
+    padded = F.pad(x.flatten(), (0, -count % MAX_VECTOR_ELEMENTS))
+    return torch.cat([function(chunk) for chunk in padded.split(CHUNK_ELEMENTS)])[:count].view(x.shape)
 
 
 def l2_normalize(x: Tensor) -> Tensor:
-    """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32."""
+    """x / sqrt(sum(x^2) + 1e-6) over the last dimension, in float32"""
     return dispatch("unit", x)
 
 
@@ -90,22 +95,24 @@ def l2_normalize_reference(x: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
-    """Rotary positions on the first d of each head's values, the rest as it is.
+    """Apply rotary positions to the first d dimensions of each head, leaving the rest unchanged.
 
-    x: [T, heads, head_dim]; cos, sin: [T, 1, d/2] float32. Pairs are (i, i + d/2), or neighbours if interleaved.
+    x: [T, heads, head_dim]; cos, sin: [T, 1, d/2] float32. Pairs are (i, i + d/2), or adjacent if interleaved.
     """
     width = 2 * cos.shape[-1]
-    whole = width == x.shape[-1]
-    turning = (x if whole else x[..., :width]).float()
-    a, b = turning.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else turning.chunk(2, -1)
-    turned = (a * cos - b * sin, b * cos + a * sin)
-    joined = (torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)).to(x.dtype)
-    return joined if whole else torch.cat((joined, x[..., width:]), -1)
+    is_full = width == x.shape[-1]
+    unrotated = (x if is_full else x[..., :width]).float()
+    a, b = unrotated.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else unrotated.chunk(2, -1)
+    rotated = (a * cos - b * sin, b * cos + a * sin)
+    joined = (torch.stack(rotated, -1).flatten(-2) if interleaved else torch.cat(rotated, -1)).to(x.dtype)
+    return joined if is_full else torch.cat((joined, x[..., width:]), -1)
 
 
 def rope_angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
-    """positions: [T] int64; frequencies: [dim / 2] float32, radians per position -> cos and sin of their products
-    times the magnitude, [T, 1, dim / 2] float32 each"""
+    """Return cos and sin of position * frequency, times the magnitude: [T, 1, dim / 2] float32 each.
+
+    positions: [T] int64; frequencies: [dim / 2] float32, radians per position
+    """
     return dispatch("angles", positions, frequencies, magnitude)
 
 
@@ -116,7 +123,7 @@ def rope_angles_reference(positions: Tensor, frequencies: Tensor, magnitude: flo
 
 
 def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(gate) * up, where gate_up: [T, 2 * n] holds gate first -> [T, n]"""
+    """activation(gate) * up, where gate_up [T, 2 * n] holds the gates first -> [T, n]"""
     return dispatch("gated", gate_up, activation)
 
 

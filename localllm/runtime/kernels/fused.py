@@ -1,8 +1,9 @@
-"""residual + gated(W norm(x) + bias): a product with what stands before and behind it in a layer, so that a GPU
-reads and writes activations once; any part may be missing.
+"""residual + gated(W norm(x) + bias): a product fused with the operations around it.
 
-x: [T, in]; W: [out, in] in one or more matrices, one below the other, each plain or quantized; with an activation
-the first half of W's rows are gates, the second what they gate.
+A GPU then reads and writes activations once. Any part is optional.
+
+x: [T, in]; W: [out, in] in one or more matrices, stacked by rows, each dense or quantized; with an activation, the
+first half of W's rows are gates, the second half is multiplied by them.
 """
 
 import torch
@@ -26,7 +27,7 @@ def fused_linear(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """bias: [out]; residual: the shape of the result -> [T, out], or [T, out / 2] with an activation"""
+    """Return [T, out], or [T, out / 2] with an activation. bias: [out]; residual: the shape of the result"""
     return dispatch("fused_linear", x, weights, bias, norm, activation, residual)
 
 
@@ -39,7 +40,7 @@ def fused_linear_reference(
     activation: Activation | None,
     residual: Tensor | None,
 ) -> Tensor:
-    """One operation after another."""
+    """Apply one operation after another."""
     if norm:
         x = norm(x)
     if len(weights) == 1:

@@ -1,8 +1,7 @@
-"""y = x W^T + bias, where W is plain or quantized.
+"""y = x W^T + bias, where W is dense or quantized.
 
-Decode reads every weight once a token, so the time of this operation is bytes(W) / bandwidth: packed weights are
-read as they are. Many rows of x are bound by multiplications, and W is dequantized for them, some of its rows at a
-time.
+Decoding reads every weight once per token, so that this operation takes bytes(W) / bandwidth: packed weights are
+read as they are. Many rows of x are bound by multiplications; W is then dequantized, some of its rows at a time.
 """
 
 from collections.abc import Callable
@@ -23,11 +22,12 @@ from localllm.runtime.kernels.cpu.layout import interleave_weights
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import run_in_parts
 
-TILE_ELEMENTS = 2**18  # 1 MB of float32 in L2; q4_k, one row of x: 2**16 63 ms, 2**18 30, whole 88 (4096 x 4096)
+# 1 MB of float32 in L2; q4_k, one row of x, 4096 x 4096: 2**16 63 ms, 2**18 30, all at once 88.
+TILE_ELEMENTS = 2**18
 
 
 def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = None) -> Tensor:
-    """x: [..., in]; weight: [out, in]; bias: [out] -> [..., out]"""
+    """Return x W^T + bias. x: [..., in]; weight: [out, in]; bias: [out] -> [..., out]"""
     if isinstance(weight, Tensor):
         return choose("plain_linear", x, weight, bias).run(x, weight, bias)
     return choose("linear", x, weight, bias).run(x, weight, bias)
@@ -38,15 +38,20 @@ def prepare_weights(
     dtype: torch.dtype | None = None,
     on_read: Callable[[], None] = lanes.no_op,
 ) -> tuple[Tensor | QuantizedTensor, ...]:
-    """Weights that x meets together, as the kernels of their device read them best: the same numbers, in as few
-    as can be. dtype: of x, where it is known: its kernels are compiled meanwhile. on_read: as in `to_lanes`."""
+    """Return weights that are multiplied with the same x in the layout that this device's kernels prefer.
+
+    The values are unchanged, in as few tensors as possible. dtype: of x if known, to start compiling its kernels;
+    on_read: see `to_lanes`.
+    """
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
-    whole = apply_layout(packed, dtype, on_read) if packed and len(packed) == len(weights) else None
-    found = (whole,) if whole is not None else tuple(prepare_weight(weight, dtype, on_read) for weight in weights)
-    for weight in found:
+    stacked = apply_layout(packed, dtype, on_read) if packed and len(packed) == len(weights) else None
+    prepared = (
+        (stacked,) if stacked is not None else tuple(prepare_weight(weight, dtype, on_read) for weight in weights)
+    )
+    for weight in prepared:
         if dtype and isinstance(weight, QuantizedTensor) and weight.format in INTERLEAVED_BITS:
             quantized_matmul.compile_ahead(weight, dtype)
-    return found
+    return prepared
 
 
 def prepare_weight(
@@ -54,14 +59,14 @@ def prepare_weight(
 ) -> Tensor | QuantizedTensor:
     if isinstance(weight, Tensor):
         return weight.contiguous() if weight.is_cpu else weight  # experts may be stored column by column
-    found = apply_layout([weight], dtype, between)
-    return weight if found is None else found
+    prepared = apply_layout([weight], dtype, between)
+    return weight if prepared is None else prepared
 
 
 def apply_layout(
     weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
 ) -> Tensor | QuantizedTensor | None:
-    """One below the other, as a kernel here reads them; None where it reads them as they are, or not together."""
+    """Return the weights stacked in a kernel's layout; None if it reads them as they are, or not stacked."""
     return choose("layout", weights[0]).run(weights, dtype, between)
 
 
@@ -78,7 +83,7 @@ def interleave_layout(
 
 @kernel("layout", "as stored")
 def keep_layout(weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]) -> None:
-    """Where none is read otherwise."""
+    """Keep the weights as stored, because no kernel needs another layout."""
 
 
 def is_on_cpu(weight: QuantizedTensor) -> bool:
@@ -97,8 +102,8 @@ def interleaved_small_m_unsupported(x: Tensor, weight: QuantizedTensor, bias: Te
     if reason := interleaved_unsupported(x, weight, bias):
         return reason
     rows = x.shape[:-1].numel()
-    few = rows <= quantized_matmul.MAX_ROWS or batch_invariance.batch_invariant()
-    return None if few else f"{rows} rows: dequantizing first is faster"
+    supported = rows <= quantized_matmul.MAX_ROWS or batch_invariance.batch_invariant()
+    return None if supported else f"{rows} rows: dequantizing first is faster"
 
 
 @kernel("linear", "cpu-lanes", interleaved_small_m_unsupported)
@@ -114,7 +119,7 @@ def linear_interleaved_dequantized(x: Tensor, weight: QuantizedTensor, bias: Ten
 def flatten_rows(
     product: Callable[[Tensor, QuantizedTensor], Tensor], x: Tensor, weight: QuantizedTensor, bias: Tensor | None
 ) -> Tensor:
-    """A product that takes x as [M, in], whatever dimensions it has."""
+    """Call a product that takes x as [M, in] with x of any number of dimensions."""
     rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
     y = product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
@@ -122,23 +127,23 @@ def flatten_rows(
 
 def gguf_tiles_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if x.device.type != "cpu":
-        return "the device has no cache to be spared"
+        return "tiles only save cache of a CPU"
     return None if weight.format in gguf.FORMATS else f"the weight is {weight.format}"
 
 
 @kernel("linear", "gguf-tiles", gguf_tiles_unsupported)
 def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    """A few rows of W at a time, so that what was dequantized is used before it leaves the cache."""
+    """Process a few rows of W at a time, so that dequantized rows are used before they leave the cache."""
     rows, count = weight.parts[gguf.BLOCKS_PART], weight.shape[0]
     tile = max(1, TILE_ELEMENTS // weight.shape[1])
     y = x.new_empty(*x.shape[:-1], count)
 
-    def some(part: int, parts: int) -> None:
+    def multiply_tiles(part: int, parts: int) -> None:
         for begin in range(part * tile, count, parts * tile):
             w = gguf.dequantize_rows(rows[begin : begin + tile], weight.format, x.dtype)
             y[..., begin : begin + tile] = linear(x, w)
 
-    run_in_parts(some)
+    run_in_parts(multiply_tiles)
     return y if bias is None else y + bias
 
 
@@ -147,42 +152,46 @@ def w8a8_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) ->
 
 
 def w8a8_cpu_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    # On GPUs torch's product wants more than 16 rows, and multiples of 8.
+    # On GPUs, torch's product needs more than 16 rows, and multiples of 8.
     return w8a8_unsupported(x, weight, bias) or (None if is_on_cpu(weight) else "the weight is on a GPU")
 
 
 @kernel("linear", "cpu-w8a8", w8a8_cpu_unsupported)
 def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    """Whole numbers, and therefore what the reference gives: 4096 x 4096, 1 row 2.4 ms and 24 so, 512 rows 10 and
-    99."""
+    """Compute with integers, exactly like the reference.
+
+    4096 x 4096, 1 row: 2.4 ms instead of 24; 512 rows: 10 ms instead of 99.
+    """
     return flatten_rows(int8_matmul, x, weight, bias)
 
 
 def int8_matmul(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x: [M, in] -> [M, out]"""
+    """Quantize x and multiply. x: [M, in] -> [M, out]"""
     tokens, scale = w8a8.quantize_activations(x)
-    whole = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
-    return (whole * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
+    product = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
+    return (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
 
 
 @kernel("linear", "w8a8-reference", w8a8_unsupported)
 def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     tokens, scale = w8a8.quantize_activations(x)
-    quantized_matmul = F.linear(tokens, weight.parts["q"].float())  # of whole numbers
-    y = (quantized_matmul * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
+    product = F.linear(tokens, weight.parts["q"].float())  # of integers
+    y = (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
 
 
 def cpu_dequantized_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if not (x.is_cpu and cpu_supported()):
         return "no kernel is compiled for it"
-    own = weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.W8A8_FORMAT
-    return f"the weight is {weight.format}" if own else None
+    has_kernel = (
+        weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.W8A8_FORMAT
+    )
+    return f"the weight is {weight.format}" if has_kernel else None
 
 
 @kernel("linear", "cpu-dequantized", cpu_dequantized_unsupported)
 def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    """As with plain weights: each row of a few as if it were alone."""
+    """Dequantize and multiply as with dense weights: a few rows give each row the bits that it has alone."""
     return linear(x, dequantize(weight, x.dtype), bias)
 
 
@@ -195,8 +204,8 @@ def dense_rows_unsupported(x: Tensor, weight: Tensor, bias: Tensor | None) -> st
     if reason := dense_matmul.unsupported(x, weight):
         return reason
     rows = x.numel() // weight.shape[1]
-    few = rows <= dense_matmul.MAX_ROWS or batch_invariance.batch_invariant()
-    return None if few else f"{rows} rows: torch's own product is faster"
+    supported = rows <= dense_matmul.MAX_ROWS or batch_invariance.batch_invariant()
+    return None if supported else f"{rows} rows: torch's own product is faster"
 
 
 @kernel("plain_linear", "cpu-rows", dense_rows_unsupported)
@@ -207,5 +216,5 @@ def dense_linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @kernel("plain_linear", "reference")
 def dense_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """With numbers that are not packed."""
+    """Multiply with dense weights."""
     return F.linear(x, weight, bias)

@@ -1,4 +1,4 @@
-"""residual + scale * norm(x): what stands behind a part of a layer that is normed once more (Gemma, OLMo 2)."""
+"""Norms, and residual + scale * norm(x), for models that normalize a layer's output once more (Gemma, OLMo 2)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,22 +9,22 @@ from localllm.runtime.kernels.elementwise import layer_norm, rms_norm
 from localllm.runtime.kernels.registry import dispatch, kernel
 
 
-# A norm with its weight, as a layer holds it: what stands before a product can be done inside it.
+# A norm with its weight: a norm before a product can be fused into it.
 @dataclass(frozen=True, eq=False)
 class Norm:
-    weight: Tensor | None  # [size] float32; None: one
+    weight: Tensor | None  # [size] float32; None: 1
     eps: float
     norm_type: Literal["rms", "layer"] = "rms"
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Over the last dimension -> the shape of x, in its dtype"""
+        """Normalize over the last dimension -> the shape and dtype of x"""
         if self.norm_type == "rms" or self.weight is None:
             return rms_norm(x, self.weight, self.eps)
         return layer_norm(x, self.weight, self.eps)
 
 
 def add_norm(residual: Tensor, x: Tensor, norm: Norm, scale: float = 1.0) -> Tensor:
-    """residual, x: [T, hidden] -> their shape"""
+    """Return residual + scale * norm(x). residual, x: [T, hidden] -> [T, hidden]"""
     return dispatch("add_normed", residual, x, norm, scale)
 
 

@@ -1,9 +1,8 @@
-"""From the product of q, k and v to what attention needs: heads are normed and turned by their positions, keys and
-values go to the cache.
+"""The step from the product of q, k and v to attention: norms, rotary positions, and appending to the cache.
 
 A token's row of `qkv` holds its heads of q (each followed by its gate, if there are gates), then those of k, then
-those of v; a layer that reads another's cache has q alone, and where values are the keys, as they come out of the
-product, there is no v.
+those of v. A layer that reads another layer's cache has only q, and where values are the unrotated keys, there is
+no v.
 """
 
 import torch
@@ -29,8 +28,10 @@ def rope_append(
     k_norm: Norm | None,
     eps: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """qkv: [T, rows of the product]; angles: cos and sin, [T, 1, dim / 2] float32; eps: of the norm of values
-    -> q and its gates, [T, heads, head_dim] each"""
+    """Return q and its gates, [T, heads, head_dim] each, and append keys and values to the cache.
+
+    qkv: [T, rows of the product]; angles: cos and sin, [T, 1, dim / 2] float32; eps: of the norm of values
+    """
     arguments = (qkv, cache, batch, config, angles, q_norm, k_norm, eps)
     return choose("rope_append", *arguments).run(*arguments)
 
@@ -46,31 +47,31 @@ def rope_append_reference(
     k_norm: Norm | None,
     eps: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """One operation after another."""
+    """Apply one operation after another."""
     c = config
-    own = c.kv_heads if c.kv_source is None else 0  # heads of keys that are made here
+    own_kv_heads = c.kv_heads if c.kv_source is None else 0  # heads whose keys this layer computes
     heads = qkv.unflatten(-1, (-1, c.head_dim))
     gate = None
     if c.output_gate:
         q, gate = heads[:, : 2 * c.heads].unflatten(1, (-1, 2)).unbind(2)
         heads = torch.cat((q, heads[:, 2 * c.heads :]), 1)
-    qk, v = heads[:, : c.heads + own], heads[:, c.heads + (0 if c.keys_as_values else own) :]
+    qk, v = heads[:, : c.heads + own_kv_heads], heads[:, c.heads + (0 if c.keys_as_values else own_kv_heads) :]
     if c.qk_norm:
-        q, k = qk.split((c.heads, own), 1)
+        q, k = qk.split((c.heads, own_kv_heads), 1)
         if c.qk_norm == "whole":
             q, k = q.flatten(1), k.flatten(1)
         normed = torch.cat((q_norm(q) if q_norm else q, k_norm(k) if k_norm else k), 1)
         qk = normed.unflatten(1, (-1, c.head_dim)) if c.qk_norm == "whole" else normed
     if c.rope and angles:
         qk = rotate(qk, *angles, c.rope.interleaved)
-    q, k = qk.split((c.heads, own), 1)
+    q, k = qk.split((c.heads, own_kv_heads), 1)
     if c.query_growth:
         q = q * query_growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
-    if own:
+    if own_kv_heads:
         cache.append(k, rms_norm(v, None, eps) if c.value_norm else v, batch.slot_mapping)
     return q, gate
 
 
 def query_growth(config: QueryScaling, positions: Tensor) -> Tensor:
-    """positions: [T] -> [T] float32"""
+    """Return the position-dependent factor of queries. positions: [T] -> [T] float32"""
     return 1 + config.beta * map_in_vectors(torch.log, 1 + torch.floor(positions / config.original_context))

@@ -1,7 +1,7 @@
-"""Work that is cut into parts, one a core, each part in one thread.
+"""Parallel work on a CPU, cut into one part per core, each part in one thread.
 
-For many small operations: torch's own threads meet after each of them, which takes as long as the operation. They
-let go of the interpreter's lock, so Python threads run beside each other.
+For many small operations: torch's own threads synchronize after each operation, which takes as long as the
+operation itself. Operations release the interpreter's lock, so that Python threads run in parallel.
 """
 
 import functools
@@ -12,11 +12,12 @@ from contextvars import copy_context
 
 import torch
 
-SMALL_MODEL_BYTES = 40_000_000  # two threads wait for each other longer than they help (docs/lab-log.md)
+# For smaller models, two threads wait for each other longer than they save (docs/lab-log.md).
+SMALL_MODEL_BYTES = 40_000_000
 
 
 def threads_for(weight_bytes: int, requested: int | None) -> int:
-    """How many threads the products of a model with so many bytes of weights get."""
+    """Return the number of threads for a model with so many bytes of weights."""
     return requested or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
 
 
@@ -26,16 +27,18 @@ def thread_pool() -> ThreadPoolExecutor:
 
 
 def run_in_parts(work: Callable[[int, int], None]) -> None:
-    """Calls `work(part, parts)` for each of as many parts as the calling thread may use threads, with its context
-    variables."""
+    """Call `work(part, parts)` in threads, with as many parts as the calling thread may use threads.
+
+    Each call has the caller's context variables.
+    """
     parts = torch.get_num_threads()
     if parts == 1:
         work(0, 1)
         return
 
     def run(part: int) -> None:
-        with torch.inference_mode():  # a setting of each thread
+        with torch.inference_mode():  # inference mode is a setting of each thread
             work(part, parts)
 
-    for done in [thread_pool().submit(copy_context().run, run, part) for part in range(parts)]:
-        done.result()
+    for future in [thread_pool().submit(copy_context().run, run, part) for part in range(parts)]:
+        future.result()

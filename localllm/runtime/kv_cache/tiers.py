@@ -1,5 +1,5 @@
-"""A block allocator with two tiers: blocks on the device, and a host tier in main memory that holds evicted
-blocks which a later prompt may ask for. Pure Python, as `blocks.py`.
+"""A block allocator with two tiers: blocks on the device, and a host tier in main memory for evicted blocks that a
+later prompt may need. Pure Python, like `blocks.py`.
 
 Block ids from `count` on are in the host tier. No sequence uses one directly: its content is copied back to the
 device first. A content is in one tier at a time, so a copy between tiers moves it.
@@ -12,52 +12,53 @@ from typing import NamedTuple
 
 from localllm.runtime.kv_cache.blocks import BlockAllocator, Key
 
-MERGE_WINDOW = 2  # runs: putting aside and bringing back take turns
+MERGE_WINDOW = 2  # copy runs: evictions to the host tier and copies back alternate
 
 
 class TieredBlockAllocator(BlockAllocator[Key]):
     def __init__(self, count: int, host_blocks: int = 0):
         super().__init__(count)
         self.ref_counts += [0] * host_blocks
-        self.host_queue = OrderedDict[int, None].fromkeys(
-            range(count, count + host_blocks)
-        )  # next to be reused first
+        # Least recently used first.
+        self.host_queue = OrderedDict[int, None].fromkeys(range(count, count + host_blocks))
 
     def evict(self, block: int) -> None:
         if not self.host_queue or block not in self.key_of:
             self.remove_from_index(block)
             return
-        there = next(iter(self.host_queue))
-        self.remove_from_index(there)
-        self.pending_copies.append((block, there))
-        self.move_key(block, there)
+        host_block = next(iter(self.host_queue))
+        self.remove_from_index(host_block)
+        self.pending_copies.append((block, host_block))
+        self.move_key(block, host_block)
 
     def share_on_device(self, blocks: ListLike[int]) -> list[int]:
-        """Take part in contents, each by its place; where they lie on the device then. Of those that nobody uses
-        there may be no more than `available`."""
-        for place in blocks:
-            if place < self.count:
-                self.share(place)
+        """Share cached blocks, copying those in the host tier back to the device. Returns their device block ids.
+
+        At most `free_count` of the blocks may be unused.
+        """
+        for block in blocks:
+            if block < self.count:
+                self.share(block)
             else:
-                del self.host_queue[place]  # before room is made for another: it must not be what goes
-        return [place if place < self.count else self.copy_from_host(place) for place in blocks]
+                del self.host_queue[block]  # so that making space for another block does not overwrite it
+        return [block if block < self.count else self.copy_from_host(block) for block in blocks]
 
     def copy_from_host(self, host_block: int) -> int:
-        place = self.allocate()
-        self.pending_copies.append((host_block, place))
+        block = self.allocate()
+        self.pending_copies.append((host_block, block))
         self.host_queue[host_block] = None
-        self.move_key(host_block, place)
-        return place
+        self.move_key(host_block, block)
+        return block
 
     def add_to_index(self, block: int, key: Key) -> None:
-        there = self.cached.get(key)
-        if there in self.host_queue:  # what was put aside has been computed again
-            self.move_key(there, block)
+        host_block = self.cached.get(key)
+        if host_block in self.host_queue:  # an evicted block has been recomputed
+            self.move_key(host_block, block)
         else:
             super().add_to_index(block, key)
 
     def move_key(self, source: int, target: int) -> None:
-        """What is in one place is found in another from now on."""
+        """Move the index entry of `source` to `target`."""
         key = self.key_of.pop(source)
         self.key_of[target], self.cached[key] = key, target
         if source in self.host_queue:
@@ -77,34 +78,34 @@ class TieredBlockAllocator(BlockAllocator[Key]):
 
 
 class CopyRun(NamedTuple):
-    """Neighbours that are copied to neighbours."""
+    """A copy of adjacent blocks to adjacent blocks."""
 
     source: int
     target: int
     length: int
 
     def is_continued_by(self, source: int, target: int) -> bool:
-        """Is this its next copy? What it reads and what it writes stay apart."""
-        behind = (source, target) == (self.source + self.length, self.target + self.length)
-        return behind and abs(source - target) > self.length
+        """Return whether this copy extends the run without its sources and targets overlapping."""
+        is_adjacent = (source, target) == (self.source + self.length, self.target + self.length)
+        return is_adjacent and abs(source - target) > self.length
 
     def conflicts_with(self, source: int, target: int) -> bool:
-        """Does it matter which of the two is done first?"""
+        """Return whether the order of this copy and the run matters."""
         written = range(self.target, self.target + self.length)
         return source in written or target in written or target in range(self.source, self.source + self.length)
 
 
 def merge_copies(copies: Iterable[tuple[int, int]]) -> tuple[CopyRun, ...]:
-    """As few as can be made of copies, (from, to), that are to be done in their order."""
-    found: list[CopyRun] = []
+    """Merge copies (from, to), given in order of execution, into as few runs as possible."""
+    runs: list[CopyRun] = []
     for copy in copies:
-        for back in range(len(found) - 1, max(-1, len(found) - 1 - MERGE_WINDOW), -1):
-            if found[back].is_continued_by(*copy):
-                found[back] = found[back]._replace(length=found[back].length + 1)
+        for i in range(len(runs) - 1, max(-1, len(runs) - 1 - MERGE_WINDOW), -1):
+            if runs[i].is_continued_by(*copy):
+                runs[i] = runs[i]._replace(length=runs[i].length + 1)
                 break
-            if found[back].conflicts_with(*copy):
-                found.append(CopyRun(*copy, 1))
+            if runs[i].conflicts_with(*copy):
+                runs.append(CopyRun(*copy, 1))
                 break
         else:
-            found.append(CopyRun(*copy, 1))
-    return tuple(found)
+            runs.append(CopyRun(*copy, 1))
+    return tuple(runs)

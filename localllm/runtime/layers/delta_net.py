@@ -1,4 +1,4 @@
-"""A gated delta net layer (Qwen3-Next, Qwen3.5): recurrent, with a state whose size does not grow."""
+"""A gated delta net layer (Qwen3-Next, Qwen3.5): recurrent, with a state of constant size."""
 
 from functools import partial
 
@@ -35,10 +35,10 @@ class DeltaNet:
         self.conv_weight = source.float32_tensor("conv1d.weight", c.channels, 1, c.kernel_size)[
             :, 0
         ].T.contiguous()
-        known = source.weights.has("A")  # GGUF
+        stores_rate = source.weights.has("A")  # GGUF
         self.decay_rate = (
             source.float32_tensor("A", c.value_heads)
-            if known
+            if stores_rate
             else -source.float32_tensor("A_log", c.value_heads).exp()
         )
         self.dt_bias = source.float32_tensor("dt_bias", c.value_heads)
@@ -53,18 +53,18 @@ class DeltaNet:
         norm: Norm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + delta_net(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
-        x = norm(x) if norm else x  # for two products
+        x = norm(x) if norm else x  # once for both products
         qkv, z = self.qkvz(x).split((c.channels, c.value_heads * c.value_dim), -1)
         b, a = self.ba(x).float().chunk(2, -1)  # [T, value_heads]
         qkv = kernels.causal_conv(qkv, self.conv_weight, cache, batch, silu=True)
         qk, v = qkv.split((2 * c.key_heads * c.key_dim, c.value_heads * c.value_dim), -1)
         q, k = kernels.l2_normalize(qk.unflatten(-1, (-1, c.key_dim))).chunk(2, 1)
-        v, z = (each.unflatten(-1, (-1, c.value_dim)) for each in (v, z))
+        v, z = (tensor.unflatten(-1, (-1, c.value_dim)) for tensor in (v, z))
         decay, beta = self.decay_rate * kernels.softplus(a + self.dt_bias), kernels.sigmoid(b)
         if c.tiled:
-            v, decay, beta = (regroup_heads(each, c.key_heads) for each in (v, decay, beta))
+            v, decay, beta = (regroup_heads(tensor, c.key_heads) for tensor in (v, decay, beta))
         mixed = kernels.delta_net(q, k, v, decay, beta, cache, batch)
         if c.tiled:
             mixed = regroup_heads(mixed, c.value_heads // c.key_heads)
@@ -72,12 +72,13 @@ class DeltaNet:
 
 
 def regroup_heads(x: Tensor, heads: int) -> Tensor:
-    """[T, n * heads, ...], heads running faster -> the same with n running faster."""
+    """Reorder [T, n * heads, ...], heads varying fastest, so that n varies fastest."""
     return x.unflatten(1, (-1, heads)).transpose(1, 2).flatten(1, 2)
 
 
 def rows_by_part(heads: int, sizes: list[int]) -> Tensor:
-    """The order of rows that brings those of one kind together, of a stack where each head has all kinds (q, k, v,
-    z) one after another."""
-    kinds = torch.arange(heads * sum(sizes)).view(heads, -1).split(sizes, 1)
-    return torch.cat([rows.flatten() for rows in kinds])
+    """Return the row order that groups parts (q, k, v, z) of a stack in which each head has all parts in
+    sequence.
+    """
+    parts = torch.arange(heads * sum(sizes)).view(heads, -1).split(sizes, 1)
+    return torch.cat([rows.flatten() for rows in parts])

@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer: one gated MLP, or a mixture of them."""
+"""The feed-forward half of a layer: a gated MLP, or a mixture of experts."""
 
 from collections.abc import Callable
 
@@ -26,12 +26,12 @@ class MLP:
         self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias)
 
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + mlp(norm(x)). x: [T, hidden] -> [T, hidden]"""
         return self.down(self.gate_up(x, norm=norm, activation=self.activation), residual=residual)
 
 
 class UngatedMLP:
-    """Without a gate, as the first transformers had it."""
+    """A feed-forward network without a gate, as in the original transformer."""
 
     def __init__(self, config: MLPConfig, hidden: int, source: WeightSource):
         self.activation: Activation = config.activation
@@ -39,7 +39,7 @@ class UngatedMLP:
         self.down = Linear.load(source, {"down_proj": hidden}, config.intermediate_size, config.bias)
 
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + mlp(norm(x)). x: [T, hidden] -> [T, hidden]"""
         return self.down(apply_activation(self.up(x, norm=norm), self.activation), residual=residual)
 
 
@@ -59,7 +59,7 @@ class MoE:
         self.before_experts, self.after_experts = norm("before_experts"), norm("after_experts")
         self.before_router = router_norm(source, model) if config.router.normed else identity
         self.router = Linear.load(source, {"router": config.experts}, hidden, config.router.bias)
-        # In float32, as it was trained: it is small, and decides between experts that are close.
+        # In float32, as in training: it is small, and decides between experts with close scores.
         self.score_correction = (
             source.float32_tensor("correction_bias", config.experts) if config.router.correction else None
         )
@@ -76,15 +76,15 @@ class MoE:
         )
 
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + moe(norm(x)). x: [T, hidden] -> [T, hidden]"""
         out = self.mix_experts(norm(x) if norm else x)
         return out if residual is None else residual + out
 
     def mix_experts(self, x: Tensor) -> Tensor:
-        chosen, weight = route(self.router(self.before_router(x)).float(), self.score_correction, self.config)
+        expert_ids, weight = route(self.router(self.before_router(x)).float(), self.score_correction, self.config)
         if self.expert_scale is not None:
-            weight = weight * self.expert_scale[chosen]
-        out = self.after_experts(kernels.experts(self.before_experts(x), chosen, weight, self.experts))
+            weight = weight * self.expert_scale[expert_ids]
+        out = self.after_experts(kernels.experts(self.before_experts(x), expert_ids, weight, self.experts))
         if self.shared is None:
             return out
         shared = self.after_shared(self.shared(self.before_shared(x)))
@@ -92,39 +92,40 @@ class MoE:
 
 
 def stack_experts(mlps: list[MLP], x: Tensor) -> StackedExperts | None:
-    """The same experts, for the kernel that takes them stacked; None where there is none for x, or where an
-    expert's matrices differ from another's."""
+    """Stack the experts for the kernel that takes them so; None if it does not support x or experts differ in
+    format.
+    """
     if any(len(linear.weights) > 1 for mlp in mlps for linear in (mlp.gate_up, mlp.down)):
         return None
     first = mlps[0]
     one = StackedExperts(first.gate_up.weights[0], first.down.weights[0], None, None, first.activation, 1)
     if not kernels.supports_stacked(x, one):
         return None
-    of_all = [mlp.gate_up for mlp in mlps], [mlp.down for mlp in mlps]
-    gate_up, down = (concat_matrices([linear.weights[0] for linear in of]) for of in of_all)
+    projections = [mlp.gate_up for mlp in mlps], [mlp.down for mlp in mlps]
+    gate_up, down = (concat_matrices([linear.weights[0] for linear in linears]) for linears in projections)
     if gate_up is None or down is None:
         return None
-    biases = ([linear.bias for linear in of if linear.bias is not None] for of in of_all)
-    gate_up_bias, down_bias = (torch.cat(of) if of else None for of in biases)
+    biases = ([linear.bias for linear in linears if linear.bias is not None] for linears in projections)
+    gate_up_bias, down_bias = (torch.cat(linears) if linears else None for linears in biases)
     return StackedExperts(gate_up, down, gate_up_bias, down_bias, first.activation, len(mlps))
 
 
 def route(logits: Tensor, correction: Tensor | None, config: MoEConfig) -> tuple[Tensor, Tensor]:
-    """logits: [T, experts] float32; correction: [experts] -> the chosen experts and their weights, [T, k] each"""
+    """Select experts. logits: [T, experts] float32; correction: [experts] -> their ids and weights, [T, k] each"""
     router = config.router
     score = logits.softmax(-1) if router.score == "softmax" else kernels.sigmoid(logits)
     ranked = score if correction is None else score + correction
     if router.groups > 1:
         ranked = mask_other_groups(ranked, router)
-    chosen = ranked.topk(config.experts_per_token, -1).indices
-    weight = score.gather(-1, chosen)
+    expert_ids = ranked.topk(config.experts_per_token, -1).indices
+    weight = score.gather(-1, expert_ids)
     if router.normalize:
         weight = weight / weight.sum(-1, keepdim=True).clamp(min=1e-20)
-    return chosen, weight * router.scale
+    return expert_ids, weight * router.scale
 
 
 def mask_other_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
-    """Scores outside the best groups become -inf (DeepSeek-V3, section 2.1.2)."""
+    """Set the scores outside the best groups to -inf (DeepSeek-V3, section 2.1.2)."""
     grouped = ranked.unflatten(-1, (router.groups, -1))  # [T, groups, experts / groups]
     best = (
         grouped.topk(min(router.judged_by, grouped.shape[-1]), -1)
@@ -132,8 +133,8 @@ def mask_other_groups(ranked: Tensor, router: RouterConfig) -> Tensor:
         .topk(router.chosen_groups, -1)
         .indices
     )
-    kept = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, True)
-    return grouped.masked_fill(~kept[..., None], -torch.inf).flatten(1)
+    is_best = torch.zeros(grouped.shape[:2], dtype=torch.bool, device=ranked.device).scatter_(1, best, True)
+    return grouped.masked_fill(~is_best[..., None], -torch.inf).flatten(1)
 
 
 def router_norm(source: WeightSource, model: ModelConfig) -> Norm:

@@ -13,7 +13,10 @@ from localllm.runtime.weight_source import WeightSource
 
 
 class Linear:
-    """`weights`: [out, in] each, one below the other; usually they are stacked in one."""
+    """A product with weights [out, in] and an optional bias.
+
+    Several weights are stacked by rows; usually it is one.
+    """
 
     def __init__(
         self,
@@ -22,7 +25,7 @@ class Linear:
         dtype: torch.dtype | None = None,
         on_read: Callable[[], None] = lambda: None,
     ):
-        """dtype: of x; on_read: called each time that some of the weights has been read."""
+        """dtype: of x; on_read: called whenever some of the weights have been read."""
         self.weights = kernels.prepare_weights(*weights, dtype=dtype, on_read=on_read)
         self.bias = bias  # [out]
 
@@ -35,7 +38,7 @@ class Linear:
         bias: bool,
         order: Callable[[], Tensor] | None = None,
     ) -> "Linear":
-        """One matrix of the named ones (name -> rows), stacked by rows. `order`: as in `Source.matrices`."""
+        """Load the matrices (name -> rows) stacked by rows. order: see `WeightSource.matrices`."""
         weights = source.matrices(names, columns, order)
         vector = source.concatenated_vectors(names, "bias") if bias else None
         with source.phases("repack"):
@@ -48,5 +51,5 @@ class Linear:
         activation: Activation | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """residual + gated(W norm(x) + bias), x: [T, in]; what is not given is not done. See kernels/fused.py"""
+        """Return residual + gated(W norm(x) + bias), leaving out what is None. x: [T, in]. See kernels/fused.py"""
         return kernels.fused_linear(x, self.weights, self.bias, norm, activation, residual)

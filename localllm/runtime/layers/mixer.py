@@ -1,4 +1,4 @@
-"""The half of a layer that mixes positions: which kind it is, its config says."""
+"""The half of a layer that mixes positions; the LayerConfig selects its type."""
 
 from collections.abc import Callable
 
@@ -45,29 +45,30 @@ class LatentAttention:
     def __call__(
         self, x: Tensor, batch: Batch, cache: LatentCache, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
-        x = norm(x) if norm else x  # for two products
+        x = norm(x) if norm else x  # once for both products
         q = (self.q(self.q_a(x), norm=self.q_norm) if self.q_a else self.q(x)).unflatten(-1, (c.heads, -1))
-        nope, turning = q.split((c.nope_dim, c.rope_dim), -1)
+        nope, unrotated = q.split((c.nope_dim, c.rope_dim), -1)
         latent, key = self.kv_a(x).split((c.kv_lora_rank, c.rope_dim), -1)
-        turned = kernels.rotate(
-            torch.cat((turning, key[:, None]), 1), *batch.rope_angles[c.rope], c.rope.interleaved
+        rotated = kernels.rotate(
+            torch.cat((unrotated, key[:, None]), 1), *batch.rope_angles[c.rope], c.rope.interleaved
         )
-        turned, key = turned.split((c.heads, 1), 1)
+        rotated, key = rotated.split((c.heads, 1), 1)
         cache.append(torch.cat((self.kv_norm(latent), key[:, 0]), -1), batch.slot_mapping)
-        q = torch.cat((nope, turned), -1)
+        q = torch.cat((nope, rotated), -1)
         return self.out(
             kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b).flatten(1), residual=residual
         )
 
 
 def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
-    """What makes each head's keys and values from the latent: [heads, nope_dim, rank], [heads, value_dim, rank].
+    """Return the up-projections of the latent: keys [heads, nope_dim, rank] and values [heads, value_dim, rank].
 
-    Stored as one matrix `kv_b_proj` with a head's rows after another's, or apart and the keys' transposed (GGUF):
-    `k_b_proj` [heads * rank, nope_dim], `v_b_proj` [heads * value_dim, rank]. Held apart in the model's dtype,
-    because batched products of slices are up to nine times slower (bfloat16, 20 heads on a CPU).
+    They are stored as one matrix `kv_b_proj` with the rows of each head in sequence, or separately with the keys'
+    transposed (GGUF): `k_b_proj` [heads * rank, nope_dim], `v_b_proj` [heads * value_dim, rank]. They are kept
+    separately in the model's dtype, because batched products of slices are up to nine times slower (bfloat16, 20
+    heads on a CPU).
     """
     heads, rank = c.heads, c.kv_lora_rank
     if source.has_matrix("k_b_proj"):
@@ -78,44 +79,50 @@ def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
         )
         v_b = source.dequantized_matrix("v_b_proj", heads * c.value_dim, rank).view(heads, c.value_dim, rank)
     else:
-        whole = source.dequantized_matrix("kv_b_proj", heads * (c.nope_dim + c.value_dim), rank).view(
+        kv_b = source.dequantized_matrix("kv_b_proj", heads * (c.nope_dim + c.value_dim), rank).view(
             heads, -1, rank
         )
-        k_b, v_b = whole.split((c.nope_dim, c.value_dim), 1)
+        k_b, v_b = kv_b.split((c.nope_dim, c.value_dim), 1)
     return k_b.contiguous(), v_b.contiguous()
 
 
-# Attention within whole texts: no cache, and each token sees what is around it, or before it.
+# Attention within whole texts, without a cache: each token attends to all tokens of its text, or to those before.
 class EncoderAttention(Attention):
-    """With the weights of the attention that has a cache."""
+    """Attention of an encoder, with the same weights as attention with a cache."""
 
     def __init__(self, config: AttentionConfig, model: ModelConfig, source: WeightSource):
         super().__init__(config, model, source)
         self.causal = model.encoder is not None and model.encoder.causal
 
-    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - the texts take the batch's place
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - takes an EncoderBatch
         self, x: Tensor, batch: EncoderBatch, _: None, norm: Norm | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
         q, k, v = (
             self.qkv(x, norm=norm).unflatten(-1, (-1, c.head_dim)).split((c.heads, c.kv_heads, c.kv_heads), 1)
         )
         if self.q_norm and self.k_norm:
-            whole = c.qk_norm == "whole"
-            q, k = (n(each.flatten(1) if whole else each) for n, each in ((self.q_norm, q), (self.k_norm, k)))
-            q, k = (each.unflatten(-1, (-1, c.head_dim)) if whole else each for each in (q, k))
+            norms_all_heads = c.qk_norm == "whole"
+            q, k = (
+                n(tensor.flatten(1) if norms_all_heads else tensor)
+                for n, tensor in ((self.q_norm, q), (self.k_norm, k))
+            )
+            q, k = (tensor.unflatten(-1, (-1, c.head_dim)) if norms_all_heads else tensor for tensor in (q, k))
         if c.rope:
-            q, k = (kernels.rotate(each, *batch.rope_angles[c.rope], c.rope.interleaved) for each in (q, k))
-        parted = zip(batch.split_by_length(q), batch.split_by_length(k), batch.split_by_length(v), strict=True)
-        mixed = torch.cat([self.attend(*each) for each in parted])
+            q, k = (kernels.rotate(tensor, *batch.rope_angles[c.rope], c.rope.interleaved) for tensor in (q, k))
+        groups = zip(batch.split_by_length(q), batch.split_by_length(k), batch.split_by_length(v), strict=True)
+        mixed = torch.cat([self.attend(*tensor) for tensor in groups])
         return self.out(mixed, residual=residual)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, k, v: [texts, length, their heads, head_dim] -> [texts * length, heads * head_dim]"""
+        """Attend within texts of one length. q, k, v: [texts, length, heads or kv_heads, head_dim]
+
+        Returns [texts * length, heads * head_dim].
+        """
         c, length = self.config, q.shape[1]
         windowed = c.window is not None and c.window < length
-        found = F.scaled_dot_product_attention(
+        output = F.scaled_dot_product_attention(
             *(each.transpose(1, 2) for each in (q, k, v)),
             attn_mask=window_mask(length, c.window, q.device, causal=self.causal)
             if windowed and c.window
@@ -124,17 +131,17 @@ class EncoderAttention(Attention):
             scale=c.scale,
             enable_gqa=c.heads != c.kv_heads,
         )
-        return found.transpose(1, 2).flatten(0, 1).flatten(1)
+        return output.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def window_mask(length: int, window: int, device: torch.device, *, causal: bool) -> Tensor:
-    """[length, length], true where a query sees a key: less than `window` before it, or around it."""
-    place = torch.arange(length, device=device)
-    before = place[:, None] - place
-    return (before < window) & ((before >= 0) if causal else (before > -window))
+    """Return [length, length] bool, true where a key is less than `window` before the query, or on either side."""
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position
+    return (distance < window) & ((distance >= 0) if causal else (distance > -window))
 
 
-# A gated short convolution layer (LFM2): recurrent, and remembers no more than its last tokens.
+# A gated short convolution layer (LFM2): recurrent, with only its last inputs as state.
 class ShortConv:
     def __init__(self, config: ShortConvConfig, model: ModelConfig, source: WeightSource):
         hidden, bias = model.hidden_size, config.bias
@@ -151,19 +158,21 @@ class ShortConv:
         norm: Norm | None = None,
         residual: Tensor | None = None,
     ) -> Tensor:
-        """x: [T, hidden] -> [T, hidden], of norm(x) and added to the residual"""
+        """Return residual + conv(norm(x)). x: [T, hidden] -> [T, hidden]"""
         before, after, x = self.in_proj(x, norm=norm).chunk(3, -1)
         mixed = kernels.causal_conv(before * x, self.conv_weight, cache, batch)
         return self.out(after * (mixed if self.bias is None else mixed + self.bias), residual=residual)
 
 
 def load_mixer(config: Mixer, model: ModelConfig, source: WeightSource) -> Callable[..., Tensor]:
-    """From the place that its kind has in a checkpoint; called with x [T, hidden], the batch, its cache, and maybe
-    the norm before it and the residual that it is added to."""
+    """Load a mixer from its prefix in the checkpoint.
+
+    It is called with x [T, hidden], the batch, its cache, and optionally the norm before it and the residual.
+    """
     match config:
         case AttentionConfig():
-            kind = EncoderAttention if model.encoder else Attention
-            return kind(config, model, source.under("self_attn"))
+            attention_class = EncoderAttention if model.encoder else Attention
+            return attention_class(config, model, source.under("self_attn"))
         case LatentConfig():
             return LatentAttention(config, model, source.under("self_attn"))
         case DeltaNetConfig():

@@ -1,4 +1,4 @@
-"""Norms. Their few weights stay in float32, whatever the model's dtype: some are stored as an offset from one."""
+"""Norms. Their weights stay in float32, whatever the model's dtype: some are stored as an offset from one."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ from localllm.runtime.weight_source import WeightSource
 
 
 def load_norm(source: WeightSource, name: str, size: int, model: ModelConfig, eps: float | None = None) -> Norm:
-    kind = "layer" if model.norm == "layer" else "rms"
+    norm_type = "layer" if model.norm == "layer" else "rms"
     weight, eps = source.norm_weight(f"{name}.weight", size), eps or model.norm_eps
     if model.encoder and model.encoder.norm_bias:
-        return BiasedLayerNorm(weight, eps, kind, bias=source.float32_tensor(f"{name}.bias", size))
-    return Norm(weight, eps, kind)
+        return BiasedLayerNorm(weight, eps, norm_type, bias=source.float32_tensor(f"{name}.bias", size))
+    return Norm(weight, eps, norm_type)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BiasedLayerNorm(Norm):
-    """Layer normalization with its bias, as encoders have it; never inside a product."""
+    """Layer normalization with a bias, as in encoders; never fused into a product."""
 
     bias: Tensor  # [size] float32
 

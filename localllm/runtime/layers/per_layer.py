@@ -1,4 +1,4 @@
-"""What each layer adds of each token beside mixer and feed-forward (Gemma 3n and 4, "per-layer embeddings")."""
+"""Per-layer embeddings: what each layer adds per token besides mixer and feed-forward (Gemma 3n and 4)."""
 
 import torch
 from torch import Tensor
@@ -18,17 +18,19 @@ class PerLayerInputs:
     def __init__(self, config: PerLayerConfig, model: ModelConfig, source: WeightSource):
         self.layer_count, width = len(model.layers), len(model.layers) * config.dim
         self.table = Embedding(source, PER_LAYER_TABLE, config.vocab_size, width, as_stored=True)
-        # In the model's dtype, as it was trained.
+        # Rounded to the model's dtype, as in training.
         self.table_scale = torch.tensor(config.dim**0.5, dtype=source.dtype).item()
         self.projection = Linear.load(source, {"per_layer_model_projection": width}, model.hidden_size, bias=False)
         self.projection_scale = model.hidden_size**-0.5
         self.norm = load_norm(source, "per_layer_projection_norm", config.dim, model)
 
     def __call__(self, token_ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-        """token_ids: [T]; x: [T, hidden], their embeddings -> [T, dim] for each layer"""
-        of_token = self.table(token_ids).unflatten(-1, (self.layer_count, -1)) * self.table_scale
-        of_x = self.norm((self.projection(x) * self.projection_scale).unflatten(-1, (self.layer_count, -1)))
-        return ((of_x + of_token) * 2**-0.5).unbind(1)
+        """Return the inputs [T, dim] of each layer. token_ids: [T]; x: [T, hidden], their embeddings"""
+        from_table = self.table(token_ids).unflatten(-1, (self.layer_count, -1)) * self.table_scale
+        from_embedding = self.norm(
+            (self.projection(x) * self.projection_scale).unflatten(-1, (self.layer_count, -1))
+        )
+        return ((from_embedding + from_table) * 2**-0.5).unbind(1)
 
 
 class PerLayerGate:
@@ -41,7 +43,7 @@ class PerLayerGate:
         self.norm = load_norm(source, "post_per_layer_input_norm", model.hidden_size, model)
 
     def __call__(self, x: Tensor, token_input: Tensor) -> Tensor:
-        """x: [T, hidden]; token_input: [T, dim] -> [T, hidden]"""
+        """Gate and project the layer's input. x: [T, hidden]; token_input: [T, dim] -> [T, hidden]"""
         return self.norm(
             self.projection(kernels.gated_activation(torch.cat((self.gate(x), token_input), -1), self.activation))
         )

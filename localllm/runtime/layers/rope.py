@@ -20,9 +20,9 @@ Angles = tuple[Tensor, Tensor]
 
 
 def inverse_frequencies(config: RopeConfig, max_len: int) -> tuple[Tensor, float]:
-    """[dim / 2] float32, radians per position; and the magnitude of cos and sin.
+    """Return radians per position, [dim / 2] float32, and the magnitude of cos and sin.
 
-    `max_len`: the longest that a sequence may become, which decides between LongRoPE's two sets.
+    max_len: most tokens of a sequence, which selects one of LongRoPE's two sets.
     """
     frequency = 1.0 / config.theta ** (torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim)
     match config.scaling:
@@ -45,17 +45,19 @@ def inverse_frequencies(config: RopeConfig, max_len: int) -> tuple[Tensor, float
 
 
 def yarn_ramp(config: RopeConfig, yarn: YarnScaling) -> Tensor:
-    """[dim / 2]: 0 where a frequency is kept, 1 where it is interpolated (Peng et al. 2023, section 3.2)."""
+    """Return [dim / 2]: 0 where a frequency is kept, 1 where it is interpolated (Peng et al. 2023, section
+    3.2).
+    """
 
     def dimension(turns: float) -> float:
-        """Which dimension makes so many turns within the original context."""
+        """Return the dimension that makes `turns` rotations within the original context."""
         return config.dim * math.log(yarn.original_context / (turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
     low, high = dimension(yarn.beta_fast), dimension(yarn.beta_slow)
     if yarn.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.dim - 1)
-    width = high - low or 0.001  # no division by zero, as in the authors' code
+    width = high - low or 0.001  # avoids division by zero, as in the authors' code
     return ((torch.arange(config.dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
 
 
@@ -65,5 +67,5 @@ class Rope:
         self.frequencies = frequencies.to(device)
 
     def angles(self, positions: Tensor) -> Angles:
-        """positions: [T] -> cos and sin, [T, 1, dim / 2] float32 each."""
+        """Return cos and sin, [T, 1, dim / 2] float32 each. positions: [T]"""
         return kernels.rope_angles(positions, self.frequencies, self.magnitude)

@@ -1,9 +1,9 @@
-"""A smaller model that guesses what comes next: its own runner and pool, the same verbs of state.
+"""A smaller model as drafter, with its own runner and pool and the same sequence states.
 
-What the target has computed meanwhile is caught up when guesses are wanted, so many tokens at a time; then each
-pass guesses one token more of every sequence that drafts. Random guesses are drawn by the target's own parameters,
-and handed on with what they were drawn from. How many there are may depend on distributions and on tokens before,
-never on the guess itself: else what stands would not have the target's distribution.
+Tokens that the target has computed meanwhile are processed when drafts are needed, up to a token budget; then each
+pass drafts one more token for every drafting sequence. Random drafts are sampled with the target's own parameters
+and passed on with their distributions. The number of drafts may depend on distributions and earlier tokens, never
+on the sampled draft itself: otherwise accepted tokens would not follow the target's distribution.
 """
 
 import time
@@ -26,11 +26,11 @@ from localllm.runtime.speculation.follower import DraftSequence
 from localllm.runtime.step import Step
 
 GREEDY = SamplingSpec(SamplingParams(temperature=0), 0, 0, (), Counter())
-UNKNOWN_TOKEN = 0  # stands for tokens of the target that the draft model has no row for
+UNKNOWN_TOKEN = 0  # replaces tokens of the target that the draft model's vocabulary lacks
 
 
 class DraftModel:
-    """A `Drafter`. A sequence that its pool has no room for goes without guesses."""
+    """A `Drafter`. A sequence for which its pool has no blocks gets no drafts."""
 
     def __init__(
         self,
@@ -41,25 +41,29 @@ class DraftModel:
         token_budget: int,
         draft_cost: DraftModelCost,
     ):
-        """target_vocab_size: of the target; max_len: most tokens of a sequence here; token_budget: of a pass."""
+        """target_vocab_size: of the target; max_len: most tokens of a sequence here; token_budget: tokens per
+        pass.
+        """
         self.runner, self.pool, self.draft_cost = runner, pool, draft_cost
         self.target_vocab_size, self.max_len, self.token_budget = target_vocab_size, max_len, token_budget
         self.own_vocab_size = runner.model.config.vocab_size
         self.draft_sequences: dict[Sequence, DraftSequence] = {}
-        self.extra_step_cost = 0.0  # a step for which one token each is guessed and verified, than a plain one
+        self.extra_step_cost = 0.0  # cost of a step with one draft per sequence, beyond a plain one
 
     def may_draft(self, sequence: Sequence) -> bool:
         return self.max_drafts(sequence, self.draft_cost.costs(1)) > 0
 
     def max_drafts(self, sequence: Sequence, costs: ListLike[float]) -> int:
-        """How many guesses are worth their time, and have a place."""
-        places = min(sequence.max_drafts, self.max_len - len(sequence.token_ids))
+        """Return how many drafts pay for themselves and fit."""
+        free_positions = min(sequence.max_drafts, self.max_len - len(sequence.token_ids))
         follower = self.draft_sequences.get(sequence)
-        return min(choose_draft_count(follower.acceptance if follower else AcceptanceRate(), costs), places)
+        return min(
+            choose_draft_count(follower.acceptance if follower else AcceptanceRate(), costs), free_positions
+        )
 
     def draft(self, sequences: list[Sequence]) -> None:
         for follower in self.draft_sequences.values():
-            if follower.sequence.state is None:  # preempted: there is no hurry
+            if follower.sequence.state is None:  # preempted, so it will not draft soon
                 follower.free()
         ready = [s for s in sequences if len(s.token_ids) - s.computed == 1]
         for sequence in ready:
@@ -79,22 +83,24 @@ class DraftModel:
         except Exception:
             for follower in self.draft_sequences.values():
                 follower.free()
-            self.pool.reset_prefix_cache()  # the pass that broke off may not have written what could be found
+            self.pool.reset_prefix_cache()  # the failed pass may not have written the blocks in the index
             raise
         for follower in counts:
             follower.publish_drafts()
 
     def share_budget(self, drafting: Iterable[DraftSequence]) -> list[tuple[DraftSequence, int]]:
-        """Who catches up by how many tokens in the first pass: first those that lack fewest."""
-        work, room = [], self.token_budget
+        """Distribute the token budget of the first pass, starting with the sequences that lack the fewest
+        tokens.
+        """
+        work, remaining = [], self.token_budget
         for follower in sorted(drafting, key=lambda f: f.pending):
-            if room:
-                work.append((follower, min(room, follower.pending)))
-                room -= work[-1][1]
+            if remaining:
+                work.append((follower, min(remaining, follower.pending)))
+                remaining -= work[-1][1]
         return work
 
     def run_pass(self, work: list[tuple[DraftSequence, int]]) -> None:
-        """One pass: tokens are computed, and of those that lack none the next is guessed."""
+        """Run one pass: compute the given tokens, and draft the next token of each sequence that is up to date."""
         start, passing, token_ids = time.perf_counter(), list[DraftSequence](), list[list[int]]()
         for follower, count in work:
             try:
@@ -124,7 +130,7 @@ class DraftModel:
         )
         logits = self.runner.run(step).logits
         if newest and logits is not None:
-            # A row more or less than the target's embedding has stands for no token.
+            # Pad or cut to the target's vocabulary; logits beyond either vocabulary stand for no token.
             self.choose_drafts(
                 newest, functional.pad(logits, (0, self.target_vocab_size - self.own_vocab_size), value=-torch.inf)
             )
@@ -132,31 +138,31 @@ class DraftModel:
                 self.draft_cost.record_pass(len(passing), time.perf_counter() - start)
 
     def choose_drafts(self, sequences: list[DraftSequence], logits: Tensor) -> None:
-        """Guess by these logits, [N, vocab], whatever of it is worth verifying."""
+        """Add a draft to each sequence from logits [N, vocab], unless it is not worth verifying."""
 
-        def of(places: list[int]) -> tuple[list[DraftSequence], Tensor, list[SamplingSpec]]:
-            some = [sequences[i] for i in places]
+        def select(indices: list[int]) -> tuple[list[DraftSequence], Tensor, list[SamplingSpec]]:
+            selected = [sequences[i] for i in indices]
             return (
-                some,
-                logits[upload_values(places, torch.int64, logits.device)],
-                [f.sampling_spec() for f in some],
+                selected,
+                logits[upload_values(indices, torch.int64, logits.device)],
+                [f.sampling_spec() for f in selected],
             )
 
-        drawn = [i for i, f in enumerate(sequences) if f.is_sampled]
-        if drawn:
-            some, scores, rows = of(drawn)
-            tokens, weights = sample_drafts(scores, rows)
+        sampled = [i for i, f in enumerate(sequences) if f.is_sampled]
+        if sampled:
+            selected, scores, specs = select(sampled)
+            tokens, weights = sample_drafts(scores, specs)
             for follower, token, proposal, total in zip(
-                some, tokens.tolist(), weights, weights.sum(-1).tolist(), strict=True
+                selected, tokens.tolist(), weights, weights.sum(-1).tolist(), strict=True
             ):
                 follower.add_sampled(token if 0 < total < torch.inf else None, proposal)
-        others = [i for i, f in enumerate(sequences) if not f.is_sampled]
-        if others:
-            some, scores, rows = of(others)
-            sure = scores.softmax(-1).amax(-1).tolist()
-            price = self.draft_cost.pass_cost(len(sequences))
-            for follower, token, chance in zip(some, sample(scores, rows).tolist(), sure, strict=True):
-                follower.add_greedy(token, chance, self.extra_step_cost - price, self.extra_step_cost)
+        greedy = [i for i, f in enumerate(sequences) if not f.is_sampled]
+        if greedy:
+            selected, scores, specs = select(greedy)
+            chances = scores.softmax(-1).amax(-1).tolist()
+            pass_cost = self.draft_cost.pass_cost(len(sequences))
+            for follower, token, chance in zip(selected, sample(scores, specs).tolist(), chances, strict=True):
+                follower.add_greedy(token, chance, self.extra_step_cost - pass_cost, self.extra_step_cost)
 
     def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         if sequence in self.draft_sequences:
@@ -168,14 +174,14 @@ class DraftModel:
     def forget(self, sequence: Sequence) -> None:
         if follower := self.draft_sequences.pop(sequence, None):
             if follower.state:
-                follower.sync(0)  # a later turn finds what stands
+                follower.sync(0)  # so that a later turn finds the verified tokens
             follower.free()
 
     def replace_caches(self, runner: Runner, pool: BlockPool, max_len: int) -> None:
-        """Guess with other caches, after `free`."""
+        """Continue with other caches, after `free`."""
         self.runner, self.pool, self.max_len = runner, pool, max_len
 
     def free(self) -> None:
-        """Let go of the model and of all that it keeps: nothing can be guessed after it, before `move`."""
+        """Free the model and its caches. It cannot draft afterwards, unless `replace_caches` is called."""
         self.draft_sequences.clear()
         self.runner.free()

@@ -1,4 +1,4 @@
-"""A sequence as a draft model computes it: the same tokens, a state of its own, and guesses behind them."""
+"""A sequence as a draft model computes it: the same tokens, a separate state, and draft tokens behind them."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from localllm.runtime.speculation.acceptance_rate import AcceptanceRate
 
 @dataclass(eq=False)
 class DraftSequence:
-    """`guesses` stand behind the first `begun` tokens until it is told by `catch_up` how the sequence went on."""
+    """`draft_ids` follow the first `verified_len` tokens, until `sync` is called after verification."""
 
     sequence: Sequence
     pool: BlockPool
@@ -22,9 +22,9 @@ class DraftSequence:
     state: SequenceState | None = None  # None: nothing is computed
     verified_len: int = 0
     draft_ids: list[int] = field(default_factory=list)
-    draft_probs: list[Tensor] = field(default_factory=list)  # [vocab] each, what drawn guesses were drawn from
-    max_drafts: int = 0  # guesses that are wanted now
-    joint_chance: float = 1.0  # the chance that all of them are right, as the model sees it
+    draft_probs: list[Tensor] = field(default_factory=list)  # [vocab] each, the distributions of sampled drafts
+    max_drafts: int = 0  # for the current step
+    joint_chance: float = 1.0  # probability that all drafts are right, according to the draft model
 
     @property
     def pending(self) -> int:
@@ -33,47 +33,49 @@ class DraftSequence:
 
     @property
     def shares_seed(self) -> bool:
-        """Are its guesses made with the very numbers that the target draws by, so that a seed gives one text
-        whatever is guessed, at the price of fewer that are right?"""
+        """Whether drafts are sampled with the same random numbers as the target uses.
+
+        Then a seed gives the same text with and without drafts, at the price of a lower acceptance rate.
+        """
         return self.sequence.request.params.seed is not None
 
     @property
     def is_sampled(self) -> bool:
-        """Are guesses drawn, to be verified against what they were drawn from?"""
+        """Whether drafts are sampled, and verified against their distributions."""
         return self.sequence.request.params.temperature > 0 and not self.shares_seed
 
     def sync(self, max_drafts: int) -> None:
-        """Forget what was guessed and did not come, and begin to guess up to `max_drafts` tokens."""
+        """Drop the drafts that were not accepted, and prepare for up to `max_drafts` new ones."""
         tokens = self.sequence.token_ids
         if self.state is None:
             self.state = SequenceState(self.pool, tokens)
-        stands = len(tokens) - 1  # the newest is computed for what comes next
+        valid_len = len(tokens) - 1  # the newest token is always computed, for its logits
         if self.draft_ids:
-            came = zip(self.draft_ids, tokens[self.verified_len :], strict=False)
-            right = next(
-                (i for i, (guess, token) in enumerate(came) if guess != token), len(tokens) - self.verified_len
+            pairs = zip(self.draft_ids, tokens[self.verified_len :], strict=False)
+            accepted = next(
+                (i for i, (guess, token) in enumerate(pairs) if guess != token), len(tokens) - self.verified_len
             )
-            stands = min(stands, self.verified_len + right)
-        self.state.rollback(min(self.state.length, stands))
+            valid_len = min(valid_len, self.verified_len + accepted)
+        self.state.rollback(min(self.state.length, valid_len))
         self.state.cache_full_blocks(tokens)
         self.verified_len, self.draft_ids, self.draft_probs = len(tokens), [], []
         self.max_drafts, self.joint_chance = max_drafts, 1.0
 
     def extend(self, count: int) -> list[int]:
-        """Make room for the next `count` tokens that are not computed: which they are. Raises OutOfBlocks.
+        """Allocate slots for the next `count` tokens and return them. Raises OutOfBlocks.
 
-        Of recurrent layers the state is saved where later turns find it, and before each guess.
+        Saves the state of recurrent layers at block boundaries and before each draft.
         """
         assert self.state
         begin, state = self.state.length, self.state
         state.extend(count)
-        guessing = state.length >= self.verified_len  # behind these tokens
-        state.plan_saves(count, self.sequence.prompt_len, (state.length,) if guessing else ())
-        guessed = self.draft_ids[max(0, begin - self.verified_len) :]
-        return [*self.sequence.token_ids[begin : state.length], *guessed]
+        is_drafting = state.length >= self.verified_len  # the last of these tokens is followed by a draft
+        state.plan_saves(count, self.sequence.prompt_len, (state.length,) if is_drafting else ())
+        drafts = self.draft_ids[max(0, begin - self.verified_len) :]
+        return [*self.sequence.token_ids[begin : state.length], *drafts]
 
     def sampling_spec(self) -> SamplingSpec:
-        """What the next guess is drawn by, as if those before it stood."""
+        """Return how to sample the next draft, assuming that the drafts before it are right."""
         s, params = self.sequence, self.sequence.request.params
         tokens, counts = s.token_ids, s.output_counts
         if params.uses_penalties and self.draft_ids:
@@ -81,7 +83,7 @@ class DraftSequence:
         return SamplingSpec(params, s.seed, self.verified_len + len(self.draft_ids), tokens, counts)
 
     def add_sampled(self, token: int | None, weights: Tensor) -> None:
-        """The next guess and what it was drawn from, [vocab]; None: there was nothing to draw from."""
+        """Add a sampled draft with its weights [vocab]; None: the weights were not finite or all zero."""
         if token is None:
             self.max_drafts = len(self.draft_ids)
         else:
@@ -89,18 +91,22 @@ class DraftSequence:
             self.draft_probs.append(weights)
 
     def add_greedy(self, token: int, chance: float, verify_cost: float, extend_cost: float) -> None:
-        """The next guess, if it is one, and worth being verified. chance: as the model sees it; in plain steps,
-        verify_cost: what that costs, extend_cost: and to have made one more, too."""
-        is_sampled = self.sequence.request.params.temperature > 0  # then likely tokens are not all that comes
+        """Add a greedy draft if it is worth verifying.
+
+        chance: its probability according to the draft model; verify_cost: cost of verifying it, extend_cost: cost
+        of also drafting another token, both in plain steps.
+        """
+        # Then the token's probability does not predict acceptance.
+        is_sampled = self.sequence.request.params.temperature > 0
         self.joint_chance *= 1.0 if is_sampled else chance
-        worth = token >= 0 and self.joint_chance >= verify_cost
-        if worth:
+        is_worth = token >= 0 and self.joint_chance >= verify_cost
+        if is_worth:
             self.draft_ids.append(token)
-        if not worth or self.joint_chance < extend_cost:
+        if not is_worth or self.joint_chance < extend_cost:
             self.max_drafts = len(self.draft_ids)
 
     def publish_drafts(self) -> None:
-        """The sequence drafts what was guessed."""
+        """Set the drafts of the sequence."""
         self.sequence.draft_ids = list(self.draft_ids)
         self.sequence.draft_probs = torch.stack(self.draft_probs) if self.draft_probs else None
 

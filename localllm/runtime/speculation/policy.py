@@ -1,4 +1,4 @@
-"""Who guesses, and how much: the one drafter of an engine, made of several."""
+"""The drafter of an engine, which combines grammar, prompt lookup and a draft model."""
 
 import time
 from collections.abc import Callable
@@ -17,41 +17,40 @@ from localllm.runtime.speculation.lookup import PromptLookup
 from localllm.runtime.speculation.step_cost import StepCost
 
 
-# Who guesses tokens, so that one step can verify several of them. A guess changes how many tokens a step brings,
-# never which.
+# Drafts let one step verify several tokens. They change how many tokens a step brings, never which.
 class Drafter(Protocol):
     def may_draft(self, sequence: Sequence) -> bool:
-        """Might it draft behind a token that is being computed? Then that is read before the next step begins."""
+        """Return whether it may draft behind a token that is being computed, which must then be read first."""
         ...
 
     def draft(self, sequences: list[Sequence]) -> None:
-        """Set the drafts of some: at most `room` tokens each. None has an unread token."""
+        """Set the drafts of some sequences, at most `max_drafts` each. No sequence has an unread token."""
         ...
 
     def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
-        """A step has brought 1 + accepted tokens, of which one was computed for each of `drafted` guesses."""
+        """Record a step that verified `drafted` tokens and brought 1 + accepted tokens."""
         ...
 
     def on_step(self, sequences: int, drafts: int, seconds: float) -> None:
-        """So long after the step before it a step was done in which each brought one token and its drafts."""
+        """Record the duration of a step in which each sequence brought one token and its drafts."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """It has ended."""
+        """Drop the state of a finished sequence."""
         ...
 
 
-MAX_DRAFTS = 15  # of a sequence: with the token before them they are the widest step that is captured
+MAX_DRAFTS = 15  # per sequence: with the token before them, the widest step that is captured
 
 
 @dataclass
 class DraftTrack:
-    """What is kept of a sequence, and what its last draft was."""
+    """The drafter's state of one sequence, and its last draft."""
 
     lookup: PromptLookup
     budget: DraftBudget
-    match_len: int = 0  # of the match; FORCED: a grammar said it
-    cost: float = 0.0  # of its step beyond a plain one, its own share
+    match_len: int = 0  # of the last draft; FORCED_MATCH: a grammar forced it
+    cost: float = 0.0  # the sequence's share of the step's cost beyond a plain step
     by_model: bool = False
 
 
@@ -60,15 +59,16 @@ def any_width(sequences: int) -> tuple[int, ...]:
 
 
 class SpeculativeDrafter:
-    """What a grammar leaves no choice about comes first. Else, where the last three tokens or more stood before in
-    prompt or answer, what came next there. Else a draft model, if there is one. Each is cut to what the grammar
-    allows.
+    """Drafts tokens from three sources.
 
-    How many of the tokens found are verified is chosen for the whole step, so that it brings most tokens for its
-    time: chances are learned by how long matches are, prices by timing steps (`gate`, `step_cost`). Where steps
-    are
-    captured in a few widths all bring equally many, and who has too few drafts fills them up with tokens that
-    stand for nothing. A step draws from no more than `max_positions` positions.
+    Tokens that a grammar forces come first. Otherwise, if at least the last three tokens occurred before in prompt
+    or answer, the tokens that followed them. Otherwise a draft model, if there is one. All are cut to what the
+    grammar allows.
+
+    The number of drafts is chosen for the step as a whole, to maximize tokens per time: probabilities are learned
+    by match length (`draft_budget`), costs from the duration of steps (`step_cost`). Where steps are captured in a
+    few widths, all sequences bring equally many tokens, and those with too few drafts are padded with meaningless
+    ones. A step samples at most `max_positions` positions.
     """
 
     def __init__(
@@ -79,9 +79,10 @@ class SpeculativeDrafter:
         prompt_lookup: bool = True,
         draft_model: Drafter | None = None,
     ):
-        """max_positions: that a step may draw from; widths: tokens that each of so many sequences may bring in a
-        captured
-        step, () for any; draft_model: asked where nothing else has a guess."""
+        """max_positions: most positions that a step may sample from; widths: returns the tokens per sequence that
+        captured steps may have with so many sequences, () for any; draft_model: used where no other source has
+        drafts.
+        """
         self.step_cost, self.max_positions, self.widths, self.uses_lookup, self.draft_model = (
             step_cost,
             max_positions,
@@ -90,26 +91,26 @@ class SpeculativeDrafter:
             draft_model,
         )
         self.tracks: dict[Sequence, DraftTrack] = {}
-        self.sequences = 1  # of the last step
-        self.draft_model_s = 0.0  # that the model took before it
-        self.last_budget: DraftBudget | None = None  # of the last sequence that did
+        self.sequences = 1  # in the last step
+        self.draft_model_s = 0.0  # time that the draft model took before the last step
+        self.last_budget: DraftBudget | None = None  # of the last finished sequence
 
     @property
     def max_drafts(self) -> int:
-        """Drafts of a step."""
+        """Most drafts of a step."""
         return max(0, self.max_positions - self.sequences)
 
     def may_draft(self, sequence: Sequence) -> bool:
         if self.draft_model and self.draft_model.may_draft(sequence):
             return True
-        track = self.tracks.get(sequence)  # none is made for one that has ended meanwhile
+        track = self.tracks.get(sequence)  # a sequence that has finished meanwhile must not get a track again
         if not (track and self.uses_lookup and (length := track.lookup.match())):
             return False
         if track.budget.should_probe:
             return True
-        prices = self.step_cost.cost_table(self.sequences, self.max_drafts)
+        step_costs = self.step_cost.cost_table(self.sequences, self.max_drafts)
         chances = [track.budget.chances(length, MAX_DRAFTS), *([] for _ in range(self.sequences - 1))]
-        return choose_draft_counts(chances, prices)[1] > MIN_GAIN
+        return choose_draft_counts(chances, step_costs)[1] > MIN_GAIN
 
     def draft(self, sequences: list[Sequence]) -> None:
         ready, self.draft_model_s = [], 0.0
@@ -117,7 +118,7 @@ class SpeculativeDrafter:
             if len(sequence.token_ids) - sequence.computed == 1:
                 ready.append(sequence)
             elif self.uses_lookup:
-                self.track(sequence).lookup.index_tokens()  # a prompt, while it is being computed
+                self.track(sequence).lookup.index_tokens()  # of a prompt, while it is being computed
         self.sequences = max(1, len(ready))
         offers = [self.find_drafts(sequence, len(ready)) for sequence in ready]
         if any(offers):
@@ -126,41 +127,43 @@ class SpeculativeDrafter:
         if self.draft_model and rest:
             self.draft_by_model(self.draft_model, rest, self.max_drafts - sum(len(s.draft_ids) for s in ready))
 
-    def find_drafts(self, sequence: Sequence, beside: int) -> list[int]:
-        """What could be drafted without a model."""
+    def find_drafts(self, sequence: Sequence, sequence_count: int) -> list[int]:
+        """Return the tokens that could be drafted without a model."""
         track, constraint = self.track(sequence), sequence.constraint
-        most = min(MAX_DRAFTS, sequence.max_drafts, max_rollback(sequence, beside))
-        found = constraint.forced(most) if constraint else []
+        max_drafts = min(MAX_DRAFTS, sequence.max_drafts, max_rollback(sequence, sequence_count))
+        drafts = constraint.forced(max_drafts) if constraint else []
         track.match_len, track.cost, track.by_model = FORCED_MATCH, 0.0, False
-        if not found and self.uses_lookup:
+        if not drafts and self.uses_lookup:
             track.match_len = track.lookup.match()
-            found = track.lookup.continuation(most)
+            drafts = track.lookup.continuation(max_drafts)
             if constraint:
-                found = constraint.allowed(found)
-        return found
+                drafts = constraint.allowed(drafts)
+        return drafts
 
     def choose_drafts(self, ready: list[Sequence], candidates: list[list[int]], *, alone: bool) -> None:
-        """Draft so much of what is offered as pays, or something of it if that is to be tried. alone: is there
-        nothing else in the step?"""
+        """Draft as many candidates as pay, or a few of them to probe.
+
+        alone: whether the step has no other sequences.
+        """
         tracks = [self.tracks[sequence] for sequence in ready]
-        prices = self.step_cost.cost_table(self.sequences, self.max_drafts)
-        costs = [(price - 1) * len(ready) for price in prices]
+        step_costs = self.step_cost.cost_table(self.sequences, self.max_drafts)
+        costs = [(step_cost - 1) * len(ready) for step_cost in step_costs]
         chances = [
             track.budget.chances(track.match_len, min(len(offer), track.budget.affordable_drafts(costs)))
             for track, offer in zip(tracks, candidates, strict=True)
         ]
-        # A grammar's masks are no part of what is captured.
+        # Captured steps do not support a grammar's masks.
         captured = alone and not any(s.constraint for s in ready)
         widths = self.widths(len(ready)) if captured and any(chances) else ()
         fits = [width for width in widths if all(width <= 1 + s.max_drafts for s in ready)]
         if fits:
-            width, gain = choose_width(chances, fits, prices)
+            width, gain = choose_width(chances, fits, step_costs)
             if gain < MIN_GAIN:
-                tried = any(c and t.budget.should_probe for c, t in zip(chances, tracks, strict=True))
-                width = min((w for w in fits if w > 1), default=1) if tried else 1
-            counts = [min(len(of), width - 1) for of in chances]
+                probing = any(c and t.budget.should_probe for c, t in zip(chances, tracks, strict=True))
+                width = min((w for w in fits if w > 1), default=1) if probing else 1
+            counts = [min(len(sequence_chances), width - 1) for sequence_chances in chances]
         else:
-            width, (counts, gain) = 1, choose_draft_counts(chances, prices)
+            width, (counts, gain) = 1, choose_draft_counts(chances, step_costs)
             if gain < MIN_GAIN:
                 counts = [int(bool(c) and t.budget.should_probe) for c, t in zip(chances, tracks, strict=True)]
         total = max(sum(counts), (width - 1) * len(ready))
@@ -173,7 +176,7 @@ class SpeculativeDrafter:
             track.cost = costs[total] * count / sum(counts)
 
     def draft_by_model(self, model: Drafter, sequences: list[Sequence], max_drafts: int) -> None:
-        """Have the model draft for those that nothing else was found for, up to `max_drafts` tokens in all."""
+        """Let the model draft for sequences without other drafts, up to `max_drafts` tokens in total."""
         for sequence in sequences:
             sequence.clear_drafts()
         start = time.perf_counter()
@@ -216,9 +219,11 @@ class SpeculativeDrafter:
         return self.tracks[sequence]
 
 
-def max_rollback(sequence: Sequence, beside: int) -> int:
-    """How many drafts can be taken back: recurrent layers need a row for the state before each, which `beside`
-    sequences share."""
+def max_rollback(sequence: Sequence, sequence_count: int) -> int:
+    """Return how many drafts can be rolled back: recurrent layers need a state slot before each draft.
+
+    sequence_count: sequences that share the free state slots.
+    """
     assert sequence.state
     pool = sequence.state.pool
-    return max(0, pool.state_slots.free_count // beside - 1) if pool.recurrent else MAX_DRAFTS
+    return max(0, pool.state_slots.free_count // sequence_count - 1) if pool.recurrent else MAX_DRAFTS

@@ -1,6 +1,6 @@
-"""activation(gate) * up for rows that hold gate first, in float32, rounded once.
+"""activation(gate) * up for rows that hold the gates first, in float32, rounded once.
 
-silu: g sigmoid(g); gelu_tanh: g sigmoid(2 sqrt(2/pi) (g + 0.044715 g^3)), the same as 0.5 g (1 + tanh(...)); gelu:
+silu: g sigmoid(g); gelu_tanh: g sigmoid(2 sqrt(2/pi) (g + 0.044715 g^3)), equal to 0.5 g (1 + tanh(...)); gelu:
 0.5 g (1 + erf(g / sqrt(2))); swiglu_clamped: g sigmoid(1.702 g) (up + 1) with g <= 7, |up| <= 7.
 
 Bytes: gate, up and the result once each.
@@ -22,12 +22,12 @@ from localllm.runtime.kernels.registry import kernel
 
 CLAMP_LIMIT: tl.constexpr = tl.constexpr(SWIGLU_LIMIT)
 SWIGLU_SLOPE: tl.constexpr = tl.constexpr(SWIGLU_ALPHA)
-BLOCK_COLUMNS = 1024  # of a row: a 128-bit load of bfloat16 a thread
+BLOCK_COLUMNS = 1024  # of a row: a 128-bit load of bfloat16 per thread
 
 
 @triton.jit
 def apply_gate(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) * up in float32; NaN stays NaN."""
+    """activation(gate) * up in float32; NaN stays NaN"""
     if ACTIVATION == "swiglu_clamped":
         gate = tl.where(gate > CLAMP_LIMIT, CLAMP_LIMIT, gate)
         up = tl.where(up > CLAMP_LIMIT, CLAMP_LIMIT, tl.where(up < -CLAMP_LIMIT, -CLAMP_LIMIT, up))

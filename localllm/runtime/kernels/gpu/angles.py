@@ -1,9 +1,9 @@
-"""cos and sin of position * frequency, times a magnitude: [T, 1, dim / 2] float32 each, once a step.
+"""cos and sin of position * frequency, times a magnitude: [T, 1, dim / 2] float32 each, once per step.
 
-The product is rounded to float32, as models were trained. Multiples of pi / 2 are taken off it in float64, where a
-million turns lose no more than 1e-10, and what is left, at most pi / 4, goes into Cephes' polynomials (Moshier
-1989): exact but for the last bits however large the angle is. CUDA's own cosf is as exact, but beyond an angle of
-105,615 it branches into memory of its own for each thread.
+The product is rounded to float32, as in training. Multiples of pi / 2 are subtracted in float64, where a million
+turns lose at most 1e-10, and the rest, at most pi / 4, goes into the polynomials of Cephes (Moshier 1989): exact
+up to the last bits for any angle. CUDA's own cosf is as exact, but above an angle of 105,615 it branches into
+local memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ INVERSE_HALF_PI: tl.constexpr = tl.constexpr(0.6366197723675814)  # in one radia
 
 @triton.jit
 def cos_and_sin(angle):
-    """Of float32 numbers from 0 to 2^31."""
+    """Return cos and sin of float32 angles from 0 to 2^31."""
     exact = angle.to(tl.float64)
     quarter = (exact * INVERSE_HALF_PI + 0.5).to(tl.int32)
     x = (exact - quarter.to(tl.float64) * HALF_PI).to(tl.float32)

@@ -1,4 +1,4 @@
-"""Compiles noted launches for their architecture without a GPU, and tells what they take of a multiprocessor."""
+"""Compiles recorded launches for an architecture without a GPU, and reports the resources they use."""
 
 import re
 import subprocess
@@ -15,8 +15,8 @@ from triton.compiler import ASTSource
 from localllm.runtime.kernels.gpu.launch import PDL_ARCH, RecordedLaunch
 
 WARP_THREADS = 32  # in a warp
+# Shared memory available to a block: CUDA C++ Programming Guide, table of technical specifications.
 SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10, 120: 99 * 2**10}
-# that a block may have: CUDA C++ Programming Guide, table of technical specifications
 TRITON_TYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -30,13 +30,8 @@ TRITON_TYPES = {
     "int64": "i64",
     "bool": "i1",
 }
-FORBIDDEN_BEFORE_WAIT = {
-    "st.global",
-    "atom.global",
-    "red.global",
-    "ret",
-    "griddepcontrol",
-}  # that writes, leaves, or lets the next kernel start
+# Instructions that write, exit, or let the next kernel start.
+FORBIDDEN_BEFORE_WAIT = {"st.global", "atom.global", "red.global", "ret", "griddepcontrol"}
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -46,9 +41,9 @@ class CompiledTriton:
     arch: int
     warps: int
     stages: int
-    registers: int  # a thread
-    spilled_bytes: int  # bytes a thread
-    shared_bytes: int  # bytes a block
+    registers: int  # per thread
+    spilled_bytes: int  # per thread
+    shared_bytes: int  # per block
     ptx: str
     cubin: bytes
 
@@ -58,25 +53,25 @@ class CompiledTriton:
 
     @property
     def premature_instructions(self) -> set[str]:
-        """What no kernel may do before it has waited for the one before it, and this one does."""
+        """Forbidden instructions that the kernel may execute before it has waited for the previous kernel."""
         return instructions_before_wait(self.ptx) & FORBIDDEN_BEFORE_WAIT if self.arch >= PDL_ARCH else set()
 
 
 def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
-    """As Triton's own launcher would: integers of 1 and those that 16 divides are known to the compiler."""
+    """Compile a launch as Triton's own launcher would, specializing integers that are 1 or divisible by 16."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
-    for at, parameter in enumerate(launch.kernel.params):
+    for index, parameter in enumerate(launch.kernel.params):
         value = launch.arguments[parameter.name]
-        known = type(value) is int and value == 1 and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or known:
-            signature[parameter.name], constants[(at,)] = "constexpr", value
+        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or is_one:
+            signature[parameter.name], constants[(index,)] = "constexpr", value
             continue
         signature[parameter.name] = triton_type(value)
-        special = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
-        if special and not parameter.do_not_specialize:
-            attributes[(at,)] = [["tt.divisibility", 16]]
+        is_aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
+        if is_aligned and not parameter.do_not_specialize:
+            attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(launch.kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=dict(launch.options))
     registers, spilled = kernel_resources(compiled.asm["cubin"])
@@ -94,7 +89,7 @@ def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
 
 
 def instructions_before_wait(ptx: str) -> set[str]:
-    """The instructions that a program can reach without having waited, by whatever branch."""
+    """Return the instructions that a program can reach on any branch before it waits."""
     name, blocks, order = "", {"": list[str]()}, [""]
     for line in ptx[ptx.index(".entry") :].splitlines():
         if label := re.match(r"(\$\w+):", line):
@@ -103,27 +98,27 @@ def instructions_before_wait(ptx: str) -> set[str]:
             order.append(name)
         else:
             blocks[name].append(line.strip())
-    following = dict(pairwise(order))
-    found: set[str] = set()
-    ahead, seen = [""], {""}
-    while ahead:
-        name = ahead.pop()
-        targets, falls = set[str](), True
+    next_block = dict(pairwise(order))
+    instructions: set[str] = set()
+    queue, seen = [""], {""}
+    while queue:
+        name = queue.pop()
+        targets, falls_through = set[str](), True
         for line in blocks[name]:
             if line.startswith("griddepcontrol.wait"):
-                falls = False
+                falls_through = False
             elif instruction := re.match(r"(@\S+\s+)?([a-z]+(\.global)?)", line):
-                found.add(instruction[2])
+                instructions.add(instruction[2])
                 if instruction[2] == "bra":
                     targets.add(line.rstrip(";").split()[-1])
-                falls = instruction[2] not in ("bra", "ret") or bool(instruction[1])
-            if not falls:
+                falls_through = instruction[2] not in ("bra", "ret") or bool(instruction[1])
+            if not falls_through:
                 break
-        if falls and name in following:
-            targets.add(following[name])
-        ahead += targets - seen
+        if falls_through and name in next_block:
+            targets.add(next_block[name])
+        queue += targets - seen
         seen |= targets
-    return found
+    return instructions
 
 
 def triton_type(value: object) -> str:
@@ -136,17 +131,17 @@ def triton_type(value: object) -> str:
             return "i32" if -(2**31) <= value < 2**31 else "i64"
         case float():
             return "fp32"
-    raise TypeError(f"a kernel takes no {type(value).__name__}")
+    raise TypeError(f"unsupported kernel argument: {type(value).__name__}")
 
 
 def kernel_resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and spilled bytes of a thread."""
+    """Return registers and spilled bytes per thread."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run(
+        usage = subprocess.run(
             [CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", told)
-    assert found, told
-    return int(found[1]), int(found[2]) + int(found[3])
+    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
+    assert match, usage
+    return int(match[1]), int(match[2]) + int(match[3])

@@ -1,10 +1,9 @@
-"""The short convolution along the tokens (kernels/causal_conv.py), of all sequences of a step at once, and what it
-leaves in their rows.
+"""The short convolution along the tokens (kernels/causal_conv.py), for all sequences of a step at once.
 
-A program has some tokens of one sequence and some channels. The first tokens of a sequence look back into its row,
-so the program that has them also writes the rows, after all its threads have read.
+A program processes some tokens of one sequence and some channels. The first tokens of a sequence need its saved
+state, so the program that processes them also writes the new states, after all its threads have read.
 
-Bytes: x and y once each, the row once each way; x comes `kernel` times, all but once from a cache.
+Bytes: x and y once each, the state once each way; x is read `kernel` times, all but once from a cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,13 +22,13 @@ from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kv_cache.tensors import RecurrentCache
 
-BLOCK_TOKENS = 16  # of a program; all that look back into the row have to be among the first
-BLOCK_CHANNELS = 256  # of a program: 32 programs a token of 8,192 channels
+BLOCK_TOKENS = 16  # of a program; all that need the saved state must be among the first
+BLOCK_CHANNELS = 256  # of a program: 32 programs per token of 8,192 channels
 
 
 @triton.jit
 def load_inputs(p_x, p_kept, at, i, m, stride, CHANNELS: tl.constexpr, KEPT: tl.constexpr):
-    """Inputs of a sequence at places `at` [n, 1], counted from its first token; those before, from its row."""
+    """Load inputs of a sequence at positions `at` [n, 1] from its first token; negative ones from its state."""
     x = tl.load(p_x + at * stride + i, mask=m & (at >= 0), other=0.0).to(tl.float32)
     if KEPT > 0:
         before = tl.load(p_kept + (at + KEPT) * CHANNELS + i, mask=m & (at < 0), other=0.0).to(tl.float32)
@@ -83,7 +82,7 @@ def causal_conv_kernel(
             m_kept = (kept < KEPT) & (i < CHANNELS)
             first, last = sequence_pieces(p_first, sequence, SAVED)
             piece = first
-            while piece < last:  # the last one's row is the sequence's own
+            while piece < last:  # the last piece writes to the sequence's own state slot
                 end = tl.load(p_end + piece + 1) - begin
                 state = load_inputs(p_x, p_own, end - KEPT + kept, i, m_kept, stride, CHANNELS, KEPT)
                 p_to = p_kept + tl.load(p_row + piece).to(tl.int64) * (KEPT * CHANNELS)
@@ -98,10 +97,10 @@ def causal_conv_unsupported(
     if reason := gpu_unsupported(x):
         return reason
     if batch.state_slots is None:
-        return "the rows of states are not on the device"
+        return "the state slots are not on the device"
     if x.dtype not in FLOAT_DTYPES or cache.conv.dtype not in FLOAT_DTYPES or taps.dtype != torch.float32:
-        return "numbers in float64, or taps in fewer bits than float32"
-    return None if len(taps) <= BLOCK_TOKENS + 1 else f"the convolution sees more than {BLOCK_TOKENS + 1} tokens"
+        return "x or the state is in float64, or taps are not in float32"
+    return None if len(taps) <= BLOCK_TOKENS + 1 else f"the convolution covers more than {BLOCK_TOKENS + 1} tokens"
 
 
 @kernel("causal_conv", "triton-tokens", causal_conv_unsupported, first=True)

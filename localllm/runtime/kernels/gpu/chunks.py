@@ -1,9 +1,9 @@
-"""What products of many rows with packed weights share: a chunk of columns unpacked plane by plane, each met with
-the columns of x that it belongs to.
+"""Parts of the products of many rows with packed weights: a chunk of columns is unpacked plane by plane.
 
-Codes become numbers without a conversion of whole numbers: shifted to where they are the mantissa of a float of
-known exponent (codes), or its exponent and mantissa (floats of 4 and 8 bits, whose zero and subnormals a float32
-has at the same place). Layout: `quant/formats/planes.py`; a plain matrix is one plane of one chunk after another.
+Each plane is multiplied with its columns of x. Codes become floats without an integer conversion: they are shifted
+to where they are the mantissa of a float of known exponent (integer codes), or its exponent and mantissa (floats
+of 4 and 8 bits, whose zero and subnormals are at the same place in a float32). Layout: `quant/formats/planes.py`;
+a dense matrix is treated as chunks of one plane.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false
@@ -20,31 +20,31 @@ from localllm.quant.packing import INT4_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.gpu.launch import SMALL_SHARED_ARCHS, dot, gpu_of
 
-DENSE_CHUNK_COLUMNS = 64  # of a chunk of a plain matrix
+DENSE_CHUNK_COLUMNS = 64  # of a chunk of a dense matrix
 PLANES_PER_WORD = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
 CODE_TYPES = {INT4_GPU_PACKED: "int4", "int8_planes": "int8", "mxfp4_planes": "e2m1", "fp8_planes": "e4m3"}
 MAX_STAGES = {64: 3, 32: 4, 16: 6}  # by W: about 8 KB of weights
-STAGE_BYTES, SMALL_STAGE_BYTES = 144 * 2**10, 80 * 2**10  # of a block, for what loads are under way
+STAGE_BYTES, SMALL_STAGE_BYTES = 144 * 2**10, 80 * 2**10  # of shared memory per block, for loads in flight
 SCALE_PARTS = ("scale", "zero", "minimum", "block_scale", "block_minimum")
 
 
 def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
-    """Of a kernel that multiplies or unpacks it."""
+    """Return the arguments that describe a weight to a kernel that multiplies or unpacks it."""
     if isinstance(weight, Tensor):
         chunks = triton.cdiv(weight.shape[1], DENSE_CHUNK_COLUMNS)
-        numbers = dict.fromkeys(f"p_{name}" for name in SCALE_PARTS)
+        scales = dict.fromkeys(f"p_{name}" for name in SCALE_PARTS)
         shape = {"KIND": "plain", "W": DENSE_CHUNK_COLUMNS, "GROUP": 0, "BLOCK": 0, "SHARE": 1}
-        return {"p_q": weight, **numbers, "stored": weight.shape[0], "chunks": chunks, **shape}
-    kind, q = CODE_TYPES[weight.format], weight.parts["q"]
-    tiles, chunks, high, words = q.shape
-    group, planes = weight.group or 0, PLANES_PER_WORD[kind]
+        return {"p_q": weight, **scales, "stored": weight.shape[0], "chunks": chunks, **shape}
+    code_type, q = CODE_TYPES[weight.format], weight.parts["q"]
+    tiles, chunks, rows_per_tile, words = q.shape
+    group, planes = weight.group or 0, PLANES_PER_WORD[code_type]
     block = weight.parts.get("block_scale")
     return {
         "p_q": q,
         **{f"p_{name}": weight.parts.get(name) for name in SCALE_PARTS},
-        "stored": tiles * high,
+        "stored": tiles * rows_per_tile,
         "chunks": chunks,
-        "KIND": kind,
+        "KIND": code_type,
         "W": words,
         "GROUP": group,
         "BLOCK": 0 if block is None else chunks * words * planes // block.shape[0],
@@ -53,32 +53,32 @@ def weight_arguments(weight: Tensor | QuantizedTensor) -> dict[str, Any]:
 
 
 def scale_applies_last(weight: Tensor | QuantizedTensor) -> bool:
-    """Does one scale of a row multiply all that it is a factor of: the row's sum?"""
+    """Return whether one scale per row suffices, so that it can be applied to the row's sum."""
     if isinstance(weight, Tensor) or weight.group or "minimum" in weight.parts:
         return False
     return CODE_TYPES[weight.format] != "e2m1"
 
 
 def pipeline_stages(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Tensor) -> int:
-    """Chunks under way at once, as shared memory holds them."""
+    """Return the number of chunks in flight that fit in shared memory."""
     column_bytes = (
         rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES_PER_WORD[arguments["KIND"]]
     )
     chunk_bytes = column_bytes * PLANES_PER_WORD[arguments["KIND"]] * arguments["W"]
-    held = SMALL_STAGE_BYTES if gpu_of(x.device).arch in SMALL_SHARED_ARCHS else STAGE_BYTES
-    return max(1, min(MAX_STAGES[arguments["W"]], held // chunk_bytes))
+    stage_bytes = SMALL_STAGE_BYTES if gpu_of(x.device).arch in SMALL_SHARED_ARCHS else STAGE_BYTES
+    return max(1, min(MAX_STAGES[arguments["W"]], stage_bytes // chunk_bytes))
 
 
 @triton.jit
 def decode_e8m0(exponent):
-    """2^(exponent - 127), the smallest a subnormal."""
+    """2^(exponent - 127), where exponent 0 is a subnormal"""
     bits = exponent.to(tl.int32)
     return tl.where(bits == 0, 0x00400000, bits << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def decode_codes(words, PLANE: tl.constexpr, KIND: tl.constexpr):
-    """int32 words -> float32 numbers of one of their planes; INT4's are 0 to 15."""
+    """Decode one plane of int32 words to float32; INT4 codes are 0 to 15."""
     if KIND == "int4":
         bits = ((words << (16 - 4 * PLANE)) & 0x000F0000) | 0x43000000  # 128 + code
         return bits.to(tl.float32, bitcast=True) - 128.0
@@ -99,7 +99,7 @@ def decode_codes(words, PLANE: tl.constexpr, KIND: tl.constexpr):
 def load_group_scale(
     p_number, p_block, column, b_row, m_row, stored, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """float32 [rows]: the scale or minimum of a column's group."""
+    """Return the scale or minimum of a column's group, [rows] float32."""
     group = column // GROUP if GROUP else 0
     found = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
     if KIND == "e2m1":
@@ -112,7 +112,7 @@ def load_group_scale(
 
 @triton.jit
 def load_words(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
-    """int32 [rows, W] of a chunk."""
+    """Load the words of a chunk, [rows, W] int32."""
     at = ((b_row // 16) * chunks + chunk) * (16 * W) + (b_row % 16) * W
     words = tl.load(p_q + at[:, None] + tl.arange(0, W)[None, :], mask=m_row[:, None], other=0)
     return words.to(tl.int32)
@@ -138,8 +138,10 @@ def dequantize_plane(
     SHARE: tl.constexpr,
     SCALED: tl.constexpr,
 ):
-    """Words of a chunk -> float32 [rows, W] of one of its planes, with or without their scale. Planes that share
-    their numbers load them from one address, which the compiler sees and does once."""
+    """Decode one plane of a chunk's words to float32 [rows, W], with or without scales.
+
+    Planes that share scales load them from one address, which the compiler recognizes and does once.
+    """
     PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
     w = decode_codes(words, PLANE, KIND)
     column = (chunk * PLANES + PLANE // SHARE * SHARE) * W
@@ -181,8 +183,10 @@ def accumulate_chunk(
     SHARE: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """acc + W x^T over the columns of a chunk. acc: [rows, columns of x^T] float32; b_row: int64, of the stored
-    rows; p_x: where the rows of x begin."""
+    """Return acc + W x^T over the columns of a chunk.
+
+    acc: [rows, columns of x^T] float32; b_row: int64, of the stored rows; p_x: pointers to the rows of x
+    """
     X: tl.constexpr = p_x.dtype.element_ty
     b_word = tl.arange(0, W)
     if KIND == "plain":
@@ -206,7 +210,7 @@ def accumulate_chunk(
 
 @triton.jit
 def apply_row_scale(acc, p_scale, b_row, m_row, LAST: tl.constexpr):
-    """What `add_chunk` left to be multiplied at the end."""
+    """Apply the scale that `accumulate_chunk` left to the end."""
     if LAST:
         acc *= tl.load(p_scale + b_row, mask=m_row, other=0).to(tl.float32)[:, None]
     return acc

@@ -1,20 +1,20 @@
-"""Codes of planes (quant/formats/planes.py) as the numbers that tensor cores multiply, without a conversion from
-integers, for which a multiprocessor has the fewest lanes.
+"""Decodes packed codes (quant/formats/planes.py) to inputs of tensor cores without integer conversions.
 
-A float whose last bit stands for 1 is made of a code by setting the bits of its exponent: in bfloat16 0x4300 | q
-is 128 + q for q below 128, in float16 0x6400 | q is 1024 + q for q below 1024. One LOP3 does it for two codes,
-each in its half of a register, and one fma of halves takes away what was added and the zero point: exactly, as
-whole numbers up to 256 are bfloat16, and up to 2048 float16.
+A multiprocessor has the fewest lanes for conversions. A float whose last mantissa bit stands for 1 is made of a
+code by setting the exponent's bits: in bfloat16, 0x4300 | q is 128 + q for q below 128; in float16, 0x6400 | q is
+1024 + q for q below 1024. One LOP3 does it for two codes, each in one half of a register, and one fma of halves
+subtracts the offset and the zero point: exactly, as integers up to 256 are representable in bfloat16, and up to
+2048 in float16.
 
 A signed byte b has one bit more than the mantissa of bfloat16; its highest bit falls on the lowest of the
 exponent: (0x4300 | b & 127) - (0x4300 | b & 128) is 128 + (b & 127) less 128 or 256, which is b.
 
-Two codes of 4 bits cost a shift (but for plane 0), a LOP3 and an HFMA2, two of 8 bits a LOP3 more in bfloat16.
-Without assembly, as the interpreter and float32 need it, the same numbers are made one by one.
+Two 4-bit codes cost a shift (except for plane 0), a LOP3 and an HFMA2; two 8-bit codes one more LOP3 in bfloat16.
+Without assembly, as in the interpreter and for float32, the same values are computed one by one.
 """
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
-# (what Triton compiles is written in Python, and is something else)
+# (Triton code is written in Python syntax but typed differently)
 
 import triton
 import triton.language as tl
@@ -25,7 +25,7 @@ INT4_BIAS, INT4_HALF_BIAS, INT8_HALF_BIAS = tl.constexpr(128), tl.constexpr(1024
 
 
 def _int4(plane: int, kind: str, one: str, magic: str) -> str:
-    """$0: magic number of two words $1, plus $2"""
+    """PTX: $0 = the floats of two words $1, plus $2"""
     return (
         f"{{ .reg .b32 t; shr.u32 t, $1, {4 * plane}; lop3.b32 t, t, 0x000F000F, {magic}, 0xEA;"
         f" .reg .b32 one; mov.b32 one, {one}; fma.rn.{kind} $0, t, one, $2; }}"
@@ -33,7 +33,7 @@ def _int4(plane: int, kind: str, one: str, magic: str) -> str:
 
 
 def _int8(plane: int) -> str:
-    """$0: two words $1, plus $2, in bfloat16"""
+    """PTX: $0 = the floats of two words $1, plus $2, in bfloat16"""
     return (
         f"{{ .reg .b32 t, c, one; mov.b32 one, 0x3F803F80; shr.u32 t, $1, {8 * plane};"
         " lop3.b32 c, t, 0x00800080, 0xC300C300, 0xEA; lop3.b32 t, t, 0x007F007F, 0x43004300, 0xEA;"
@@ -42,7 +42,7 @@ def _int8(plane: int) -> str:
 
 
 def _int8_half(plane: int) -> str:
-    """$0: 1152 + two words $1, plus $2, in float16; the highest bit of a byte is turned by an exclusive or"""
+    """PTX: $0 = 1152 + two words $1, plus $2, in float16; an exclusive or flips the highest bit of a byte"""
     return (
         f"{{ .reg .b32 t, one; mov.b32 one, 0x3C003C00; shr.u32 t, $1, {8 * plane};"
         " lop3.b32 t, t, 0x00FF00FF, 0x64806480, 0x6A; fma.rn.f16x2 $0, t, one, $2; }"
@@ -58,7 +58,7 @@ INT8_HALF_ASM = tl.constexpr(tuple(_int8_half(plane) for plane in range(2)))
 
 @triton.jit
 def byte_to_float(b):
-    """int8 or uint8 -> float32: 0x4B000000 | u is 2^23 + u"""
+    """Convert int8 or uint8 to float32: 0x4B000000 | u is 2^23 + u"""
     if b.dtype == tl.int8:
         return ((b.to(tl.int32) & 255) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
     else:
@@ -67,7 +67,7 @@ def byte_to_float(b):
 
 @triton.jit
 def code_offset(zero, BITS: tl.constexpr, X: tl.constexpr):
-    """What `codes` adds, for zero points in float32. X: dtype of x"""
+    """Return the offset that `decode_plane` adds, from zero points in float32. X: dtype of x"""
     if INTERPRETED or tl.float32 == X:
         return -zero - (INT4_BIAS if BITS == 4 else 0)
     elif tl.float16 == X:
@@ -78,9 +78,9 @@ def code_offset(zero, BITS: tl.constexpr, X: tl.constexpr):
 
 @triton.jit
 def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, X: tl.constexpr):
-    """Words int16 -> of this plane code - zero in X, or in float32 under the interpreter.
+    """Decode one plane of int16 words: code - zero in X, or in float32 under the interpreter.
 
-    added: of `offset`, what can be broadcast; ZERO: are there zero points?
+    added: from `code_offset`, broadcastable; ZERO: whether there are zero points
     """
     if INTERPRETED or tl.float32 == X:
         if BITS == 4:
@@ -105,5 +105,5 @@ def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.con
 
 @triton.jit
 def magic_float(low):
-    """int16 -> 128 + low in float32, or 256 for 128"""
+    """Convert int16 to float32: 128 + low, or 256 for 128"""
     return (low | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)

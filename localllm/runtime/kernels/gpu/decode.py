@@ -1,17 +1,17 @@
-"""softmax(q k^T * scale) v where sequences bring few tokens, over a context that is split among programs.
+"""softmax(q k^T * scale) v where sequences bring few tokens, with the context split among programs.
 
-q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale a vector. A program has one
-chunk of a sequence's context for 16 rows of one key head: its query heads, token by token. Tensor cores multiply
-16 rows at least, so up to 16 cost the time of one, and the cache is read once for all of them. More tokens make
-more programs that read the same chunk, neighbours in the grid, so that all but the first find it in the
-second-level cache; the tile stays as it is, and with it the bits of each row.
+q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale per vector. A program processes
+one chunk of a sequence's context for 16 rows of one key head: its query heads, token by token. Tensor cores
+multiply at least 16 rows, so that up to 16 take the time of one, and the cache is read once for all of them. More
+tokens need more programs that read the same chunk; they are adjacent in the grid, so that all but the first hit
+the L2 cache. The tile does not change, and neither do the bits of each row.
 
-Bytes: 2 * context * kv_heads * head_dim * itemsize (in 8 bits 2 more a vector) are read, and for each chunk
-heads * (head_dim + 2) * 4 written and read again (splits.py): an eighth of a chunk's own at 4 heads a key head and
-its least length of 64, and less the longer the context.
+Bytes: 2 * context * kv_heads * head_dim * itemsize (in 8 bits 2 more per vector) are read, and for each chunk
+heads * (head_dim + 2) * 4 are written and read again (splits.py): an eighth of the chunk's own bytes with 4 heads
+per key head and the minimum length of 64, and less for longer contexts.
 """
 
-# Triton declares constants and tensors of kernels otherwise than they are used.
+# Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportArgumentType=false
 
 from collections.abc import Callable, Iterator
@@ -91,7 +91,7 @@ def decode_kernel(
     MOST_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)  # even of lengths: they were written by an earlier kernel too
+    wait_for_inputs(PDL)  # for lengths too, which are written by an earlier kernel
     allow_next_kernel(PDL)
     row_tiles = tl.num_programs(0) // KV_HEADS
     i_head = tl.program_id(0) // row_tiles
@@ -166,15 +166,18 @@ def decode_kernel(
 
 
 def tile_rows(group: int) -> int:
-    """Of a tile: 16, or a power of two that holds a token's query heads, up to 32."""
+    """Rows of a tile: 16, or a power of two that holds a token's query heads, up to 32."""
     return max(16, min(32, triton.next_power_of_2(group)))
 
 
 def choose_tile(q: Tensor, form: int) -> tuple[int, int, int]:
-    """Keys, warps and stages of a program. Arithmetic: a tile's keys and values are 32 KB up to 256 bytes a head,
-    and bandwidth times latency is about as much for a multiprocessor, which has two programs or more. Rows of 1 KB
-    and their sums are shared among more warps, or their registers would not do. The block table is read a stage
-    ahead of the keys, so that 3 stages keep one tile under way and 5 keep two."""
+    """Return keys per tile, warps and stages of a program.
+
+    Estimated, not measured: a tile's keys and values are 32 KB for up to 256 bytes per head, about bandwidth times
+    latency of a multiprocessor, which runs two programs or more. Rows of 1 KB and their sums are split among more
+    warps to fit in registers. The block table is read one stage ahead of the keys, so that 3 stages keep one tile
+    in flight and 5 keep two.
+    """
     width = triton.next_power_of_2(q.shape[-1]) * q.element_size()
     if width > 512:
         return 32, 8, 3
@@ -192,11 +195,14 @@ def launch_decode(
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """Writes the results of the sequences that bring FEW tokens or less, and these bring `queries` at most.
-    out, q, gate: [T, heads, head_dim]; with a gate each result is multiplied by its sigmoid."""
+    """Write the results of sequences that bring at most MAX_DECODE_TOKENS tokens, of which there are up to
+    `queries`.
+
+    out, q, gate: [T, heads, head_dim]; with a gate, each result is multiplied by its sigmoid.
+    """
     sequences, group = len(batch.context_len), c.heads // c.kv_heads
     (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
-    width = k.shape[-1]  # in numbers, or pairs of them
+    width = k.shape[-1]  # in elements, or pairs of them
     rows, (tile, warps, stages), splits = tile_rows(group), choose_tile(q, form), choose_splits(q, c.kv_heads)
     space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.head_dim)
     unit, bend = score_units(c.scale, c.softcap)
@@ -248,11 +254,11 @@ def attention_unsupported(
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"queries are in {q.dtype}"
     if cache.k_scale is not None and config.head_dim % 2:
-        return f"a cache in 8 bits is read as pairs, and heads have {config.head_dim} dimensions"
+        return f"an 8-bit cache is read in pairs, but heads have {config.head_dim} dimensions"
     if config.head_dim * q.element_size() > MAX_HEAD_BYTES:
         return f"heads have more than {MAX_HEAD_BYTES} bytes"
     if config.scale <= 0:
-        return "scores are not multiplied by a positive number"
+        return "the scale is not positive"
     return None
 
 
@@ -293,7 +299,7 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def attention_example(c: AttentionConfig, form: torch.dtype, sequences: int, queries: int) -> Callable[[], object]:
-    """A call of `attention` in bfloat16 for sequences that bring so many tokens each."""
+    """Return a call of `attention` in bfloat16 for sequences that bring `queries` tokens each."""
 
     def call() -> Tensor:
         batch = meta_batch(sequences, queries)

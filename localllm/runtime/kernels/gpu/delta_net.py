@@ -1,21 +1,22 @@
 """The gated delta rule (kernels/delta_net.py) for all sequences of a step at once, in float32.
 
-A program has one value head of one sequence and COLUMNS columns of its state S [key_dim, value_dim], which do not
-need each other. Where a sequence brings few tokens, `step` takes them one after another with S in registers, so
-that a token has the same result however many stand beside it; where it brings more, `walk` takes chunks of them as
-matrix products, with S where it lies, in parts. Which of the two, only the sequence's own tokens decide.
+A program processes one value head of one sequence and COLUMNS columns of its state S [key_dim, value_dim], which
+are independent. If a sequence brings few tokens, `delta_net_step_kernel` processes them one after another with S
+in registers, so that a token's result does not depend on the other tokens; otherwise `delta_net_chunk_kernel`
+processes chunks of them as matrix products, with S in global memory, in parts. Only the sequence's own tokens
+decide which kernel is used.
 
-Within a chunk of C tokens, with D[i, j] the product of exp(decay) from behind token j to token i, and d[i] that
+Within a chunk of C tokens, with D[i, j] the product of exp(decay) of the tokens behind j up to i, and d[i] that
 from the chunk's begin (Yang et al. 2024, section 3.2, with decay):
 
 A = strictly lower part of beta_i (k_i k_j) D[i, j];  delta = (1 + A)^-1 beta (v - d (k S))
 out = d (q S) + lower part of ((q_i k_j) D[i, j]) delta;  S <- D[C, begin] S + (D[C, j] k_j)^T delta
 
-(1 + A)^-1 by forward substitution in diagonal blocks of 16, then block by block. Decays are summed up one by one,
-as differences of sums from the begin would lose the digits that matter. Products are float32's own: in three parts
-of TF32, which are as exact, they do not fit in registers.
+(1 + A)^-1 is computed by forward substitution in diagonal blocks of 16, then block by block. Decays are summed
+separately, because differences of prefix sums would lose relevant digits. Products are in float32: three TF32
+products, which are as exact, do not fit in registers.
 
-Bytes of a decode step: S once each way, 8 * value_heads * key_dim * value_dim a sequence.
+Bytes of a decode step: S once each way, 8 * value_heads * key_dim * value_dim per sequence.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,16 +41,16 @@ from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kv_cache.tensors import RecurrentCache
 
-MAX_STEP_TOKENS = 16  # tokens of a sequence that are taken one after another
-CHUNK_TOKENS = 32  # tokens; twice as many do not fit in registers
-KEY_PART = 32  # of a key: what a product has of it in registers
-BLOCK_COLUMNS = 32  # 128 bytes of each row of S; 128 programs a sequence of 32 heads of 128
-MAX_KEY_DIM = 256  # a key: S has to fit in registers
+MAX_STEP_TOKENS = 16  # tokens of a sequence that are processed one after another
+CHUNK_TOKENS = 32  # twice as many do not fit in registers
+KEY_PART = 32  # of a key dimension: the part that a product has in registers
+BLOCK_COLUMNS = 32  # 128 bytes of each row of S; 128 programs per sequence with 32 heads of 128
+MAX_KEY_DIM = 256  # S must fit in registers
 
 
 @triton.jit
 def sequence_pieces(p_first, sequence, SAVED: tl.constexpr):
-    """The first of a sequence's pieces and the one behind its last."""
+    """Return the first of a sequence's pieces and the one behind its last."""
     if SAVED:
         return tl.load(p_first + sequence), tl.load(p_first + sequence + 1)
     else:
@@ -127,7 +128,10 @@ def delta_net_step_kernel(
 
 @triton.jit
 def solve_lower(a, x, i, j, CHUNK: tl.constexpr):
-    """(1 + a)^-1 x of a strictly lower a [CHUNK, CHUNK]; i, j: its rows [CHUNK, 1] and columns [1, CHUNK]."""
+    """Return (1 + a)^-1 x for a strictly lower triangular a [CHUNK, CHUNK].
+
+    i: row [CHUNK, 1], j: column [1, CHUNK]
+    """
     tl.static_assert(CHUNK == 32)
     near = i // 16 == j // 16
     diagonal = tl.where(near, a, 0.0)
@@ -169,7 +173,7 @@ def delta_net_chunk_kernel(
     FEW: tl.constexpr,
     SAVED: tl.constexpr,
     CHUNK: tl.constexpr,
-    PART: tl.constexpr,  # of a key
+    PART: tl.constexpr,  # of a key dimension
     BLOCK_V: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -255,14 +259,14 @@ def delta_net_unsupported(
     if reason := gpu_unsupported(v):
         return reason
     if batch.state_slots is None:
-        return "the rows of states are not on the device"
+        return "the state slots are not on the device"
     if any(x.dtype not in FLOAT_DTYPES for x in (q, k, v)) or cache.matrix.dtype != torch.float32:
-        return "numbers in float64"
+        return "inputs or states are in float64"
     return None if k.shape[-1] <= MAX_KEY_DIM else f"keys are wider than {MAX_KEY_DIM}"
 
 
 def dense_tokens(x: Tensor) -> Tensor:
-    """[T, ...] with a token's numbers side by side; where tokens lie does not matter."""
+    """Return [T, ...] with the elements of each token contiguous; tokens may be strided."""
     return x if x[0].is_contiguous() else x.contiguous()
 
 

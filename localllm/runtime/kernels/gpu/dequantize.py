@@ -1,11 +1,12 @@
-"""Packed weights to plain ones, and a plain product of them: for so many rows of x that multiplying takes longer
-than reading, cuBLAS on tensor cores wins what unpacking costs.
+"""Dequantizes packed weights and multiplies them with cuBLAS, for many rows of x.
+
+With so many rows, multiplying takes longer than reading, and tensor cores gain more than unpacking costs.
 
 w[o, i] = (code - zero) * scale - minimum, in float32, rounded once to the dtype of x. Bytes: the packed weight,
-its numbers written, and read by the product: 0.5 + 2 + 2 an element of INT4.
+its values written, and read by the product: 0.5 + 2 + 2 per element of INT4.
 
-Unpacked is so much at a time as `scratch` holds, one buffer a device that all products of its stream use one after
-another: 128 MB in 16 bits, or the largest matrix where that is smaller; `scratch_elements` tells plans how many.
+Weights are dequantized in parts of the size of the scratch buffer, which all products of a device share: 128 MB in
+16 bits, or the largest matrix if that is smaller.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false
@@ -28,33 +29,36 @@ from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
 from localllm.runtime.kernels.linear import flatten_rows
 from localllm.runtime.kernels.registry import kernel
 
-MIN_DEQUANTIZE_ROWS = 128  # arithmetic: from about here a product takes longer than unpacking does
-BLOCK_ROWS = 16  # that a program unpacks: 2 KB, and 8 KB written, so that memory is busy whatever the shape
+MIN_DEQUANTIZE_ROWS = 128  # estimated: from about here, a product takes longer than dequantizing
+BLOCK_ROWS = 16  # per program: 2 KB, and 8 KB written, enough to saturate memory for any shape
 WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _scratch: dict[torch.device, Tensor] = {}
-_turn = threading.Lock()  # models of one process share a stream, and each launches from a thread of its own
+_turn = threading.Lock()  # models of a process share a stream, and each launches from its own thread
 
 
 def shared_scratch(device: torch.device, elements: int, dtype: torch.dtype) -> Tensor:
-    """[elements] uninitialized, the same memory in each call; what was in it before is lost. It grows to the most
-    that was asked for: while weights are prepared, so that a step finds it as large as it needs it."""
-    held, wanted = _scratch.get(device), elements * dtype.itemsize
-    if held is None or held.nbytes < wanted:
+    """Return [elements] uninitialized, the same memory in each call, overwriting its previous content.
+
+    It grows to the largest size requested, which happens while weights are prepared, so that steps need not
+    allocate.
+    """
+    buffer, nbytes = _scratch.get(device), elements * dtype.itemsize
+    if buffer is None or buffer.nbytes < nbytes:
         _scratch.pop(device, None)
-        held = None  # given back before more is asked for
-        held = _scratch[device] = torch.empty(wanted, dtype=torch.uint8, device=device)
-    return held[:wanted].view(dtype)
+        buffer = None  # freed before more is allocated
+        buffer = _scratch[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    return buffer[:nbytes].view(dtype)
 
 
 def reserve_scratch(weight: QuantizedTensor, dtype: torch.dtype) -> None:
-    """Lets the scratch be as large as the weight will need it."""
+    """Make the scratch buffer large enough for the weight."""
     shared_scratch(weight.parts["q"].device, scratch_rows(weight) * weight.shape[1], dtype)
 
 
 def scratch_rows(weight: QuantizedTensor) -> int:
-    """Of W: as many as the scratch holds, in parts of one size."""
+    """Return how many rows of W fit in the scratch buffer, in parts of equal size."""
     count, columns = weight.shape
     return min(count, -(-count // -(-count * columns // SCRATCH_ELEMENTS) // BLOCK_ROWS) * BLOCK_ROWS)
 
@@ -81,7 +85,7 @@ def dequantize_kernel(
     BN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows first, first + 1, ..., N of them -> w [N, K], a chunk of BN rows a program."""
+    """Dequantize N rows from `first` on to w [N, K]; each program handles a chunk of BN rows."""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
@@ -101,7 +105,7 @@ def dequantize_kernel(
 
 
 def dequantize_rows(weight: QuantizedTensor, first: int, w: Tensor) -> None:
-    """w [rows, in] becomes the weight's rows from `first` on, its columns in the order that they are stored in."""
+    """Dequantize rows from `first` on into w [rows, in], with columns in stored order."""
     arguments = weight_arguments(weight)
     grid = (triton.cdiv(w.shape[0], BLOCK_ROWS), arguments["chunks"])
     launch_kernel(
@@ -119,7 +123,7 @@ def dequantize_rows(weight: QuantizedTensor, first: int, w: Tensor) -> None:
 
 
 def packed_unsupported(x: Tensor, weight: QuantizedTensor) -> str | None:
-    """Why the kernels that read planes cannot take these; None where they can."""
+    """Return why the kernels for packed weights do not support these arguments, or None if they do."""
     if reason := gpu_unsupported(x):
         return reason
     if weight.format not in CODE_TYPES:
@@ -128,7 +132,7 @@ def packed_unsupported(x: Tensor, weight: QuantizedTensor) -> str | None:
 
 
 def reorder_columns(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x [M, in], its columns as the weight's are stored, one row after the other."""
+    """Return x [M, in], contiguous, with its columns in the weight's stored order."""
     order = weight.parts.get(COLUMN_ORDER)
     return (x if order is None else x.index_select(1, order)).contiguous()
 
@@ -137,7 +141,7 @@ def dequantized_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | N
     if reason := packed_unsupported(x, weight):
         return reason
     rows = x.shape[:-1].numel()
-    return None if rows >= MIN_DEQUANTIZE_ROWS else f"{rows} rows are for a product that unpacks on the way"
+    return None if rows >= MIN_DEQUANTIZE_ROWS else f"{rows} rows: dequantizing inside the product is faster"
 
 
 @kernel("linear", "triton-dequantized", dequantized_unsupported, first=True)
@@ -146,18 +150,18 @@ def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) 
 
 
 def matmul_dequantized(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x: [M, in] -> [M, out]"""
-    x, (count, columns), some = reorder_columns(x, weight), weight.shape, scratch_rows(weight)
+    """Dequantize in parts and multiply. x: [M, in] -> [M, out]"""
+    x, (count, columns), part_rows = reorder_columns(x, weight), weight.shape, scratch_rows(weight)
     with _turn:
-        w = shared_scratch(x.device, some * columns, x.dtype).view(-1, columns)
-        if some >= count:
+        w = shared_scratch(x.device, part_rows * columns, x.dtype).view(-1, columns)
+        if part_rows >= count:
             dequantize_rows(weight, 0, w)
             return F.linear(x, w)
         y = x.new_empty(len(x), count)
-        for begin in range(0, count, some):
-            rows = w[: count - begin]
-            dequantize_rows(weight, begin, rows)
-            torch.mm(x, rows.T, out=y[:, begin : begin + len(rows)])
+        for begin in range(0, count, part_rows):
+            part = w[: count - begin]
+            dequantize_rows(weight, begin, part)
+            torch.mm(x, part.T, out=y[:, begin : begin + len(part)])
         return y
 
 

@@ -1,12 +1,13 @@
-"""A mixture of experts whose weights lie stacked, without the host knowing which were chosen.
+"""A mixture of stacked experts, without the host knowing which experts were selected.
 
-h[p] = gated(W_e x[p // k] + b_e) and y[p] = V_e h[p] + c_e for each pair p of a token and the expert e that it
-chose, k a token; then out[t] = sum over the token's pairs of weight[p] y[p], in ascending order of expert.
+h[p] = gated(W_e x[p // k] + b_e) and y[p] = V_e h[p] + c_e for each pair p of a token and one of its k experts e;
+then out[t] = sum over the token's pairs of weight[p] y[p], in ascending order of expert.
 
-Few tokens: a program for each pair and some rows of its expert; the first token that chose an expert computes for
-all that did, and the programs of the others leave, so each chosen expert is read once. Many tokens: pairs are
-sorted by expert, and a program takes a block of one expert's pairs; which, it reads from what the device counted,
-as there are at most so many blocks. Bytes: the chosen experts' weights once a block of tokens; h and y once each.
+Few tokens: one program per pair and some rows of its expert; the first token that selected an expert computes it
+for all others that did, whose programs exit, so that each selected expert is read once. Many tokens: pairs are
+sorted by expert, and a program processes a block of one expert's pairs; it reads which one from counts on the
+device, and the grid has the maximum number of blocks. Bytes: the selected experts' weights once per block of
+tokens; h and y once each.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false
@@ -43,37 +44,40 @@ from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
 from localllm.runtime.kernels.gpu.quantized_gemm import WGMMA_ARCH
 from localllm.runtime.kernels.registry import kernel
 
-MAX_UNSORTED_TOKENS = 16  # tokens: the columns of a tensor core's smallest product
+MAX_UNSORTED_TOKENS = 16  # the columns of a tensor core's smallest product
 
 
 BLOCK_PAIRS = 64
 SUM_WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-SUM_COLUMNS = 512  # columns that a program adds up
+SUM_COLUMNS = 512  # that a program sums
 
 
 class ExpertBlocks(NamedTuple):
-    """Pairs by expert: `begin` [experts + 1] int32, where each expert's begin in `order`; `end` [experts] int32,
-    how many blocks of pairs there are up to and with an expert's; `order` [T * k] int32."""
+    """Pairs of tokens and experts, sorted by expert.
+
+    expert_starts: [experts + 1] int32, index of each expert's first pair in `order`; block_ends: [experts] int32,
+    number of blocks up to and including the expert's; order: [T * k] int32.
+    """
 
     expert_starts: Tensor
     block_ends: Tensor
     order: Tensor
-    size: int  # pairs in a block, at most
-    max_count: int  # blocks there can be
+    size: int  # maximum number of pairs in a block
+    max_count: int  # maximum number of blocks
 
 
 def sort_by_expert(chosen: Tensor, experts: int, size: int) -> ExpertBlocks:
-    """On the device of `chosen` [T, k], without its contents being known to the host."""
+    """Sort pairs by expert on the device of `chosen` [T, k], without reading values on the host."""
     pairs = chosen.numel()
     by_expert, order = chosen.flatten().sort(stable=True)
     edges = torch.arange(experts + 1, device=chosen.device)
     begin = torch.searchsorted(by_expert, edges)
     counts = begin[1:] - begin[:-1]
     end = ((counts + size - 1) // size).cumsum(0)
-    busy = min(pairs, experts)  # of which each may have a block that is not full
-    most = busy + (pairs - busy) // size
-    return ExpertBlocks(begin.int(), end.int(), order.int(), size, most)
+    used_experts = min(pairs, experts)  # each may have a block that is not full
+    max_blocks = used_experts + (pairs - used_experts) // size
+    return ExpertBlocks(begin.int(), end.int(), order.int(), size, max_blocks)
 
 
 @triton.jit
@@ -114,7 +118,7 @@ def grouped_matmul_kernel(
     BM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y[p] = W_e x[p or p // CHOSEN] + bias_e; with ACTIVATION W_e has 2 N rows, and y is gated by the first N."""
+    """y[p] = W_e x[p or p // CHOSEN] + bias_e; with ACTIVATION, W_e has 2 N rows, of which the first N gate y"""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     i_block = tl.program_id(0)
@@ -181,7 +185,7 @@ def weighted_sum_kernel(
     BN: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """out[t] = sum of weight[t, j] y[t * CHOSEN + j], by expert."""
+    """out[t] = sum of weight[t, j] y[t * CHOSEN + j], in order of expert"""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -191,7 +195,7 @@ def weighted_sum_kernel(
     m_pick = b_pick < CHOSEN
     picks = tl.load(p_chosen + token * CHOSEN + b_pick, mask=m_pick, other=2147483647).to(tl.int32)
     share = tl.load(p_weight + token * CHOSEN + b_pick, mask=m_pick, other=0)
-    place = tl.sum((picks[None, :] < picks[:, None]).to(tl.int32), 1)  # how many smaller ones there are
+    place = tl.sum((picks[None, :] < picks[:, None]).to(tl.int32), 1)  # how many expert ids are smaller
     total = tl.zeros((BN,), tl.float32)
     for i in range(CHOSEN):
         pick = tl.sum(tl.where((place == i) & m_pick, b_pick, 0), 0)
@@ -205,7 +209,7 @@ def grouped_unsupported(x: Tensor, chosen: Tensor, weight: Tensor, mlps: Experts
     if reason := gpu_unsupported(x):
         return reason
     if not isinstance(mlps, StackedExperts):
-        return "the experts are apart"
+        return "the experts are not stacked"
     for matrix in (mlps.gate_up, mlps.down):
         if isinstance(matrix, QuantizedTensor) and (
             matrix.format not in CODE_TYPES or COLUMN_ORDER in matrix.parts
@@ -220,7 +224,7 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: StackedExpe
     out = torch.empty_like(x)
     if x.numel() == 0:
         return out
-    # Where x is not read from shared memory, more take too many registers.
+    # If x is not read from shared memory, larger blocks take too many registers.
     size = BLOCK_PAIRS if gpu_of(x.device).arch == WGMMA_ARCH else BLOCK_PAIRS // 2
     sent = None if len(x) <= MAX_UNSORTED_TOKENS else sort_by_expert(chosen, mlps.count, size)
     pairs, n = chosen.numel(), mlps.down.shape[1]
@@ -246,10 +250,13 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: StackedExpe
 
 
 def choose_tile(arch: int, few: bool, gated: bool) -> tuple[int, int]:
-    """Rows of an expert that a program multiplies, of each half where they are gated; and warps. Arithmetic, not
-    measured. Few tokens: small programs, so that 4 chosen experts of 3,000 rows each are several a multiprocessor.
-    Many: each weight that was unpacked meets 64 pairs; where x is not read from shared memory, both halves' sums
-    and x take so many registers that the halves are smaller, and of more threads."""
+    """Return the rows of an expert that a program multiplies (per half if gated), and warps. Estimated, not
+    measured.
+
+    Few tokens: small programs, so that 4 selected experts of 3,000 rows each occupy several per multiprocessor.
+    Many: each dequantized weight is multiplied with 64 pairs; if x is not read from shared memory, the sums of
+    both halves and x take so many registers that the halves are smaller, and use more threads.
+    """
     if few:
         return (16, 4) if gated else (32, 4)
     if arch == WGMMA_ARCH or not gated:
@@ -267,7 +274,7 @@ def grouped_matmul(
     y: Tensor,
     activation: Activation | None,
 ) -> None:
-    """y [pairs, N] of x [T or pairs, K]; sent: where the pairs of each expert are, None for few tokens."""
+    """Compute y [pairs, N] of x [T or pairs, K]. sent: the pairs of each expert, None for few tokens."""
     rows, warps = choose_tile(gpu_of(x.device).arch, sent is None, activation is not None)
     pairs = sent.size if sent else MAX_UNSORTED_TOKENS
     arguments = weight_arguments(weight)
@@ -303,7 +310,7 @@ def grouped_matmul(
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    """gpt-oss-20b, and Qwen3-30B-A3B in INT4 and bfloat16."""
+    """Yield gpt-oss-20b, and Qwen3-30B-A3B in INT4 and bfloat16."""
     models = (("mxfp4", 32, 2880, 2880, 32, 4), ("int4", 128, 2048, 768, 128, 8), (None, None, 2048, 768, 128, 8))
     for (form, group, hidden, n, count, k), sizes in zip(
         models, ((1, 2048), (MAX_UNSORTED_TOKENS, 2048), (2048,)), strict=True

@@ -1,12 +1,12 @@
-"""Each head's rows times a matrix of its own, for few tokens: out[t, h] = x[t, h] W[h].
+"""A matrix product per head for few tokens: out[t, h] = x[t, h] W[h].
 
-x: [T, heads, in]; W: [heads, in, out] or [heads, out, in]. A program has 16 tokens, the least that tensor cores
-take, so that a token's result depends neither on their number nor on the others.
+x: [T, heads, in]; W: [heads, in, out] or [heads, out, in]. A program processes 16 tokens, the minimum for tensor
+cores, so that a token's result depends neither on their number nor on the others.
 
 Bytes: heads * in * out * itemsize for every 16 tokens.
 """
 
-# Triton declares constants and tensors of kernels otherwise than they are used.
+# Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportArgumentType=false
 
 import triton
@@ -32,7 +32,7 @@ def per_head_matmul_kernel(
     OUT_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """OUT_FIRST: W is [heads, out, in]."""
+    """Multiply per head. OUT_FIRST: W is [heads, out, in]."""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     i_head = tl.program_id(1)
@@ -61,8 +61,11 @@ def per_head_matmul_kernel(
 
 
 def per_head_matmul(x: Tensor, w: Tensor, *, out_first: bool) -> Tensor:
-    """x: [T, heads, in], its last dimension dense; w: [heads, in, out], or [heads, out, in] if out_first
-    -> [T, heads, out]. Arithmetic: 64 columns a program are 128 programs for 16 heads of 512."""
+    """Multiply per head. Returns [T, heads, out].
+
+    x: [T, heads, in], its last dimension dense; w: [heads, in, out], or [heads, out, in] if out_first. With 64
+    columns per program, 16 heads of 512 make 128 programs.
+    """
     size = w.shape[1] if out_first else w.shape[2]
     out = x.new_empty(*x.shape[:2], size)
     launch_kernel(

@@ -1,17 +1,16 @@
-"""Latent attention where sequences bring few tokens: the absorbed form (kernels/latent.py), over a context that is
-split among programs.
+"""Latent attention where sequences bring few tokens: the absorbed form (kernels/latent.py), with a split context.
 
-q: [T, heads, nope_dim + rope_dim]; cache rows: [slots, rank + rope_dim], in 8 bits with two scales each. k_b turns
-the first part of q into a query for latents; all heads then attend to the rows as to one key head's keys, whose
-values are their first `rank` columns, and v_b makes values of the mixtures. A tile of rows is read once for both.
-A program has one chunk of the context for ROWS rows, the heads of one token after another's.
+q: [T, heads, nope_dim + rope_dim]; cache: [slots, rank + rope_dim], in 8 bits with two scales each. k_b turns the
+first part of q into a query for latents; all heads then attend to the cached rows as to the keys of one key head,
+whose values are their first `rank` columns, and v_b turns the weighted sums into values. A tile of rows is read
+once for both. A program processes one chunk of the context for ROWS rows: the heads of one token after another.
 
-Bytes: context * (rank + rope_dim) * itemsize (in 8 bits 4 more a token), k_b and v_b, and for each chunk
-heads * (rank + 2) * 4 written and read again (splits.py). With many heads multiplications are as dear as bytes:
-2 * heads * (2 * rank + rope_dim) for each token that is seen.
+Bytes: context * (rank + rope_dim) * itemsize (in 8 bits 4 more per token), k_b and v_b, and for each chunk heads *
+(rank + 2) * 4 written and read again (splits.py). With many heads, multiplications cost as much as bytes: 2 *
+heads * (2 * rank + rope_dim) for each visible token.
 """
 
-# Triton declares constants and tensors of kernels otherwise than they are used.
+# Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportArgumentType=false
 
 from collections.abc import Callable, Iterator
@@ -88,8 +87,10 @@ def mla_kernel(
     FORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """q: for latents, [T, HEADS, RANK]; turned: [T, HEADS, ROPE]; PAIR: numbers in one that is read;
-    BLOCK_RANK, BLOCK_ROPE: of what is read, a power of two each."""
+    """Attend to one chunk of latents. q: for latents, [T, HEADS, RANK]; turned: the rotated part, [T, HEADS,
+    ROPE]; PAIR: elements per element read (2 in 8 bits); BLOCK_RANK, BLOCK_ROPE: elements read, padded to powers
+    of two.
+    """
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     i_row = tl.program_id(0) * ROWS
@@ -155,8 +156,9 @@ def mla_kernel(
 
 
 ROWS, TILE = 16, 32
-# Arithmetic: a warp holds its rows' whole query as an operand of tensor cores, 128 registers at rank 512 and 16
-# rows; 32 keys are 36 KB, so that two programs of them have room on every GPU.
+# Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
+# rows;
+# 32 keys are 36 KB, so that two programs fit on every GPU.
 
 
 def mla_unsupported(
@@ -169,7 +171,7 @@ def mla_unsupported(
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"queries are in {q.dtype}"
     if cache.scale is not None and (config.kv_lora_rank % 2 or config.rope_dim % 2):
-        return "a cache in 8 bits is read as pairs, and the latent or its key has an odd number of dimensions"
+        return "an 8-bit cache is read in pairs, but the latent or its key has an odd number of dimensions"
     if config.kv_lora_rank * q.element_size() > MAX_HEAD_BYTES:
         return f"latents have more than {MAX_HEAD_BYTES} bytes"
     return None
@@ -180,9 +182,9 @@ def latent_attention_absorbed(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
     c, sequences, queries = config, len(batch.context_len), batch.max_query_len
-    nope, turned = q.split((c.nope_dim, c.rope_dim), -1)
-    wide = per_head_matmul(nope, k_b, out_first=False)  # [T, heads, rank]
-    rows, form = cache_form(cache.latents)
+    nope, rotated = q.split((c.nope_dim, c.rope_dim), -1)
+    absorbed_q = per_head_matmul(nope, k_b, out_first=False)  # [T, heads, rank]
+    latents, form = cache_form(cache.latents)
     pair = 1 if form == FORM_PLAIN.value else 2
     splits = choose_splits(q, triton.cdiv(c.heads, ROWS))
     space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.kv_lora_rank)
@@ -190,11 +192,11 @@ def latent_attention_absorbed(
         mla_kernel,
         (triton.cdiv(queries * c.heads, ROWS), splits, sequences),
         warps=4,
-        stages=3 if gpu_of(q.device).arch in SMALL_SHARED_ARCHS else 5,  # one tile under way, or two
+        stages=3 if gpu_of(q.device).arch in SMALL_SHARED_ARCHS else 5,  # one tile in flight, or two
         device=q.device,
-        p_q=wide,
-        p_turned=turned,
-        p_rows=rows,
+        p_q=absorbed_q,
+        p_turned=rotated,
+        p_rows=latents,
         p_scale=cache.scale,
         p_acc=space.acc,
         p_most=space.max_score,
@@ -203,10 +205,10 @@ def latent_attention_absorbed(
         p_start=batch.query_start,
         p_context=batch.context_len,
         queries=queries,
-        q_token=wide.stride(0),
-        q_head=wide.stride(1),
-        turned_token=turned.stride(0),
-        turned_head=turned.stride(1),
+        q_token=absorbed_q.stride(0),
+        q_head=absorbed_q.stride(1),
+        turned_token=rotated.stride(0),
+        turned_head=rotated.stride(1),
         table_row=batch.block_table.stride(0),
         unit=score_units(c.scale, None)[0],
         HEADS=c.heads,

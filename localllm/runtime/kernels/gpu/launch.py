@@ -1,12 +1,12 @@
-"""How a Triton kernel is started: on a GPU, under Triton's interpreter on the CPU, or only noted down, so that it
-can be compiled for GPUs that are not here.
+"""Launches Triton kernels: on a GPU, under Triton's interpreter on the CPU, or only recorded for compilation.
 
-Under the interpreter (`TRITON_INTERPRET=1` before the first import of triton) kernels take tensors of the CPU. It
-is slow, and shows that a kernel computes what its reference does.
+Under the interpreter (`TRITON_INTERPRET=1` before the first import of triton), kernels take tensors on the CPU. It
+is slow, and is used to compare a kernel with its reference. Recorded launches can be compiled for GPUs that are
+not here.
 
-On GPUs from sm_90 on a kernel is started while the one before it still runs (programmatic dependent launch, CUDA
-C++ Programming Guide, section on it): it may read what no kernel writes, weights, and must call `wait_for_inputs`
-before it reads or writes anything else.
+On GPUs from sm_90 on, a kernel is started while the previous one still runs (programmatic dependent launch, see
+the CUDA C++ Programming Guide): before it calls `wait_for_inputs` it may only read what no kernel writes, such as
+weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,33 +24,29 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-MIN_ARCH = 80  # architectures before it have no bfloat16
-PDL_ARCH = 90  # from this architecture on
-SMALL_SHARED_ARCHS = (
-    86,
-    89,
-    120,
-    121,
-)  # architectures with 99 KB of shared memory for a program; others have 163 or more
+MIN_ARCH = 80  # older architectures have no bfloat16
+PDL_ARCH = 90  # first architecture with programmatic dependent launch
+# Architectures with 99 KB of shared memory per program; others have 163 KB or more.
+SMALL_SHARED_ARCHS = (86, 89, 120, 121)
 
 LaunchGrid = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What launch choices depend on."""
+    """The properties of a GPU that launch parameters depend on."""
 
     arch: int  # 90 is sm_90
     multiprocessors: int
 
 
-# One of each architecture that kernels are compiled for without having it: A100, RTX 4090, H200, B200, RTX 5090.
+# One GPU of each architecture that kernels are compiled for: A100, RTX 4090, H200, B200, RTX 5090.
 GPUS = {arch: Gpu(arch, count) for arch, count in ((80, 108), (89, 128), (90, 132), (100, 148), (120, 170))}
 
 
 @dataclass(frozen=True)
 class RecordedLaunch:
-    """One that was noted instead of started."""
+    """A launch that was recorded instead of executed."""
 
     kernel: Any
     grid: LaunchGrid
@@ -58,17 +54,15 @@ class RecordedLaunch:
     options: Mapping[str, Any]
 
 
-_noted: ContextVar[tuple[Gpu, list[RecordedLaunch]] | None] = ContextVar("noted", default=None)
-takes_cpu: bool = (
-    INTERPRETED.value
-)  # off in tests of other kernels, which run in one process with interpreted ones
+_recording: ContextVar[tuple[Gpu, list[RecordedLaunch]] | None] = ContextVar("recording", default=None)
+takes_cpu: bool = INTERPRETED.value  # disabled in tests of other kernels in a process with interpreted ones
 
 
 def gpu_unsupported(x: Tensor) -> str | None:
-    """For `when` of a kernel: None where Triton's kernels take x."""
+    """Return why Triton's kernels do not support x, or None if they do."""
     if x.device.type == "cpu" and takes_cpu:
         return None
-    if x.device.type == "meta" and _noted.get():
+    if x.device.type == "meta" and _recording.get():
         return None
     if x.device.type != "cuda":
         return "needs a GPU"
@@ -77,10 +71,11 @@ def gpu_unsupported(x: Tensor) -> str | None:
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """The GPU that a tensor's kernels run on; under the interpreter a small one, so that little work is cut into
-    few parts."""
-    if noted := _noted.get():
-        return noted[0]
+    """Return the GPU that a tensor's kernels run on; under the interpreter a small one, so that work is split
+    little.
+    """
+    if recording := _recording.get():
+        return recording[0]
     return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_ARCH, 4)
 
 
@@ -93,50 +88,53 @@ def _gpu(index: int) -> Gpu:
 def launch_kernel(
     kernel: Any, grid: LaunchGrid, warps: int, stages: int = 1, *, device: torch.device, **arguments: Any
 ) -> None:
-    """Starts a kernel that has the constexpr parameter PDL on the device of its tensors.
+    """Launch a kernel with the constexpr parameter PDL on the device of its tensors.
 
-    arguments: by name, all but PDL; stages: loads of loops that are under way at once.
+    arguments: by name, all except PDL; stages: loads of a loop that are in flight at once.
     """
     gpu = gpu_of(device)
-    dependent = gpu.arch >= PDL_ARCH and device.type != "cpu"
-    arguments |= {"PDL": dependent}
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}  # Triton wants it said
-    options |= {"launch_pdl": True} if dependent else {}
-    if noted := _noted.get():
-        noted[1].append(RecordedLaunch(kernel, grid, arguments, options))
+    uses_pdl = gpu.arch >= PDL_ARCH and device.type != "cpu"
+    arguments |= {"PDL": uses_pdl}
+    # enable_fp_fusion must be given explicitly.
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    options |= {"launch_pdl": True} if uses_pdl else {}
+    if recording := _recording.get():
+        recording[1].append(RecordedLaunch(kernel, grid, arguments, options))
     else:
         kernel[grid](**arguments, **options)
 
 
 @contextmanager
 def record_launches(gpu: Gpu) -> Iterator[list[RecordedLaunch]]:
-    """Kernels are not started but noted, as they would be started on this GPU; give them tensors of the device
-    `meta`."""
+    """Record kernels as they would be launched on this GPU, without running them. Use tensors on device `meta`."""
     launches: list[RecordedLaunch] = []
-    token = _noted.set((gpu, launches))
+    token = _recording.set((gpu, launches))
     try:
         yield launches
     finally:
-        _noted.reset(token)
+        _recording.reset(token)
 
 
 @triton.jit
 def wait_for_inputs(PDL: tl.constexpr):
-    """What earlier kernels have written can be read from here on, and what they read can be written."""
+    """Wait until results of earlier kernels can be read, and their inputs overwritten."""
     if PDL:
         gdc_wait()
 
 
 @triton.jit
 def allow_next_kernel(PDL: tl.constexpr):
-    """The next kernel may start; it waits for all that this one still writes."""
+    """Let the next kernel start; its `wait_for_inputs` waits for everything that this one still writes."""
     if PDL:
         gdc_launch_dependents()
 
 
 @triton.jit
 def dot(a, b, acc):
-    """acc + a @ b in float32. The interpreter would multiply the bit patterns of bfloat16, so it gets float32."""
+    """acc + a @ b in float32.
+
+    The interpreter would multiply bit patterns of bfloat16, so inputs are converted first.
+    """
     if INTERPRETED:
         a = a.to(tl.float32)
         b = b.to(tl.float32)

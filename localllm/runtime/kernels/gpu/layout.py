@@ -1,6 +1,7 @@
-"""How weights lie on a GPU: packed ones in planes, plain ones of a GGUF file in the dtype that they meet.
+"""The layout of weights on a GPU: packed weights in planes, dense weights of a GGUF file in the dtype of x.
 
-Each is laid out where it lies, some rows at a time; with it the scratch grows that many rows of x need.
+Each is repacked on its device, some rows at a time; this also reserves the scratch buffer for products of many
+rows.
 """
 
 from collections.abc import Callable
@@ -28,7 +29,7 @@ def gpu_packed_layout(
 ) -> Tensor | QuantizedTensor | None:
     if dtype and all(weight.format in gguf.PLAIN_DTYPES for weight in weights):
         return torch.cat([dequantize(weight, dtype) for weight in weights])
-    found = repack(*weights, on_read=between)
-    if found and dtype:
-        reserve_scratch(found, dtype)
-    return found
+    repacked = repack(*weights, on_read=between)
+    if repacked and dtype:
+        reserve_scratch(repacked, dtype)
+    return repacked

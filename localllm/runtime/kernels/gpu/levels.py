@@ -1,5 +1,7 @@
-"""How many tokens of a row reach each of 32 levels of x and what they weigh, and the list of those that a draw may
-take: each program goes through one chunk of one row, and sums of whole numbers are added up in any order."""
+"""Counts the tokens of a row that reach each of 32 levels of x, sums their weights, and lists the candidates.
+
+Each program processes one chunk of one row; sums are of integers, and so do not depend on the order.
+"""
 
 import triton
 import triton.language as tl
@@ -17,9 +19,9 @@ from localllm.runtime.kernels.gpu.nucleus import (
 )
 from localllm.runtime.kernels.gpu.pick import row_peak
 
-LEVELS_WARPS = 4  # of levels_kernel
-TALLY_LANES = tl.constexpr(LEVELS_WARPS)  # of `tally`, so that each warp has its own and sums need no exchange
-TALLY_PARTS = tl.constexpr(32)  # summed by one thread before it goes on
+LEVELS_WARPS = 4  # for levels_kernel
+TALLY_LANES = tl.constexpr(LEVELS_WARPS)  # of `tally_levels`: one per warp, so that sums need no exchange
+TALLY_PARTS = tl.constexpr(32)  # summed by one thread at a time
 
 
 @triton.jit
@@ -31,7 +33,9 @@ def add_levels(count, mass, p_level_counts, p_level_masses, at):
 
 @triton.jit
 def tally_chunk(p_row, chunk, vocabulary, peak, temperature, level, CHUNK: tl.constexpr):
-    """Writes x over the logits -> how many tokens of the chunk reach each level and what they weigh, [LEVELS]."""
+    """Write x over the logits, and return counts and weights of the chunk's tokens that reach each level,
+    [LEVELS].
+    """
     counts = tl.zeros([TALLY_LANES, LEVELS], tl.int32)
     masses = tl.zeros([TALLY_LANES, LEVELS], tl.int64)
     lane = tl.arange(0, TALLY_PARTS)[:, None] * TALLY_LANES + tl.arange(0, TALLY_LANES)[None, :]
@@ -113,7 +117,7 @@ def gather_candidates_kernel(
         return
     i_level = tl.arange(0, LEVELS)
     counts = tl.load(p_level_counts + 2 * row * LEVELS + i_level)
-    if tl.max(counts) == 0:  # not measured: the row holds what is no number, or nothing
+    if tl.max(counts) == 0:  # not measured: the row contains NaN or infinity, or every token is forbidden
         return
     masses = tl.load(p_level_masses + 2 * row * LEVELS + i_level)
     top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
@@ -132,6 +136,6 @@ def gather_candidates_kernel(
             tl.store(p_listed + at, x, mask=reached)
             tl.store(p_listed_token + at, i_token, mask=reached)
     elif sought:
-        # The row holds x already: it is measured as it is.
+        # The row already holds x, which is measured unchanged.
         count, mass = tally_chunk(x_row, chunk, vocabulary, 0.0, 1.0, fine_levels(low, high), CHUNK)
         add_levels(count, mass, p_level_counts, p_level_masses, 2 * row + 1)

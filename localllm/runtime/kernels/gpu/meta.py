@@ -1,4 +1,4 @@
-"""Tensors without memory, to compile kernels with for GPUs that are not here."""
+"""Tensors without memory, for compiling kernels for GPUs that are not here."""
 
 import torch
 from torch import Tensor
@@ -17,21 +17,21 @@ def meta_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def meta_packed_weight(kind: str, rows: int, columns: int, group: int | None) -> QuantizedTensor:
-    """A weight in planes of INT4 or INT8, or of the K-quants or floats that lie so."""
+    """Return a weight in the packed GPU layout of INT4, INT8, a K-quant or a float format."""
     bits = BITS[kind]
     words = chunk_words(group, columns, bits)
     assert words
-    stored, tall = gpu_packed_columns(words, columns, bits), -(-rows // ROWS) * ROWS
-    chunks, groups = stored * bits // 16 // words, -(-stored // (group or stored))
-    q = meta_tensor(tall // ROWS, chunks, ROWS, words, dtype=torch.int16)
-    form = {"mxfp4": "mxfp4_planes", "fp8": "fp8_planes"}.get(kind, FORMATS[bits])
+    padded_columns, padded_rows = gpu_packed_columns(words, columns, bits), -(-rows // ROWS) * ROWS
+    chunks, groups = padded_columns * bits // 16 // words, -(-padded_columns // (group or padded_columns))
+    q = meta_tensor(padded_rows // ROWS, chunks, ROWS, words, dtype=torch.int16)
+    gpu_format = {"mxfp4": "mxfp4_planes", "fp8": "fp8_planes"}.get(kind, FORMATS[bits])
     parts = {"q": q}
     if kind in ("q4_k", "q6_k"):
-        parts |= {"scale": meta_tensor(groups, tall, dtype=torch.int8)}
-        parts |= {"block_scale": meta_tensor(stored // K_BLOCK, tall, dtype=torch.float16)}
+        parts |= {"scale": meta_tensor(groups, padded_rows, dtype=torch.int8)}
+        parts |= {"block_scale": meta_tensor(padded_columns // K_BLOCK, padded_rows, dtype=torch.float16)}
         if kind == "q4_k":
             parts |= {"minimum": parts["scale"], "block_minimum": parts["block_scale"]}
     else:
         scales = {"mxfp4": torch.uint8, "fp8": torch.float32}
-        parts["scale"] = meta_tensor(groups, tall, dtype=scales.get(kind, torch.bfloat16))
-    return QuantizedTensor(form, (rows, columns), parts, group)
+        parts["scale"] = meta_tensor(groups, padded_rows, dtype=scales.get(kind, torch.bfloat16))
+    return QuantizedTensor(gpu_format, (rows, columns), parts, group)

@@ -4,11 +4,11 @@ rms:   mean = 0, factor = 1 / sqrt(sum(x^2) / K + eps)
 layer: mean = sum(x) / K, factor = 1 / sqrt(sum((x - mean)^2) / K + eps)
 unit:  mean = 0, factor = 1 / sqrt(sum(x^2) + 1e-6), in float32
 
-then y * silu(gate), or residual + y * scale. x: any leading shape, copied only if its rows lie at more than two
-strides; weight: [K] float32 or none.
+then y * silu(gate), or residual + y * scale. x: any leading shape, copied only if its rows need more than two
+strides; weight: [K] float32 or None.
 
-Bytes: x and y once each, the weight once a program. Rows longer than WIDEST are read twice or three times, the
-second time from a cache.
+Bytes: x and y once each, the weight once per program. Rows longer than MAX_REGISTER_COLUMNS are read two or three
+times, after the first time from a cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 
 FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_REGISTER_COLUMNS = 2**14  # columns that a program holds in registers: 32 a thread of 16 warps
+MAX_REGISTER_COLUMNS = 2**14  # columns that a program holds in registers: 32 per thread of 16 warps
 MAX_COLUMNS = 2**16
-TILE_ELEMENTS = 2**11  # numbers of short rows that one program takes
-LONG_ROW_BLOCK = 2**13  # of a long row
+TILE_ELEMENTS = 2**11  # elements of short rows per program
+LONG_ROW_BLOCK = 2**13  # columns at a time of a long row
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -41,7 +41,7 @@ def norm_kernel(
     p_y,
     rows,
     columns,
-    x_count,  # rows that lie at the inner stride
+    x_count,  # rows at the inner stride
     x_outer,
     x_inner,
     gate_count,
@@ -123,9 +123,11 @@ def long_norm_kernel(
 
 
 def row_strides(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """(x, how many of its rows lie at the inner stride, outer stride, inner stride); a copy where two strides do
-    not say where its rows lie."""
-    sizes: list[list[int]] = []  # [size, stride], neighbours joined
+    """Return (x, number of rows at the inner stride, outer stride, inner stride), copying x if necessary.
+
+    It is copied if two strides do not describe where its rows are.
+    """
+    sizes: list[list[int]] = []  # [size, stride], with contiguous dimensions joined
     for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
         if size == 1:
             continue
@@ -148,8 +150,11 @@ def launch_norm(
     residual: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """A program takes one row, or several short ones; how many depends on their length alone, so that the order of
-    its sums does not change with the number of rows."""
+    """Launch a norm. A program processes one row, or several short ones.
+
+    Their number depends on the length of rows alone, so that the order of sums does not depend on the number of
+    rows.
+    """
     y = torch.empty(x.shape, dtype=torch.float32 if norm_type == "unit" else x.dtype, device=x.device)
     if not x.numel():
         return y
@@ -166,7 +171,7 @@ def launch_norm(
     launch_kernel(
         norm_kernel,
         (triton.cdiv(rows, tile),),
-        min(16, max(4, block // 512)),  # two 128-bit loads of bfloat16 a thread
+        min(16, max(4, block // 512)),  # two 128-bit loads of bfloat16 per thread
         device=x.device,
         **common,
         p_gate=gate,
@@ -184,14 +189,14 @@ def launch_norm(
     return y
 
 
-def norm_input_unsupported(x: Tensor, weight: Tensor | None, most: int = MAX_COLUMNS) -> str | None:
+def norm_input_unsupported(x: Tensor, weight: Tensor | None, max_columns: int = MAX_COLUMNS) -> str | None:
     if reason := gpu_unsupported(x):
         return reason
     if x.dtype not in FLOAT_DTYPES:
         return f"x is in {x.dtype}"
     if weight is not None and (weight.dtype != torch.float32 or not weight.is_contiguous()):
-        return "the weight is not float32, or has gaps"
-    return None if x.shape[-1] <= most else f"a row is longer than {most}"
+        return "the weight is not float32 or not contiguous"
+    return None if x.shape[-1] <= max_columns else f"a row is longer than {max_columns}"
 
 
 def norm_unsupported(x: Tensor, weight: Tensor | None, _: float) -> str | None:

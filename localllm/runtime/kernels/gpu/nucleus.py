@@ -1,9 +1,9 @@
-"""Which tokens a draw may take: functions of the kernels in `sampling.py`, which see one row at a time.
+"""Selection of the tokens that may be sampled: functions of the kernels in `sampling.py`, for one row.
 
-x = (logit - largest logit) / temperature is at most 0. A token's weight is exp(x) as a whole number of 2^-44, so
-that sums of weights are exact: they depend on no order and on no other row. top_k and top_p are the largest
-threshold at which the tokens from it upward are k, or weigh top_p of all. Both are looked for among 32 levels of x
-first. Below the lowest of these every weight is 0.
+x = (logit - largest logit) / temperature is at most 0. A token's weight is exp(x) as an integer multiple of 2^-44,
+so that sums of weights are exact and do not depend on the order or on other rows. top_k and top_p correspond to
+the largest threshold for which the tokens at or above it are at least k, or have top_p of the total weight. Both
+are first searched among 32 levels of x. Below the lowest level, every weight is 0.
 """
 
 import triton
@@ -13,15 +13,15 @@ from triton.language.extra import libdevice
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
 
 WEIGHT_UNIT = tl.constexpr(2.0**44)
-MAX_VOCABULARY = 2**19 - 1  # so that the weights of a row add up to less than 2^63
+MAX_VOCABULARY = 2**19 - 1  # so that the weights of a row sum to less than 2^63
 LEVELS = tl.constexpr(32)
-FINE_LEVELS = tl.constexpr(24)  # levels with a distance of 0.5; a nucleus seldom reaches below them
+FINE_LEVELS = tl.constexpr(24)  # levels at intervals of 0.5; a nucleus rarely reaches below them
 LEVEL_TOP = tl.constexpr(0.5)  # above every x, and a 32nd of its distance to the first level is exact
 
 
 @triton.jit
 def exp_weight(x):
-    """exp(x) for x <= 0, as torch computes it."""
+    """exp(x) for x <= 0 as an integer multiple of 2^-44, with the same exp as torch"""
     power = tl.exp(x) if INTERPRETED else libdevice.exp(x)
     return tl.cast(power * WEIGHT_UNIT, tl.int64)
 
@@ -34,7 +34,7 @@ def candidate_weight(x, threshold, min_p):
 
 @triton.jit
 def required_mass(top_p, total):
-    """The least whole number that is top_p of the total."""
+    """Return top_p of the total, rounded up."""
     return tl.ceil(top_p.to(tl.float64) * total.to(tl.float64)).to(tl.int64)
 
 
@@ -46,14 +46,16 @@ def coarse_levels():
 
 @triton.jit
 def fine_levels(low, high):
-    """From just below `high` down to `low`."""
+    """Return levels from just below `high` down to `low`."""
     return high - (high - low) * (1.0 / LEVELS) * (tl.arange(0, LEVELS) + 1)
 
 
 @triton.jit
 def tally_levels(x, level):
-    """x: [parts, lanes] -> how many reach each level, and what they weigh, [lanes, LEVELS]. Sums go over the first
-    dimension, whose elements lie in one thread."""
+    """Return how many of x [parts, lanes] reach each level, and their weights, [lanes, LEVELS].
+
+    Sums run over the first dimension, whose elements are in one thread.
+    """
     reached = x[:, :, None] >= level[None, None, :]
     whole = tl.broadcast_to(exp_weight(x)[:, :, None], reached.shape)
     return tl.sum(reached.to(tl.int32), 0), tl.sum(tl.where(reached, whole, 0), 0)
@@ -61,15 +63,18 @@ def tally_levels(x, level):
 
 @triton.jit
 def bracket(level, reached, top):
-    """The highest level that is reached, and the one above it."""
+    """Return the highest level that is reached, and the one above it."""
     low = tl.max(tl.where(reached, level, -float("inf")))
     return low, tl.min(tl.where(reached, top, level))
 
 
 @triton.jit
 def sampling_limits(counts, masses, top_k, top_p, min_p):
-    """counts, masses: [LEVELS], of all tokens from each level upward -> top_k, or 0 where it cuts nothing off; is
-    there a threshold to be looked for?; the levels from which on every token that may be drawn is included."""
+    """Return the effective top_k (0: no limit), whether a threshold must be searched, and the sufficient levels.
+
+    counts, masses: [LEVELS], of all tokens at or above each level. A level is sufficient if it is at or below
+    every token that may be sampled.
+    """
     top_k = tl.where(top_k >= tl.max(counts), 0, top_k)
     lowest = tl.arange(0, LEVELS) == LEVELS - 1
     below_min_p = (tl.exp(coarse_levels()) < 0.99 * min_p) | lowest
@@ -82,7 +87,7 @@ def sampling_limits(counts, masses, top_k, top_p, min_p):
 
 @triton.jit
 def first_selected(values, chosen):
-    """Of values that grow, the one at the first chosen place."""
+    """Return the first chosen of values that increase."""
     return tl.min(tl.where(chosen, values, tl.max(values)))
 
 
@@ -98,8 +103,10 @@ def mass_above(p_x, length, threshold, BLOCK: tl.constexpr):
 
 @triton.jit
 def find_threshold(p_x, length, low, high, need, by_mass, BLOCK: tl.constexpr):
-    """The largest x that so many of the tokens reach, or tokens of so much weight; `low` is reached by enough,
-    `high` is not. Each pass halves the distance, until one value is left between them."""
+    """Return the largest x that is reached by `need` tokens, or by tokens of weight `need` if by_mass.
+
+    `low` is reached by enough tokens, `high` is not. Each pass halves the interval, until one value is left.
+    """
     smallest, largest = low, high
     while smallest < largest:
         middle = smallest + (largest - smallest) * 0.5

@@ -1,11 +1,11 @@
-"""What the attention kernels share: reading rows of a paged cache in any of its forms, and the running softmax.
+"""Parts shared by the attention kernels: reading a paged cache in any of its formats, and the online softmax.
 
-A tile of keys always begins at a multiple of its length, counted in positions, and what a token does not see of a
-tile changes nothing of its row, to the bit: sums get + 0, maxima stay, factors are 1. So a token's result depends
-neither on the tokens beside it in a tile nor on the other sequences.
+A tile of keys always begins at a multiple of its length, counted in positions, and keys that a token does not
+attend to leave its row unchanged to the bit: sums get + 0, maxima stay, factors are 1. So a token's result depends
+neither on the other tokens of a tile nor on other sequences.
 """
 
-# Triton declares constants and tensors of kernels otherwise than they are used.
+# Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportArgumentType=false
 
 import torch
@@ -17,20 +17,22 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import INTERPRETED, dot
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2_E), and the hardware has exp2
-MIN_SCORE = tl.constexpr(-1e30)  # stands for minus infinity in running maxima: differences of two of it are no NaN
-MAX_HEAD_BYTES = 1024  # bytes of a head or a latent, in the queries' type, that registers have room for
-MAX_DECODE_TOKENS = 16  # tokens: sequences that bring no more go to the kernels that split the context
+MIN_SCORE = tl.constexpr(-1e30)  # minus infinity in running maxima: the difference of two of these is not NaN
+MAX_HEAD_BYTES = 1024  # of a head or a latent in the dtype of q, limited by registers
+MAX_DECODE_TOKENS = 16  # sequences that bring no more are processed by the kernels that split the context
 
-EXAMPLE_CONTEXT = 32768  # tokens, of the examples
+EXAMPLE_CONTEXT = 32768  # tokens, in the examples
 META_DEVICE = torch.device("meta")
 
-# How a cache's numbers are kept. Those in 8 bits are read as pairs of neighbouring dimensions, as tensor cores'
-# operands are gathered by 16 bits, and taken apart in registers: even dimensions and odd ones go separate ways.
+# Formats of a cache. 8-bit values are read as pairs of adjacent dimensions, because operands of tensor cores are
+# gathered in units of 16 bits, and split in registers: even and odd dimensions are processed separately.
 FORM_PLAIN, FORM_INT8, FORM_FP8 = (tl.constexpr(i) for i in range(3))
 CACHE_FORMS = {torch.int8: FORM_INT8.value, torch.float8_e4m3fn: FORM_FP8.value}
 
-# Two pairs in a register to two registers of bfloat16, exactly and without a conversion. With s the sign's bit,
-# a whole number is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 and bits of it.
+# Converts two pairs in a register to two registers of bfloat16, exactly and without a conversion instruction. With
+# s
+# the sign bit, an integer is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 plus bits of
+# it.
 SPLIT_INT8_ASM = tl.constexpr("""{
     .reg .b32 odd, one, m, s;
     mov.b32 one, 0x3F803F80;
@@ -42,7 +44,7 @@ SPLIT_INT8_ASM = tl.constexpr("""{
     lop3.b32 s, odd, 0x00800080, 0xC300C300, 0xEA;
     fma.rn.bf16x2 $1, m, one, s;
 }""")
-# With its bits at their places in bfloat16, which counts exponents from 127, an e4m3 is 2**-120 of itself.
+# With its bits moved to their places in bfloat16, whose exponent bias is 127, an e4m3 is 2**-120 of its value.
 SPLIT_FP8_ASM = tl.constexpr("""{
     .reg .b32 odd, m, s, grow, zero;
     mov.b32 grow, 0x7B807B80;
@@ -60,15 +62,15 @@ SPLIT_FP8_ASM = tl.constexpr("""{
 }""")
 
 
-def cache_form(rows: Tensor) -> tuple[Tensor, int]:
-    """A cache's rows as the kernels take them, and their form."""
-    form = CACHE_FORMS.get(rows.dtype, FORM_PLAIN.value)
-    return (rows if form == FORM_PLAIN.value else rows.view(torch.int16)), form
+def cache_form(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return a cache tensor as the kernels read it, and its format."""
+    form = CACHE_FORMS.get(tensor.dtype, FORM_PLAIN.value)
+    return (tensor if form == FORM_PLAIN.value else tensor.view(torch.int16)), form
 
 
 @triton.jit
 def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
-    """Pairs of numbers in 8 bits -> the even and the odd ones in TYPE, exact, without their scales."""
+    """Split pairs of 8-bit values into even and odd ones in TYPE, exact, without their scales."""
     if tl.bfloat16 == TYPE and not INTERPRETED:
         return tl.inline_asm_elementwise(
             SPLIT_INT8_ASM if FORM == FORM_INT8 else SPLIT_FP8_ASM,
@@ -81,7 +83,7 @@ def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
     elif FORM == FORM_INT8:
         return ((pair << 8) >> 8).to(tl.float32).to(TYPE), (pair >> 8).to(tl.float32).to(TYPE)
     else:
-        # The bits at their places in float16, which counts exponents from 15, not 7.
+        # The bits at their places in float16, whose exponent bias is 15, not 7.
         even = ((pair << 7) & 0x3F80) | ((pair << 8) & -0x8000)
         odd = ((pair >> 1) & 0x3F80) | (pair & -0x8000)
         return (
@@ -92,14 +94,14 @@ def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def block_table_slots(p_table, o_at, m_at, BLOCK: tl.constexpr):
-    """Where the rows of positions o_at stand in a cache, int64; p_table: the sequence's row of the block table."""
+    """Return the cache slots of positions o_at, int64. p_table: the sequence's row of the block table"""
     block = tl.load(p_table + o_at // BLOCK, mask=m_at, other=0)
     return block.to(tl.int64) * BLOCK + o_at % BLOCK
 
 
 @triton.jit
 def load_rows(p_x, o_row, m_row, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr, MASKED: tl.constexpr):
-    """[rows, BLOCK_WIDTH], zeros beyond the first WIDTH columns and where m_row, if MASKED, says no."""
+    """Load [rows, BLOCK_WIDTH], with zeros beyond the first WIDTH columns and, if MASKED, where m_row is false."""
     o_column = tl.arange(0, BLOCK_WIDTH)
     p_x += o_row[:, None] + o_column[None, :]
     if MASKED and WIDTH == BLOCK_WIDTH:
@@ -114,7 +116,7 @@ def load_rows(p_x, o_row, m_row, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
 
 @triton.jit
 def load_queries(p_q, o_row, m_row, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
-    """Rows of q as the cache's are read: whole, and the same again, or their even dimensions and the odd ones."""
+    """Load rows of q in the cache's format: twice the same, or their even and their odd dimensions."""
     if FORM == FORM_PLAIN:
         q = load_rows(p_q, o_row, m_row, DIM, BLOCK_WIDTH, True)
         return q, q
@@ -127,7 +129,7 @@ def load_queries(p_q, o_row, m_row, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 def store_output(
     p_out, o_row, m_row, acc, acc_odd, DIM: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr
 ):
-    """The counterpart of `load_queries`."""
+    """Store rows in the layout that `load_queries` reads."""
     if FORM != FORM_PLAIN:
         acc = tl.interleave(acc, acc_odd)
     o_column = tl.arange(0, acc.shape[1])
@@ -137,7 +139,7 @@ def store_output(
 
 @triton.jit
 def zero_accumulator(ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
-    """The sums before the first tile; where the cache is plain the second one is never used."""
+    """Return the sums before the first tile; the second is unused if the cache is not in 8 bits."""
     acc = tl.zeros([ROWS, BLOCK_WIDTH], tl.float32)
     if FORM == FORM_PLAIN:
         return acc, tl.zeros([ROWS], tl.float32)
@@ -175,10 +177,10 @@ def attend_tile(
     FORM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Keys at .. at + TILE - 1 of one key head into the running softmax of rows of queries.
+    """Add keys at .. at + TILE - 1 of one key head to the online softmax of rows of queries.
 
-    position: [rows], between low and high; MASKED: not every row sees every key.
-    -> acc, acc_odd, most, total
+    position: [rows], between low and high; MASKED: not every row attends to every key.
+    Returns acc, acc_odd, most, total.
     """
     o_at = at + tl.arange(0, TILE)
     m_at = o_at <= high
@@ -214,10 +216,10 @@ def attend_tile(
 
 @triton.jit
 def online_softmax(score, unit, most, total):
-    """A tile of scores [rows, keys] into the running softmax (Milakov and Gimelshein 2018), in powers of two.
+    """Add a tile of scores [rows, keys] to the online softmax (Milakov and Gimelshein 2018), in powers of two.
 
-    unit: > 0, what a score is multiplied by; most: [rows] the largest so far, in that unit; total: [rows]
-    -> weights of the tile, the factor of what has been summed so far, the new most and total
+    unit: > 0, the factor of scores; most: [rows], largest score so far, in that unit; total: [rows]
+    Returns the tile's weights, the factor of the sums so far, and the new most and total.
     """
     largest = tl.maximum(most, tl.max(score, 1) * unit)
     weight = tl.exp2(score * unit - largest[:, None])
@@ -227,19 +229,19 @@ def online_softmax(score, unit, most, total):
 
 @triton.jit
 def softcap_score(score, bend):
-    """tanh(score * bend / (2 * LOG2_E)), in a form that no score overflows."""
+    """tanh(score * bend / (2 * LOG2_E)), in a form in which no score overflows"""
     return 1 - 2 / (tl.exp2(score * bend) + 1)
 
 
 def score_units(scale: float, softcap: float | None) -> tuple[float, float]:
-    """`unit` and `bend` of an attention's scores."""
+    """Return `unit` and `bend` of an attention's scores."""
     if softcap:
         return softcap * LOG2_E.value, 2 * LOG2_E.value * scale / softcap
     return scale * LOG2_E.value, 0.0
 
 
 def meta_batch(sequences: int, queries: int) -> Batch:
-    """Of the examples: sequences that bring so many tokens each, without data."""
+    """Return a batch on device `meta`, for the examples: sequences that bring `queries` tokens each."""
     tokens = sequences * queries
     integers = (torch.empty(n, dtype=torch.int64, device=META_DEVICE) for n in (tokens, tokens, tokens, sequences))
     token_ids, positions, slot, logit_index = integers

@@ -1,9 +1,9 @@
-"""Bias and penalties, from tokens that only the device knows: `sampler.adjust` in two kernels.
+"""Bias and penalties from tokens on the device: `sampler.apply_penalties` in two kernels.
 
-`mark` adds the bias, and notes for each token of the vocabulary whether repetition_penalty sees it and how often
-it stands in the answer; it reads 4 bytes for a token of the history. `peaks` of `sampling.py` reads the notes, 4
-bytes for a token of the vocabulary, applies them and wipes them out. Notes are sums of whole numbers, in any
-order.
+`mark_history_kernel` adds the bias, and marks for each token of the vocabulary whether repetition_penalty applies
+to it and how often it occurs in the answer; it reads 4 bytes per token of the history. `peaks_kernel` of
+`sampling.py` reads the marks, 4 bytes per token of the vocabulary, applies them and resets them. Marks are sums of
+integers, independent of the order.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,13 @@ from torch import Tensor
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, wait_for_inputs
 
 SEEN_BIT = tl.constexpr(2**30)  # above every count
-HISTORY_BLOCK = 1024  # tokens of a history a program. Arithmetic: 8 a thread, and 128 programs for 131,072 tokens
+# Tokens of a history per program; estimated: 8 per thread, and 128 programs for 131,072 tokens.
+HISTORY_BLOCK = 1024
 
 
 @dataclass(frozen=True)
 class TokenHistory:
-    """Rows are those of the engine's sequences, whatever their place in a bucket."""
+    """Rows are indexed by history slot, independent of the order in a bucket."""
 
     tokens: Tensor  # [rows, context] int32, prompt and answer
     marks: Tensor  # [rows, vocab] int32, 0 between steps
@@ -28,8 +29,8 @@ class TokenHistory:
 
 @dataclass(frozen=True)
 class LogitBiases:
-    token: Tensor  # [B, most] int32, -1 behind a row's last
-    value: Tensor  # [B, most] float32
+    token: Tensor  # [B, max biases] int32, -1 behind a row's last
+    value: Tensor  # [B, max biases] float32
 
 
 @triton.jit

@@ -1,8 +1,8 @@
-"""The last kernel of a draw, one program a row, and what it shares with the greedy one.
+"""The last sampling kernel, one program per row, and what it shares with the greedy one.
 
-The draw inverts the cumulative distribution in the order of the vocabulary at a point that is a function of seed
-and position alone: in the list of `gather`, or, where that cannot hold all tokens, in the chunk that the point
-falls into.
+It inverts the cumulative distribution in the order of the vocabulary at a point that is a function of seed and
+position alone: in the list of `gather_candidates_kernel`, or, if that cannot hold all candidates, in the chunk
+that contains the point.
 """
 
 import triton
@@ -24,14 +24,14 @@ from localllm.runtime.kernels.gpu.nucleus import (
     sampling_limits,
 )
 
-NO_NUMBER = tl.constexpr(sampler.NOT_FINITE)
-NOTHING_LEFT = tl.constexpr(sampler.ALL_FORBIDDEN)
-CHUNKS_PER_LOAD = tl.constexpr(4)  # chunks, so that their loads wait for the L2 cache together
+NOT_FINITE = tl.constexpr(sampler.NOT_FINITE)
+ALL_FORBIDDEN = tl.constexpr(sampler.ALL_FORBIDDEN)
+CHUNKS_PER_LOAD = tl.constexpr(4)  # chunks whose loads wait for the L2 cache together
 
 
 @triton.jit
 def row_peak(p_peak, p_peak_token, row, chunks, CHUNKS: tl.constexpr):
-    """The largest logit of a row, infinity where one is no number, and the first token that has it."""
+    """Return the largest logit of a row, infinity if it contains NaN, and the first token that has it."""
     i_chunk = tl.arange(0, CHUNKS)
     peak = tl.load(p_peak + row * chunks + i_chunk, mask=i_chunk < chunks, other=-float("inf"))
     largest = tl.max(peak)
@@ -41,8 +41,8 @@ def row_peak(p_peak, p_peak_token, row, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def store_choice(token, peak, p_choices, p_position, p_history, p_tokens, context, row):
-    """Tell the token or why there is none, remember it, and go one position on."""
-    choice = tl.where(peak == float("inf"), NO_NUMBER, tl.where(peak == -float("inf"), NOTHING_LEFT, token))
+    """Store the token or why there is none, append it to the history, and advance the position."""
+    choice = tl.where(peak == float("inf"), NOT_FINITE, tl.where(peak == -float("inf"), ALL_FORBIDDEN, token))
     tl.store(p_choices + row, choice.to(tl.int64))
     position = tl.load(p_position + row)
     tl.store(p_position + row, position + 1)
@@ -54,7 +54,7 @@ def store_choice(token, peak, p_choices, p_position, p_history, p_tokens, contex
 
 @triton.jit
 def splitmix64(z):
-    """The finalizer of SplitMix64, as `sampler.finalize`."""
+    """The finalizer of SplitMix64, like `sampler.splitmix64_finalize`."""
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return z ^ (z >> 31)
@@ -62,14 +62,16 @@ def splitmix64(z):
 
 @triton.jit
 def uniform_random(seed, position):
-    """As `sampler.uniform`."""
+    """Like `sampler.uniform_random`."""
     z = splitmix64(splitmix64(seed.to(tl.uint64)) + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     return (z >> 11).to(tl.float64) * 2.0**-53
 
 
 @triton.jit
 def invert_cumulative(mass, point):
-    """Where the sum of masses first exceeds the point, and how far the point lies in there."""
+    """Return the index at which the cumulative sum first exceeds the point, and the rest of the point within
+    it.
+    """
     sums = tl.cumsum(mass)
     below = sums <= point
     return tl.sum(below.to(tl.int32)), point - tl.max(tl.where(below, sums, 0))
@@ -77,7 +79,7 @@ def invert_cumulative(mass, point):
 
 @triton.jit
 def scale_point(point, total):
-    """The whole number below the total that the point in [0, 1) falls on."""
+    """Scale a point in [0, 1) to an integer below the total."""
     return tl.minimum((point * total.to(tl.float64)).to(tl.int64), total - 1)
 
 
@@ -91,8 +93,11 @@ def load_masses(p_x, i_token, vocabulary, threshold, min_p):
 def sampling_threshold(
     p_x, length, top_k, top_p, low, high, masses, measured, finer_counts, finer_masses, BLOCK: tl.constexpr
 ):
-    """The lowest x that top_k and top_p leave. `low`, `high`: levels between which the first threshold that is
-    sought lies, top_k's if there is one; finer_counts, finer_masses: of levels between these, where measured."""
+    """Return the lowest x that top_k and top_p keep.
+
+    low, high: levels around the first threshold to search, top_k's if there is one; finer_counts, finer_masses: of
+    the levels between these, if measured
+    """
     total = tl.max(masses)
     fine = fine_levels(low, high)
     threshold = -float("inf")
@@ -124,7 +129,7 @@ def draw_from_list(p_x, p_token, size, point, threshold, min_p, CANDIDATES: tl.c
 def draw_from_row(
     p_x, vocabulary, p_mass, chunks, point, threshold, min_p, CHUNKS: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """`p_mass`: weights of the chunks, which hold where nothing is left out."""
+    """Sample from all tokens of a row. p_mass: weights of the chunks, valid if no token is filtered out."""
     if (threshold > -float("inf")) | (min_p > 0):
         for first in range(0, chunks, CHUNKS_PER_LOAD):
             i_chunk = first + tl.arange(0, CHUNKS_PER_LOAD)

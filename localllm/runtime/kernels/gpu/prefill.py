@@ -1,19 +1,19 @@
 """softmax(q k^T * scale) v where sequences bring many tokens (FlashAttention-2, Dao 2023), in one launch for all.
 
-q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale a vector. A program has ROWS
-rows of one key head of one sequence, its query heads token by token, and goes through all tiles of keys that they
-see; only those at the edge of what is seen, in time or by the window, are masked. Query heads share a tile
-whatever their number, so that keys are read once for them and the masked edge is short. Tiles of keys begin at
-multiples of their length, so that a token has the same bits however its prompt was cut into chunks.
+q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale per vector. A program processes
+ROWS rows of one key head of one sequence, its query heads token by token, and iterates over all tiles of keys that
+they attend to; only tiles at the causal or window boundary are masked. Any number of query heads shares a tile, so
+that keys are read once for them and the masked boundary is short. Tiles of keys begin at multiples of their
+length, so that a token has the same bits however its prompt was cut into chunks.
 
 Sequences that bring few tokens are left to the kernel that splits the context, each by its own count: a token's
 bits do not depend on what other sequences bring.
 
-Multiplications: 4 * head_dim * heads for each token and each that it sees. Bytes of keys and values:
-2 * head_dim * itemsize * context for every ROWS rows, most of them out of the second-level cache.
+Multiplications: 4 * head_dim * heads per token and visible token. Bytes of keys and values: 2 * head_dim *
+itemsize * context for every ROWS rows, most of them from the L2 cache.
 """
 
-# Triton declares constants and tensors of kernels otherwise than they are used.
+# Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportArgumentType=false, reportOperatorIssue=false, reportGeneralTypeIssues=false
 
 from collections.abc import Callable, Iterator
@@ -86,10 +86,10 @@ def prefill_kernel(
 ):
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
-    # The last tokens see most: their programs start first, so that short ones fill the end.
+    # The last tokens attend to the most keys: their programs start first, so that short ones fill the end.
     i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
     i_head = tl.program_id(1)
-    # Sequence i has the tiles from start * GROUP // ROWS + i on, one to spare at most.
+    # Sequence i has the tiles from start * GROUP // ROWS + i on, at most one of them unused.
     i_sequence = -1
     for at in range(0, sequences, 32):
         o_sequence = at + tl.arange(0, 32)
@@ -113,12 +113,12 @@ def prefill_kernel(
     if p_sinks is None:
         most = tl.full([ROWS], MIN_SCORE, tl.float32)
         total = tl.zeros([ROWS], tl.float32)
-    else:  # a logit that has been seen before all others
+    else:  # acts like a logit that came before all others
         most = tl.load(p_sinks + o_head).to(tl.float32) * LOG2_E
         total = tl.full([ROWS], 1.0, tl.float32)
     acc, acc_odd = zero_accumulator(ROWS, BLOCK_WIDTH, FORM)
     p_table += i_sequence * table_row
-    # Every row sees all keys from `inner` up to `edge`.
+    # Every row attends to all keys from `inner` up to `edge`.
     first = 0
     inner = 0
     if WINDOW:
@@ -177,13 +177,13 @@ def prefill_kernel(
 
 
 def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
-    """Rows, keys, warps and stages of a program.
+    """Return rows, keys, warps and stages of a program.
 
-    Arithmetic: of 128 rows each number that is read serves 128 multiplications, and a warp's 16 rows, the least
-    that tensor cores take, have 64 registers of sums at 128 dimensions. Where operands are read from shared memory
-    (sm_90, sm_100), keys are as many as registers have room for scores; where they pass through registers, half as
-    many. Wider heads have their columns shared by the warps, which Triton does where keys are more than rows.
-    All were compiled without a spill.
+    Estimated: with 128 rows, each value that is read serves 128 multiplications, and the 16 rows of a warp, the
+    minimum for tensor cores, have 64 registers of sums at 128 dimensions. If operands are read from shared memory
+    (sm_90, sm_100), there are as many keys as registers can hold scores for; if they pass through registers, half
+    as many. The columns of wider heads are split among warps, which Triton does if there are more keys than rows.
+    All compile without spilling.
     """
     width = triton.next_power_of_2(q.shape[-1])
     arch = gpu_of(q.device).arch
@@ -210,11 +210,14 @@ def launch_prefill(
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """Writes the results of the sequences that bring more than FEW tokens. out, q, gate: [T, heads, head_dim]."""
+    """Write the results of the sequences that bring more than MAX_DECODE_TOKENS tokens to `out`.
+
+    out, q, gate: [T, heads, head_dim]
+    """
     sequences, group = len(batch.context_len), c.heads // c.kv_heads
     (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
     rows, tile, warps, stages = choose_tiles(q, form)
-    width = k.shape[-1]  # in numbers, or pairs of them
+    width = k.shape[-1]  # in elements, or pairs of them
     unit, bend = score_units(c.scale, c.softcap)
     launch_kernel(
         prefill_kernel,
@@ -275,7 +278,7 @@ def attention_prefill(
 ) -> Tensor:
     out = q.new_empty(q.shape)
     launch_prefill(out, q, cache, batch, config, sinks, gate)
-    if batch.uniform_query_len is None:  # never in a graph, so that the host may look who brings few
+    if batch.uniform_query_len is None:  # never in a captured step, so that the host may read the spans
         queries = max((span.count for span in batch.spans if span.count <= MAX_DECODE_TOKENS), default=0)
         if queries:
             launch_decode(out, q, cache, batch, config, queries, sinks, gate)

@@ -1,11 +1,10 @@
-"""y = x W^T + bias (+ residual) where W is packed, for 17 to 127 rows of x, and for fewer where no other kernel
-reads the format: weights are unpacked inside the product.
+"""y = x W^T + bias (+ residual) with packed W, for 17 to 127 rows of x: W is dequantized inside the product.
 
-A program takes 64 rows of W as the rows of a tensor core's product, so that unpacked numbers go from registers
-where they are needed, and up to 128 rows of x as its columns: up to there each weight is read and unpacked once.
-Columns of W are shared out where there are fewer programs than multiprocessors; the parts' sums are added in a
-second kernel, in their order. How many parts depends on W alone, not on x. Bytes: packed W once a block of x, and
-4 M out a part, written and read.
+It also serves fewer rows if no other kernel supports the format. A program processes 64 rows of W as the rows of a
+tensor core's product, so that dequantized values pass from registers directly, and up to 128 rows of x as its
+columns: so each weight is read and dequantized once. Columns of W are split if there are fewer programs than
+multiprocessors; a second kernel adds the parts' sums in order. The number of parts depends on W alone, not on x.
+Bytes: packed W once per block of x, and 4 M out per part, written and read.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false
@@ -36,11 +35,11 @@ from localllm.runtime.kernels.linear import flatten_rows
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 
-BLOCK_ROWS = 64  # of W: the least that a Hopper's product takes from registers
+BLOCK_ROWS = 64  # of W: the minimum that a Hopper product reads from registers
 WARPS = 4
-WGMMA_ARCH = 90  # whose products read x from shared memory; in others 128 rows of it take too many registers
-MAX_SPLIT_K, MIN_SPLIT_COLUMNS = 8, 1024  # arithmetic: parts' sums are to be few beside the weights
-SUM_ELEMENTS = 1024  # elements that a program adds up
+WGMMA_ARCH = 90  # its products read x from shared memory; on others, 128 rows of x take too many registers
+MAX_SPLIT_K, MIN_SPLIT_COLUMNS = 8, 1024  # estimated: the parts' sums should be small compared with the weights
+SUM_ELEMENTS = 1024  # per program
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -72,7 +71,7 @@ def quantized_gemm_kernel(
     BM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """y [M, N], or with PARTS above 1 float32 [PARTS, M, N] without bias and residual."""
+    """Compute y [M, N], or with PARTS > 1 float32 [PARTS, M, N] without bias and residual."""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     b_out = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -102,7 +101,7 @@ def quantized_gemm_kernel(
 def split_k_sum_kernel(
     p_parts, p_bias, p_residual, p_y, M, N, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """y [M, N] = sum of parts, the first first, + bias + residual"""
+    """y [M, N] = sum of the parts in order + bias + residual"""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -120,7 +119,7 @@ def split_k_sum_kernel(
 def quantized_gemm(
     x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: Tensor | None = None
 ) -> Tensor:
-    """x: [M, in] -> [M, out]; bias: [out]; residual: [M, out]"""
+    """Multiply. x: [M, in] -> [M, out]; bias: [out]; residual: [M, out]"""
     x, (count, columns) = reorder_columns(x, weight), weight.shape
     arguments = weight_arguments(weight)
     y = x.new_empty(len(x), count)
@@ -128,8 +127,8 @@ def quantized_gemm(
         return y
     chunks, parts = arguments["chunks"], split_k(weight, x.device)
     rows, stages = choose_tile(len(x), arguments, x)
-    whole = parts == 1
-    made = y if whole else x.new_empty(parts, *y.shape, dtype=torch.float32)
+    single_part = parts == 1
+    partial = y if single_part else x.new_empty(parts, *y.shape, dtype=torch.float32)
     bias = None if bias is None else bias.contiguous()
     residual = None if residual is None else residual.contiguous()
     launch_kernel(
@@ -141,9 +140,9 @@ def quantized_gemm(
         **arguments,
         LAST=scale_applies_last(weight),
         p_x=x,
-        p_bias=bias if whole else None,
-        p_residual=residual if whole else None,
-        p_y=made,
+        p_bias=bias if single_part else None,
+        p_residual=residual if single_part else None,
+        p_y=partial,
         chunks_a_part=triton.cdiv(chunks, parts),
         M=len(x),
         N=count,
@@ -152,34 +151,43 @@ def quantized_gemm(
         BN=BLOCK_ROWS,
         BM=rows,
     )
-    if not whole:
+    if not single_part:
         grid = (triton.cdiv(y.numel(), SUM_ELEMENTS),)
-        numbers = {"p_parts": made, "p_bias": bias, "p_residual": residual, "p_y": y, "M": len(x), "N": count}
-        launch_kernel(split_k_sum_kernel, grid, WARPS, device=x.device, **numbers, PARTS=parts, BLOCK=SUM_ELEMENTS)
+        sum_arguments = {
+            "p_parts": partial,
+            "p_bias": bias,
+            "p_residual": residual,
+            "p_y": y,
+            "M": len(x),
+            "N": count,
+        }
+        launch_kernel(
+            split_k_sum_kernel, grid, WARPS, device=x.device, **sum_arguments, PARTS=parts, BLOCK=SUM_ELEMENTS
+        )
     return y
 
 
 def choose_tile(count: int, arguments: dict[str, Any], x: Tensor) -> tuple[int, int]:
-    """Rows of x that a program takes, and chunks that it has under way."""
-    most = MIN_DEQUANTIZE_ROWS if gpu_of(x.device).arch == WGMMA_ARCH else 64
-    rows = min(max(triton.next_power_of_2(count), 16), most)
+    """Return the rows of x per program, and the chunks in flight."""
+    max_rows = MIN_DEQUANTIZE_ROWS if gpu_of(x.device).arch == WGMMA_ARCH else 64
+    rows = min(max(triton.next_power_of_2(count), 16), max_rows)
     while rows > 16 and pipeline_stages(arguments, BLOCK_ROWS, rows, x) == 1:
         rows //= 2
     return rows, pipeline_stages(arguments, BLOCK_ROWS, rows, x)
 
 
 def split_k(weight: QuantizedTensor, device: torch.device) -> int:
-    """Of the columns: so many that every multiprocessor has a program."""
+    """Return the number of parts of the columns that gives every multiprocessor a program."""
     rows, columns = weight.shape
-    wanted = gpu_of(device).multiprocessors // triton.cdiv(rows, BLOCK_ROWS)
-    return max(1, min(wanted, columns // MIN_SPLIT_COLUMNS, MAX_SPLIT_K))
+    parts = gpu_of(device).multiprocessors // triton.cdiv(rows, BLOCK_ROWS)
+    return max(1, min(parts, columns // MIN_SPLIT_COLUMNS, MAX_SPLIT_K))
 
 
 def gemm_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if reason := packed_unsupported(x, weight):
         return reason
     rows = x.shape[:-1].numel()
-    return None if rows < MIN_DEQUANTIZE_ROWS else f"{rows} rows are for a product with the dequantized weight"
+    return None if rows < MIN_DEQUANTIZE_ROWS else f"{rows} rows: dequantizing first is faster"
 
 
 @kernel("linear", "triton-gemm", gemm_unsupported, first=True)
@@ -196,7 +204,7 @@ def fused_gemm_unsupported(
     residual: Tensor | None,
 ) -> str | None:
     if residual is None or activation or len(weights) > 1 or not isinstance(weights[0], QuantizedTensor):
-        return "nothing is added to the product of one packed matrix"
+        return "it is not a product of one packed matrix with a residual"
     return gemm_unsupported(x, weights[0], bias)
 
 

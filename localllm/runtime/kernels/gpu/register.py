@@ -1,4 +1,4 @@
-"""Loads all kernels for GPUs, so that they are registered before the ones that take every device."""
+"""Imports all GPU kernels, so that they are registered before the ones that support every device."""
 
 from localllm.runtime.kernels.gpu import (
     activations,

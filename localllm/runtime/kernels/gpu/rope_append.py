@@ -1,12 +1,12 @@
-"""Everything between the product of q, k and v and attention, in one kernel: norms of heads, rotation, growth of
-queries, keys and values into the cache, in 8 bits where the cache has them.
+"""Everything between the product of q, k and v and attention in one kernel.
 
-Each vector of a head is read, changed and written once; numbers are rounded where plain torch rounds them, so that
-a cache holds the same bits whichever path wrote it, unless a fused multiply-add, or another order of
-a norm's sum, tips a rounding. A program takes HEADS heads of one token, of q, of k or of v.
+These are norms of heads, rotary positions, scaling of queries, and appending keys and values to the cache, in 8
+bits if the cache has them. Each vector of a head is read, changed and written once. Values are rounded where torch
+rounds them, so that a cache has the same bits whichever path wrote it, unless a fused multiply-add or another
+order of a norm's sum changes a rounding. A program processes HEADS heads of one token, of q, of k or of v.
 
-Bytes: a token's row of the product once, q once, keys and values once. A "whole" norm reads the row of q or k once
-more for each program, from a cache.
+Bytes: a token's row of the product once, q once, keys and values once. A norm across all heads reads the row of q
+or k once more per program, from a cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,17 +28,20 @@ from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kernels.rope_append import Angles
 from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 
-BLOCK_HEADS = 4  # of a program; depends on nothing, so that sums keep their order
+BLOCK_HEADS = 4  # per program; a constant, so that sums keep their order
 MAX_HEAD_DIM = 1024  # a head
-BLOCK_COLUMNS = 1024  # numbers of a whole row
+BLOCK_COLUMNS = 1024  # elements at a time of a norm across all heads
 MIN_SCALE: tl.constexpr = tl.constexpr(torch.finfo(SCALE_DTYPE).tiny)
-ROUND_MAGIC: tl.constexpr = tl.constexpr(1.5 * 2.0**23)  # added and taken off, rounds a small float32 half to even
+# Adding and subtracting it rounds a small float32 half to even.
+ROUND_MAGIC: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
 
 
 @triton.jit
 def encode_e4m3(x):
-    """The bits of float32 numbers from -448 to 448 or NaN as e4m3, rounded half to even; not every architecture
-    has the type."""
+    """Return float32 values from -448 to 448 or NaN as bits of e4m3, rounded half to even.
+
+    Not every architecture has the type.
+    """
     bits = x.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - (120 << 3)
@@ -49,11 +52,11 @@ def encode_e4m3(x):
 
 @triton.jit
 def quantize_vectors(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
-    """x: [heads, dim] float32 -> 8 bits each, and bfloat16 scales [heads]; as quant/vectors.py says."""
+    """Quantize x [heads, dim] float32 to 8 bits, with bfloat16 scales [heads], as in quant/vectors.py."""
     x = tl.where(m, x, 0.0)
     largest = tl.max(tl.abs(x), 1)
     scale = tl.maximum(tl.div_rn(largest, FORM_MOST + tl.zeros_like(largest)), MIN_SCALE)
-    scale += tl.sum(x * 0.0, 1)  # NaN and infinity make it NaN
+    scale += tl.sum(x * 0.0, 1)  # makes it NaN if a value is NaN or infinite
     scale = round_to_dtype(scale, SCALE_TYPE)
     x = tl.div_rn(x, (tl.zeros_like(x) + scale.to(tl.float32)[:, None]))
     if FORM_MOST == 127.0:
@@ -66,7 +69,7 @@ def quantize_vectors(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
 def store_to_cache(
     p_rows, p_scale, x, slot, head, i, m, HEADS_KEPT: tl.constexpr, DIM: tl.constexpr, FORM_MOST: tl.constexpr
 ):
-    """Writes heads of a token to its slot of the cache, unless there is none."""
+    """Write heads of a token to its cache slot, unless the slot is negative."""
     if slot >= 0:
         row = slot * HEADS_KEPT + head
         if FORM_MOST > 0:
@@ -81,7 +84,7 @@ def store_to_cache(
 def norm_moments(
     x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PART: tl.constexpr, eps
 ):
-    """The mean that a norm takes off and the factor that it multiplies by, [heads, 1]."""
+    """Return the mean that a norm subtracts and the factor that it multiplies by, [heads, 1]."""
     if KIND == "none":
         return 0.0, 1.0
     elif WHOLE:
@@ -103,7 +106,7 @@ def norm_moments(
 
 @triton.jit
 def rotation_partner(i, HALF: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Which number of a head each is turned with."""
+    """Return the index of the element that each element is rotated with."""
     return (i ^ 1) if INTERLEAVED else tl.where(i < HALF, i + HALF, i - HALF)
 
 
@@ -119,7 +122,7 @@ def load_norm_weights(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """The norm's weights for the numbers of some heads and for those that they are turned with; else ones."""
+    """Return the norm's weights of the elements and of their rotation partners; otherwise ones."""
     if WEIGHTED:
         p_weight += head[:, None] * DIM if WHOLE else tl.zeros_like(head)[:, None]
         partner = rotation_partner(i, HALF, INTERLEAVED)
@@ -147,11 +150,13 @@ def norm_and_rotate(
     HALF: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Heads of q or k at p [heads, 1], normed and turned -> [heads, dim] float32 with numbers of their dtype."""
+    """Return heads of q or k at p [heads, 1], normalized and rotated: [heads, dim] float32, rounded to their
+    dtype.
+    """
     TYPE: tl.constexpr = p_row.dtype.element_ty
     x = tl.load(p + i, mask=m, other=0.0).to(tl.float32)
     y, cos, sin, turning = x, 1.0, 0.0, m
-    if HALF > 0:  # all loads before the first sum
+    if HALF > 0:  # all loads come before the first sum
         turning = m & (i < 2 * HALF)
         y = tl.load(p + rotation_partner(i, HALF, INTERLEAVED), mask=turning, other=0.0).to(tl.float32)
         pair = i // 2 if INTERLEAVED else i % HALF
@@ -190,20 +195,20 @@ def rope_append_kernel(
     beta,
     original,
     Q_HEADS: tl.constexpr,
-    K_HEADS: tl.constexpr,  # of keys and values that are made here
+    K_HEADS: tl.constexpr,  # heads whose keys and values this layer computes
     DIM: tl.constexpr,
-    Q_STEP: tl.constexpr,  # from a head of q to the next: twice as far if its gate stands between
-    V_AT: tl.constexpr,  # where values begin in a row
+    Q_STEP: tl.constexpr,  # stride of a head of q: twice as large if its gate follows it
+    V_AT: tl.constexpr,  # index of the first value in a row
     Q_KIND: tl.constexpr,  # "rms", "layer" or no norm
     K_KIND: tl.constexpr,
     Q_WEIGHTED: tl.constexpr,
     K_WEIGHTED: tl.constexpr,
-    WHOLE: tl.constexpr,  # are q and k normed across heads?
+    WHOLE: tl.constexpr,  # q and k are normalized across heads
     VALUE_NORM: tl.constexpr,
-    HALF: tl.constexpr,  # pairs that turn in a head
+    HALF: tl.constexpr,  # rotated pairs per head
     INTERLEAVED: tl.constexpr,
     GROWS: tl.constexpr,
-    FORM_MOST: tl.constexpr,  # the largest number of the cache's 8 bits; 0: it has more
+    FORM_MOST: tl.constexpr,  # largest value of the cache's 8-bit type; 0: it has more bits
     HEADS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -282,11 +287,11 @@ def rope_append_unsupported(
         return f"the product is in {qkv.dtype}, the cache in {cache.k.dtype}"
     if config.head_dim > MAX_HEAD_DIM:
         return f"a head is wider than {MAX_HEAD_DIM}"
-    whole = config.qk_norm == "whole"
-    if whole and config.output_gate:
-        return "gates stand between the heads that are normed as one"
-    if whole and any(norm and norm.norm_type == "layer" for norm in (q_norm, k_norm)):
-        return "a mean across heads is taken off"
+    norms_all_heads = config.qk_norm == "whole"
+    if norms_all_heads and config.output_gate:
+        return "gates are between the heads that are normalized together"
+    if norms_all_heads and any(norm and norm.norm_type == "layer" for norm in (q_norm, k_norm)):
+        return "layer normalization across heads"
     return None
 
 
@@ -301,9 +306,9 @@ def rope_append(
     k_norm: Norm | None,
     eps: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """One warp a program: four heads of 128 are a 128-bit load of bfloat16 twice a thread (arithmetic)."""
+    """Use one warp per program: four heads of 128 are two 128-bit loads of bfloat16 per thread (estimated)."""
     c = config
-    own = c.kv_heads if c.kv_source is None else 0
+    own_kv_heads = c.kv_heads if c.kv_source is None else 0
     qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
     q = qkv.new_empty(len(qkv), c.heads, c.head_dim)
     step = (2 if c.output_gate else 1) * c.head_dim
@@ -316,7 +321,7 @@ def rope_append(
     block = triton.next_power_of_2(c.head_dim)
     launch_kernel(
         rope_append_kernel,
-        (len(qkv), triton.cdiv(c.heads, BLOCK_HEADS) + 2 * triton.cdiv(own, BLOCK_HEADS)),
+        (len(qkv), triton.cdiv(c.heads, BLOCK_HEADS) + 2 * triton.cdiv(own_kv_heads, BLOCK_HEADS)),
         max(1, BLOCK_HEADS * block // 512),
         device=qkv.device,
         p_x=qkv,
@@ -338,10 +343,10 @@ def rope_append(
         beta=growth.beta,
         original=float(growth.original_context),
         Q_HEADS=c.heads,
-        K_HEADS=own,
+        K_HEADS=own_kv_heads,
         DIM=c.head_dim,
         Q_STEP=step,
-        V_AT=c.heads * step + (0 if c.keys_as_values else own * c.head_dim),
+        V_AT=c.heads * step + (0 if c.keys_as_values else own_kv_heads * c.head_dim),
         Q_KIND=q_norm.norm_type if q_norm else "none",
         K_KIND=k_norm.norm_type if k_norm else "none",
         Q_WEIGHTED=q_norm is not None and q_norm.weight is not None,

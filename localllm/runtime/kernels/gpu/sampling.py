@@ -1,11 +1,12 @@
-"""Logits to tokens, as `runtime/sampler.py` has it, in two or four kernels that no host waits for.
+"""Logits to tokens with the rules of `runtime/sampler.py`, in two or four kernels without waiting on the host.
 
-`peaks`: the largest logit of each chunk. `best`: of those, the token of a greedy row. For rows that are drawn:
-`levels` writes x over the logits and finds how many tokens reach each of 32 levels and what they weigh; `gather`
-lists the tokens from the level on that includes all that may be drawn; `pick` finds the thresholds in the list and
-draws. Where the list cannot hold them `gather` measures 32 finer levels instead, and `pick` goes through the row.
+`peaks_kernel` finds the largest logit of each chunk, and `greedy_kernel` the token of a greedy row. For random
+rows, `levels_kernel` writes x over the logits and counts the tokens that reach each of 32 levels, with their
+weights; `gather_candidates_kernel` lists the tokens from the level that includes every candidate; `draw_kernel`
+finds the thresholds in the list and samples. If the list cannot hold the candidates, `gather_candidates_kernel`
+measures 32 finer levels instead, and `draw_kernel` searches the row.
 
-Bytes a row: 4 of each token's logit for `peaks`, and 8 for `levels`, which the L2 cache still holds.
+Bytes per row: 4 per token for `peaks_kernel`, and 8 for `levels_kernel`, which are still in the L2 cache.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,24 +32,24 @@ from localllm.runtime.kernels.gpu.penalties import (
 )
 from localllm.runtime.kernels.gpu.pick import draw_kernel, row_peak, store_choice
 
-# Arithmetic: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
+# Estimated: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
 CHUNK_TOKENS = 1024
-MAX_CANDIDATES = 1024  # more than most nuclei have, and half a BLOCK: one load for each pass of the search
-SEARCH_BLOCK = 2048  # of what one program searches: eight a thread, loads of 128 bits
+MAX_CANDIDATES = 1024  # more than most nuclei have, and half of SEARCH_BLOCK: one load per pass of the search
+SEARCH_BLOCK = 2048  # tokens that a program searches at a time: eight per thread, in loads of 128 bits
 
 
 @dataclass(frozen=True)
 class SamplingColumns:
-    """What the rows of a bucket are drawn by: [B] on the device."""
+    """The sampling parameters of the rows of a bucket: [B] on the device."""
 
     seed: Tensor  # int64
-    position: Tensor  # int64, of the token to be drawn; one more after each draw
+    position: Tensor  # int64, of the token to be sampled; incremented by each step
     live: Tensor  # int32, 0: the row is not read
     top_k: Tensor  # int32
-    history: Tensor  # int32, its row of History, -1: none is needed
+    history: Tensor  # int32, history slot in TokenHistory, -1: none is needed
     answer: Tensor  # int32, position of the answer's first token
     last: Tensor  # int32, repeat_last_n
-    temperature: Tensor  # float32, as all that follow
+    temperature: Tensor  # float32, like all that follow
     top_p: Tensor
     min_p: Tensor
     repetition: Tensor
@@ -58,16 +59,16 @@ class SamplingColumns:
 
 @dataclass(frozen=True)
 class SamplingScratch:
-    """What the kernels of one step tell each other of a bucket's rows."""
+    """Intermediate results that the kernels of one step pass on."""
 
     peak: Tensor  # [B, chunks] float32, infinity for NaN
     peak_token: Tensor  # [B, chunks] int32
     counts: Tensor  # [B, LEVELS, chunks] int32, tokens of the chunk that reach a level
-    masses: Tensor  # [B, chunks] int64, weight of the chunk
-    level_counts: Tensor  # [B, 2, LEVELS] int32, of the row; the second ones are of the finer levels
+    masses: Tensor  # [B, chunks] int64, total weight of the chunk
+    level_counts: Tensor  # [B, 2, LEVELS] int32, of the row; the second are of the finer levels
     level_masses: Tensor  # [B, 2, LEVELS] int64
-    listed: Tensor  # [B, CANDIDATES] float32, x in the order of the vocabulary
-    listed_token: Tensor  # [B, CANDIDATES] int32
+    listed: Tensor  # [B, MAX_CANDIDATES] float32, x in the order of the vocabulary
+    listed_token: Tensor  # [B, MAX_CANDIDATES] int32
 
     @classmethod
     def allocate(cls, bucket: int, vocabulary: int, device: torch.device) -> "SamplingScratch":
@@ -166,14 +167,14 @@ def sample_tokens(
     any_random: bool,
     penalties: tuple[TokenHistory, LogitBiases] | None,
 ) -> None:
-    """logits: [N, vocab] float32, changed in place; choices: [N] int64, gets tokens, NO_NUMBER or NOTHING_LEFT.
+    """Sample. logits: [N, vocab] float32, modified in place; choices: [N] int64, receives token ids or error
+    values.
 
-    any_random: rows with a temperature above 0 are drawn, else all are greedy; penalties: None where no row has a
-    bias
-    or a penalty.
+    The error values are NOT_FINITE and ALL_FORBIDDEN. any_random: some rows have a temperature above 0, otherwise
+    all are greedy; penalties: None if no row has a bias or a penalty.
     """
     rows, chunks = len(logits), scratch.peak.shape[1]
-    known: dict[str, Any] = {
+    common: dict[str, Any] = {
         **tensor_arguments(columns),
         **tensor_arguments(scratch),
         "p_choices": choices,
@@ -190,16 +191,16 @@ def sample_tokens(
         "BLOCK": SEARCH_BLOCK,
     }
     if not any_random:
-        known |= {"p_level_counts": None, "p_level_masses": None}
+        common |= {"p_level_counts": None, "p_level_masses": None}
 
-    def run(kernel: Any, grid: LaunchGrid, warps: int, **more: Any) -> None:
-        arguments = {name: value for name, value in (known | more).items() if name in kernel.arg_names}
+    def run(kernel: Any, grid: LaunchGrid, warps: int, **extra: Any) -> None:
+        arguments = {name: value for name, value in (common | extra).items() if name in kernel.arg_names}
         launch_kernel(kernel, grid, warps, device=logits.device, **arguments)
 
     if penalties:
         history, biases = penalties
         context = history.tokens.shape[1]
-        known |= {"p_marks": history.marks, "p_tokens": history.tokens, "context": context}
+        common |= {"p_marks": history.marks, "p_tokens": history.tokens, "context": context}
         bias = {"p_bias_token": biases.token, "p_bias": biases.value, "BIASES": biases.token.shape[1]}
         run(mark_history_kernel, (rows, 1 + triton.cdiv(context, HISTORY_BLOCK)), 4, PART=HISTORY_BLOCK, **bias)
     run(peaks_kernel, (rows, chunks), 4)
@@ -211,7 +212,7 @@ def sample_tokens(
 
 
 def tensor_arguments(of: SamplingColumns | SamplingScratch) -> dict[str, Tensor]:
-    """Kernels call their tensors by the names that they have here."""
+    """Return tensors as kernel arguments, named after their fields."""
     return {f"p_{field.name}": getattr(of, field.name) for field in fields(of)}
 
 
@@ -226,12 +227,12 @@ def sampling_example(bucket: int, vocabulary: int, drawn: bool) -> None:
     def empty(dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
-    whole, short, real = (empty(dtype, bucket) for dtype in (torch.int64, torch.int32, torch.float32))
-    columns = SamplingColumns(*[whole] * 2, *[short] * 5, *[real] * 6)
+    int64s, int32s, float32s = (empty(dtype, bucket) for dtype in (torch.int64, torch.int32, torch.float32))
+    columns = SamplingColumns(*[int64s] * 2, *[int32s] * 5, *[float32s] * 6)
     logits = empty(torch.float32, bucket, vocabulary)
     history = TokenHistory(empty(torch.int32, bucket, 131_072), empty(torch.int32, bucket, vocabulary))
     biases = LogitBiases(empty(torch.int32, bucket, 1024), empty(torch.float32, bucket, 1024))
     scratch = SamplingScratch.allocate(bucket, vocabulary, logits.device)
     sample_tokens(
-        logits, whole, columns, scratch, any_random=drawn, penalties=(history, biases) if drawn else None
+        logits, int64s, columns, scratch, any_random=drawn, penalties=(history, biases) if drawn else None
     )

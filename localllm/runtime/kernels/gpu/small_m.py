@@ -1,19 +1,18 @@
-"""What products with few rows of x (M = 1 to 16) share, whatever the weights are stored as.
+"""Parts of products with few rows of x (M = 1 to 16), for any weight format.
 
-y[m, n] = sum over k of W[n, k] x[m, k]: W's rows are the rows that tensor cores want many of, and x, transposed
-and filled up to 16 columns, is what they want few of. So one program serves M = 1 to 16 in one time, that of
-reading W, and a row's result knows neither M nor the other rows.
+y[m, n] = sum over k of W[n, k] x[m, k]: W provides the rows that tensor cores need many of, and x, transposed and
+padded to 16 columns, the dimension that is small. So one program serves M = 1 to 16 in the same time, that of
+reading W, and a row's result depends neither on M nor on the other rows.
 
-A program takes BLOCK rows of W and a part of their columns, so that all multiprocessors have bytes to wait for.
-Where the columns are cut into parts, each program writes its sums (float32) to a workspace, and draws a ticket;
-the one that draws the last adds all parts, in their order, and finishes. Which one that is changes nothing in
-the result.
+A program processes BLOCK rows of W and a part of their columns, so that all multiprocessors have loads in flight.
+If the columns are split, each program writes its sums (float32) to a workspace and draws a ticket; the one that
+draws the last ticket adds all parts in order, and finishes. Which program that is does not affect the result.
 
-Before it waits for x, a program asks for the weights that it reads first to be brought into L2.
+Before it waits for x, a program prefetches the weights that it reads first into L2.
 """
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
-# (what Triton compiles is written in Python, and is something else)
+# (Triton code is written in Python syntax but typed differently)
 
 from functools import cache
 
@@ -26,9 +25,9 @@ from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
 from localllm.runtime.kernels.gpu.tiles import TileGrid
 
-PADDED_ROWS = 16  # of x, filled up
+PADDED_ROWS = 16  # of x, padded
 MAX_ROWS = PADDED_ROWS
-MAX_TICKETS = 1024  # more than tiles of what is cut
+MAX_TICKETS = 1024  # more than the number of tiles whose columns are split
 PADDED_X_ROWS: tl.constexpr = tl.constexpr(PADDED_ROWS)
 L2_LINE_BYTES = tl.constexpr(128)  # bytes of L2
 PREFETCH_ASM = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
@@ -36,13 +35,16 @@ PREFETCH_ASM = tl.constexpr("prefetch.global.L2 [$1]; mov.b32 $0, 0;")
 
 @cache
 def ticket_counters(device: torch.device) -> Tensor:
-    """int32 [TICKETS], zero between any two products. One a device: products of one stream run one after another.
-    The first product on a device must not be one that is being captured."""
+    """Return int32 [MAX_TICKETS], zero between any two products.
+
+    There is one per device: products of one stream run one after another. The first product on a device must not
+    be one that is being captured.
+    """
     return torch.zeros(MAX_TICKETS, dtype=torch.int32, device=device)
 
 
 def split_workspace(grid: TileGrid, block: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Where parts meet, and their tickets."""
+    """Return the workspace for partial sums, and the tickets."""
     if grid.splits == 1:
         return None, None
     assert grid.tiles <= MAX_TICKETS
@@ -51,7 +53,9 @@ def split_workspace(grid: TileGrid, block: int, device: torch.device) -> tuple[T
 
 @triton.jit
 def tile_row_ids(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
-    """Rows of W that a program takes, [BLOCK], the last again beyond it; GATED: gates, then what they gate."""
+    """Return the rows of W of a program, [BLOCK], clamped to the last; GATED: half are gates, half their up
+    rows.
+    """
     i_row = tl.arange(0, BLOCK)
     if GATED:
         half = i_row % (BLOCK // 2)
@@ -62,7 +66,7 @@ def tile_row_ids(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
 
 @triton.jit
 def prefetch_l2(p):
-    """Asks for lines of L2. p: pointers, one a line"""
+    """Prefetch lines into L2. p: pointers, one per line"""
     if not INTERPRETED:
         tl.inline_asm_elementwise(PREFETCH_ASM, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
@@ -83,14 +87,14 @@ def reduce_splits(
     CUT: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
-    """acc [BLOCK, 16] float32, the sums of a program -> o [M, N], or [M, N / 2] where there is an activation"""
+    """Add up a program's sums acc [BLOCK, 16] float32 and write o [M, N], or [M, N / 2] with an activation."""
     if not CUT:
         write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
     else:
         i_part = tl.arange(0, BLOCK)[:, None] * PADDED_X_ROWS + tl.arange(0, PADDED_X_ROWS)[None, :]
         p_part = p_partial + tile * (BLOCK * PADDED_X_ROWS) + i_part
         tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * PADDED_X_ROWS), acc)
-        tl.debug_barrier()  # one thread draws the ticket, for what all have written
+        tl.debug_barrier()  # one thread draws the ticket for all threads' writes
         if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
             total = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
             for part in range(tl.num_programs(1)):

@@ -1,7 +1,7 @@
-"""Products of few rows with plain weights: bfloat16, float16 or float32, as x is."""
+"""Products of few rows with dense weights: bfloat16, float16 or float32, the same as x."""
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
-# (what Triton compiles is written in Python, and is something else)
+# (Triton code is written in Python syntax but typed differently)
 
 from collections.abc import Callable, Iterator
 
@@ -24,7 +24,7 @@ from localllm.runtime.kernels.gpu.small_m import (
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
 
-PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are asked for before x is waited for
+PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are prefetched before waiting for x
 
 
 @triton.jit(do_not_specialize=["M", "share", "tiles"])
@@ -48,7 +48,7 @@ def small_m_dense_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x [M, K], M <= 16, w [N, K]; a tile's program `split` takes `share` chunks of COLUMNS columns."""
+    """x [M, K], M <= 16, w [N, K]; each split of a tile processes `share` chunks of COLUMNS columns."""
     tile = tl.program_id(0)
     i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
     i_k = tl.arange(0, COLUMNS)
@@ -85,7 +85,10 @@ def dense_matmul(
     residual: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """x: [M, in], M <= 16; weight: [out, in] of the same dtype, dense -> [M, out], or half as many gated"""
+    """Multiply. x: [M, in], M <= 16; weight: [out, in], contiguous, of the same dtype.
+
+    Returns [M, out], or half as many columns with an activation.
+    """
     x = x.contiguous()
     rows, columns = weight.shape
     chunk = 32 if x.dtype == torch.float32 else 128

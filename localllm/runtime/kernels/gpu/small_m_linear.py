@@ -1,8 +1,8 @@
-"""Which products go to the kernels for few rows: decode, and the verification of drafts.
+"""Selects the products for the kernels for few rows: decoding, and verification of drafts.
 
-A norm before the product is a kernel of its own: done inside, every program would square, scale and round the
-part of x that it reads, 16 columns of it for 64 rows of W, about 0.8 instructions a weight beside the 2.3 of
-INT4 (arithmetic), while one of its own reads and writes x once, and is there already when its predecessor ends.
+A norm before the product is a separate kernel: if fused, every program would square, scale and round the part of x
+that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in addition to the 2.3 of INT4
+(estimated), while a separate one reads and writes x once, and its result is ready when the previous kernel ends.
 """
 
 import torch
@@ -33,7 +33,7 @@ def small_m_unsupported(x: Tensor, weight: Tensor | QuantizedTensor, *_: object)
         return None if weight.format in PLANES_PER_WORD else f"the weight is {weight.format}"
     if weight.dtype != x.dtype:
         return f"the weight is {weight.dtype}, x {x.dtype}"
-    return None if weight.dim() == 2 and weight.is_contiguous() else "the weight is no dense matrix"
+    return None if weight.dim() == 2 and weight.is_contiguous() else "the weight is not a contiguous matrix"
 
 
 def small_m_matmul(
@@ -43,7 +43,7 @@ def small_m_matmul(
     activation: Activation | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """As `fused_linear`, without a norm; x with any dimensions before the last."""
+    """Like `fused_linear`, without a norm; x with any dimensions before the last."""
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QuantizedTensor):
         y = small_m_packed.packed_matmul(rows, weight, bias, activation, residual)

@@ -1,7 +1,7 @@
-"""Products of few rows with INT4 and INT8 in planes."""
+"""Products of few rows with INT4 and INT8 in the packed GPU layout."""
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
-# (what Triton compiles is written in Python, and is something else)
+# (Triton code is written in Python syntax but typed differently)
 
 from collections.abc import Callable, Iterator
 
@@ -26,7 +26,7 @@ from localllm.runtime.kernels.gpu.small_m import (
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
 
-PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are asked for before x is waited for
+PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are prefetched before waiting for x
 
 
 @triton.jit(do_not_specialize=["M", "chunks", "share", "tiles"])
@@ -61,9 +61,11 @@ def small_m_packed_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x [M, K], M <= 16; parts as in quant/formats/planes.py, their rows filled up to ROWS; of a tile's programs
-    each takes `share` of the chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk that share one;
-    SUPER: columns of a block_scale."""
+    """Multiply x [M, K], M <= 16, with parts as in quant/formats/planes.py, their rows padded to ROWS.
+
+    Each split of a tile processes `share` chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk
+    that share one; SUPER: columns of a block_scale.
+    """
     X: tl.constexpr = p_x.dtype.element_ty
     OF: tl.constexpr = 16 // BITS  # planes
     ZERO: tl.constexpr = p_zero is not None
@@ -78,7 +80,7 @@ def small_m_packed_kernel(
     p_columns = p_x + i_m[None, :] * K + i_w[:, None]
     m_x = (i_m < M)[None, :]
 
-    # Lines of 128 bytes: of words each row has WORDS / 64 in a chunk, of scales a group has a few.
+    # Lines of 128 bytes: each row has WORDS / 64 lines of words per chunk, and each group a few lines of scales.
     for ahead in tl.static_range(PREFETCH_CHUNKS):
         prefetch_l2(p_row + tl.minimum(first + ahead, chunks - 1) * (16 * WORDS))
     if GROUP:
@@ -127,7 +129,7 @@ def small_m_packed_kernel(
 
 @triton.jit
 def load_scale(p, p_block, i, i_block):
-    """A scale or minimum in float32: stored, or a factor of its block's."""
+    """Return a scale or minimum in float32: as stored, or multiplied by its block's."""
     if p_block is None:
         return tl.load(p + i).to(tl.float32)
     else:
@@ -142,19 +144,22 @@ def packed_matmul(
     residual: Tensor | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
-    """x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation. tile: None for the best known"""
+    """Multiply.
+
+    x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation. tile: None selects the best
+    """
     parts, (rows, columns) = weight.parts, weight.shape
     if COLUMN_ORDER in parts:
         x = x[:, parts[COLUMN_ORDER]]
     x = x.contiguous()
     _, chunks, _, words = parts["q"].shape
-    each = PLANES_PER_WORD[weight.format]
-    kind = "float32" if x.dtype == torch.float32 else f"int{16 // each}"
-    tile = tile or tile_for(gpu_of(x.device), kind, rows, columns, chunks)
+    planes = PLANES_PER_WORD[weight.format]
+    code_dtype = "float32" if x.dtype == torch.float32 else f"int{16 // planes}"
+    tile = tile or tile_for(gpu_of(x.device), code_dtype, rows, columns, chunks)
     grid = tile_grid(tile, rows, chunks)
     partial, ticket = split_workspace(grid, tile.block_rows, x.device)
     y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
-    blocks = parts.get("block_scale")
+    block_scale = parts.get("block_scale")
     launch_kernel(
         small_m_packed_kernel,
         (grid.tiles, grid.splits),
@@ -166,7 +171,7 @@ def packed_matmul(
         p_scale=parts["scale"],
         p_zero=parts.get("zero"),
         p_minimum=parts.get("minimum"),
-        p_block_scale=blocks,
+        p_block_scale=block_scale,
         p_block_minimum=parts.get("block_minimum"),
         p_bias=bias,
         p_residual=None if residual is None else residual.contiguous(),
@@ -182,12 +187,12 @@ def packed_matmul(
         tiles=grid.tiles,
         BLOCK=tile.block_rows,
         CUT=grid.splits > 1,
-        BITS=16 // each,
+        BITS=16 // planes,
         WORDS=words,
         GROUP=weight.group or 0,
         SHARED=planes_per_scale(weight),
-        SUPER=1 if blocks is None else columns // len(blocks),
-        WHOLE_CHUNKS=columns % (words * each) == 0,
+        SUPER=1 if block_scale is None else columns // len(block_scale),
+        WHOLE_CHUNKS=columns % (words * planes) == 0,
         ACTIVATION=activation or "",
     )
     return y

@@ -1,18 +1,18 @@
-"""Splitting a context over programs, so that the share of each depends on a token's own position alone.
+"""Splits a context among programs, so that each one's share depends on a token's own position alone.
 
-A context is cut into chunks of whole tiles, so many tiles that it has at most SPLITS chunks. Chunks begin at
-multiples of their length, counted in positions; with a window they are dealt to the programs in turn. How many
-tiles a chunk has follows from the token's position and the window, neither from the batch nor from the other
-tokens that its sequence brings: where these need chunks of another length, a program goes through both. So a draft
-token has the bits of the same token decoded alone.
+A context is cut into chunks of whole tiles, with as many tiles as needed for at most SPLITS chunks. Chunks begin
+at multiples of their length, counted in positions; with a window they are assigned to programs in turn. The number
+of tiles of a chunk follows from the token's position and the window, not from the batch or other tokens of its
+sequence: if these need chunks of another length, a program iterates over both. So a draft token has the bits of
+the same token decoded alone.
 
-Each program leaves the largest score, the sum of weights and the mixture of its chunk in a workspace; `combine`
-puts the chunks together in their order.
+Each program writes the largest score, the sum of weights and the weighted sum of its chunk to a workspace;
+`combine_kernel` combines the chunks in order.
 
-Workspace: acc [B, queries, heads, SPLITS, dim], most and total [B, queries, heads, SPLITS], all float32.
+Workspace: acc [B, queries, heads, SPLITS, dim], max_score and total [B, queries, heads, SPLITS], all float32.
 """
 
-# Triton declares constants and tensors of kernels otherwise than they are used.
+# Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportOperatorIssue=false
 
 from dataclasses import dataclass
@@ -25,17 +25,15 @@ from torch import Tensor
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.paged import LOG2_E, MAX_DECODE_TOKENS, MIN_SCORE
 
-PROGRAMS_PER_SM = 2  # a multiprocessor: one computes while the other's keys are on their way
-MAX_SPLITS = 64  # more would make the workspace's bytes felt beside the cache's
+PROGRAMS_PER_SM = 2  # per multiprocessor: one computes while the other loads keys
+MAX_SPLITS = 64  # with more, the workspace's bytes would be noticeable compared with the cache's
 MIN_SPLITS = 4
-COMBINE_COLUMNS = (
-    64  # of a mixture that a program of `combine` puts together: with 64 splits 32 registers a thread
-)
+COMBINE_COLUMNS = 64  # columns per program of `combine_kernel`: with 64 splits, 32 registers per thread
 
 
 @dataclass(frozen=True)
 class SplitWorkspace:
-    """What the programs of one call leave for `combine`; in a captured graph it lies in the graph's own pool."""
+    """Results that programs leave for `combine_kernel`; in a captured graph, memory of the graph's own pool."""
 
     acc: Tensor
     max_score: Tensor
@@ -52,16 +50,20 @@ class SplitWorkspace:
 
 
 def choose_splits(q: Tensor, shares: int) -> int:
-    """shares: programs that each sequence has anyway. Two programs a multiprocessor where one sequence is alone
-    (arithmetic: 2 of 64 KB under way each are more than bandwidth times latency); the same for larger batches, so
-    that a result does not depend on them."""
+    """Return the number of splits. shares: programs that each sequence has without splitting.
+
+    There are two programs per multiprocessor for a single sequence (estimated: two with 64 KB in flight each
+    exceed bandwidth times latency), and the same for larger batches, so that a result does not depend on them.
+    """
     return max(MIN_SPLITS, min(MAX_SPLITS, -(-PROGRAMS_PER_SM * gpu_of(q.device).multiprocessors // shares)))
 
 
 @triton.jit
 def chunk_tiles(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.constexpr):
-    """Tiles of each chunk, for a token at this position. With a window, any 16 neighbours touch SPLITS chunks at
-    most, wherever the window begins."""
+    """Return the number of tiles per chunk for a token at this position.
+
+    With a window, any 16 adjacent tokens touch at most SPLITS chunks, wherever the window begins.
+    """
     if WINDOW:
         seen = tl.minimum(tl.maximum(position, 0) + 1, WINDOW) + 15
         tiles = (seen + TILE * (SPLITS - 1) - 1) // (TILE * (SPLITS - 1))
@@ -72,7 +74,7 @@ def chunk_tiles(position, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLITS: tl.c
 
 @triton.jit
 def split_chunk(i_split, low, span, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
-    """The chunk that program i_split has of those from the first that position `low` sees on."""
+    """Return the chunk of program i_split, among those from the first that position `low` attends to."""
     if WINDOW:
         first = tl.maximum(low - WINDOW + 1, 0) // span
         chunk = first + (i_split + SPLITS - first % SPLITS) % SPLITS
@@ -104,7 +106,7 @@ def combine_kernel(
     MOST_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program a head, token and BLOCK_DIM columns: out = sum(weight * acc) / sum(weight * total)."""
+    """out = sum(weight * acc) / sum(weight * total), with one program per head, token and BLOCK_DIM columns."""
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     parts = tl.num_programs(0) // HEADS
@@ -130,7 +132,7 @@ def combine_kernel(
     largest = tl.maximum(tl.max(most, 0), sink)
     weight = tl.where(m_chunk, tl.exp2(most - largest), 0.0)
     total = tl.sum(weight * tl.load(p_total + o_row, mask=m_chunk, other=0.0), 0)
-    total += tl.exp2(sink - largest)  # 0 without sinks, but 1 where a bucket's row has no context
+    total += tl.exp2(sink - largest)  # 0 without sinks, but 1 for a padding row of a bucket, which has no context
     o_dim = tl.program_id(0) % parts * BLOCK_DIM + tl.arange(0, BLOCK_DIM)
     m_dim = o_dim < DIM
     acc = tl.load(p_acc + o_row[:, None] * DIM + o_dim, mask=m_chunk[:, None] & m_dim, other=0.0)
@@ -152,7 +154,7 @@ def combine_splits(
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """out: [T, heads, dim]; gate: the same, or None."""
+    """Combine the chunks into out [T, heads, dim]. gate: of the same shape, or None"""
     sequences, queries, heads, splits, dim = space.acc.shape
     columns = min(COMBINE_COLUMNS, triton.next_power_of_2(dim))
     launch_kernel(

@@ -1,9 +1,11 @@
-"""The first and the last kernel of a step that is replayed: from a few numbers of each sequence to what the layers
-read, and on to the next step, so that the host has nothing to send while the same sequences go on.
+"""The first and the last kernel of a replayed step.
 
-inputs: [3 + tokens, most] int64, a column for each sequence of the step: where its newest token is kept (a place
-of `newest`), its recurrent state's row, how many tokens it has in the cache (less than 0: nobody stands here, it
-pads the step), and the tokens that it brings (less than 0: the newest one, which only the device knows).
+They turn a few values per sequence into the inputs of the layers, and prepare the next step, so that the host has
+nothing to upload while the same sequences continue.
+
+inputs: [3 + tokens, max_sequences] int64, a column per sequence of the step: the token slot of its newest token
+(an index of `newest`), its recurrent state's slot, its length in the cache (negative: the column is padding), and
+the tokens that it brings (negative: the newest token, which only the device knows).
 """
 
 from collections.abc import Callable, Iterator
@@ -16,23 +18,23 @@ from torch import Tensor
 
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, launch_kernel, wait_for_inputs
 
-NEWEST_INDEX, STATE_SLOT, CONTEXT_LEN, FIRST_TOKEN = range(4)  # rows of `inputs`; the tokens' from there on
-PADDING = -1  # as the length of a sequence
-NEWEST_TOKEN = -1  # as a token
+NEWEST_INDEX, STATE_SLOT, CONTEXT_LEN, FIRST_TOKEN = range(4)  # rows of `inputs`; the rest are tokens
+PADDING = -1  # as a sequence's length
+NEWEST_TOKEN = -1  # as a token id
 
 
 @dataclass(frozen=True)
 class StepColumns:
-    """What a step of `bucket` sequences with `count` tokens each reads and writes; all on the device."""
+    """Inputs and outputs of a step of `bucket` sequences with `count` tokens each; all on the device."""
 
-    inputs: Tensor  # [3 + tokens, most] int64
-    newest: Tensor  # [places] int64
-    tables: Tensor  # [most, width] int32, each sequence's blocks
+    inputs: Tensor  # [3 + tokens, max_sequences] int64
+    newest: Tensor  # [token slots] int64
+    tables: Tensor  # [max_sequences, max_blocks] int32, each sequence's block table
     token_ids: Tensor  # [bucket * count] int64
     positions: Tensor  # [bucket * count] int64
-    slot: Tensor  # [bucket * count] int64; of nobody the first of `spare_block`
-    context_len: Tensor  # [bucket] int32; of nobody 0
-    state_slots: Tensor  # [bucket] int32; of nobody `spare_row`
+    slot: Tensor  # [bucket * count] int64; for padding the first slot of `spare_block`
+    context_len: Tensor  # [bucket] int32; 0 for padding
+    state_slots: Tensor  # [bucket] int32; `spare_slot` for padding
     count: int
     block_size: int
     spare_block: int
@@ -58,7 +60,7 @@ def begin_step_kernel(
     BLOCK_SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program a sequence."""
+    """Write the layers' inputs; one program per sequence."""
     wait_for_inputs(PDL)
     i = tl.program_id(0)
     o_token = tl.arange(0, PADDED)
@@ -67,7 +69,8 @@ def begin_step_kernel(
     there = length >= 0
     m_there = o_token < tl.where(there, COUNT, 0)
     token = tl.load(inputs + (3 + o_token) * most + i, m_there, 0)
-    last = tl.maximum(tl.load(newest + tl.load(inputs + i), there, 0), 0)  # what is no token ends the answer
+    # A sampling error value ends the answer, so any token will do.
+    last = tl.maximum(tl.load(newest + tl.load(inputs + i), there, 0), 0)
     position = tl.where(there, length + o_token, 0)
     block = tl.load(tables + i.to(tl.int64) * width + position // BLOCK_SIZE, m_there, 0).to(tl.int64)
     place = tl.where(there, block * BLOCK_SIZE + position % BLOCK_SIZE, spare_block * BLOCK_SIZE)
@@ -89,7 +92,7 @@ def end_step_kernel(
     PADDED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program a sequence."""
+    """Advance a sequence to the next step; one program per sequence."""
     wait_for_inputs(PDL)
     i = tl.program_id(0)
     o_token = tl.arange(0, PADDED)
@@ -103,7 +106,7 @@ def end_step_kernel(
 
 
 def begin_step(columns: StepColumns) -> None:
-    """Writes everything that is not `inputs`, `newest` and `tables`."""
+    """Write every column except `inputs`, `newest` and `tables`."""
     c = columns
     launch_kernel(
         begin_step_kernel,
@@ -129,8 +132,7 @@ def begin_step(columns: StepColumns) -> None:
 
 
 def end_step(columns: StepColumns, choices: Tensor) -> None:
-    """What was drawn becomes each sequence's newest token, and the one that it brings next. choices: [bucket *
-    count] int64"""
+    """Make the sampled tokens the newest of each sequence, and its next inputs. choices: [bucket * count] int64"""
     c = columns
     launch_kernel(
         end_step_kernel,
@@ -147,16 +149,27 @@ def end_step(columns: StepColumns, choices: Tensor) -> None:
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is compiled for GPUs that are not here: docs/kernels.md."""
+    """Yield the launches that are compiled for GPUs that are not here: docs/kernels.md."""
 
     def columns(bucket: int, count: int) -> StepColumns:
         def empty(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.empty(shape, dtype=dtype, device="meta")
 
-        tokens, of_each = empty(bucket * count), empty(bucket, dtype=torch.int32)
+        tokens, per_sequence = empty(bucket * count), empty(bucket, dtype=torch.int32)
         tables = empty(32, 8192, dtype=torch.int32)
         return StepColumns(
-            empty(19, 32), empty(32), tables, tokens, tokens, tokens, of_each, of_each, count, 16, 1000, 0
+            empty(19, 32),
+            empty(32),
+            tables,
+            tokens,
+            tokens,
+            tokens,
+            per_sequence,
+            per_sequence,
+            count,
+            16,
+            1000,
+            0,
         )
 
     def both(bucket: int, count: int) -> None:
@@ -170,14 +183,14 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
 def begin_step_reference(columns: StepColumns) -> None:
     c, bucket = columns, len(columns.context_len)
     length, steps = c.inputs[CONTEXT_LEN, :bucket], torch.arange(c.count, device=c.inputs.device)
-    there = length >= 0
+    is_live = length >= 0
     tokens = c.inputs[FIRST_TOKEN : FIRST_TOKEN + c.count, :bucket].T
-    last = c.newest[c.inputs[NEWEST_INDEX, :bucket].where(there, 0)].clamp(min=0)[:, None]
-    position = (length[:, None] + steps).where(there[:, None], 0)
+    last = c.newest[c.inputs[NEWEST_INDEX, :bucket].where(is_live, 0)].clamp(min=0)[:, None]
+    position = (length[:, None] + steps).where(is_live[:, None], 0)
     block = c.tables[:bucket].gather(1, position // c.block_size)
-    place = (block * c.block_size + position % c.block_size).where(there[:, None], c.spare_block * c.block_size)
-    c.token_ids.copy_(torch.where(tokens < 0, last, tokens).where(there[:, None], 0).flatten())
+    slot = (block * c.block_size + position % c.block_size).where(is_live[:, None], c.spare_block * c.block_size)
+    c.token_ids.copy_(torch.where(tokens < 0, last, tokens).where(is_live[:, None], 0).flatten())
     c.positions.copy_(position.flatten())
-    c.slot.copy_(place.flatten())
-    c.context_len.copy_((length + c.count).where(there, 0))
-    c.state_slots.copy_(c.inputs[STATE_SLOT, :bucket].where(there, c.spare_slot))
+    c.slot.copy_(slot.flatten())
+    c.context_len.copy_((length + c.count).where(is_live, 0))
+    c.state_slots.copy_(c.inputs[STATE_SLOT, :bucket].where(is_live, c.spare_slot))

@@ -1,4 +1,4 @@
-"""Into which tiles products with few rows are cut: as measured (tiles.toml), or by a rule where nothing was."""
+"""Tile sizes for products with few rows: as measured (tiles.toml), or by a rule if none was measured."""
 
 import tomllib
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ SMALL_ROWS = 4096  # rows of W: below, tiles of 64 are too few for all multiproc
 
 @dataclass(frozen=True)
 class Tile:
-    block_rows: int  # rows of W a program
+    block_rows: int  # rows of W per program
     warps: int
     stages: int
-    splits: int  # parts that columns are cut into, at most
+    splits: int  # most parts that columns are split into
 
 
 @dataclass(frozen=True)
 class TileGrid:
-    """tiles of `block` rows, each cut into `splits` of `share` chunks of columns, the last maybe of fewer."""
+    """`tiles` tiles of block_rows rows, each in `splits` parts of `chunks_per_split` column chunks or fewer."""
 
     tiles: int
     splits: int
@@ -29,23 +29,29 @@ class TileGrid:
 
 
 def tile_for(gpu: Gpu, kind: str, rows: int, columns: int, chunks: int) -> Tile:
-    """kind: what W is stored as, `int4`, `int8`, `bfloat16`, ...; `float32` where x is."""
+    """Return the tile for a product.
+
+    kind: storage type of W, `int4`, `int8`, `bfloat16`, ...; `float32` if x is.
+    """
     return measured_tiles().get((gpu.arch, kind, rows, columns)) or default_tile(gpu, kind, rows, chunks)
 
 
 def default_tile(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
-    """All of this is arithmetic. x is read again for each block: at M = 16 and for 64 rows of INT4 as many bytes
-    as of W, but from L2. Two warps take mma.sync on every architecture (wgmma wants four), and with 32 rows each
-    they have x's fragments for twice the weights. Two programs a multiprocessor, if each is left two chunks: one
-    waits while the other works."""
+    """Return a tile by estimates only.
+
+    x is read again for each block: at M = 16 and for 64 rows of INT4 as many bytes as W, but from L2. Two warps
+    use mma.sync on every architecture (wgmma needs four), and with 32 rows each they reuse x's fragments for twice
+    the weights. There are two programs per multiprocessor if each has at least two chunks: one waits while the
+    other computes.
+    """
     if kind == "float32":  # no tensor cores
         block, warps, stages = 32, 4, 2
     elif kind in ("int4", "int8"):
         block, warps, stages = (64 if rows >= SMALL_ROWS else 32), 2, 3
     else:
         block, warps, stages = 32, 2, 4
-    wanted = -(-2 * gpu.multiprocessors // -(-rows // block))
-    return Tile(block, warps, stages, max(1, min(wanted, chunks // 2)))
+    splits = -(-2 * gpu.multiprocessors // -(-rows // block))
+    return Tile(block, warps, stages, max(1, min(splits, chunks // 2)))
 
 
 def tile_grid(tile: Tile, rows: int, chunks: int) -> TileGrid:

@@ -208,5 +208,5 @@ def test_what_the_kernels_decline() -> None:
     odd = AttentionConfig(1, 1, 9, None, 0.3)
     cache = filled(batch, odd, torch.int8, spans, BF16)
     told = dict(explain("attention", queries(spans, odd), cache, batch, odd, None))
-    assert told["triton-decode"] == "a cache in 8 bits is read as pairs, and heads have 9 dimensions"
+    assert told["triton-decode"] == "an 8-bit cache is read in pairs, but heads have 9 dimensions"
     assert told["triton-prefill"] == "no sequence brings more than 16 tokens"
