@@ -1,7 +1,7 @@
-"""What a model is, as data. Pure Python: no torch, no files, no family names.
+"""The description of a model as data. Pure Python: no torch, no files, no family names.
 
-What varies by layer (window, rope, head counts, kind of mixer) stands in the layer, not in lists of indices beside
-it.
+What varies by layer (window, rope, head counts, type of mixer) is stored in the layer, not in separate lists of
+layer indices.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class LinearScaling:
 
 @dataclass(frozen=True)
 class Llama3Scaling:
-    """Llama 3.1's long-context rope: low frequencies are divided by `factor`, high ones kept, a ramp between.
+    """Llama 3.1's long-context rope: low frequencies are divided by `factor`, high ones kept, with a ramp between.
 
     Source: `rope_type` llama3 of the Llama 3.1 model release.
     """
@@ -32,19 +32,19 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023): a ramp by the number of turns within the original context."""
+    """YaRN (Peng et al. 2023): a ramp by the number of rotations within the original context."""
 
     factor: float
     original_context: int
     beta_fast: float
     beta_slow: float
-    magnitude: float  # on cos and sin
-    truncate: bool = True  # the ramp's ends are whole dimensions
+    magnitude: float  # factor of cos and sin
+    truncate: bool = True  # round the ramp's ends to whole dimensions
 
 
 @dataclass(frozen=True)
 class PerFrequencyScaling:
-    """Each frequency divided by a number of its own, as GGUF files store what their converter computed."""
+    """Individual divisors for all frequencies, which GGUF converters compute and store."""
 
     divisors: tuple[float, ...]
 
@@ -56,12 +56,12 @@ class LongScaling:
     short: tuple[float, ...]
     long: tuple[float, ...]
     original_context: int
-    magnitude: float  # on cos and sin
+    magnitude: float  # factor of cos and sin
 
 
 @dataclass(frozen=True)
 class ProportionalScaling:
-    """Only the first `rotated` pairs turn, at the frequencies they have among all (Gemma 4)."""
+    """Rotates only the first `rotated` pairs, at the frequencies they have among all pairs (Gemma 4)."""
 
     rotated: int
     factor: float = 1.0
@@ -72,7 +72,7 @@ Scaling = LinearScaling | Llama3Scaling | YarnScaling | PerFrequencyScaling | Lo
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions (Su et al. 2021) on pairs (i, i + dim/2) of each head's first `dim` values."""
+    """Rotary positions (Su et al. 2021) on pairs (i, i + dim/2) of each head's first `dim` dimensions."""
 
     theta: float
     dim: int
@@ -82,7 +82,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class QueryScaling:
-    """q grows with its position: 1 + beta * log(1 + floor(position / original_context)) (Llama 4, Ministral 3)."""
+    """Scaling of q by 1 + beta * log(1 + floor(position / original_context)) (Llama 4, Ministral 3)."""
 
     beta: float
     original_context: int
@@ -95,72 +95,77 @@ class AttentionConfig:
     heads: int
     kv_heads: int
     head_dim: int
-    rope: RopeConfig | None  # None: no positions
+    rope: RopeConfig | None  # None: no positional encoding
     scale: float  # multiplies q·k
-    window: int | None = None  # a token sees itself and the window - 1 tokens before it
+    window: int | None = None  # a token attends to itself and the window - 1 tokens before it
     softcap: float | None = None  # softcap * tanh(score / softcap) (Gemma 2)
     qk_norm: Literal["per_head", "whole"] | None = None  # RMSNorm of q and k before rope, by head or across heads
-    sinks: bool = False  # a learnt logit per head that takes attention away (gpt-oss)
+    sinks: bool = False  # a learned logit per head in the softmax, without a value (gpt-oss)
     qkv_bias: bool = False
     out_bias: bool = False
     query_growth: QueryScaling | None = None
-    output_gate: bool = False  # each head's result is multiplied by sigmoid(x W), stored behind its rows of q_proj
+    # Each head's result is multiplied by sigmoid(x W), whose rows follow the head's in q_proj.
+    output_gate: bool = False
     value_norm: bool = False  # RMSNorm of v by head, without a weight (Gemma 4)
-    keys_as_values: bool = False  # v is k before its norm and rope
-    kv_source: int | None = None  # the layer whose keys and values it reads, having none of its own
+    keys_as_values: bool = False  # v is k before norm and rope
+    kv_source: int | None = None  # the layer whose keys and values are read, instead of own ones
 
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """Multi-head latent attention (DeepSeek-V2, section 2.1): keys and values of all heads come from one latent
-    vector a token. The cache holds that and one rotated key, which all heads share."""
+    """Multi-head latent attention (DeepSeek-V2, section 2.1).
+
+    The keys and values of all heads are computed from one latent vector per token. The cache holds the latent and
+    one rotated key, which all heads share.
+    """
 
     heads: int
-    q_lora_rank: int | None  # of the queries' own latent; None: they come from x
+    q_lora_rank: int | None  # rank of the latent that queries are computed from; None: computed from x
     kv_lora_rank: int
-    nope_dim: int  # of a head's query and key, without positions
-    rope_dim: int  # of a head's query and key, rotated
+    nope_dim: int  # dimensions of a head's query and key without rotation
+    rope_dim: int  # dimensions of a head's query and key with rotation
     value_dim: int
     rope: RopeConfig
     scale: float  # multiplies q·k
-    norm_eps: float  # of the latents
-    bias: bool = False  # of the projections from and to x, but for q_proj
+    norm_eps: float  # of the norms of latents
+    bias: bool = False  # of the projections from and to x, except q_proj
 
 
 @dataclass(frozen=True)
 class DeltaNetConfig:
-    """Gated delta net (Yang et al. 2025): each value head keeps a matrix that decays and learns from every token.
+    """Gated delta net (Yang et al. 2025): each value head has a matrix that decays and learns from every token.
 
-    value_heads / key_heads value heads share each head of q and k. Before it, q, k and v pass a causal
-    convolution along the tokens, channel by channel.
+    Groups of value_heads / key_heads value heads share a head of q and k. First, q, k and v pass a causal
+    convolution along the tokens, per channel.
     """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    kernel_size: int  # tokens that the convolution sees
-    tiled: bool = False  # value heads are stored as the first of each key head, then the second of each (GGUF)
+    kernel_size: int  # of the convolution, in tokens
+    # Value heads are stored as the first of each key head, then the second of each, ... (GGUF).
+    tiled: bool = False
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, k and v."""
+        """Channels of the convolution: q, k and v."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """The shape of what it remembers, kept in float32."""
+        """Shape of the state, in float32."""
         return self.value_heads, self.key_dim, self.value_dim
 
 
 @dataclass(frozen=True)
 class ShortConvConfig:
-    """A gated causal convolution along the tokens, channel by channel (LFM2)."""
+    """A gated causal convolution along the tokens, per channel (LFM2)."""
 
     channels: int
-    kernel_size: int  # tokens that it sees
+    kernel_size: int  # in tokens
     bias: bool = False
-    state_shape: tuple[int, ...] = ()  # it remembers nothing but the last tokens
+    state_shape: tuple[int, ...] = ()  # its only state is the last inputs
 
 
 RecurrentConfig = DeltaNetConfig | ShortConvConfig
@@ -169,46 +174,46 @@ Mixer = AttentionConfig | LatentConfig | RecurrentConfig
 
 @dataclass(frozen=True)
 class MLPConfig:
-    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+    """down(activation(gate(x)) * up(x)) (Shazeer 2020)"""
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
-    gated: bool = True  # else down(activation(up(x)))
+    gated: bool = True  # otherwise down(activation(up(x)))
 
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """Which experts a token goes to, by x W^T, and with what weights."""
+    """Selects the experts of a token by x W^T, and their weights."""
 
     score: Literal["softmax", "sigmoid"] = "softmax"
-    normalize: bool = True  # the chosen experts' weights sum to one
+    normalize: bool = True  # the weights of a token's experts sum to one
     bias: bool = False
-    correction: bool = False  # a bias an expert that counts for the choice alone (Wang et al. 2024)
-    groups: int = 1  # of experts; only those in the best `chosen_groups` can be chosen (DeepSeek-V3)
+    correction: bool = False  # a bias per expert that only affects the selection (Wang et al. 2024)
+    groups: int = 1  # of experts; only those in the best `chosen_groups` are considered (DeepSeek-V3)
     chosen_groups: int = 1
-    judged_by: int = 2  # so many of its best experts, added
-    scale: float = 1.0  # of all weights
-    normed: bool = False  # RMSNorm of x before it, whose weight is stored times sqrt(hidden)
-    expert_scale: bool = False  # a learnt factor on the weight of each expert
+    judged_by: int = 2  # a group's score is the sum of this many of its best experts
+    scale: float = 1.0  # factor of all weights
+    normed: bool = False  # RMSNorm of x before the router, whose weight is stored multiplied by sqrt(hidden)
+    expert_scale: bool = False  # a learned factor of each expert's weight
 
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """A router sends each token to some of the experts and adds their results, weighted (Shazeer et al. 2017)."""
+    """A weighted mixture of experts, selected by a router (Shazeer et al. 2017)."""
 
     experts: int
     experts_per_token: int
     expert: MLPConfig
     router: RouterConfig
-    shared: MLPConfig | None = None  # an expert that every token goes to
-    shared_gate: bool = False  # its result is multiplied by sigmoid(x w)
-    apart: bool = False  # it and the others stand between norms of their own, the router before them (Gemma 4)
+    shared: MLPConfig | None = None  # an expert that processes every token
+    shared_gate: bool = False  # the shared expert's result is multiplied by sigmoid(x w)
+    apart: bool = False  # shared and routed experts have norms of their own, behind the router (Gemma 4)
 
 
 @dataclass(frozen=True)
 class NormPlacement:
-    """Which of a layer's four places have a norm."""
+    """Which of the four norms a layer has."""
 
     before_mixer: bool = True
     after_mixer: bool = False
@@ -221,15 +226,18 @@ class LayerConfig:
     mixer: Mixer
     ffn: MLPConfig | MoEConfig
     norms: NormPlacement = NormPlacement()
-    parallel: bool = False  # mixer and ffn read the same normed input (Cohere)
-    residual_scale: float = 1.0  # of what mixer and ffn add
-    output_scale: bool = False  # what it gives is multiplied by a learnt number
+    parallel: bool = False  # mixer and ffn read the same normalized input (Cohere)
+    residual_scale: float = 1.0  # factor of the outputs of mixer and ffn
+    output_scale: bool = False  # the layer's output is multiplied by a learned scalar
 
 
 @dataclass(frozen=True)
 class PerLayerConfig:
-    """Each layer adds something of each token, by a gate, from a table [vocab_size, layers * dim] and from the
-    embedding (Gemma 3n and 4)."""
+    """Per-layer embeddings (Gemma 3n and 4).
+
+    Each layer adds a gated input per token, computed from a table [vocab_size, layers * dim] and from the
+    embedding.
+    """
 
     vocab_size: int
     dim: int
@@ -238,15 +246,18 @@ class PerLayerConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What is otherwise in a model that reads a whole text at once and gives a vector instead of tokens: it keeps
-    no keys and values, and has no head. Where it looks ahead, windows reach as far ahead as back."""
+    """What differs in a model that reads a whole text at once and returns a vector instead of tokens.
 
-    causal: bool = False  # a token sees those before it alone: a decoder's layers
-    positions: int = 0  # learnt, added to the embedding (0: none)
-    first_position: int = 0  # of these, the first token's (RoBERTa leaves out some)
-    token_types: int = 0  # of tokens, learnt, added to the embedding: all tokens are of the first
+    It has no KV cache and no head. If it is not causal, windows extend equally far in both directions.
+    """
+
+    causal: bool = False  # a token attends only to those before it, as in a decoder
+    positions: int = 0  # learned position embeddings (0: none)
+    first_position: int = 0  # index of the first token's position embedding (RoBERTa skips some)
+    token_types: int = 0  # learned type embeddings; all tokens have the first type
     embedding_norm: bool = False
-    norms_of_sums: bool = False  # the norms after mixer and ffn are of x and what they add (Vaswani et al. 2017)
+    # post-norm: norms are applied to x + mixer(x) and x + ffn(x) (Vaswani et al. 2017).
+    norms_of_sums: bool = False
     final_norm: bool = True
     norm_bias: bool = False
 
@@ -259,9 +270,9 @@ class ModelConfig:
     hidden_size: int
     layers: tuple[LayerConfig, ...]
     norm_eps: float
-    tie_embeddings: bool  # the head is the embedding
+    tie_embeddings: bool  # the head shares the embedding's weights
     max_context: int  # tokens
-    default_context: int | None = None  # what is loaded if nobody asks for more; None: max_context
+    default_context: int | None = None  # loaded unless more is requested; None: max_context
     norm: Literal["rms", "layer"] = "rms"
     embedding_scale: float = 1.0
     logit_scale: float = 1.0

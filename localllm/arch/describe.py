@@ -1,6 +1,6 @@
-"""A checkpoint's `config.json` -> ModelConfig, and how it spells its tensors.
+"""Parses a checkpoint's `config.json` to a ModelConfig and to the layout of its tensors.
 
-Nothing after this file asks for a family's name. A new family is a function in `families/` and a row in
+Nothing outside `families/` refers to a family by name. A new family is a function in `families/` and a row in
 `tests/models/families.py`.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.config import AttentionConfig, EncoderConfig, ModelConfig
-from localllm.arch.families import (  # noqa: F401 - they fill FAMILIES
+from localllm.arch.families import (  # noqa: F401 - imported to fill FAMILIES
     encoders,
     gemma,
     hybrids,
@@ -26,50 +26,53 @@ from localllm.errors import UnsupportedModel
 
 
 def parse_config(config: Mapping[str, Any]) -> ModelConfig:
-    """The model that a `config.json` names; of one that also sees or hears, the part that reads text.
+    """Return the model that a `config.json` describes; for a multimodal model, its text part.
 
-    Raises UnsupportedModel for a family, activation or rope that does not run here, and DamagedModel where a
-    field is missing or makes no sense.
+    Raises UnsupportedModel for an unsupported family, activation or rope, and DamagedModel if a field is missing
+    or invalid.
     """
-    known = family_of(config)
-    found = known.describe(family_fields(known, config))
-    found = as_encoder(found) if is_embedder(config) and not found.encoder else found
-    usual = max_seq_length(config)
-    return replace(found, default_context=min(usual, found.max_context)) if usual else found
+    family = family_of(config)
+    model = family.describe(family_fields(family, config))
+    model = as_encoder(model) if is_embedder(config) and not model.encoder else model
+    max_length = max_seq_length(config)
+    return replace(model, default_context=min(max_length, model.max_context)) if max_length else model
 
 
 def is_embedder(config: Mapping[str, Any]) -> bool:
-    """Is it for vectors, by its name or by what stands beside it? A decoder's head is not used then."""
+    """Return whether the model computes embeddings, according to its class or a pooling file.
+
+    Its head is not used then.
+    """
     return POOLING in config or architecture_name(config) not in FAMILIES
 
 
 def causal_class(name: str) -> str:
-    """The family that is this class with a head."""
+    """Return the name of the class with a language model head."""
     return name.removesuffix("Model") + "ForCausalLM"
 
 
 def as_encoder(config: ModelConfig) -> ModelConfig:
-    """A decoder's layers without its head and its cache. Raises UnsupportedModel where they cannot do without."""
+    """Return a decoder's layers without head and cache. Raises UnsupportedModel if that is not possible."""
     plain = all(
         isinstance(c, AttentionConfig) and not (c.softcap or c.sinks or c.output_gate or c.query_growth)
         for c in (layer.mixer for layer in config.layers)
     )
     if not plain or config.per_layer or any(layer.output_scale for layer in config.layers):
-        raise UnsupportedModel("vectors of a model of this family alone are not supported", "load it as an LLM")
+        raise UnsupportedModel("embeddings by a model of this family are not supported", "load it as an LLM")
     return replace(config, encoder=EncoderConfig(causal=True), tie_embeddings=False)
 
 
 def tensor_layout(config: Mapping[str, Any]) -> TensorLayout:
-    """How checkpoints of this `config.json` spell their tensors. Raises as `describe`."""
-    known = family_of(config)
-    found = known.layout(family_fields(known, config)) if callable(known.layout) else known.layout
+    """Return how checkpoints with this `config.json` name their tensors. Raises like `parse_config`."""
+    family = family_of(config)
+    layout = family.layout(family_fields(family, config)) if callable(family.layout) else family.layout
     unused = [MULTIMODAL] if ConfigFields(config).has("text_config") else []
     unused += [LM_HEAD] if is_embedder(config) else []
-    return replace(found, unused=(*found.unused, *unused)) if unused else found
+    return replace(layout, unused=(*layout.unused, *unused)) if unused else layout
 
 
-def family_fields(known: Family, config: Mapping[str, Any]) -> ConfigFields:
-    return ConfigFields({**known.defaults, **text_fields(config)})
+def family_fields(family: Family, config: Mapping[str, Any]) -> ConfigFields:
+    return ConfigFields({**family.defaults, **text_fields(config)})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -84,13 +87,13 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def architecture_name(config: Mapping[str, Any]) -> str:
     name = next(iter(ConfigFields(config).texts("architectures")), "none")
-    if name == "Mistral3ForConditionalGeneration":  # a frame for two families
-        kind = ConfigFields(config).section("text_config").text("model_type", "mistral")
-        name = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}.get(kind, kind)
+    if name == "Mistral3ForConditionalGeneration":  # a wrapper for two families
+        text_type = ConfigFields(config).section("text_config").text("model_type", "mistral")
+        name = {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"}.get(text_type, text_type)
     return name
 
 
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a multimodal model the fields of its text part, and those of the whole that it does not have itself."""
+    """Return the fields of a multimodal model's text part, and the outer fields that it lacks."""
     part = ConfigFields(config).section("text_config").values
     return {**part, **config, **{name: value for name, value in part.items() if value is not None}}

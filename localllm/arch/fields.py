@@ -1,19 +1,19 @@
-"""Typed reading of a stranger's configuration: a field that is missing or makes no sense is named."""
+"""Typed access to an untrusted configuration, with errors that name the missing or invalid field."""
 
 from collections.abc import Mapping
 from typing import Any, overload
 
 from localllm.errors import DamagedModel
 
-MAX_INT = 2**31  # no size of a model is larger; it also bounds the work that a number can cause
-MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38  # what float32 can compute with
+MAX_INT = 2**31  # no size of a model is larger; it also limits the work that a field can cause
+MIN_FLOAT, MAX_FLOAT = 1e-38, 1e38  # range of float32
 _REQUIRED: Any = object()
 
 
 class ConfigFields:
-    """The fields of `config.json`, or of an object in it. A field that is null counts as not there.
+    """The fields of `config.json`, or of an object in it. A null field counts as missing.
 
-    Every method raises DamagedModel for a value of another kind, and for a missing field without a default.
+    Every method raises DamagedModel for a value of another type, and for a missing field without a default.
     """
 
     def __init__(self, values: Mapping[str, Any]):
@@ -27,14 +27,14 @@ class ConfigFields:
     @overload
     def size(self, name: str, default: int | None) -> int | None: ...
     def size(self, name: str, default: Any = _REQUIRED) -> int | None:
-        """A whole number from 1."""
+        """Return an integer > 0."""
         value = self._get(name, default)
         if value is not default and not (type(value) is int and 0 < value < MAX_INT):
             raise self._wrong(name, "a positive whole number")
         return value
 
     def count(self, name: str, default: int = _REQUIRED) -> int:
-        """A whole number from 0."""
+        """Return an integer >= 0."""
         value = self._get(name, default)
         if not (type(value) is int and 0 <= value < MAX_INT):
             raise self._wrong(name, "a whole number")
@@ -45,7 +45,7 @@ class ConfigFields:
     @overload
     def number(self, name: str, default: float | None) -> float | None: ...
     def number(self, name: str, default: Any = _REQUIRED) -> float | None:
-        """A number above 0 that float32 holds."""
+        """Return a number > 0 in the range of float32."""
         value = self._get(name, default)
         if value is None:
             return None
@@ -54,7 +54,7 @@ class ConfigFields:
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of numbers above 0 that float32 holds."""
+        """Return a list of numbers > 0 in the range of float32."""
         value = self._get(name, _REQUIRED)
         if not isinstance(value, list) or not all(map(is_number, value)):
             raise self._wrong(name, "a list of numbers above 0")
@@ -67,7 +67,7 @@ class ConfigFields:
         return value
 
     def flags(self, name: str) -> list[bool]:
-        """A list of truth values, which may be written as 0 and 1; empty if the field is not there."""
+        """Return a list of booleans, which may be written as 0 and 1; empty if the field is missing."""
         value = self._get(name, [])
         if not isinstance(value, list) or not all(item in (0, 1) for item in value):
             raise self._wrong(name, "a list of true and false")
@@ -80,14 +80,14 @@ class ConfigFields:
         return value
 
     def texts(self, name: str) -> list[str]:
-        """A list of texts; empty if the field is not there."""
+        """Return a list of strings; empty if the field is missing."""
         value = self._get(name, [])
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self._wrong(name, "a list of texts")
         return value
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """One id of a token or a layer, or a list of them; none if the field is not there."""
+        """Return one or several token or layer ids; empty if the field is missing."""
         value = self._get(name, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(number) is int and 0 <= number < MAX_INT for number in ids):
@@ -95,7 +95,7 @@ class ConfigFields:
         return tuple(ids)
 
     def section(self, name: str) -> "ConfigFields":
-        """An object in this one; empty if the field is not there."""
+        """Return an object in this one; empty if the field is missing."""
         value = self._get(name, {})
         if not isinstance(value, Mapping):
             raise self._wrong(name, "an object")

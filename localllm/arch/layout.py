@@ -1,6 +1,6 @@
-"""How a checkpoint spells the tensors of a decoder: its names, in the vocabulary of the runtime.
+"""How a checkpoint names the tensors of a model, translated to the names of the runtime.
 
-That vocabulary is Llama's, with the norms named by their place:
+These are Llama's, except for the norms, which are named by their place:
 
     embed_tokens  norm  lm_head
     layers.N.{before_mixer,after_mixer,before_ffn,after_ffn}
@@ -21,8 +21,8 @@ That vocabulary is Llama's, with the norms named by their place:
     embed_tokens_per_layer, per_layer_model_projection, per_layer_projection_norm
     layers.N.{per_layer_input_gate,per_layer_projection,post_per_layer_input_norm}, layers.N.layer_scalar
 
-each followed by `.weight` or `.bias`, or what a quantized format has in their place. Experts that a file stacks in
-one tensor are taken apart when its header is read.
+each followed by `.weight` or `.bias`, or the parts of a quantized format. Experts that a file stacks in one tensor
+are split when its header is read.
 """
 
 import re
@@ -31,10 +31,10 @@ from dataclasses import dataclass
 
 Rules = tuple[tuple[str, str], ...]
 
-# What stands before the text model's names in checkpoints that see or hear, too.
+# Prefixes of the text model's names in multimodal checkpoints.
 PREFIX = re.compile(r"(model\.language_model|language_model\.model|language_model|model)\.")
-# Old writers stored the rope frequencies. Scales of a cache in FP8: what the cache is kept in here, is not the
-# file's to say.
+# Rope frequencies, which old writers stored, and scales of an FP8 cache, whose dtype the file does not determine
+# here.
 IGNORED_TENSORS = (
     r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
     r"layers\.\d+\.self_attn\.([qkv]_proj\.)?([qkv]|output)_scale",
@@ -49,29 +49,29 @@ STACKED_EXPERTS: Rules = (
     (r"(\.experts\.\w+_proj)_scale_inv$", r"\1.weight_scale_inv"),
     (r"(\.experts\.\w+_proj)_activation_scale$", r"\1.activation_scale"),
 )
-# Looked up by row where it lies in the file, in the dtype it is stored in: it may be half of a model.
+# Looked up by row in the mapped file, in its stored dtype: it may be half of a model.
 PER_LAYER_TABLE = "embed_tokens_per_layer"
 LLAMA: Rules = ((r"\.input_layernorm\.", ".before_mixer."), (r"\.post_attention_layernorm\.", ".before_ffn."))
 
 
 def layer_patterns(numbers: Iterable[int], names: str) -> tuple[str, ...]:
-    """The pattern of these names in the layers of these numbers; none for no layers."""
-    found = "|".join(map(str, numbers))
-    return (rf"layers\.({found})\.{names}",) if found else ()
+    """Return the pattern of these names in the given layers; () for no layers."""
+    alternatives = "|".join(map(str, numbers))
+    return (rf"layers\.({alternatives})\.{names}",) if alternatives else ()
 
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """`names`: regular expressions and what they are replaced by, in this order, after the prefix is gone."""
+    """`names`: regular expressions and their replacements, applied in order after the prefix is removed."""
 
     names: Rules = LLAMA
-    unused: tuple[str, ...] = ()  # patterns of whole names that this program has no use for
-    norm_offset: float = 0.0  # what is stored is the norm's weight less this (Gemma)
-    experts_transposed: bool = False  # stacked experts are stored [experts, in, out]
-    gate_up_interleaved: bool = False  # rows of gate and up take turns
+    unused: tuple[str, ...] = ()  # patterns of names that the runtime does not use
+    norm_offset: float = 0.0  # added to stored norm weights (Gemma stores weight - 1)
+    experts_transposed: bool = False  # stacked experts are stored as [experts, in, out]
+    gate_up_interleaved: bool = False  # rows of gate and up alternate
 
     def runtime_name(self, name: str) -> str | None:
-        """The runtime's name of a stored tensor; None if it is not read at all."""
+        """Return the runtime's name of a stored tensor; None if the tensor is not read."""
         name = PREFIX.sub("", name, count=1) if PREFIX.match(name) else name
         if any(re.fullmatch(pattern, name) for pattern in (*IGNORED_TENSORS, *self.unused)):
             return None

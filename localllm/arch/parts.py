@@ -1,4 +1,4 @@
-"""What most families have in common: rope, attention, feed-forward and the whole decoder, from `config.json`."""
+"""Parts that most families share: rope, attention, feed-forward and the decoder, parsed from `config.json`."""
 
 import math
 from collections.abc import Sequence
@@ -59,23 +59,25 @@ def moe(
     count_field: str = "num_experts_per_tok",
     **changes: Any,
 ) -> MoEConfig:
-    """`size_field`, `count_field`: the fields that hold an expert's intermediate size, and how many a token goes
-    to."""
+    """Parse a mixture of experts.
+
+    size_field, count_field: names of the fields with an expert's intermediate size and the experts per token.
+    """
     count = hf.size(count_field)
     if not count <= experts <= MAX_EXPERTS:
-        raise DamagedModel(f"config.json asks for {count} of {experts} experts", "fetch the model again")
+        raise DamagedModel(f"config.json selects {count} of {experts} experts", "fetch the model again")
     if experts % router.groups or not router.chosen_groups <= router.groups:
         raise DamagedModel(f"{experts} experts do not form {router.groups} groups", "fetch the model again")
     if count > experts // router.groups * router.chosen_groups:
         raise DamagedModel(
-            f"{router.chosen_groups} of {router.groups} groups hold fewer than {count} experts",
+            f"{router.chosen_groups} of {router.groups} groups contain fewer than {count} experts",
             "fetch the model again",
         )
     return MoEConfig(experts, count, MLPConfig(hf.size(size_field), activation(hf)), router, **changes)
 
 
 def sigmoid_router(hf: ConfigFields) -> RouterConfig:
-    """DeepSeek-V3's."""
+    """Return the router of DeepSeek-V3."""
     return RouterConfig(
         score="sigmoid",
         normalize=hf.flag("norm_topk_prob"),
@@ -87,33 +89,36 @@ def sigmoid_router(hf: ConfigFields) -> RouterConfig:
 
 
 def sparse_after_dense(hf: ConfigFields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
-    """Dense MLPs in the first layers: by `mlp_layer_types`, else by `first_k_dense_replace`."""
-    kinds = hf.texts("mlp_layer_types")
+    """Return dense MLPs for the first layers, by `mlp_layer_types` or `first_k_dense_replace`, and experts for
+    the rest.
+    """
+    types = hf.texts("mlp_layer_types")
     dense = hf.count("first_k_dense_replace", 0)
-    kinds = kinds or ["dense" if i < dense else "sparse" for i in range(layer_count(hf))]
-    check_per_layer(hf, "mlp_layer_types", kinds, ("dense", "sparse"))
-    return [mlp(hf) if kind == "dense" else experts for kind in kinds]
+    types = types or ["dense" if i < dense else "sparse" for i in range(layer_count(hf))]
+    check_per_layer(hf, "mlp_layer_types", types, ("dense", "sparse"))
+    return [mlp(hf) if layer_type == "dense" else experts for layer_type in types]
 
 
 def rope_fields(hf: ConfigFields) -> ConfigFields:
-    """`rope_parameters` (transformers 5), or what was `rope_scaling` before; empty if neither is there."""
+    """Return `rope_parameters` (transformers 5) or the older `rope_scaling`; empty if both are missing."""
     return hf.section("rope_parameters" if hf.has("rope_parameters") else "rope_scaling")
 
 
 def rope(
     hf: ConfigFields, head_dim: int, *, layer_type: str | None = None, interleaved: bool = False
 ) -> RopeConfig:
-    """From `rope_fields`, by kind of layer if there are several, and `rope_theta` beside them."""
+    """Parse `rope_fields`, which may be per layer type, and `rope_theta`."""
     fields = rope_fields(hf)
     if layer_type is not None and fields.has(layer_type):
         fields = fields.section(layer_type)
     theta = fields.number("rope_theta", hf.number("rope_theta", 10000.0))
     share = fields.number("partial_rotary_factor", hf.number("partial_rotary_factor", 1.0))
-    partial = fields.text("rope_type", "default") == "proportional"  # turns a share of the pairs of the whole head
-    dim = head_dim if partial and share <= 1 else int(head_dim * share)
+    # Rotates a share of the entire head's pairs.
+    is_proportional = fields.text("rope_type", "default") == "proportional"
+    dim = head_dim if is_proportional and share <= 1 else int(head_dim * share)
     if dim % 2 or not 0 < dim <= head_dim:
         raise DamagedModel(
-            f"{dim} values of a head of {head_dim} cannot be rotated in pairs", "fetch the model again"
+            f"{dim} of a head's {head_dim} dimensions cannot be rotated in pairs", "fetch the model again"
         )
     if theta <= 1:
         raise DamagedModel(f"rope_theta in config.json is {theta}, not above 1", "fetch the model again")
@@ -121,8 +126,8 @@ def rope(
 
 
 def rope_scaling(hf: ConfigFields, fields: ConfigFields, dim: int, share: float) -> Scaling | None:
-    kind = fields.text("rope_type", fields.text("type", "default"))
-    match kind:
+    scaling_type = fields.text("rope_type", fields.text("type", "default"))
+    match scaling_type:
         case "default":
             return None
         case "linear":
@@ -142,8 +147,8 @@ def rope_scaling(hf: ConfigFields, fields: ConfigFields, dim: int, share: float)
             return ProportionalScaling(int(share * dim // 2), fields.number("factor", 1.0))
         case "divided":
             return PerFrequencyScaling(divisors(fields, "divisors", dim))
-    known = "default, linear, llama3, yarn, longrope and proportional are"
-    raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", known)
+    supported = "default, linear, llama3, yarn, longrope and proportional are"
+    raise UnsupportedModel(f"the rope scaling {scaling_type!r} is not supported", supported)
 
 
 def yarn(hf: ConfigFields, fields: ConfigFields) -> YarnScaling:
@@ -162,7 +167,7 @@ def yarn(hf: ConfigFields, fields: ConfigFields) -> YarnScaling:
 
 
 def yarn_magnitude(factor: float, scale: float | None = 1.0) -> float:
-    """0.1 s ln(factor) + 1 (Peng et al. 2023, section 3.4)."""
+    """0.1 s ln(factor) + 1 (Peng et al. 2023, section 3.4)"""
     return 0.1 * (scale or 1.0) * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
@@ -179,10 +184,10 @@ def longrope(hf: ConfigFields, fields: ConfigFields, dim: int) -> LongScaling:
 
 
 def divisors(fields: ConfigFields, name: str, dim: int) -> tuple[float, ...]:
-    found = fields.numbers(name)
-    if len(found) != dim // 2:
-        raise DamagedModel(f"{name} has {len(found)} numbers for {dim // 2} frequencies", "fetch the model again")
-    return found
+    values = fields.numbers(name)
+    if len(values) != dim // 2:
+        raise DamagedModel(f"{name} has {len(values)} values for {dim // 2} frequencies", "fetch the model again")
+    return values
 
 
 def attention(hf: ConfigFields, *, interleaved: bool = False, **changes: Any) -> AttentionConfig:
@@ -198,7 +203,9 @@ def attention(hf: ConfigFields, *, interleaved: bool = False, **changes: Any) ->
 
 def delta_net(hf: ConfigFields) -> DeltaNetConfig:
     if activation(hf) != "silu":
-        raise UnsupportedModel("a delta net without silu is not supported", "use a published model")
+        raise UnsupportedModel(
+            "a delta net with another activation than silu is not supported", "use a published model"
+        )
     keys, values = hf.size("linear_num_key_heads"), hf.size("linear_num_value_heads")
     if values % keys:
         raise DamagedModel(f"{values} value heads cannot share {keys} key heads", "fetch the model again")
@@ -213,23 +220,23 @@ def delta_net(hf: ConfigFields) -> DeltaNetConfig:
 
 
 def latent_attention(hf: ConfigFields) -> LatentConfig:
-    """DeepSeek's. With YaRN the scores grow as the magnitude of both q and k would have made them."""
-    nope, turning = hf.size("qk_nope_head_dim"), hf.size("qk_rope_head_dim")
-    turn = rope(hf, turning, interleaved=hf.flag("rope_interleave"))
+    """Parse DeepSeek's latent attention. With YaRN, the scale includes the magnitude of both q and k."""
+    nope, rope_dim = hf.size("qk_nope_head_dim"), hf.size("qk_rope_head_dim")
+    rope_config = rope(hf, rope_dim, interleaved=hf.flag("rope_interleave"))
     all_dim = rope_fields(hf).number("mscale_all_dim", None)
-    scale = (nope + turning) ** -0.5
-    if all_dim and isinstance(turn.scaling, YarnScaling):
-        scale *= yarn_magnitude(turn.scaling.factor, all_dim) ** 2
+    scale = (nope + rope_dim) ** -0.5
+    if all_dim and isinstance(rope_config.scaling, YarnScaling):
+        scale *= yarn_magnitude(rope_config.scaling.factor, all_dim) ** 2
     return LatentConfig(
         heads=hf.size("num_attention_heads"),
         q_lora_rank=hf.size("q_lora_rank", None),
         kv_lora_rank=hf.size("kv_lora_rank"),
         nope_dim=nope,
-        rope_dim=turning,
+        rope_dim=rope_dim,
         value_dim=hf.size("v_head_dim"),
-        rope=turn,
+        rope=rope_config,
         scale=scale,
-        norm_eps=1e-6,  # whatever rms_norm_eps says, in transformers
+        norm_eps=1e-6,  # transformers ignores rms_norm_eps here
         bias=hf.flag("attention_bias"),
     )
 
@@ -242,22 +249,22 @@ def layer_count(hf: ConfigFields) -> int:
 
 
 def layer_types(hf: ConfigFields, known: tuple[str, ...] = ("full_attention", "sliding_attention")) -> list[str]:
-    """Each layer's kind, as `layer_types` says; empty if the field is not there."""
-    kinds = hf.texts("layer_types")
-    if kinds:
-        check_per_layer(hf, "layer_types", kinds, known)
-    return kinds
+    """Return each layer's type according to `layer_types`; empty if the field is missing."""
+    types = hf.texts("layer_types")
+    if types:
+        check_per_layer(hf, "layer_types", types, known)
+    return types
 
 
 def check_per_layer(hf: ConfigFields, name: str, values: list[Any], known: tuple[Any, ...]) -> None:
-    """Raises DamagedModel where there is not one for each layer, UnsupportedModel for one that is not known."""
+    """Raise DamagedModel unless there is one value per layer, and UnsupportedModel for an unsupported value."""
     if len(values) != layer_count(hf):
         raise DamagedModel(
             f"config.json has {len(values)} {name} for {layer_count(hf)} layers", "fetch the model again"
         )
-    if strange := next((kind for kind in values if kind not in known), None):
+    if unsupported := next((value for value in values if value not in known), None):
         raise UnsupportedModel(
-            f"layers of the kind {strange!r} are not supported in this family", f"these are: {', '.join(known)}"
+            f"layers of type {unsupported!r} are not supported in this family", f"these are: {', '.join(known)}"
         )
 
 
@@ -267,9 +274,9 @@ def decoder(
     ffn: MLPConfig | MoEConfig | Sequence[Any],
     **changes: Any,
 ) -> ModelConfig:
-    """`ffn`: one for all layers or one for each; `changes` go to the layers or to the model, by their names."""
-    layers, each = layer_count(hf), LayerConfig.__dataclass_fields__
-    of_layers = {name: changes.pop(name) for name in [*changes] if name in each}
+    """Build a decoder. ffn: one for all layers or one per layer; changes: fields of the layers or of the model."""
+    layers, layer_fields = layer_count(hf), LayerConfig.__dataclass_fields__
+    layer_changes = {name: changes.pop(name) for name in [*changes] if name in layer_fields}
     ffns = [ffn] * layers if isinstance(ffn, MLPConfig | MoEConfig) else ffn
     common = {
         "norm_eps": changes.pop("norm_eps", None) or hf.number("rms_norm_eps"),
@@ -280,6 +287,6 @@ def decoder(
     return ModelConfig(
         vocab_size=hf.size("vocab_size"),
         hidden_size=hf.size("hidden_size"),
-        layers=tuple(LayerConfig(m, f, **of_layers) for m, f in zip(mixers, ffns, strict=True)),
+        layers=tuple(LayerConfig(m, f, **layer_changes) for m, f in zip(mixers, ffns, strict=True)),
         **{**common, **changes},
     )

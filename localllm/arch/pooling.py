@@ -1,6 +1,6 @@
-"""How the vectors of a text's tokens become one: what an embedder's files say beside config.json, as data.
+"""How the vectors of a text's tokens become one: an embedder's settings outside config.json, as data.
 
-Readers of files put it into the configuration under POOLING, whichever file it came from.
+The readers of all file formats store them in the configuration under POOLING.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ DENSE_ACTIVATIONS: dict[str, DenseActivation] = {"identity": "identity", "tanh":
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """activation(W x + bias), behind the pooling."""
+    """activation(W x + bias), after pooling"""
 
     columns: int
     rows: int
@@ -31,34 +31,36 @@ class DenseConfig:
 
 @dataclass(frozen=True)
 class Pooling:
-    pooling_type: PoolingType  # of all tokens the mean; or the first token's vector, or the last one's
+    pooling_type: PoolingType  # the mean of all tokens' vectors, the first one or the last one
     dense: tuple[DenseConfig, ...] = ()
-    prompts: Mapping[str, str] = field(default_factory=dict)  # by name: what is put before a text
-    default_prompt: str = ""  # what is put before texts that ask for none
+    prompts: Mapping[str, str] = field(default_factory=dict)  # by name, prepended to a text
+    default_prompt: str = ""  # prepended to a text without a requested prompt
 
 
 def parse_pooling(config: Mapping[str, Any], model: ModelConfig) -> Pooling:
-    """By `config[POOLING]`; where nothing is said, the mean, or for a model that does not look ahead the last.
+    """Parse `config[POOLING]`; by default the mean, or for a causal model the last token.
 
-    Raises UnsupportedModel for one that does not run, DamagedModel for fields that make no sense.
+    Raises UnsupportedModel for unsupported pooling, and DamagedModel for invalid fields.
     """
     causal = model.encoder is None or model.encoder.causal
-    found = ConfigFields(config).section(POOLING)
-    kind, prompts = found.text("kind", "last" if causal else "mean"), found.section("prompts")
-    if kind not in POOLING_TYPES:
-        raise UnsupportedModel(f"the pooling {kind!r} is not supported", f"these are: {', '.join(POOLING_TYPES)}")
-    named = {name: prompts.text(name) for name in prompts.values if prompts.has(name)}
-    chosen = found.text("default_prompt", "")
+    fields = ConfigFields(config).section(POOLING)
+    pooling_type, prompts = fields.text("kind", "last" if causal else "mean"), fields.section("prompts")
+    if pooling_type not in POOLING_TYPES:
+        raise UnsupportedModel(
+            f"the pooling {pooling_type!r} is not supported", f"these are: {', '.join(POOLING_TYPES)}"
+        )
+    prompt_texts = {name: prompts.text(name) for name in prompts.values if prompts.has(name)}
+    default_name = fields.text("default_prompt", "")
     return Pooling(
-        pooling_type=POOLING_TYPES[kind],
-        dense=tuple(parse_dense(ConfigFields(each)) for each in found.values.get("dense", ())),
-        prompts=named,
-        default_prompt=named.get(chosen, ""),
+        pooling_type=POOLING_TYPES[pooling_type],
+        dense=tuple(parse_dense(ConfigFields(layer)) for layer in fields.values.get("dense", ())),
+        prompts=prompt_texts,
+        default_prompt=prompt_texts.get(default_name, ""),
     )
 
 
 def max_seq_length(config: Mapping[str, Any]) -> int | None:
-    """That it was trained for, where that is told; it may have positions for more."""
+    """Return the maximum length that the model was trained for, if known; it may have positions for more."""
     return ConfigFields(config).section(POOLING).size("most_tokens", None)
 
 
@@ -72,5 +74,5 @@ def parse_dense(fields: ConfigFields) -> DenseConfig:
 
 
 def embedding_size(model: ModelConfig, pooling: Pooling) -> int:
-    """How many numbers a vector has."""
+    """Return the dimension of the model's embeddings."""
     return pooling.dense[-1].rows if pooling.dense else model.hidden_size

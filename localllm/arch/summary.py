@@ -1,4 +1,4 @@
-"""A model's layers in words, for people: equal ones counted together, in the order in which they first occur."""
+"""A text summary of a model's layers, with equal ones counted, in the order of their first occurrence."""
 
 from collections import Counter
 
@@ -14,9 +14,9 @@ from localllm.arch.config import (
 
 
 def summarize_layers(config: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """Each kind of layer and how many there are of it."""
-    kinds = Counter(f"{describe_mixer(layer.mixer)}, {describe_ffn(layer.ffn)}" for layer in config.layers)
-    return tuple(kinds.items())
+    """Return each distinct layer description with its count."""
+    counts = Counter(f"{describe_mixer(layer.mixer)}, {describe_ffn(layer.ffn)}" for layer in config.layers)
+    return tuple(counts.items())
 
 
 def describe_mixer(c: Mixer) -> str:
@@ -26,9 +26,9 @@ def describe_mixer(c: Mixer) -> str:
         return f"convolution over {c.kernel_size} tokens"
     if isinstance(c, LatentConfig):
         return f"latent attention ({c.heads} heads, latents of {c.kv_lora_rank} and keys of {c.rope_dim})"
-    reach = f" to the last {c.window} tokens" if c.window else ""
+    window = f" to the last {c.window} tokens" if c.window else ""
     shared = f", those of layer {c.kv_source}" if c.kv_source is not None else ""
-    return f"attention{reach} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim}{shared})"
+    return f"attention{window} ({c.heads} heads, {c.kv_heads} KV heads of {c.head_dim}{shared})"
 
 
 def describe_ffn(c: MLPConfig | MoEConfig) -> str:

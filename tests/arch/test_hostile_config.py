@@ -79,5 +79,5 @@ def test_a_norm_without_its_epsilon_is_not_guessed() -> None:
 def test_chosen_experts_must_fit_into_the_chosen_groups() -> None:
     groups = {"n_group": 4, "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 3}
     sizes = {"moe_intermediate_size": 8, "n_shared_experts": 1, "partial_rotary_factor": 1.0}
-    with pytest.raises(DamagedModel, match="1 of 4 groups hold fewer than 3 experts"):
+    with pytest.raises(DamagedModel, match="1 of 4 groups contain fewer than 3 experts"):
         parse_config(LLAMA | {"architectures": ["Glm4MoeForCausalLM"]} | groups | sizes)

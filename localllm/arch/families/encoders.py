@@ -1,4 +1,4 @@
-"""Encoders: BERT, RoBERTa and NomicBert. Norms of sums, LayerNorms with a bias; each token sees all the text."""
+"""Encoders: BERT, RoBERTa and NomicBert, with post-norm LayerNorms with a bias and bidirectional attention."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ from localllm.errors import DamagedModel, UnsupportedModel
 POST_NORMS = NormPlacement(before_mixer=False, after_mixer=True, before_ffn=False, after_ffn=True)
 EMBEDDINGS: Rules = (
     (r"^(bert|roberta)\.", ""),
-    (r"LayerNorm\.gamma$", "LayerNorm.weight"),  # as the first checkpoints have it
+    (r"LayerNorm\.gamma$", "LayerNorm.weight"),  # in the first checkpoints
     (r"LayerNorm\.beta$", "LayerNorm.bias"),
     (r"^embeddings\.word_embeddings\.", "embed_tokens."),
     (r"^embeddings\.position_embeddings\.", "embed_positions."),
     (r"^embeddings\.token_type_embeddings\.", "embed_kinds."),
     (r"^(embeddings\.LayerNorm|emb_ln)\.", "embed_norm."),
 )
-# What was trained on guessing words or on pairs of texts is no part of a text's vector.
+# Heads of the pretraining tasks are not used for embeddings.
 PRETRAINING_HEADS = (r"((bert|roberta)\.)?(pooler|cls|lm_head|classifier)\..*", r"(.*\.)?embeddings\.position_ids")
 BERT = TensorLayout(
     names=(
@@ -74,14 +74,14 @@ def bert(hf: ConfigFields) -> ModelConfig:
 
 @family("RobertaModel", "XLMRobertaModel", "CamembertModel", layout=BERT, pad_token_id=1, **BERT_FIELDS)
 def roberta(hf: ConfigFields) -> ModelConfig:
-    """Positions are counted from behind the padding's id."""
+    """RoBERTa: positions start behind the padding token's id."""
     return absolute_positions(hf, first=hf.count("pad_token_id") + 1)
 
 
 def absolute_positions(hf: ConfigFields, *, first: int) -> ModelConfig:
-    """Learnt positions, and an MLP without a gate."""
+    """Build an encoder with learned positions, and an MLP without a gate."""
     if hf.text("position_embedding_type", "absolute") != "absolute" or hf.flag("is_decoder"):
-        raise UnsupportedModel("a BERT with relative positions, or that decodes, is not supported", "use another")
+        raise UnsupportedModel("a BERT with relative positions or a decoder is not supported", "use another")
     positions = hf.size("max_position_embeddings")
     mlp = MLPConfig(hf.size("intermediate_size"), activation(hf), bias=True, gated=False)
     return encoder(hf, mixer(hf, rope=None, bias=True), mlp, positions=positions, first=first)
@@ -89,17 +89,19 @@ def absolute_positions(hf: ConfigFields, *, first: int) -> ModelConfig:
 
 @family("NomicBertModel", layout=NOMIC, layer_norm_eps=1e-12, type_vocab_size=2)
 def nomic(hf: ConfigFields) -> ModelConfig:
-    """config.json spells sizes as `transformers` 5 has them, or as GPT-2's did, whose form the authors took."""
+    """NomicBert, whose config.json names sizes like `transformers` 5, or like GPT-2, on which its authors based
+    it.
+    """
     hf = ConfigFields({**{new: hf.values[old] for new, old in NOMIC_NAMES.items() if hf.has(old)}, **hf.values})
     if hf.flag("prenorm") or hf.has("num_experts") or hf.flag("rotary_emb_interleaved"):
-        raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
-    named = hf.text("activation_function", "swiglu")
-    if hf.number("rotary_emb_fraction", 1.0) != 1 or named not in ("swiglu", *ACTIVATIONS):
-        raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
+        raise UnsupportedModel("this version of NomicBert is not supported", "versions 1 and 1.5 are")
+    activation_name = hf.text("activation_function", "swiglu")
+    if hf.number("rotary_emb_fraction", 1.0) != 1 or activation_name not in ("swiglu", *ACTIVATIONS):
+        raise UnsupportedModel("this version of NomicBert is not supported", "versions 1 and 1.5 are")
     heads = mixer(hf, rope=nomic_rope(hf), bias=hf.flag("qkv_proj_bias"))
     biased = hf.flag("mlp_fc1_bias") or hf.flag("mlp_fc2_bias")
-    gated = named == "swiglu"
-    mlp = MLPConfig(hf.size("intermediate_size"), "silu" if gated else ACTIVATIONS[named], biased, gated)
+    gated = activation_name == "swiglu"
+    mlp = MLPConfig(hf.size("intermediate_size"), "silu" if gated else ACTIVATIONS[activation_name], biased, gated)
     return encoder(hf, heads, mlp, positions=0, first=0)
 
 
@@ -128,15 +130,15 @@ def mixer(hf: ConfigFields, *, rope: RopeConfig | None, bias: bool) -> Attention
 def head_size(hf: ConfigFields) -> int:
     heads, hidden = hf.size("num_attention_heads"), hf.size("hidden_size")
     if hidden % heads:
-        raise DamagedModel(f"{hidden} values do not part into {heads} heads", "fetch the model again")
+        raise DamagedModel(f"a hidden size of {hidden} is not divisible by {heads} heads", "fetch the model again")
     return hidden // heads
 
 
 def encoder(
     hf: ConfigFields, mixer: AttentionConfig, mlp: MLPConfig, *, positions: int, first: int
 ) -> ModelConfig:
-    longest = hf.size("max_position_embeddings") - first
-    if longest < 1:
+    max_len = hf.size("max_position_embeddings") - first
+    if max_len < 1:
         raise DamagedModel("config.json leaves no position for a token", "fetch the model again")
     return ModelConfig(
         vocab_size=hf.size("vocab_size"),
@@ -144,7 +146,7 @@ def encoder(
         layers=(LayerConfig(mixer, mlp, POST_NORMS),) * layer_count(hf),
         norm_eps=hf.number("layer_norm_eps"),
         tie_embeddings=False,
-        max_context=longest,
+        max_context=max_len,
         norm="layer",
         encoder=EncoderConfig(
             positions=positions,

@@ -1,4 +1,4 @@
-"""Gemma 2, 3 and 4: norms around both halves of a layer."""
+"""Gemma 2, 3 and 4: norms before and after both halves of a layer."""
 
 from dataclasses import replace
 from typing import Any
@@ -66,17 +66,20 @@ def gemma3(hf: ConfigFields) -> ModelConfig:
 
 @family("Gemma3TextModel", layout=GEMMA, **GEMMA3_FIELDS)
 def gemma3_text(hf: ConfigFields) -> ModelConfig:
-    """EmbeddingGemma: where it looks ahead, config.json counts its window in both directions together."""
-    around = hf.flag("use_bidirectional_attention")
+    """EmbeddingGemma; if it is bidirectional, config.json gives the total window of both directions."""
+    bidirectional = hf.flag("use_bidirectional_attention")
     window = hf.size("sliding_window")
-    seen = {"use_bidirectional_attention": False, "sliding_window": window // 2 + 1 if around else window}
-    found = gemma3(ConfigFields({**hf.values, **seen}))
-    return replace(found, encoder=EncoderConfig(causal=not around), tie_embeddings=False)
+    changes = {
+        "use_bidirectional_attention": False,
+        "sliding_window": window // 2 + 1 if bidirectional else window,
+    }
+    model = gemma3(ConfigFields({**hf.values, **changes}))
+    return replace(model, encoder=EncoderConfig(causal=not bidirectional), tie_embeddings=False)
 
 
 def gemma(hf: ConfigFields, *, every: int, **changes: Any) -> ModelConfig:
     if hf.flag("use_bidirectional_attention"):
-        raise UnsupportedModel("a model that looks ahead is not supported", "use one that generates text")
+        raise UnsupportedModel("a bidirectional model is not supported", "use one that generates text")
     bias = hf.flag("attention_bias")
     scale = hf.number("query_pre_attn_scalar") ** -0.5
     return decoder(
@@ -90,8 +93,11 @@ def gemma(hf: ConfigFields, *, every: int, **changes: Any) -> ModelConfig:
 
 
 def gemma4_layout(hf: ConfigFields) -> TensorLayout:
-    """Layers that read the keys and values of others may store unused ones. With experts, the norms and the MLP of
-    what else is the feed-forward half are those of the shared expert."""
+    """Return Gemma 4's layout.
+
+    Layers that read other layers' keys and values may store unused ones. With experts, the layer's feed-forward
+    norms and MLP belong to the shared expert.
+    """
     first = layer_count(hf) - hf.count("num_kv_shared_layers")
     unused = layer_patterns(range(max(first, 0), layer_count(hf)), r"self_attn\.(k_proj|v_proj|k_norm|v_norm)\..*")
     mixture: Rules = (
@@ -132,13 +138,15 @@ def gemma4_layout(hf: ConfigFields) -> TensorLayout:
 )
 def gemma4(hf: ConfigFields) -> ModelConfig:
     if hf.text("use_bidirectional_attention", "vision") != "vision":
-        raise UnsupportedModel("a text model that looks ahead is not supported", "use one that generates text")
+        raise UnsupportedModel("a bidirectional text model is not supported", "use one that generates text")
     mixers = gemma4_mixers(hf)
-    plain = mlp(hf)
-    wide = replace(plain, intermediate_size=plain.intermediate_size * (2 if hf.flag("use_double_wide_mlp") else 1))
-    ffns: list[Any] = [plain if mixer.kv_source is None else wide for mixer in mixers]
-    mixture = hf.flag("enable_moe_block")
-    if mixture:
+    narrow = mlp(hf)
+    wide = replace(
+        narrow, intermediate_size=narrow.intermediate_size * (2 if hf.flag("use_double_wide_mlp") else 1)
+    )
+    ffns: list[Any] = [narrow if mixer.kv_source is None else wide for mixer in mixers]
+    has_experts = hf.flag("enable_moe_block")
+    if has_experts:
         router = RouterConfig(normed=True, expert_scale=True)
         experts = moe(
             hf,
@@ -156,7 +164,7 @@ def gemma4(hf: ConfigFields) -> ModelConfig:
         hf,
         mixers,
         ffns,
-        norms=NormPlacement(True, True, not mixture, True),
+        norms=NormPlacement(True, True, not has_experts, True),
         output_scale=True,
         embedding_scale=hf.size("hidden_size") ** 0.5,
         logit_softcap=hf.number("final_logit_softcapping", None),
@@ -165,31 +173,38 @@ def gemma4(hf: ConfigFields) -> ModelConfig:
 
 
 def gemma4_mixers(hf: ConfigFields) -> list[AttentionConfig]:
-    """Sliding and full layers differ in rope, in the size of heads and in how many keys and values have. The last
-    layers read the keys and values of the last before them of their kind."""
+    """Return the mixers: sliding and full layers differ in rope, head size and number of key-value heads.
+
+    The last layers read the keys and values of the last layer of their type before them.
+    """
     count = layer_count(hf)
-    kinds = layer_types(hf) or ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(count)]
-    kinds = [*kinds[:-1], "full_attention"]  # as transformers has it
+    types = layer_types(hf) or ["sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(count)]
+    types = [*types[:-1], "full_attention"]  # as in transformers
     first_shared = count - hf.count("num_kv_shared_layers")
-    last_own = {kind: i for i, kind in enumerate(kinds[: max(first_shared, 0)])}
-    if not last_own.keys() >= set(kinds):
-        raise DamagedModel("config.json shares keys and values that no layer makes", "fetch the model again")
+    last_own = {layer_type: i for i, layer_type in enumerate(types[: max(first_shared, 0)])}
+    if not last_own.keys() >= set(types):
+        raise DamagedModel("config.json shares keys and values that no layer computes", "fetch the model again")
     mixers = []
-    for i, kind in enumerate(kinds):
-        own = gemma4_layer_fields(hf, i, kind)
-        turn, bias = rope(own, own.size("head_dim"), layer_type=kind), hf.flag("attention_bias")
-        mixer = attention(own, rope=turn, scale=1.0, qk_norm="per_head", qkv_bias=bias, out_bias=bias)
+    for i, layer_type in enumerate(types):
+        layer_fields = gemma4_layer_fields(hf, i, layer_type)
+        layer_rope, bias = (
+            rope(layer_fields, layer_fields.size("head_dim"), layer_type=layer_type),
+            hf.flag("attention_bias"),
+        )
+        mixer = attention(
+            layer_fields, rope=layer_rope, scale=1.0, qk_norm="per_head", qkv_bias=bias, out_bias=bias
+        )
         mixer = replace(mixer, value_norm=True)
-        if kind == "sliding_attention":
+        if layer_type == "sliding_attention":
             mixer = replace(mixer, window=hf.size("sliding_window"))
         elif hf.flag("attention_k_eq_v"):
             mixer = replace(mixer, keys_as_values=True)
-        mixers.append(replace(mixer, kv_source=last_own[kind]) if i >= first_shared else mixer)
+        mixers.append(replace(mixer, kv_source=last_own[layer_type]) if i >= first_shared else mixer)
     return mixers
 
 
 def gemma4_layer_fields(hf: ConfigFields, index: int, layer_type: str) -> ConfigFields:
-    """What a layer has instead of the model's own: by `per_layer_config`, else by the fields for full layers."""
+    """Return the fields with a layer's overrides, from `per_layer_config` or the fields for full layers."""
     if hf.has("per_layer_config"):
         sizes = hf.section("per_layer_config").section(str(index)).values
     elif layer_type == "full_attention":
@@ -199,6 +214,6 @@ def gemma4_layer_fields(hf: ConfigFields, index: int, layer_type: str) -> Config
         sizes = {}
     if not sizes.keys() <= {"head_dim", "num_key_value_heads"}:
         raise UnsupportedModel(
-            f"layer {index} differs in {', '.join(sizes)}", "only the sizes of heads may differ"
+            f"layer {index} differs in {', '.join(sizes)}", "only head_dim and num_key_value_heads may differ"
         )
     return ConfigFields({**hf.values, **sizes})

@@ -1,4 +1,4 @@
-"""Hybrids: most layers are recurrent, with a state whose size does not grow."""
+"""Hybrids: most layers are recurrent, with a state of constant size."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from localllm.arch.parts import (
     moe,
 )
 
-QWEN_HYBRID = replace(SHARED_EXPERTS, norm_offset=1.0, unused=(r"mtp\..*",))  # mtp drafts several tokens ahead
+QWEN_HYBRID = replace(SHARED_EXPERTS, norm_offset=1.0, unused=(r"mtp\..*",))  # mtp layers predict further tokens
 QWEN_HYBRID_FIELDS: dict[str, Any] = {
     "partial_rotary_factor": 0.25,
     "head_dim": 256,
@@ -85,13 +85,13 @@ def qwen3_5_moe(hf: ConfigFields) -> ModelConfig:
 
 def qwen_hybrid_mixers(hf: ConfigFields) -> list[Mixer]:
     every = hf.size("full_attention_interval")
-    kinds = layer_types(hf, ("linear_attention", "full_attention")) or [
+    types = layer_types(hf, ("linear_attention", "full_attention")) or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(layer_count(hf))
     ]
     bias = hf.flag("attention_bias")
-    attends = attention(hf, qk_norm="per_head", output_gate=True, qkv_bias=bias, out_bias=bias)
-    recurs = delta_net(hf)
-    return [recurs if kind == "linear_attention" else attends for kind in kinds]
+    attention_config = attention(hf, qk_norm="per_head", output_gate=True, qkv_bias=bias, out_bias=bias)
+    delta_net_config = delta_net(hf)
+    return [delta_net_config if layer_type == "linear_attention" else attention_config for layer_type in types]
 
 
 def qwen_hybrid_experts(hf: ConfigFields) -> MoEConfig:
@@ -158,14 +158,14 @@ def lfm2_moe(hf: ConfigFields) -> ModelConfig:
 
 def lfm2_decoder(hf: ConfigFields, ffn: MLPConfig | list[MLPConfig | MoEConfig]) -> ModelConfig:
     attending = hf.ids("full_attn_idxs") if hf.has("full_attn_idxs") else range(layer_count(hf))
-    kinds = layer_types(hf, ("conv", "full_attention")) or [
+    types = layer_types(hf, ("conv", "full_attention")) or [
         "full_attention" if i in attending else "conv" for i in range(layer_count(hf))
     ]
-    attends = attention(hf, qk_norm="per_head")
-    recurs = ShortConvConfig(hf.size("hidden_size"), hf.size("conv_L_cache"), hf.flag("conv_bias"))
+    attention_config = attention(hf, qk_norm="per_head")
+    conv_config = ShortConvConfig(hf.size("hidden_size"), hf.size("conv_L_cache"), hf.flag("conv_bias"))
     return decoder(
         hf,
-        [recurs if kind == "conv" else attends for kind in kinds],
+        [conv_config if layer_type == "conv" else attention_config for layer_type in types],
         ffn,
         norm_eps=hf.number("norm_eps"),
         tie_embeddings=hf.flag("tie_embedding", hf.flag("tie_word_embeddings", True)),

@@ -1,4 +1,4 @@
-"""Latent attention: DeepSeek and its kin."""
+"""Latent attention: DeepSeek and related models."""
 
 from dataclasses import replace
 

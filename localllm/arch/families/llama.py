@@ -1,4 +1,4 @@
-"""Llama and its kin: one norm before each half of a layer."""
+"""Llama and related models: one norm before each half of a layer."""
 
 from dataclasses import replace
 
@@ -70,9 +70,9 @@ def qwen3(hf: ConfigFields) -> ModelConfig:
 @family("Phi3ForCausalLM")
 def phi3(hf: ConfigFields) -> ModelConfig:
     mixer = attention(hf, window=hf.size("sliding_window", None))
-    long = mixer.rope.scaling if mixer.rope else None
-    usual = long.original_context if isinstance(long, LongScaling) else None
-    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=usual)
+    scaling = mixer.rope.scaling if mixer.rope else None
+    default_context = scaling.original_context if isinstance(scaling, LongScaling) else None
+    return decoder(hf, [mixer] * layer_count(hf), mlp(hf), default_context=default_context)
 
 
 @family(
@@ -84,21 +84,21 @@ def phi3(hf: ConfigFields) -> ModelConfig:
 )
 def smollm3(hf: ConfigFields) -> ModelConfig:
     every = hf.size("no_rope_layer_interval")
-    turns = hf.flags("no_rope_layers") or [(i + 1) % every != 0 for i in range(layer_count(hf))]
-    check_per_layer(hf, "no_rope_layers", turns, (True, False))
+    uses_rope = hf.flags("no_rope_layers") or [(i + 1) % every != 0 for i in range(layer_count(hf))]
+    check_per_layer(hf, "no_rope_layers", uses_rope, (True, False))
     windowed = hf.flag("use_sliding_window") and hf.has("sliding_window")
-    kinds = layer_types(hf) or [
-        "sliding_attention" if windowed and not turn else "full_attention" for turn in turns
+    types = layer_types(hf) or [
+        "sliding_attention" if windowed and not rotated else "full_attention" for rotated in uses_rope
     ]
     bias = hf.flag("attention_bias")
     with_rope = attention(hf, qkv_bias=bias, out_bias=bias)
     mixers = [
         replace(
             with_rope,
-            window=hf.size("sliding_window") if kind == "sliding_attention" else None,
-            rope=with_rope.rope if turn else None,
+            window=hf.size("sliding_window") if layer_type == "sliding_attention" else None,
+            rope=with_rope.rope if rotated else None,
         )
-        for turn, kind in zip(turns, kinds, strict=True)
+        for rotated, layer_type in zip(uses_rope, types, strict=True)
     ]
     return decoder(hf, mixers, mlp(hf, bias=hf.flag("mlp_bias")))
 

@@ -1,4 +1,4 @@
-"""Families whose norms stand in other places: OLMo, GLM-4, Command R."""
+"""Families with another placement of norms: OLMo, GLM-4, Command R."""
 
 from dataclasses import replace
 
@@ -40,8 +40,8 @@ def olmo3(hf: ConfigFields) -> ModelConfig:
     bias = hf.flag("attention_bias")
     mixers = alternating(hf, every=4, qk_norm="whole", qkv_bias=bias, out_bias=bias)
     if hf.has("rope_scaling"):
-        plain = RopeConfig(hf.number("rope_theta"), mixers[0].head_dim)
-        mixers = [replace(mixer, rope=plain) if mixer.window else mixer for mixer in mixers]
+        unscaled = RopeConfig(hf.number("rope_theta"), mixers[0].head_dim)
+        mixers = [replace(mixer, rope=unscaled) if mixer.window else mixer for mixer in mixers]
     return decoder(hf, mixers, mlp(hf), norms=NormPlacement(False, True, False, True))
 
 

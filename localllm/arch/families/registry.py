@@ -1,4 +1,4 @@
-"""Which function describes a checkpoint, by the class that its `config.json` names."""
+"""The function that parses a checkpoint's configuration, by the class that its `config.json` names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Describe = Callable[[ConfigFields], ModelConfig]
 
 @dataclass(frozen=True)
 class Family:
-    """`defaults`: what this family's config.json may leave out, as its `transformers` class has it."""
+    """`defaults`: fields that this family's config.json may omit, with the values of its `transformers` class."""
 
     describe: Describe
     layout: TensorLayout | Callable[[ConfigFields], TensorLayout]

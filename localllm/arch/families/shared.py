@@ -1,4 +1,4 @@
-"""Pieces that several families share: windows by layer, experts beside shared ones, layouts."""
+"""Parts that several families share: windows by layer, shared experts, layouts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -44,34 +44,34 @@ SHARED_EXPERTS = TensorLayout(
 )
 
 
-def ignore_mtp_layers(found: TensorLayout) -> Callable[[ConfigFields], TensorLayout]:
-    """Layers behind the model's own that guess further tokens are not read (multi-token prediction)."""
+def ignore_mtp_layers(layout_with_mtp: TensorLayout) -> Callable[[ConfigFields], TensorLayout]:
+    """Return a layout that skips multi-token prediction layers, which follow the model's own."""
 
     def layout(hf: ConfigFields) -> TensorLayout:
         layers = layer_count(hf)
-        more = min(hf.count("num_nextn_predict_layers"), layers)
-        return replace(found, unused=layer_patterns(range(layers, layers + more), ".*"))
+        mtp_layers = min(hf.count("num_nextn_predict_layers"), layers)
+        return replace(layout_with_mtp, unused=layer_patterns(range(layers, layers + mtp_layers), ".*"))
 
     return layout
 
 
 def qwen_windows(hf: ConfigFields) -> list[int | None]:
-    """Each layer's sliding window: by `layer_types`, else by Qwen's `max_window_layers`."""
+    """Return each layer's sliding window, from `layer_types` or Qwen's `max_window_layers`."""
     layers = layer_count(hf)
     if not hf.flag("use_sliding_window"):
         return [None] * layers
-    kinds = layer_types(hf) or [
+    types = layer_types(hf) or [
         "sliding_attention" if i >= hf.size("max_window_layers") else "full_attention" for i in range(layers)
     ]
-    return [hf.size("sliding_window") if kind == "sliding_attention" else None for kind in kinds]
+    return [hf.size("sliding_window") if layer_type == "sliding_attention" else None for layer_type in types]
 
 
 def alternating(hf: ConfigFields, *, every: int, **changes: Any) -> list[AttentionConfig]:
-    """One attention a layer: windows, with full attention in each `every`th layer where `layer_types` is missing.
+    """Return one attention per layer, with full attention in each `every`th layer unless `layer_types` exists.
 
-    Old configurations scale the rope of the full layers alone, and may have `rope_local_base_freq` for the others.
+    Old configurations scale the rope of full layers only, and may have `rope_local_base_freq` for the others.
     """
-    kinds = layer_types(hf) or [
+    types = layer_types(hf) or [
         "full_attention" if (i + 1) % every == 0 else "sliding_attention" for i in range(layer_count(hf))
     ]
     full = attention(hf, **changes)
@@ -81,17 +81,19 @@ def alternating(hf: ConfigFields, *, every: int, **changes: Any) -> list[Attenti
         sliding = replace(sliding, rope=rope(hf, full.head_dim, layer_type="sliding_attention"))
     elif hf.has("rope_local_base_freq"):
         sliding = replace(sliding, rope=RopeConfig(hf.number("rope_local_base_freq"), full.head_dim))
-    return [sliding if kind == "sliding_attention" else full for kind in kinds]
+    return [sliding if layer_type == "sliding_attention" else full for layer_type in types]
 
 
 def sparse_steps(hf: ConfigFields, experts: MoEConfig) -> list[MLPConfig | MoEConfig]:
-    """Experts in each `decoder_sparse_step`th layer, but for `mlp_only_layers` (transformers' own rule)."""
+    """Return experts in each `decoder_sparse_step`th layer, except `mlp_only_layers` (the rule of
+    transformers).
+    """
     dense, every = hf.ids("mlp_only_layers"), hf.size("decoder_sparse_step")
     return [mlp(hf) if i in dense or (i + 1) % every else experts for i in range(layer_count(hf))]
 
 
 def experts_with_shared(hf: ConfigFields, router: RouterConfig) -> MoEConfig:
-    """DeepSeek's mixtures: the shared experts are one MLP of their joint size."""
+    """Parse DeepSeek's mixtures: the shared experts are one MLP of their total size."""
     shared = MLPConfig(hf.size("moe_intermediate_size") * hf.size("n_shared_experts"), activation(hf))
     return moe(hf, hf.size("n_routed_experts"), router, size_field="moe_intermediate_size", shared=shared)
 
