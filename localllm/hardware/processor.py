@@ -18,6 +18,15 @@ BEYOND = {  # how the names of features begin that a level goes without
     "avx2": ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert"),
     "baseline": ("avx", "amx", "f16c", "fma", "xop", "vaes", "vpclmulqdq"),
 }
+# How a processor multiplies bytes, the fastest first, and the features that each way takes.
+BYTE_PRODUCTS = {
+    "avx512vnni": ("avx512vnni", "avx512bw"),
+    "avxvnni": ("avxvnni", "avx2"),
+    "avx512bw": ("avx512bw",),
+    "avx2": ("avx2",),
+    "dotprod": ("dotprod",),
+    "generic": (),
+}
 NAMES = {"avx2": "x86-64-v3", "baseline": "x86-64"}  # of processors of such a level
 
 
@@ -36,6 +45,11 @@ def forced_level() -> str | None:
 def reaches_level(features: Mapping[str, bool], level: str) -> bool:
     """Return whether a processor with these features reaches a level."""
     return all(features.get(feature) for feature in LEVELS[level])
+
+
+def byte_product(features: Mapping[str, bool]) -> str:
+    """Return how a processor with these features multiplies bytes, one of BYTE_PRODUCTS."""
+    return next(name for name, needed in BYTE_PRODUCTS.items() if all(features.get(each) for each in needed))
 
 
 def limit_features(features: Mapping[str, bool], level: str | None) -> dict[str, bool]:

@@ -59,7 +59,6 @@ def write_cached(key: tuple[str, ...], code: bytes) -> None:
 
 
 P = TypeVarTuple("P")
-VNNI_FEATURES = ("avx512vnni", "avx512bw")
 # What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
 OPENMP_ENTRY = """
 declare i32 @omp_get_thread_num()
@@ -81,7 +80,7 @@ class CompiledKernel:
 
     def __init__(self, write: Callable[[Program], None], name: str, count: int):
         """write: lays out the program; count: of its arguments."""
-        program = Program(name, vnni=all(features().get(feature) for feature in VNNI_FEATURES))
+        program = Program(name, processor.byte_product(features()))
         write(program)
         text = program.to_llvm()
         self.engine = compile_llvm(text + OPENMP_ENTRY.format(name=name) if openmp() else text)

@@ -36,7 +36,7 @@ class Value:
         if isinstance(value, Value):
             return value.ir
         kind = self.ir.type
-        return ir.Constant(kind, [value] * LANES if isinstance(kind, ir.VectorType) else value)
+        return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
     def wrap(self, made: Any) -> "Value":
         return Value(self.program, made)
@@ -111,11 +111,28 @@ class Variable:
         self.program.builder.store(value.ir, self.pointer)
 
 
+# Instructions for products of bytes, as LLVM's intrinsics, and the bits of the vectors that they take.
+FOUR_BYTES = {  # int32 + the sum of four products of bytes
+    "avx512vnni": ("llvm.x86.avx512.vpdpbusd.512", 512),
+    "avxvnni": ("llvm.x86.avx512.vpdpbusd.256", 256),
+    "dotprod": ("llvm.aarch64.neon.sdot.v4i32.v16i8", 128),
+}
+BYTE_PAIRS = {  # int16, saturated: the sum of two products of bytes
+    "avx512bw": ("llvm.x86.avx512.pmaddubs.w.512", 512),
+    "avx2": ("llvm.x86.avx2.pmadd.ub.sw", 256),
+}
+SHORT_PAIRS = {  # int32: the sum of two products of int16
+    "avx512bw": ("llvm.x86.avx512.pmaddw.d.512", 512),
+    "avx2": ("llvm.x86.avx2.pmadd.wd", 256),
+}
+VECTOR_BITS = 512  # 16 lanes of 32
+
+
 class Program:
-    def __init__(self, name: str, vnni: bool):
-        """vnni: the processor multiplies bytes by fours (AVX-512 VNNI)."""
+    def __init__(self, name: str, variant: str):
+        """variant: how the processor multiplies bytes (`hardware.processor.BYTE_PRODUCTS`)."""
         self.name = name
-        self.vnni = vnni
+        self.variant = variant
         self.module = ir.Module(name)
         self.function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [POINTER, LONG, LONG]), name)
         self.builder = ir.IRBuilder(self.function.append_basic_block())
@@ -280,6 +297,13 @@ class Program:
         """The lowest byte of each lane."""
         self.store(Value(self, self.builder.trunc(value.ir, vector_type(BYTE))), address, offset)
 
+    def store_digits(self, value: Value, address: Value, offset: Value, words: bool) -> None:
+        """The lowest byte of each lane; or the lowest word, of each four lanes 0, 2, 1, 3."""
+        if not words:
+            return self.store_bytes(value, address, offset)
+        order = [lane + i for lane in range(0, LANES, 4) for i in (0, 2, 1, 3)]
+        self.store(self.truncate_shorts(value, order), address, offset)
+
     def prefetch(self, address: Value, offset: int) -> None:
         """Into the second cache: `offset` bytes ahead."""
         how = (Value(self, ir.Constant(INT, n)) for n in (0, 2, 1))
@@ -384,22 +408,65 @@ class Program:
             self, self.builder.bitcast(self.intrinsic("llvm.vector.reduce.or.v16i32", INT, bits).ir, FLOAT)
         )
 
-    def dot_bytes(self, into: Value, unsigned: Value, signed: Value) -> Value:
-        """Adds to each int32 the products of its four bytes: those of `unsigned` 0 .. 255, of `signed` -128 ..
-        127."""
-        if self.vnni:
-            return self.intrinsic("llvm.x86.avx512.vpdpbusd.512", vector_type(INT), into, unsigned, signed)
-        pairs = ir.VectorType(SHORT, 2 * LANES)
-        u, s = (Value(self, self.builder.bitcast(v.ir, pairs)) for v in (unsigned, signed))
-        eight = ir.Constant(pairs, [8] * 2 * LANES)
-        low = Value(self, self.builder.and_(u.ir, ir.Constant(pairs, [255] * 2 * LANES)))
-        high = Value(self, self.builder.lshr(u.ir, eight))
-        signed_low = Value(self, self.builder.ashr(self.builder.shl(s.ir, eight), eight))
-        signed_high = Value(self, self.builder.ashr(s.ir, eight))
-        return into + self.dot_pairs(low, signed_low) + self.dot_pairs(high, signed_high)
+    @property
+    def multiplies_four_bytes(self) -> bool:
+        """Has the processor an instruction for `dot_bytes`?"""
+        return self.variant in FOUR_BYTES
+
+    @property
+    def takes_unsigned_bytes(self) -> bool:
+        """Is the first operand of `dot_bytes` unsigned?"""
+        return self.variant != "dotprod"
+
+    def dot_bytes(self, into: Value, a: Value, b: Value) -> Value:
+        """Add to each int32 the products of its four bytes: those of a 0 .. 255 (ARM: -128 .. 127), those of b
+        -128 .. 127."""
+        return self.intrinsic_by_pieces(*FOUR_BYTES[self.variant], [INT, BYTE, BYTE], INT, into, a, b)
+
+    def dot_byte_pairs(self, unsigned: Value, signed: Value) -> Value:
+        """64 bytes each -> 32 int16, u[2i] * s[2i] + u[2i + 1] * s[2i + 1]: sums beyond 16 bits are undefined."""
+        if self.variant in BYTE_PAIRS:
+            return self.intrinsic_by_pieces(*BYTE_PAIRS[self.variant], [BYTE, BYTE], SHORT, unsigned, signed)
+        u, (even, odd) = self.as_shorts(unsigned), self.extend_byte_pairs(signed)
+        return (u & 255) * even + (u >> 8) * odd
+
+    def extend_byte_pairs(self, a: Value) -> tuple[Value, Value]:
+        """64 signed bytes -> 32 int16 each: the even ones, the odd ones."""
+        shorts = self.as_shorts(a)
+        return (shorts << 8).signed_shift(8), shorts.signed_shift(8)
+
+    def as_shorts(self, a: Value) -> Value:
+        """The same bits as 32 int16."""
+        return Value(self, self.builder.bitcast(a.ir, ir.VectorType(SHORT, 2 * LANES)))
+
+    def truncate_shorts(self, a: Value, lanes: list[int]) -> Value:
+        """16 int32 -> the lowest 16 bits of these lanes."""
+        shorts = self.builder.trunc(a.ir, vector_type(SHORT))
+        return Value(self, self.builder.shuffle_vector(shorts, shorts, ir.Constant(vector_type(INT), lanes)))
+
+    def intrinsic_by_pieces(
+        self, name: str, bits: int, kinds: list[ir.Type], result: ir.Type, *vectors: Value
+    ) -> Value:
+        """An intrinsic that takes vectors of `bits`, over vectors of 512; kinds: of their elements."""
+        b, pieces, lanes = self.builder, VECTOR_BITS // bits, LANES * bits // VECTOR_BITS
+        words = [b.bitcast(vector.ir, vector_type(INT)) for vector in vectors]
+        results = []
+        for piece in range(pieces):
+            mask = ir.Constant(ir.VectorType(INT, lanes), list(range(piece * lanes, (piece + 1) * lanes)))
+            cut = [word if pieces == 1 else b.shuffle_vector(word, word, mask) for word in words]
+            operands = [b.bitcast(v, vector_of(kind, bits)) for v, kind in zip(cut, kinds, strict=True)]
+            one = self.intrinsic(name, vector_of(result, bits), *(Value(self, operand) for operand in operands))
+            results.append(b.bitcast(one.ir, ir.VectorType(INT, lanes)))
+        while len(results) > 1:
+            lanes *= 2
+            mask = ir.Constant(ir.VectorType(INT, lanes), list(range(lanes)))
+            results = [b.shuffle_vector(*two, mask) for two in zip(results[::2], results[1::2], strict=True)]
+        return Value(self, b.bitcast(results[0], vector_of(result, VECTOR_BITS)))
 
     def dot_pairs(self, a: Value, b: Value) -> Value:
-        """32 int16 each -> 16 int32, a[2i] * b[2i] + a[2i + 1] * b[2i + 1]: one instruction where there is one."""
+        """32 int16 each -> 16 int32, a[2i] * b[2i] + a[2i + 1] * b[2i + 1]."""
+        if self.variant in SHORT_PAIRS:
+            return self.intrinsic_by_pieces(*SHORT_PAIRS[self.variant], [SHORT, SHORT], INT, a, b)
         product = None
         for first in (0, 1):
             lanes = ir.Constant(vector_type(INT), list(range(first, 2 * LANES, 2)))
@@ -419,3 +486,8 @@ def intrinsic_suffix(kind: ir.Type) -> str:
 
 def vector_type(kind: Any) -> ir.VectorType:
     return ir.VectorType(kind, LANES)
+
+
+def vector_of(kind: ir.Type, bits: int) -> ir.VectorType:
+    """As many integers as `bits` hold."""
+    return ir.VectorType(kind, bits // kind.width)

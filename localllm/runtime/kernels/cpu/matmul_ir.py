@@ -1,26 +1,71 @@
 """The programs behind y = x W^T, for W in lanes.
 
 A few rows of x are cut into planes of bytes: x = s * (256 * high + low) with one s for each group of columns, so
-that products are sums of whole numbers, which the processor makes 64 at a time, and exactly. Two planes keep 16
-bits of x and three keep 24: what bfloat16 and float32 have. Many rows are worth dequantizing W.
+that products are sums of whole numbers, which the processor makes up to 64 at a time, and exactly: with the same bits
+on every processor. Two planes keep 16 bits of x and three keep 24: what bfloat16 and float32 have. Many rows are worth
+dequantizing W.
+
+Where no instruction adds four products of bytes to 32 bits, codes of 4 bits meet the planes in pairs, which fit in 16
+bits eight times over: 8 * 2 * 15 * 128 < 2^15. Codes of 8 bits do not, and are widened to meet x in whole words of 16
+bits: two planes in one product.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
+from llvmlite import ir
 
-from localllm.runtime.kernels.cpu.ir import FLOAT, INT, LANES, Program, Value, Variable
+from localllm.runtime.kernels.cpu.ir import FLOAT, FOUR_BYTES, INT, LANES, Program, Value, Variable
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES, PART_NAMES, InterleavedLayout, WeightTile
 
 BYTE_MAX = 127  # of the highest plane
 MIN_GROUP_MAX = 2.0**-100  # a group of x is scaled as if it had one so large: what is much smaller is lost
 
 
-def emit_split_bytes(p: Program, kind: torch.dtype, group: int, planes: int) -> None:
-    """x [rows, K] -> bytes [planes, room, K] and records [rows, groups]: s, the sum of x, each plane's sum."""
+PAIRS_OF_16_BITS = 8  # that are added before they are widened
+
+
+@dataclass(frozen=True)
+class SplitFormat:
+    """How x is split into integers: `planes` bytes deep, and whether as words of 16 bits."""
+
+    planes: int
+    words: bool
+
+    @classmethod
+    def of(cls, variant: str, bits: int, planes: int) -> "SplitFormat":
+        """bits: of the codes of W that x meets; variant: as in Program."""
+        return cls(planes, bits == 8 and variant not in FOUR_BYTES)
+
+    @property
+    def digits(self) -> tuple[int, ...]:
+        """Bits of each of the integers that a number of x becomes, the highest first."""
+        if not self.words:
+            return (8,) * self.planes
+        return (16,) * (self.planes // 2) + (8,) * (self.planes % 2)
+
+    @property
+    def digit_bytes(self) -> int:
+        """Bytes that one of them is stored in."""
+        return 2 if self.words else 1
+
+    @property
+    def column_bytes(self) -> int:
+        return len(self.digits) * self.digit_bytes
+
+    @property
+    def record_bytes(self) -> int:
+        return 4 * (2 + len(self.digits))
+
+
+def emit_split(p: Program, kind: torch.dtype, group: int, split: SplitFormat) -> None:
+    """x [rows, K] -> digits [digits, room, K] and records [rows, groups]: s, the sum of x, each digit's sum.
+
+    Of words, each four columns lie as 0, 2, 1, 3: the even bytes of W meet the first two."""
     x, bytes_, records = p.load_addresses(3)
     rows, room, groups = p.load_counts(3, begin=3)
-    limit = p.float_constant(BYTE_MAX * 256.0 ** (planes - 1))
+    limit = p.float_constant(BYTE_MAX * 256.0 ** (split.planes - 1))
     with p.loop(p.index_constant(0), rows * groups) as g:
         here = p.address(x, g * (group * kind.itemsize))
         parts = [p.load_floats(ELEMENT_TYPES[kind], here, i * kind.itemsize) for i in range(0, group, LANES)]
@@ -30,35 +75,32 @@ def emit_split_bytes(p: Program, kind: torch.dtype, group: int, planes: int) -> 
             largest, broken = p.maxnum(largest, p.absolute(part)), p.fma(part, p.vector(0.0), broken)
         top = p.reduce_max(largest)
         inverse = (limit / top).broadcast()
-        totals = [p.vector(0, INT)] * planes
+        totals = [p.vector(0, INT)] * len(split.digits)
         for i, part in enumerate(parts):
             rest = (part * inverse).round_to_int()
-            for level in reversed(range(planes)):  # the first plane is the highest
-                upper = (rest + 128).signed_shift(8)
-                byte = rest - (upper << 8) if level else rest
-                p.store_bytes(byte, p.address(bytes_, room * groups * (group * level)), g * group + i * LANES)
-                totals[level] = totals[level] + byte
+            for level in reversed(range(len(split.digits))):  # the first digit is the highest
+                upper = (rest + 128).signed_shift(8)  # below the first, all digits have 8 bits
+                digit = rest - (upper << 8) if level else rest
+                plane = p.address(bytes_, room * groups * (group * level * split.digit_bytes))
+                p.store_digits(digit, plane, (g * group + i * LANES) * split.digit_bytes, split.words)
+                totals[level] = totals[level] + digit
                 rest = upper
         sums = [p.reduce_sum_int(total) for total in totals]
         scale = top / limit + p.reduce_nan(broken)
-        for i, number in enumerate((scale, join_planes(sums) * scale, *sums)):
-            p.store(number, records, g * record_bytes(planes) + 4 * i)
+        for i, number in enumerate((scale, join_digits(sums) * scale, *sums)):
+            p.store(number, records, g * split.record_bytes + 4 * i)
 
 
-def record_bytes(planes: int) -> int:
-    return 4 * (2 + planes)
-
-
-def join_planes(levels: list[Value]) -> Value:
-    """int32 of each plane, the highest first -> the float32 that they stand for together."""
+def join_digits(levels: list[Value]) -> Value:
+    """int32 of each digit, the highest first -> the float32 that they stand for together."""
     whole = levels[0].to_float32()
     for lower in levels[1:]:
         whole = whole * 256.0 + lower.to_float32()
     return whole
 
 
-def emit_matmul(p: Program, layout: InterleavedLayout, planes: int, rows: int, out: torch.dtype) -> None:
-    """The planes and records of x, a multiple of `rows` rows, times a weight -> y [rows of x, out]"""
+def emit_matmul(p: Program, layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype) -> None:
+    """The digits and records of x, a multiple of `rows` rows, times a weight -> y [rows of x, out]"""
     bytes_, records, y, *parts = p.load_addresses(3 + len(PART_NAMES))
     tiles, groups, count = p.load_counts(3, begin=3 + len(PART_NAMES))
     begin, end = p.part_range(tiles)
@@ -66,14 +108,35 @@ def emit_matmul(p: Program, layout: InterleavedLayout, planes: int, rows: int, o
         weight = WeightTile.from_parts(p, layout, tile, groups, parts)
         columns = groups * layout.group
         here = [
-            [p.address(bytes_, (count * i + first + row) * columns) for i in range(planes)] for row in range(rows)
+            [
+                p.address(bytes_, (count * i + first + row) * columns * split.digit_bytes)
+                for i in range(len(split.digits))
+            ]
+            for row in range(rows)
         ]
-        told = [p.address(records, (first + row) * groups * record_bytes(planes)) for row in range(rows)]
-        for row, total in enumerate(tile_products(weight, [*zip(here, told, strict=True)], groups)):
+        told = [p.address(records, (first + row) * groups * split.record_bytes) for row in range(rows)]
+        x = [SplitRow(split, *row) for row in zip(here, told, strict=True)]
+        for row, total in enumerate(tile_products(weight, x, groups)):
             p.store_floats(total, ELEMENT_TYPES[out], y, ((first + row) * tiles + tile) * (LANES * out.itemsize))
 
 
-SplitRow = tuple[list[Value], Value]  # where a row of x has its planes, and where its records
+@dataclass(frozen=True)
+class SplitRow:
+    """The addresses of a row of x."""
+
+    split: SplitFormat
+    digits: list[Value]
+    records: Value
+
+    def load_record(self, group: Value, field: int, kind: ir.Type) -> Value:
+        """The `field`-th number of a group's record, in all lanes."""
+        p = self.records.program
+        return p.load_broadcast(kind, p.address(self.records, group * self.split.record_bytes), 4 * field)
+
+    def load_columns(self, digit: int, column: Value) -> Value:
+        """Four bytes, or two words, from a column on: in all lanes."""
+        p = self.records.program
+        return p.load_broadcast(INT, self.digits[digit], column * self.split.digit_bytes)
 
 
 def tile_products(weight: WeightTile, x: list[SplitRow], groups: Value) -> list[Value]:
@@ -110,52 +173,116 @@ def accumulate_steps(
 ) -> None:
     """Adds what the steps from `begin` to `end` give: code * scale * x, and minimum * x."""
     p, layout = weight.program, weight.layout
-    planes = len(x[0][0])
     with p.loop(begin, end) as step:
         for group, sums in enumerate(dot_groups(weight, x, step)):
             at = step * layout.groups_per_step + group
             scale = weight.load_group("scale", at)
-            for row, (_, records) in enumerate(x):
-                record = p.address(records, at * record_bytes(planes))
-                s = p.load_broadcast(FLOAT, record, 0)
-                totals[row].value = p.fma(join_planes(sums[row]), s * scale, totals[row].value)
+            for row, of_x in enumerate(x):
+                s = of_x.load_record(at, 0, FLOAT)
+                totals[row].value = p.fma(join_digits(sums[row]), s * scale, totals[row].value)
                 if layout.minimum:
-                    whole = p.load_broadcast(FLOAT, record, 4)
+                    whole = of_x.load_record(at, 1, FLOAT)
                     minima[row].value = p.fma(weight.load_group("minimum", at), whole, minima[row].value)
 
 
 def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value) -> list[list[list[Value]]]:
-    """The whole numbers sum(code * plane of x), code being less its zero point: of each group in a step, each row
-    of x, each plane."""
-    p, layout = weight.program, weight.layout
-    planes = len(x[0][0])
+    """The whole numbers sum(code * digit of x), code being less its zero point: of each group in a step, each row
+    of x, each digit."""
+    p, layout, split = weight.program, weight.layout, x[0].split
     sums = []
+    # Bytes that are taken for unsigned are larger by 128 than those of INT8.
+    biased = layout.bits == 8 and p.multiplies_four_bytes and p.takes_unsigned_bytes
     for group in range(layout.groups_per_step):
         at = step * layout.groups_per_step + group
-        # Bytes are taken for unsigned: those of INT8 are larger by 128 then.
         zero = weight.load_zero(at) if layout.zero else p.vector(layout.zero_point, INT)
-        if layout.bits == 8:
+        if biased:
             zero = zero + 128
-        begin = [
-            [
-                p.load_broadcast(INT, p.address(records, at * record_bytes(planes)), 8 + 4 * plane)
-                for plane in range(planes)
-            ]
-            for _, records in x
-        ]
-        # Two sums, so that one need not wait for the other.
-        sums.append([[[p.vector(0, INT) - zero * b, p.vector(0, INT)] for b in row] for row in begin])
+        if not layout.zero and not layout.zero_point and not biased:
+            sums.append([[p.vector(0, INT) for _ in row.digits] for row in x])
+        else:
+            sums.append(
+                [
+                    [
+                        p.vector(0, INT) - zero * row.load_record(at, 2 + digit, INT)
+                        for digit in range(len(row.digits))
+                    ]
+                    for row in x
+                ]
+            )
+    dot = dot_words if split.words else dot_planes if p.multiplies_four_bytes else dot_pairs_of_bytes
+    return dot(weight, x, step, sums)
+
+
+GroupSums = list[list[list[Value]]]  # of each group, row of x and digit
+
+
+def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
+    """By instructions that add four products of bytes."""
+    p, layout = weight.program, weight.layout
+    # Two sums, so that one need not wait for the other.
+    chains = [[[[digit, p.vector(0, INT)] for digit in row] for row in group] for group in sums]
     for at, vector_ in enumerate(weight.load_step(step)):
         for half, shift in enumerate(layout.shifts):
-            bytes_ = (vector_ >> shift) & 0x0F0F0F0F if layout.bits == 4 else vector_ ^ -0x7F7F7F80
+            bytes_ = (vector_ >> shift) & 0x0F0F0F0F if layout.bits == 4 else vector_
+            if layout.bits == 8 and p.takes_unsigned_bytes:
+                bytes_ = vector_ ^ -0x7F7F7F80
             column = layout.column(at, half)
             chain = half if layout.bits == 4 else at % 2
-            for row, (places, _) in enumerate(x):
-                for plane, place in enumerate(places):
-                    found = sums[column // layout.group][row][plane]
-                    four = p.load_broadcast(INT, place, step * layout.step_columns + column)
+            for row, of_x in enumerate(x):
+                for digit in range(len(of_x.digits)):
+                    found = chains[column // layout.group][row][digit]
+                    four = of_x.load_columns(digit, step * layout.step_columns + column)
                     found[chain] = p.dot_bytes(found[chain], bytes_, four)
-    return [[[a + b for a, b in row] for row in group] for group in sums]
+    return [[[a + b for a, b in row] for row in group] for group in chains]
+
+
+def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
+    """Codes of 4 bits by instructions that add two products of bytes in 16 bits."""
+    p, layout = weight.program, weight.layout
+    ones = p.as_shorts(p.vector(0x00010001, INT))
+    shorts: dict[tuple[int, int, int], list[Value]] = {}
+
+    def widen(key: tuple[int, int, int]) -> None:
+        group, row, digit = key
+        total = shorts.pop(key)
+        sums[group][row][digit] = sums[group][row][digit] + p.dot_pairs(sum_values(total), ones)
+
+    for at, vector_ in enumerate(weight.load_step(step)):
+        for half, shift in enumerate(layout.shifts):
+            codes = (vector_ >> shift) & 0x0F0F0F0F
+            column = layout.column(at, half)
+            for row, of_x in enumerate(x):
+                for digit in range(len(of_x.digits)):
+                    key = (column // layout.group, row, digit)
+                    four = of_x.load_columns(digit, step * layout.step_columns + column)
+                    terms = shorts.setdefault(key, [])
+                    terms.append(p.dot_byte_pairs(codes, four))
+                    if len(terms) == PAIRS_OF_16_BITS:
+                        widen(key)
+    for key in list(shorts):
+        widen(key)
+    return sums
+
+
+def sum_values(terms: list[Value]) -> Value:
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+def dot_words(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
+    """Codes of 8 bits, widened, by instructions that add two products of 16 bits."""
+    p, layout = weight.program, weight.layout
+    for at, vector_ in enumerate(weight.load_step(step)):
+        column = layout.column(at, 0)
+        for pair, codes in enumerate(p.extend_byte_pairs(vector_)):
+            for row, of_x in enumerate(x):
+                for digit in range(len(of_x.digits)):
+                    two = p.as_shorts(of_x.load_columns(digit, step * layout.step_columns + (column + 2 * pair)))
+                    found = sums[column // layout.group][row]
+                    found[digit] = found[digit] + p.dot_pairs(codes, two)
+    return sums
 
 
 def emit_dequantize(p: Program, layout: InterleavedLayout, out: torch.dtype) -> None:

@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from localllm.hardware import processor
 from localllm.quant.packing import PANEL_ROWS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
 from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
+from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
 
 PLANES_BY_DTYPE = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 BLOCK_ROWS = 4  # of x
@@ -19,15 +21,19 @@ MAX_ROWS = 64  # of x; bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequanti
 
 
 @CompileOnce
-def compile_split_bytes(kind: torch.dtype, group: int, planes: int) -> CompiledKernel:
-    return CompiledKernel(lambda p: matmul_ir.emit_split_bytes(p, kind, group, planes), "planes", 6)
+def compile_split(kind: torch.dtype, group: int, split: SplitFormat) -> CompiledKernel:
+    return CompiledKernel(lambda p: matmul_ir.emit_split(p, kind, group, split), "split", 6)
 
 
 @CompileOnce
-def compile_matmul(layout: InterleavedLayout, planes: int, rows: int, out: torch.dtype) -> CompiledKernel:
+def compile_matmul(layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype) -> CompiledKernel:
     return CompiledKernel(
-        lambda p: matmul_ir.emit_matmul(p, layout, planes, rows, out), "multiply", 6 + len(PART_NAMES)
+        lambda p: matmul_ir.emit_matmul(p, layout, split, rows, out), "multiply", 6 + len(PART_NAMES)
     )
+
+
+def split_format(layout: InterleavedLayout, kind: torch.dtype) -> SplitFormat:
+    return SplitFormat.of(processor.byte_product(processor.features()), layout.bits, PLANES_BY_DTYPE[kind])
 
 
 @CompileOnce
@@ -39,26 +45,27 @@ def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
     """All that will multiply rows of this dtype with the weight."""
     if kind not in PLANES_BY_DTYPE:
         return
-    layout, planes = InterleavedLayout.from_weight(weight), PLANES_BY_DTYPE[kind]
-    compile_split_bytes.compile_ahead(kind, layout.group, planes)
+    layout = InterleavedLayout.from_weight(weight)
+    split = split_format(layout, kind)
+    compile_split.compile_ahead(kind, layout.group, split)
     for rows in (BLOCK_ROWS, 1):
-        compile_matmul.compile_ahead(layout, planes, rows, kind)
+        compile_matmul.compile_ahead(layout, split, rows, kind)
     compile_dequantize.compile_ahead(layout, kind)
 
 
 def matmul_small_m(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x: [M, in] -> [M, out]: W is read once for every 4 rows."""
     layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
-    planes, count = PLANES_BY_DTYPE[x.dtype], len(x)
+    split, count = split_format(layout, x.dtype), len(x)
     rows = 1 if count == 1 else BLOCK_ROWS
     room = -(-count // rows) * rows
     tiles, groups, _ = weight.parts["scale"].shape
-    bytes_ = torch.empty(planes * room * x.shape[1], dtype=torch.int8)
-    records = torch.empty(room * groups * matmul_ir.record_bytes(planes), dtype=torch.int8)
+    digits = torch.empty(split.column_bytes * room * x.shape[1], dtype=torch.int8)
+    records = torch.empty(room * groups * split.record_bytes, dtype=torch.int8)
     y = torch.empty(room, tiles * TILE_ROWS, dtype=x.dtype)
-    written = (bytes_.data_ptr(), records.data_ptr())
-    compile_split_bytes(x.dtype, layout.group, planes).run_single(x.data_ptr(), *written, count, room, groups)
-    compile_matmul(layout, planes, rows, x.dtype)(
+    written = (digits.data_ptr(), records.data_ptr())
+    compile_split(x.dtype, layout.group, split).run_single(x.data_ptr(), *written, count, room, groups)
+    compile_matmul(layout, split, rows, x.dtype)(
         *written, y.data_ptr(), *part_addresses(weight), tiles, groups, room
     )
     return y[:count, : weight.shape[0]]

@@ -18,7 +18,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planes() -> list[int]:
     """What the program makes of a row."""
-    program = CompiledKernel(lambda p: matmul_ir.emit_split_bytes(p, torch.float32, 16, 2), "planes", 6)
+    split = matmul_ir.SplitFormat(2, words=False)
+    program = CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, 16, split), "split", 6)
     x = torch.linspace(-1, 1, 16)
     bytes_, records = torch.zeros(32, dtype=torch.int8), torch.zeros(16, dtype=torch.int8)
     program.run_single(x.data_ptr(), bytes_.data_ptr(), records.data_ptr(), 1, 1, 1)

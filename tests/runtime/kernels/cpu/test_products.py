@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 
-import llvmlite.binding as llvm
 import pytest
 import torch
 from torch import Tensor
@@ -13,9 +12,7 @@ from localllm.quant.formats.lanes import interleave
 from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
-from localllm.runtime.kernels.cpu.compile import llvm_target, openmp
-from localllm.runtime.kernels.cpu.ir import Program
-from localllm.runtime.kernels.cpu.layout import InterleavedLayout
+from localllm.runtime.kernels.cpu.compile import openmp
 from localllm.runtime.kernels.cpu.quantized_matmul import matmul_dequantized, matmul_small_m
 from tests.quant.test_lanes import blocks, integers
 
@@ -145,42 +142,6 @@ def test_outliers_do_not_spoil_other_groups() -> None:
     assert (error <= 2.0**-8 * (x.double().abs() @ exact.abs().T)).all()
 
 
-@pytest.mark.parametrize("form", ["q4_0", "q8_0"])
-def test_processors_without_products_of_bytes(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same sums of whole numbers, and therefore the same bits."""
-    from localllm.runtime.kernels.cpu import compile as compiling
-    from localllm.runtime.kernels.cpu import quantized_matmul
-
-    weight, x = laned(blocks(form, 37, 512)), rows_of(5, 512, torch.float32)
-    expected = matmul_small_m(x, weight)
-    monkeypatch.setattr(compiling, "VNNI_FEATURES", ("no such feature",))
-    quantized_matmul.compile_matmul.compiled_kernels.clear()
-    try:
-        assert torch.equal(matmul_small_m(x, weight), expected)
-    finally:
-        quantized_matmul.compile_matmul.compiled_kernels.clear()
-
-
-@pytest.mark.quick_every(3)
-@pytest.mark.parametrize(("triple", "cpu"), [("x86_64-linux", "haswell"), ("aarch64-linux", "neoverse-n1")])
-@pytest.mark.parametrize("form", ["q4_k", "q8_0"])
-def test_the_programs_compile_for_other_processors(triple: str, cpu: str, form: str) -> None:
-    llvm_target()
-    llvm.initialize_all_targets()
-    llvm.initialize_all_asmprinters()
-    program = Program("multiply", vnni=False)
-    matmul_ir.emit_matmul(
-        program, InterleavedLayout.from_weight(laned(blocks(form, 16, 256))), 2, 4, torch.bfloat16
-    )
-    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, opt=3)
-    module = llvm.parse_assembly(program.to_llvm())
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(module, passes)
-    assembly = machine.emit_assembly(module)
-    # One instruction that multiplies and adds pairs, or a lane's worth of products.
-    assert "vpmaddwd" in assembly if cpu == "haswell" else "mla" in assembly or "dot" in assembly
-
-
 def test_programs_are_compiled_once_however_many_ask() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
@@ -190,7 +151,8 @@ def test_programs_are_compiled_once_however_many_ask() -> None:
 
     def write(size: int) -> CompiledKernel:
         made.append(size)
-        return CompiledKernel(lambda p: matmul_ir.emit_split_bytes(p, torch.float32, size, 2), "planes", 6)
+        split = matmul_ir.SplitFormat(2, words=False)
+        return CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, size, split), "split", 6)
 
     program = CompileOnce(write)
     with ThreadPoolExecutor(4) as pool:
