@@ -8,7 +8,7 @@ from pathlib import Path
 from localllm.errors import UsageError
 from localllm.files import expand_path
 
-CPU_LEVELS = ("avx512", "avx2", "baseline")
+CPU_LEVELS = ("avx512", "avxvnni", "avx2", "baseline")
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Settings:
     fault. Default: on"""
 
     cpu: str | None = None
-    """LOCALLLM_CPU: `avx512`, `avx2` or `baseline`: of the processor's instructions the compiled kernels use none
-    beyond them, and with `baseline` torch computes all. Default: all that the processor has"""
+    """LOCALLLM_CPU: `avx512`, `avxvnni`, `avx2` or `baseline`: of the processor's instructions the compiled
+    kernels use none beyond them, and with `baseline` torch computes all. Default: all that the processor has"""
 
     draft: str = "lookup"
     """LOCALLLM_DRAFT: `lookup` guesses tokens that stood before in prompt or answer, so that a step may bring
@@ -70,7 +70,7 @@ class Settings:
             raise UsageError(f"LOCALLLM_DRAFT is {draft!r}", "set it to lookup or off")
         cpu = environment.get("LOCALLLM_CPU") or None
         if cpu is not None and cpu not in CPU_LEVELS:
-            raise UsageError(f"LOCALLLM_CPU is {cpu!r}", "set it to avx512, avx2 or baseline")
+            raise UsageError(f"LOCALLLM_CPU is {cpu!r}", "set it to avx512, avxvnni, avx2 or baseline")
         return cls(
             home=expand_path(environment.get("LOCALLLM_HOME") or "~/.localllm"),
             device=environment.get("LOCALLLM_DEVICE") or "auto",

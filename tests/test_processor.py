@@ -32,9 +32,9 @@ def test_levels_are_those_of_the_settings() -> None:
 
 
 def test_a_level_is_reached_with_all_that_it_needs() -> None:
-    assert [processor.reaches_level(NEW, level) for level in CPU_LEVELS] == [True, True, True]
-    assert [processor.reaches_level(OLD, level) for level in CPU_LEVELS] == [False, True, True]
-    assert [processor.reaches_level({}, level) for level in CPU_LEVELS] == [False, False, True]
+    assert [processor.reaches_level(NEW, level) for level in CPU_LEVELS] == [True, False, True, True]
+    assert [processor.reaches_level(OLD, level) for level in CPU_LEVELS] == [False, False, True, True]
+    assert [processor.reaches_level({}, level) for level in CPU_LEVELS] == [False, False, False, True]
 
 
 def test_what_is_beyond_a_level_is_denied() -> None:
@@ -49,7 +49,7 @@ def test_what_is_beyond_a_level_is_denied() -> None:
 def test_the_environment_names_a_level() -> None:
     assert Settings.from_environment({}).cpu is None
     assert Settings.from_environment({"LOCALLLM_CPU": "avx2"}).cpu == "avx2"
-    with pytest.raises(UsageError, match="LOCALLLM_CPU is 'sse9'; set it to avx512, avx2 or baseline"):
+    with pytest.raises(UsageError, match="LOCALLLM_CPU is 'sse9'; set it to avx512, avxvnni, avx2 or baseline"):
         Settings.from_environment({"LOCALLLM_CPU": "sse9"})
 
 
@@ -70,6 +70,27 @@ def test_a_lower_level_widens_bfloat16_and_is_told(monkeypatch: pytest.MonkeyPat
     assert processor.target_cpu() == "x86-64-v3"
     assert dtype_for("auto", "BF16", "cpu") == "float32"
     assert cpu_features()[-1] == "LOCALLLM_CPU=avx2"
+    assert processor.kernel_instructions() == "AVX2 (LOCALLLM_CPU=avx2; the processor has AVX-512 VNNI)"
+    monkeypatch.delenv("LOCALLLM_CPU")
+    for function in CACHED:
+        function.cache_clear()
+    assert processor.kernel_instructions() == "AVX-512 VNNI"
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ("avx2 avx512bw avx512vnni avxvnni", "avx512vnni"),
+        ("avx2 avx512bw", "avx512bw"),
+        ("avx2 avxvnni", "avxvnni"),
+        ("avx2", "avx2"),
+        ("neon dotprod", "dotprod"),
+        ("neon", "generic"),
+        ("", "generic"),
+    ],
+)
+def test_bytes_are_multiplied_by_the_best_instructions(features: str, expected: str) -> None:
+    assert processor.byte_product(dict.fromkeys(features.split(), True)) == expected
 
 
 def test_an_unknown_level_ends_a_command_in_one_sentence() -> None:
@@ -77,4 +98,4 @@ def test_an_unknown_level_ends_a_command_in_one_sentence() -> None:
     command = [sys.executable, "-m", "localllm", "doctor"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == "error: LOCALLLM_CPU is 'sse9'; set it to avx512, avx2 or baseline\n"
+    assert done.stderr == "error: LOCALLLM_CPU is 'sse9'; set it to avx512, avxvnni, avx2 or baseline\n"

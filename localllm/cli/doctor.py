@@ -58,7 +58,8 @@ def _processor_rows(cpu: Processor) -> Rows:
     limit = [("container", f"limited to {format_bytes(cpu.container_bytes)}")] if cpu.container_bytes else []
     threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
     used = f"{' '.join(cpu.instructions)}, {threads}" if cpu.instructions else "-"
-    return [("processor", cpu.name), ("cores", cores), ("torch uses", used), ("memory", memory), *limit]
+    uses = [("torch uses", used), ("kernels use", cpu.kernels or "-")]
+    return [("processor", cpu.name), ("cores", cores), *uses, ("memory", memory), *limit]
 
 
 def _gpu_rows(seen: Examination) -> Iterator[tuple[str, str]]:

@@ -24,6 +24,7 @@ from localllm.hardware.device import (
     usable_cores,
 )
 from localllm.hardware.measure import Rates, device_rates
+from localllm.hardware.processor import kernel_instructions
 from localllm.hardware.versions import library_versions
 from localllm.hub.access import HubAccess, hub_access
 from localllm.hub.cache import CacheState, cache_state, is_writable
@@ -41,6 +42,9 @@ class Processor:
     cores_here: int
     threads: int | None  # that torch uses; None where torch cannot be imported, as below
     instructions: list[str] | None  # what torch makes use of
+    kernels: (
+        str | None
+    )  # instructions that products of packed weights use, and better ones that LOCALLLM_CPU denies
     memory_bytes: int
     free_bytes: int
     container_bytes: int | None  # the limit of the container, None without one
@@ -148,6 +152,7 @@ def _processor(with_torch: bool) -> Processor:
         cores_here=os.cpu_count() or 1,
         threads=threads,
         instructions=used,
+        kernels=kernel_instructions() if with_torch else None,
         memory_bytes=psutil.virtual_memory().total,
         free_bytes=free_host_bytes(),
         container_bytes=container[0] if container else None,

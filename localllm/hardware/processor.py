@@ -1,6 +1,7 @@
 """Features of this processor, and which of them LOCALLLM_CPU lets the compiled kernels use."""
 
 import functools
+import platform
 from collections.abc import Mapping
 
 from localllm.errors import UsageError
@@ -10,11 +11,13 @@ from localllm.settings import Settings
 # kernel would call into nowhere.
 LEVELS = {
     "avx512": ("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "avxvnni": ("avx2", "f16c", "fma", "avxvnni"),
     "avx2": ("avx2", "f16c", "fma"),
     "baseline": (),
 }
 BEYOND = {  # how the names of features begin that a level goes without
     "avx512": (),
+    "avxvnni": ("avx512", "avx10", "amx", "avxvnniint", "avxifma", "avxneconvert"),
     "avx2": ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert"),
     "baseline": ("avx", "amx", "f16c", "fma", "xop", "vaes", "vpclmulqdq"),
 }
@@ -27,7 +30,15 @@ BYTE_PRODUCTS = {
     "dotprod": ("dotprod",),
     "generic": (),
 }
-NAMES = {"avx2": "x86-64-v3", "baseline": "x86-64"}  # of processors of such a level
+INSTRUCTIONS = {  # as people write them
+    "avx512vnni": "AVX-512 VNNI",
+    "avxvnni": "AVX-VNNI",
+    "avx512bw": "AVX-512",
+    "avx2": "AVX2",
+    "dotprod": "NEON with dot products",
+    "generic": "those that every processor of its kind has",
+}
+NAMES = {"avxvnni": "x86-64-v3", "avx2": "x86-64-v3", "baseline": "x86-64"}  # of processors of such a level
 
 
 @functools.cache
@@ -63,6 +74,8 @@ def host_features() -> dict[str, bool]:
     """Return the features of this processor by LLVM's names; empty where LLVM cannot detect them."""
     import llvmlite.binding as llvm  # here and below, so that a command that computes nothing does not wait for it
 
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return {"neon": True, "dotprod": True}  # every processor of Apple's has them, and LLVM detects none there
     try:
         return dict(llvm.get_host_cpu_features())
     except RuntimeError:
@@ -73,6 +86,16 @@ def host_features() -> dict[str, bool]:
 def features() -> dict[str, bool]:
     """Return the features that kernels may use, after LOCALLLM_CPU."""
     return limit_features(host_features(), forced_level())
+
+
+def kernel_instructions() -> str:
+    """Return the instructions that products of packed weights use, and the processor's better ones if LOCALLLM_CPU
+    denies them."""
+    level, used = forced_level(), INSTRUCTIONS[byte_product(features())]
+    if level == "baseline":
+        used = "none: torch computes all"
+    best = INSTRUCTIONS[byte_product(host_features())]
+    return used if used == best else f"{used} (LOCALLLM_CPU={level}; the processor has {best})"
 
 
 @functools.cache

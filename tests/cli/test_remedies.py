@@ -18,7 +18,7 @@ GPU = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", runs=True, memory_bytes=25_000_00
 FINE = Examination(
     versions={"torch": "2.13.0", "triton": "3.6.0"},
     torch_fault=None,
-    processor=Processor("a CPU", 8, 8, 8, ["AVX512"], 64_000_000_000, 60_000_000_000, None),
+    processor=Processor("a CPU", 8, 8, 8, ["AVX512"], "AVX-512 VNNI", 64_000_000_000, 60_000_000_000, None),
     gpus=[GPU],
     nvidia=Nvidia(plugged_in=1, driver="575.57", torch_cuda="12.8", hidden=False, fault=None),
     measured=[Measured("cpu", "bfloat16", RATES, None), Measured("cuda:0", "bfloat16", RATES, None)],

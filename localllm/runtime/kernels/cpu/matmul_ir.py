@@ -1,13 +1,13 @@
 """The programs behind y = x W^T, for W in lanes.
 
 A few rows of x are cut into planes of bytes: x = s * (256 * high + low) with one s for each group of columns, so
-that products are sums of whole numbers, which the processor makes up to 64 at a time, and exactly: with the same bits
-on every processor. Two planes keep 16 bits of x and three keep 24: what bfloat16 and float32 have. Many rows are worth
-dequantizing W.
+that products are sums of whole numbers, which the processor makes up to 64 at a time, and exactly: with the same
+bits on every processor. Two planes keep 16 bits of x and three keep 24: what bfloat16 and float32 have. Many rows
+are worth dequantizing W.
 
-Where no instruction adds four products of bytes to 32 bits, codes of 4 bits meet the planes in pairs, which fit in 16
-bits eight times over: 8 * 2 * 15 * 128 < 2^15. Codes of 8 bits do not, and are widened to meet x in whole words of 16
-bits: two planes in one product.
+Where no instruction adds four products of bytes to 32 bits, codes of 4 bits meet the planes in pairs, which fit in
+16 bits eight times over: 8 * 2 * 15 * 128 < 2^15. Codes of 8 bits do not, and are widened to meet x in whole words
+of 16 bits: two planes in one product.
 """
 
 from collections.abc import Callable

@@ -84,10 +84,11 @@ def here() -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-def test_avx2_gives_the_same_bits(here: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    if not processor.reaches_level(processor.host_features(), "avx2"):
-        pytest.skip("the processor has no AVX2")
-    calls, found = at_level("avx2", tmp_path / "found")
+@pytest.mark.parametrize("level", ["avxvnni", "avx2"])
+def test_lower_levels_give_the_same_bits(level: str, here: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    if not processor.reaches_level(processor.host_features(), level):
+        pytest.skip(f"the processor does not reach {level}")
+    calls, found = at_level(level, tmp_path / "found")
     assert {name for _, name in calls} == {"cpu-lanes", "cpu-lanes-dequantized", "cpu-rows", "cpu-tokens"}
     different = [name for name, expected in here.items() if not torch.equal(found[name], expected)]
     assert not different
