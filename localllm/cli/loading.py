@@ -151,6 +151,8 @@ def resolve_or_fetch(
         )
         where = device or settings.device
         with nullcontext(watch) if watch else StderrWatch(name) as told:
+            if edition := describe_edition(name):
+                told.note(edition)
             told.phase("download")
 
             def on_header(job: "PullPlan", header: "Header") -> None:

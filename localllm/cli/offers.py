@@ -114,7 +114,7 @@ def offer_from_entry(entry: ModelEntry, target: TargetDevice) -> tuple[ModelOffe
     if " --quant " in entry.name:
         return None
     if not entry.is_here:
-        return offer_from_catalog(entry, known, target)
+        return None if known and known.embeds else offer_from_catalog(entry, known, target)
     about = known.about if known else entry.state.value
     if entry.fault or entry.facts is None:
         return offer_without_estimate(entry, entry.fault.message if entry.fault else about), None

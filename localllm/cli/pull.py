@@ -3,10 +3,10 @@
 from typing import Annotated
 
 from localllm.cli import options
-from localllm.cli.io import StdoutWriter
+from localllm.cli.io import StdoutWriter, note
 from localllm.errors import UsageError
 from localllm.hardware.device import resolve_device, total_bytes
-from localllm.hub.catalog import CatalogEntry
+from localllm.hub.catalog import CatalogEntry, describe_edition
 from localllm.hub.names import RepoName, parse_name
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.settings import Settings
@@ -44,6 +44,8 @@ def pull(
         events.write("done", path=str(path))
         return
     out = StdoutWriter()
+    if edition := describe_edition(model):
+        note(edition)
     with progress.download_progress() as show:
         path = fetch(repo, show, lambda: total_space(settings.device), wish, force=force)
     out.write(f"{path}\n")

@@ -20,6 +20,7 @@ COMPANION_WORDS = (
 QUANT_NAME = re.compile(
     r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32)(?=[-._]|$)", re.IGNORECASE
 )
+DYNAMIC_PREFIX = "UD-"  # of Unsloth's editions of a format, which keep some tensors in more bits
 DEFAULT_QUANT = "Q4_K_M"  # what most people run: a third of the size in 16 bits, at little cost
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
@@ -84,13 +85,21 @@ def models_in_snapshot(snapshot: Path) -> list[Path]:
 
 
 def choose_model(models: list[AnyPath], quant: str | None, location: str) -> AnyPath:
-    """The model that `quant` names (`Q4_K_M`, or the name of a file); without it Q4_K_M, or the only one.
+    """The model that `quant` names (`Q4_K_M`, or the name of a file); without it Q4_K_M, or the only one. Where
+    there is no such file, UD-Q4_K_M is taken for Q4_K_M, and the reverse.
 
     location: the repository or folder, for the message. Raises ModelNotFound that lists them where none or several
     could be meant.
     """
     wanted = (quant or DEFAULT_QUANT).upper()
     named = [model for model in models if _matches(model, wanted)]
+    if not named and QUANT_NAME.fullmatch(
+        wanted
+    ):  # its twin: the same format, other tensors in more bits, or the reverse
+        twin = (
+            wanted.removeprefix(DYNAMIC_PREFIX) if wanted.startswith(DYNAMIC_PREFIX) else DYNAMIC_PREFIX + wanted
+        )
+        named = [model for model in models if _matches(model, twin)]
     if len(named) == 1:
         return named[0]
     if not quant and not named and len(models) == 1:

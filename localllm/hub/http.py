@@ -36,6 +36,7 @@ from tenacity.nap import sleep_using_event
 from localllm import __version__
 from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
 from localllm.hub.access import redact_credentials
+from localllm.hub.catalog import ungated_name
 from localllm.hub.names import DEFAULT_REVISION, RepoName
 
 MAX_ATTEMPTS = 5  # without a new byte in between
@@ -182,9 +183,11 @@ def _translate_error(error: Exception, repo: RepoName) -> LocalLLMError:
             )
         case GatedRepoError():
             first = "" if with_token else f"{login}, then "
+            open_edition = ungated_name(repo.repo)
+            instead = f", or use {open_edition}, which needs no login" if open_edition else ""
             return AccessDenied(
                 f"{repo.repo} is gated: its authors want you to agree to their terms",
-                f"{first}visit {page} and accept them",
+                f"{first}visit {page} and accept them{instead}",
             )
         case RepositoryNotFoundError():
             remedy = "check the name" if with_token else f"check the name; if it is private, {login}"

@@ -1,6 +1,6 @@
 """What a user calls a model, and what that stands for.
 
-demo, qwen3:0.6b          an alias of models.toml
+demo, qwen3:0.6b          an alias of models.toml, in any case and as Ollama spells tags (`-instruct-q4_K_M`)
 Qwen/Qwen3-0.6B           a repository of the Hub; `hf.co/` may stand before it
 org/repo@v1.0             a branch, a tag or a commit of it
 org/repo:Q4_K_M           one model of a repository of GGUF files
@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from localllm.errors import ModelNotFound
 from localllm.files import expand_path
 from localllm.hub.aliases import read_aliases
-from localllm.hub.catalog import CatalogEntry, catalog
+from localllm.hub.catalog import CatalogEntry, catalog, find_entry
 from localllm.hub.made import edition_files, find_edition
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -75,15 +75,23 @@ def parse_name(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Pa
 
 
 def strip_latest(name: str) -> str:
-    """Without `:latest`, unless there is a name with it."""
+    """Without `:latest`, unless there is a name with it; a name of the catalogue in its own spelling."""
     plain = name.removesuffix(LATEST_TAG)
-    return name if plain == name or name in read_aliases() or name in catalog() else plain
+    entry = None if name in catalog() else find_entry(plain)
+    if name == plain and entry is None:
+        return name
+    own = {*read_aliases(), *edition_files()}
+    if name in own or name in catalog():
+        return name
+    if entry is None or plain in own or is_path(plain):
+        return plain
+    return plain.lower() if plain.lower() in catalog() else entry.name
 
 
 def _parse_known(name: str) -> RepoName | CatalogEntry | Path:
     if name.startswith("/"):  # where an alias leads
         return Path(name)
-    if entry := catalog().get(name):
+    if entry := find_entry(name):
         return repo_of_entry(entry) or entry
     if named := REPO.fullmatch(_parse_address(name) if HUB_ADDRESS.match(name) else name):
         if ".." in (named["revision"] or ""):  # git knows no such name either
@@ -118,8 +126,6 @@ def is_path(name: str) -> bool:
 def similar_names(name: str) -> list[str]:
     """Names of models that could have been meant, likeliest first."""
     known = [*catalog(), *read_aliases(), *edition_files()]
-    if name.lower() in known:
-        return [name.lower()]
     tags = [other for other in known if other.startswith(f"{name}:")]
     return (tags + [near for near in difflib.get_close_matches(name, known, n=4) if near not in tags])[:4]
 

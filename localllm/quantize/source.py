@@ -16,7 +16,7 @@ from localllm.hub.store import parse_snapshot_path
 PARTIAL_SUFFIX = ".partial"  # ends the name of a folder that is being written
 RECIPE_FILE = "recipe.json"  # in an artefact: what it was made of, and how
 INSTEAD = "leave out --quant, or "  # of a remedy
-UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantized"
+UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantized (of a short name, NAME-bf16)"
 
 
 def check_source(header: Header, alternative: str = "") -> None:

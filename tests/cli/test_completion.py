@@ -56,7 +56,17 @@ def test_the_words_are_those_of_the_commands():
         ("localllm run demo de", []),  # a prompt
         ("localllm list d", []),
         ("localllm nonsense d", []),
-        ("localllm show qwen3:0.6", ["qwen3:0.6b", "qwen3:0.6b-q8_0", "qwen3:0.6b-int8"]),
+        (
+            "localllm show qwen3:0.6",
+            [
+                "qwen3:0.6b",
+                "qwen3:0.6b-q4_k_m",
+                "qwen3:0.6b-int4",
+                "qwen3:0.6b-bf16",
+                "qwen3:0.6b-q8_0",
+                "qwen3:0.6b-int8",
+            ],
+        ),
         ("sudo -u me /usr/bin/localllm completion z", ["zsh"]),
         ("localllm completion zsh ", []),
         ("localllm", []),
@@ -219,7 +229,7 @@ def test_a_shell_puts_into_the_line_what_is_meant(shell, tmp_path, here, name):
         "localllm sho\tdem\t": "localllm show demo",
         "localllm run --dtype bf\tdem\t": "localllm run --dtype bfloat16 demo",
         "localllm run --device=cu\t": "localllm run --device=cuda",
-        "localllm run qwen3:0.6b-q\t": "localllm run qwen3:0.6b-q8_0",
+        "localllm run qwen3:0.6b-q8\t": "localllm run qwen3:0.6b-q8_0",
         "localllm run gemma3:4b-i\t--see\t": "localllm run gemma3:4b-int4 --seed",
         "localllm show someone/their-GGUF:Q\t": "localllm show someone/their-GGUF:Q4_K_M",
         "localllm show tins\t": "localllm show tinsel-model/",

@@ -22,10 +22,10 @@ def test_list_shows_what_is_here_first(localllm, tmp_path):
     code, out, err = localllm("list", "--all")
     assert (code, err) == (0, "")
     table = rows(out)
-    assert "downloaded" in table["qwen3:4b"]
+    assert "downloaded" in table["qwen3:4b-bf16"]
     assert "downloaded" in table["someone/their-model"]
-    assert "incomplete" in table["qwen3:8b"]
-    assert "not here" in table["qwen3:0.6b"]
+    assert "incomplete" in table["qwen3:8b-bf16"]
+    assert "not here" in table["qwen3:0.6b-bf16"]
     assert not {"an/encoder", "an/oddity", "someone/hearing"} & table.keys()
     assert "unsupported" in table["someone/seeing"]
     here = [name for name, line in table.items() if "downloaded" in line]
@@ -39,29 +39,29 @@ def test_without_all_only_what_is_here_is_listed(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors").unlink()
     code, out, err = localllm("list")
-    assert (code, set(rows(out)), err) == (0, {"NAME", "demo", "qwen3:4b", "qwen3:8b"}, "")
+    assert (code, set(rows(out)), err) == (0, {"NAME", "demo", "qwen3:4b-bf16", "qwen3:8b-bf16"}, "")
     assert [entry["name"] for entry in json.loads(localllm("list", "--json")[1])] == [
         "demo",
-        "qwen3:4b",
-        "qwen3:8b",
+        "qwen3:4b-bf16",
+        "qwen3:8b-bf16",
     ]
 
 
 def test_list_as_json_has_the_same_models(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
     entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--all", "--json")[1])}
-    assert entries["qwen3:4b"]["state"] == "downloaded"
-    assert entries["qwen3:4b"]["weight_bytes"] == 24
+    assert entries["qwen3:4b-bf16"]["state"] == "downloaded"
+    assert entries["qwen3:4b-bf16"]["weight_bytes"] == 24
     assert (
-        entries["qwen3:0.6b"] | {"path": None, "repo": "Qwen/Qwen3-0.6B", "weight_bytes": None}
-        == entries["qwen3:0.6b"]
+        entries["qwen3:0.6b-bf16"] | {"path": None, "repo": "Qwen/Qwen3-0.6B", "weight_bytes": None}
+        == entries["qwen3:0.6b-bf16"]
     )
 
 
 def test_list_tells_the_size_of_what_would_be_downloaded(localllm):
-    assert "~16 GB" in rows(localllm("list", "--all")[1])["qwen3:8b"]
+    assert "~16 GB" in rows(localllm("list", "--all")[1])["qwen3:8b-bf16"]
     entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--all", "--json")[1])}
-    assert entries["qwen3:8b"]["download_bytes"] == 16_000_000_000
+    assert entries["qwen3:8b-bf16"]["download_bytes"] == 16_000_000_000
     assert "qwen3" not in entries  # a second name is no second model
 
 
@@ -73,7 +73,7 @@ def test_of_a_repository_of_gguf_files_each_model_is_listed_once(localllm, tmp_p
     assert {entry["repo"] for entry in listed} == {"Qwen/Qwen3-8B-GGUF"}
     paths = {entry["name"]: entry["path"] for entry in listed}
     assert paths == {
-        "qwen3:8b-q4_k_m": str(folder / "Qwen3-8B-Q4_K_M.gguf"),
+        "qwen3:8b": str(folder / "Qwen3-8B-Q4_K_M.gguf"),
         "Qwen/Qwen3-8B-GGUF:Q8_0": str(folder / "Qwen3-8B-Q8_0.gguf"),
     }
 
@@ -84,9 +84,9 @@ def test_one_damaged_model_does_not_hide_the_others(localllm, tmp_path):
     index.with_name("model.safetensors").rename(index)
     code, out, _ = localllm("list", "--all")
     assert code == 0
-    assert "damaged" in rows(out)["qwen3:8b"]
-    assert "damaged" in rows(out)["qwen3:4b"]
-    code, out, err = localllm("show", "qwen3:4b")
+    assert "damaged" in rows(out)["qwen3:8b-bf16"]
+    assert "damaged" in rows(out)["qwen3:4b-bf16"]
+    code, out, err = localllm("show", "qwen3:4b-bf16")
     assert (code, out) == (7, "")
     assert "model.safetensors is damaged" in err
 
@@ -130,12 +130,12 @@ def test_show_of_one_gguf_model_of_several(localllm, tmp_path):
 
 
 def test_show_of_a_model_that_is_not_here_says_how_to_get_it(localllm):
-    code, out, _ = localllm("show", "llama3.2:1b")
+    code, out, _ = localllm("show", "llama3.2:1b-bf16")
     assert code == 0
     assert "not here" in out
-    assert "meta-llama/Llama-3.2-1B-Instruct" in out
+    assert "unsloth/Llama-3.2-1B-Instruct" in out
     assert "download     ~2.5 GB" in out
-    assert "localllm pull llama3.2:1b" in out
+    assert "localllm pull llama3.2:1b-bf16" in out
 
 
 def test_show_of_nothing_is_an_error(localllm):
@@ -166,8 +166,8 @@ def test_a_family_that_does_not_run_and_nonsense_are_told_and_hide_nothing(local
     (odd / "generation_config.json").write_text('{"temperature": -3}')
     code, out, _ = localllm("list", "--all", "--json")
     states = {entry["name"]: entry["state"] for entry in json.loads(out)}
-    assert (code, states["qwen3:4b"], states["qwen3:8b"]) == (0, "unsupported", "damaged")
-    code, _, err = localllm("show", "qwen3:4b")
+    assert (code, states["qwen3:4b-bf16"], states["qwen3:8b-bf16"]) == (0, "unsupported", "damaged")
+    code, _, err = localllm("show", "qwen3:4b-bf16")
     assert (code, "GPT2ForCausalLM" in err) == (8, True)
-    code, _, err = localllm("show", "qwen3:8b")
+    code, _, err = localllm("show", "qwen3:8b-bf16")
     assert (code, "in generation_config.json temperature is -3" in err) == (7, True)

@@ -107,7 +107,8 @@ def test_list_shows_the_names_that_were_given(localllm, tiny):
 @pytest.mark.parametrize(
     ("source", "meant"),
     [
-        ("qwen3:0.6b", "Qwen/Qwen3-0.6B"),
+        ("qwen3:0.6b", "unsloth/Qwen3-0.6B-GGUF:Q4_K_M"),
+        ("Qwen3:0.6b-FP16", "Qwen/Qwen3-0.6B"),
         ("demo", "demo"),
         ("hf.co/org/tiny:Q8_0", "org/tiny:Q8_0"),
         ("org/tiny@v1", "org/tiny@v1"),

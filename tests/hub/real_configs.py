@@ -89,6 +89,21 @@ def lfm2(hidden: int, inner: int, layers: int, heads: int, attending: list[int])
     }
 
 
+def bert(hidden: int, layers: int, heads: int, family: str = "Bert", **more: Any) -> dict[str, Any]:
+    return {
+        "architectures": [f"{family}Model"],
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "vocab_size": 30522,
+        "max_position_embeddings": 512,
+        "type_vocab_size": 2,
+        "layer_norm_eps": 1e-12,
+        **more,
+    }
+
+
 QWEN3_5_35B = seeing(
     "Qwen3_5Moe",
     dense("", 2048, 512, 40, 16, 2, 248320, 262144, head_dim=256, num_experts=256, moe_intermediate_size=512),
@@ -109,7 +124,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "DeepSeek-R1-Distill-Llama-8B": dense("Llama", 4096, 14336, 32, 32, 8, 128256, 131072),
     "DeepSeek-R1-Distill-Llama-70B": dense("Llama", 8192, 28672, 80, 64, 8, 128256, 131072),
     # [d] the table of a converter of Falcon 3
-    "Falcon3-1B-Instruct": dense("Llama", 2048, 8192, 18, 8, 4, 131072, 4096, head_dim=256),
+    "Falcon3-1B-Instruct": dense("Llama", 2048, 8192, 18, 8, 4, 131072, 8192, head_dim=256),
     "Falcon3-3B-Instruct": dense("Llama", 3072, 9216, 22, 12, 4, 131072, 32768, head_dim=256),
     "Falcon3-7B-Instruct": dense("Llama", 3072, 23040, 28, 12, 4, 131072, 32768, head_dim=256),
     # [l]
@@ -136,7 +151,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "Qwen2.5-Coder-7B-Instruct": dense("Qwen2", 3584, 18944, 28, 28, 4, 152064, 32768),
     "Qwen2.5-Coder-14B-Instruct": dense("Qwen2", 5120, 13824, 48, 40, 8, 152064, 32768),
     "Qwen2.5-Coder-32B-Instruct": dense("Qwen2", 5120, 27648, 64, 40, 8, 152064, 32768),
-    "QwQ-32B": dense("Qwen2", 5120, 27648, 64, 40, 8, 152064, 131072),
+    "QwQ-32B": dense("Qwen2", 5120, 27648, 64, 40, 8, 152064, 40960),
     "DeepSeek-R1-Distill-Qwen-1.5B": dense("Qwen2", 1536, 8960, 28, 12, 2, 151936, 131072),
     "DeepSeek-R1-Distill-Qwen-7B": dense("Qwen2", 3584, 18944, 28, 28, 4, 152064, 131072),
     "DeepSeek-R1-Distill-Qwen-14B": dense("Qwen2", 5120, 13824, 48, 40, 8, 152064, 131072),
@@ -195,6 +210,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     # [d]
     "granite-3.3-2b-instruct": dense("Granite", 2048, 8192, 40, 32, 8, 49159, 131072, **GRANITE),
     "granite-3.3-8b-instruct": dense("Granite", 4096, 12800, 40, 32, 8, 49159, 131072, **GRANITE),
+    # the sizes of 3.3 with another vocabulary, untied, are the 8.79 billion parameters that its model card states
+    "granite-4.1-8b": dense(
+        "Granite", 4096, 12800, 40, 32, 8, 100352, 131072, **GRANITE | {"tie_word_embeddings": False}
+    ),
     # [d] a comparison of the files of all GLM-4-0414
     "GLM-4-9B-0414": dense("Glm4", 4096, 13696, 40, 32, 2, 151552, 32768, head_dim=128, attention_bias=True),
     "GLM-4-32B-0414": dense("Glm4", 6144, 23040, 61, 48, 2, 151552, 32768, head_dim=128, attention_bias=False),
@@ -209,11 +228,51 @@ OTHERS: dict[str, dict[str, Any]] = {
     | {"full_attn_idxs": [2, 6, 10, 14, 18, 21], "num_experts": 32, "num_experts_per_tok": 4},
 }
 
+OTHERS |= {
+    # [d] configurations as their repositories have them; encoders by the sizes of BERT's editions
+    "llama-2-7b-chat": dense("Llama", 4096, 11008, 32, 32, 32, 32000, 4096),
+    "CodeLlama-7b-Instruct-hf": dense("Llama", 4096, 11008, 32, 32, 32, 32016, 16384),
+    "Mistral-Small-24B-Instruct-2501": dense(
+        "Mistral", 5120, 32768, 40, 32, 8, 131072, 32768, sliding_window=None, head_dim=128
+    ),
+    "Llama-3-8B-Instruct": dense("Llama", 4096, 14336, 32, 32, 8, 128256, 8192),
+    "Dolphin3.0-Llama3.1-8B": dense("Llama", 4096, 14336, 32, 32, 8, 128258, 131072),
+    "deepseek-coder-1.3b-instruct": dense("Llama", 2048, 5504, 24, 16, 16, 32256, 16384),
+    "deepseek-coder-6.7b-instruct": dense("Llama", 4096, 11008, 32, 32, 32, 32256, 16384),
+    "Falcon3-10B-Instruct": dense("Llama", 3072, 23040, 40, 12, 4, 131072, 32768, head_dim=256),
+    "Qwen1.5-4B-Chat": dense("Qwen2", 2560, 6912, 40, 20, 20, 151936, 32768),
+    "Qwen2-0.5B-Instruct": dense("Qwen2", 896, 4864, 24, 14, 2, 151936, 32768, **TIED),
+    "Qwen2-1.5B-Instruct": dense("Qwen2", 1536, 8960, 28, 12, 2, 151936, 32768, **TIED),
+    "Qwen2-7B-Instruct": dense("Qwen2", 3584, 18944, 28, 28, 4, 152064, 32768),
+    "Qwen2.5-Coder-0.5B-Instruct": dense("Qwen2", 896, 4864, 24, 14, 2, 151936, 32768, **TIED),
+    "Qwen2.5-Coder-3B-Instruct": dense("Qwen2", 2048, 11008, 36, 16, 2, 151936, 32768, **TIED),
+    "Phi-3-medium-128k-instruct": dense("Phi3", 5120, 17920, 40, 40, 10, 32064, 131072),
+    "Qwen3-Embedding-0.6B": dense("Qwen3", 1024, 3072, 28, 16, 8, 151669, 32768, **HEADS_OF_128, **TIED),
+    "Qwen3-Embedding-4B": dense("Qwen3", 2560, 9728, 36, 32, 8, 151665, 40960, **HEADS_OF_128, **TIED),
+    "Qwen3-Embedding-8B": dense("Qwen3", 4096, 12288, 36, 32, 8, 151665, 40960, **HEADS_OF_128, **TIED),
+    "all-MiniLM-L6-v2": bert(384, 6, 12),
+    "all-MiniLM-L12-v2": bert(384, 12, 12),
+    "snowflake-arctic-embed-m": bert(768, 12, 12),
+    "mxbai-embed-large-v1": bert(1024, 24, 16),
+    "bge-m3": bert(1024, 24, 16, "XLMRoberta", vocab_size=250002, max_position_embeddings=8194, type_vocab_size=1),
+    "nomic-embed-text-v1.5": bert(768, 12, 12, "NomicBert", vocab_size=30528, max_position_embeddings=8192),
+}
+
 ALIKE = {  # repositories whose model is of the same sizes as another one's
     "OLMo-2-1124-7B-Instruct": "OLMo-2-1124-7B",
     "Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B-v0.1",
     "DeepSeek-Coder-V2-Lite-Instruct": "DeepSeek-V2-Lite",
     "LFM2.5-1.2B-Instruct": "LFM2-1.2B",
+    "Phi-3-mini-128k-instruct": "Phi-3.5-mini-instruct",
+    "Phi-4-mini-reasoning": "Phi-4-mini-instruct",
+    "Olmo-3-7B-Think": "Olmo-3-7B-Instruct",
+    "gpt-oss-safeguard-20b": "gpt-oss-20b",
+    "Qwen3-Next-80B-A3B-Thinking": "Qwen3-Next-80B-A3B-Instruct",
+    "Qwen3-Coder-Next": "Qwen3-Next-80B-A3B-Instruct",
+    "snowflake-arctic-embed-xs": "all-MiniLM-L6-v2",
+    "snowflake-arctic-embed-s": "all-MiniLM-L12-v2",
+    "snowflake-arctic-embed-l": "mxbai-embed-large-v1",
+    "snowflake-arctic-embed-l-v2.0": "bge-m3",
     "gemma-4-E2B-it": "gemma-4-E2B",
     "gemma-4-26B-A4B-it": "gemma-4-26B-A4B",
     "gemma-4-31B-it": "gemma-4-31B",

@@ -2,6 +2,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from localllm.arch.cost import active_parameter_count, parameter_count
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.layouts import check_quantization
-from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries
+from localllm.errors import ModelNotFound
+from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries, find_entry, ungated_name
 from localllm.hub.gguf import QUANT_NAME
 from localllm.hub.names import ALIAS_NAME, REPO, RepoName, parse_name
 from tests.hub.real_configs import OTHERS, REAL_CONFIGS
@@ -20,6 +22,8 @@ COUNTED = [entry for entry in OF_THE_HUB if entry.parameters]
 UNITS = {"B": 1e9, "M": 1e6}
 # What is quantized by others has its own repository; these hold the model of another one.
 SMALL_24B = ("Mistral-Small-3.2-24B-Instruct-2506", "Magistral-Small-2509", "Devstral-Small-2-24B-Instruct-2512")
+
+SIZES_NOT_COUNTED = {"ibm-granite/granite-4.1-30b": "30B", "LiquidAI/LFM2-24B-A2B": "24B"}
 
 
 def model_of(entry: CatalogEntry) -> str:
@@ -94,15 +98,21 @@ def test_a_model_runs_and_is_of_the_size_that_is_stated(entry):
     if entry.bytes:  # of all senses, where there are others
         bits = entry.bytes * 8 / parameter_count(model)
         # 6.5: rows that are no whole blocks of 256 are kept in more bits, as in the smallest Gemma 3
-        least, most = (4.2, 8.7 if entry.quant == "Q8_0" else 6.5) if is_quantized(entry) else (15.2, 20)
+        least, most = (4.2, 8.7 if entry.quant == "Q8_0" else 7.2) if is_quantized(entry) else (15.2, 20.5)
+        if entry.embeds and not entry.quant:
+            most = 33  # many are stored in float32
+        if entry.repo == "deepseek-ai/DeepSeek-V3":
+            least = 8
         assert least < bits < most
 
 
 def test_the_recommendation_follows_the_rule_in_the_head_of_the_file():
     for entry in OF_THE_HUB:
-        size = count(entry.parameters or "8B")
+        size = count(entry.parameters or SIZES_NOT_COUNTED.get(entry.repo, "8B"))
         by_size = "bf16" if size < 2e9 else "int8" if size < 10e9 else "int4"
-        assert entry.recommended == (None if entry.quant else "mxfp4" if is_quantized(entry) else by_size)
+        assert entry.recommended == (
+            None if entry.quant or entry.embeds else "mxfp4" if is_quantized(entry) else by_size
+        )
 
 
 def test_the_terms_of_meta_and_google_have_to_be_accepted():
@@ -110,6 +120,97 @@ def test_the_terms_of_meta_and_google_have_to_be_accepted():
     for entry in OF_THE_HUB:
         if (entry.license or "").startswith(("llama", "gemma")):
             assert entry.gated == entry.repo.startswith(("meta-llama/", "google/"))
+
+
+def test_no_plain_name_asks_for_a_login():
+    """A name with a size, and one without: what a person types first."""
+    plain = {entry.name for entry in OF_THE_HUB if not entry.name.endswith("-bf16")}
+    assert [name for name in plain if catalog()[name].gated] == []
+    assert [entry.name for entry in OF_THE_HUB if entry.gated and ungated_name(entry.repo) is None] == []
+
+
+def test_a_plain_name_is_the_edition_in_4_bits_where_there_is_one():
+    for entry in OF_THE_HUB:
+        if published := catalog().get(f"{entry.name}-bf16"):
+            assert entry.quant in ("Q4_K_M", "UD-Q4_K_M")
+            assert published.quant is None
+
+
+# What Ollama's library has under these names, as its pages list the tags.
+OF_OLLAMA = {
+    "llama3.1": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF",
+    "llama3.2:1b": "bartowski/Llama-3.2-1B-Instruct-GGUF",
+    "llama3": "bartowski/Meta-Llama-3-8B-Instruct-GGUF",
+    "llama2": "unsloth/llama-2-7b-chat",
+    "gemma2": "bartowski/gemma-2-9b-it-GGUF",
+    "gemma3:270m": "unsloth/gemma-3-270m-it-GGUF",
+    "command-r7b": "bartowski/c4ai-command-r7b-12-2024-GGUF",
+    "phi3": "microsoft/Phi-3-mini-128k-instruct",
+    "phi3:14b": "bartowski/Phi-3-medium-128k-instruct-GGUF",
+    "qwen": "Qwen/Qwen1.5-4B-Chat",
+    "qwen3:4b": "unsloth/Qwen3-4B-Thinking-2507-GGUF",
+    "qwen3:30b": "unsloth/Qwen3-30B-A3B-Thinking-2507-GGUF",
+    "qwen3-next:80b": "unsloth/Qwen3-Next-80B-A3B-Thinking-GGUF",
+    "olmo-3:7b": "unsloth/Olmo-3-7B-Think-GGUF",
+    "lfm2": "LiquidAI/LFM2-24B-A2B-GGUF",
+    "mistral-small": "bartowski/Mistral-Small-24B-Instruct-2501-GGUF",
+    "nomic-embed-text": "nomic-ai/nomic-embed-text-v1.5",
+    "mxbai-embed-large": "mixedbread-ai/mxbai-embed-large-v1",
+    "bge-m3": "gpustack/bge-m3-GGUF",
+    "all-minilm": "sentence-transformers/all-MiniLM-L6-v2",
+    "all-minilm:33m": "sentence-transformers/all-MiniLM-L12-v2",
+    "qwen3-embedding:0.6b": "Qwen/Qwen3-Embedding-0.6B",
+    "snowflake-arctic-embed": "Snowflake/snowflake-arctic-embed-l",
+    "embeddinggemma": "ggml-org/embeddinggemma-300M-GGUF",
+    "deepseek-coder": "deepseek-ai/deepseek-coder-1.3b-instruct",
+    "dolphin3": "bartowski/Dolphin3.0-Llama3.1-8B-GGUF",
+}
+
+
+@pytest.mark.parametrize("name", OF_OLLAMA)
+def test_a_name_of_ollamas_library_means_the_same_model(name):
+    assert (
+        parse_name(name).repo == parse_name(f"{name}:latest" if ":" not in name else name).repo == OF_OLLAMA[name]
+    )
+
+
+SPELLINGS = {
+    "QWEN3:8B": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
+    "qwen3:8b-q4_K_M": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
+    "qwen3:8b-q6_K": "Qwen/Qwen3-8B-GGUF:Q6_K",
+    "qwen3:8b-fp16": "Qwen/Qwen3-8B",
+    "qwen3:4b-instruct-2507-q4_K_M": "unsloth/Qwen3-4B-Instruct-2507-GGUF:Q4_K_M",
+    "qwen3:4b-thinking-2507-fp16": "Qwen/Qwen3-4B-Thinking-2507",
+    "llama3.2:3b-instruct-q4_K_M": "bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M",
+    "llama3.2:3b-instruct-q8_0": "bartowski/Llama-3.2-3B-Instruct-GGUF:Q8_0",
+    "llama3.2:3b-instruct-fp16": "unsloth/Llama-3.2-3B-Instruct",
+    "gemma3:4b-it-qat": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+    "gemma3:4b-it-q4_K_M": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
+    "qwen2.5-coder:7b-instruct": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
+    "llama2:7b-chat-fp16": "unsloth/llama-2-7b-chat",
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_a_tag_is_read_as_ollama_spells_it(name):
+    assert str(parse_name(name)) == SPELLINGS[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3.2:3b-text-q4_K_M", "mistral:7b-instruct-v0.2", "qwen3:8b-q4_K_M-x", "qwen3:9b"]
+)
+def test_a_tag_of_another_model_is_not_guessed(name):
+    with pytest.raises(ModelNotFound, match=f"no model is called {name}"):
+        parse_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["-it" * 100_000, "a:" + "-it" * 60, "x" * 300 + ":8b-q4_k_m"], ids=["long", "words", "long name"]
+)
+def test_a_name_made_to_take_long_takes_no_time(name):
+    start = time.perf_counter()
+    assert find_entry(name) is None
+    assert time.perf_counter() - start < 0.05
 
 
 def test_reading_it_takes_no_time():

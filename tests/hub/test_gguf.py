@@ -3,7 +3,7 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import models_in_folder
+from localllm.hub.gguf import choose_model, models_in_folder
 from localllm.hub.resolve import resolve_model
 from localllm.hub.store import cached_models
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
@@ -90,3 +90,15 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
         ModelNotFound, match="Q6_K is not on this machine; run `localllm pull someone/tiny-GGUF:Q6_K`"
     ):
         resolve_model("someone/tiny-GGUF:Q6_K")
+
+
+@pytest.mark.parametrize(
+    ("present", "asked"), [("UD-Q4_K_M", "Q4_K_M"), ("Q4_K_M", "UD-Q4_K_M"), ("UD-Q4_K_M", None)]
+)
+def test_a_format_that_is_missing_gives_way_to_its_twin(tmp_path, present, asked):
+    files = [tmp_path / f"x-{quant}.gguf" for quant in (present, "Q8_0")]
+    assert choose_model(files, asked, "org/x") == files[0]
+    with pytest.raises(ModelNotFound, match="has no model Q5_K_M"):
+        choose_model(files, "Q5_K_M", "org/x")
+    both = [tmp_path / f"x-{quant}.gguf" for quant in ("UD-Q4_K_M", "Q4_K_M")]
+    assert choose_model(both, "Q4_K_M", "org/x") == both[1]

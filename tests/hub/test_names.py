@@ -43,15 +43,17 @@ def test_a_name_that_a_person_gave_to_a_path_is_the_name_of_the_model(tmp_path, 
 
 def test_an_alias_finds_its_repository_in_the_cache(cache):
     folder = write_cached(cache, "Qwen/Qwen3-4B")
-    assert resolve_model("qwen3:4b").path == folder
-    assert resolve_model("qwen3:4b").name == "qwen3:4b"
+    assert resolve_model("qwen3:4b-bf16").path == folder
+    assert resolve_model("qwen3:4b-bf16").name == "qwen3:4b-bf16"
+    assert resolve_model("Qwen3:4b-FP16").name == "qwen3:4b-bf16"
     assert resolve_model("Qwen/Qwen3-4B").path == folder
     assert resolve_model("Qwen/Qwen3-4B").name == "Qwen/Qwen3-4B"
 
 
 def test_second_names_and_editions_of_the_catalog_mean_a_repository_and_a_file_of_it(cache):
-    assert parse_name("qwen3") == parse_name("qwen3:8b") == RepoName("Qwen/Qwen3-8B")
+    assert parse_name("qwen3:8b-bf16") == RepoName("Qwen/Qwen3-8B")
     edition = RepoName("Qwen/Qwen3-8B-GGUF", quant="Q4_K_M")
+    assert parse_name("qwen3") == parse_name("qwen3:8b") == edition
     assert parse_name("qwen3:8b-int4") == parse_name("qwen3:8b-q4_k_m") == edition
     folder = write_cached(cache, "Qwen/Qwen3-8B-GGUF")
     for quant in ("Q4_K_M", "Q8_0"):
@@ -78,7 +80,7 @@ def test_a_download_that_was_broken_off_names_what_is_missing(cache):
     (folder / "model.safetensors.index.json").write_text(index)
     (folder / "model-00001-of-00002.safetensors").touch()
     with pytest.raises(ModelNotFound, match=r"is here without model-00002-of-00002\.safetensors"):
-        resolve_model("qwen3:4b")
+        resolve_model("qwen3:4b-bf16")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_a_download_that_was_broken_off_names_what_is_missing(cache):
     [
         ("quen3:4b", "qwen3:4b"),
         ("lama3.2", "llama3.2"),
-        ("Demo", "demo"),
+        ("Demoo", "demo"),
     ],
 )
 def test_a_slip_of_the_pen_gets_near_names(name, near):
@@ -94,8 +96,9 @@ def test_a_slip_of_the_pen_gets_near_names(name, near):
         resolve_model(name)
 
 
-def test_of_a_name_in_odd_case_no_other_is_proposed():
-    with pytest.raises(ModelNotFound, match=r"no model is called Qwen3:0\.6B; did you mean qwen3:0\.6b\? "):
+def test_a_name_in_another_case_is_the_one_of_the_catalog(cache):
+    assert resolve_model("Demo").name == "demo"
+    with pytest.raises(ModelNotFound, match=r"Qwen3:0\.6B is not on this machine"):
         resolve_model("Qwen3:0.6B")
 
 

@@ -315,6 +315,12 @@ def test_a_gated_repository_says_what_to_do_by_who_asks(tiny, cache, monkeypatch
     fetch("org/gated")
 
 
+def test_a_gated_original_names_the_edition_that_needs_no_login(tiny, cache):
+    tiny.add("meta-llama/Llama-3.2-1B-Instruct", model_files(), gated="manual")
+    with pytest.raises(AccessDenied, match=r"and accept them, or use llama3\.2:1b, which needs no login"):
+        fetch("meta-llama/Llama-3.2-1B-Instruct")
+
+
 def test_a_token_never_gets_to_another_host(tiny, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_friend")
     fetch()
