@@ -14,6 +14,13 @@ from tokenizers import decoders
 from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UnsupportedModel, UsageError
 from localllm.files import MAX_JSON_BYTES, TOKENIZER_FILES, damaged_file, parse_json
 from localllm.text.backends import SPACE, SpaceNormalization, byte_alphabet
+from localllm.text.bounds import (
+    check_growth,
+    check_normalized_length,
+    check_sections,
+    growth_of_normalizer,
+    read_sections,
+)
 from localllm.text.control import RenderedChat
 from localllm.text.ends import find_turn_end_tokens
 from localllm.text.fewest import TokenCountBound
@@ -73,6 +80,7 @@ def read_tokenizer_json(file: Path) -> TokenizerDescription:
     if file.stat().st_size > MAX_JSON_BYTES:
         raise damaged_file(file, "it is larger than any vocabulary")
     content = file.read_bytes()
+    check_sections(read_sections(content), str(file))
     if CHARSMAP_KEY.encode() in content or b"\\u00" in content:  # or escapes may spell it; parsing all takes time
         for table in _tables(parse_json(content, file).get("normalizer")):
             SpaceNormalization(
@@ -138,6 +146,8 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
+        self._growth = growth_of_normalizer(backend.normalizer)
+        check_growth(self._growth, str(described.file))
         self._source = described.file.name
         self._same_as = described.aliases
         self._unwritable = backend.token_to_id(UNENCODABLE)
@@ -248,6 +258,7 @@ class Tokenizer:
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         _check_characters(text)
+        check_normalized_length(text, self._backend.normalizer, self._growth)
         with _raise_damaged(f"{self._source} contradicts itself"):
             ids = self._backend.encode(text, add_special_tokens=special).ids
         return self._checked(ids)
@@ -259,6 +270,7 @@ class Tokenizer:
         """The steps of `tokenizers` without the first, which matches added tokens."""
         _check_characters(text)
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
+        check_normalized_length(text, normalizer, self._growth)
         with _raise_damaged(f"{self._source} contradicts itself"):
             normal = normalizer.normalize_str(text) if normalizer else text
             words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]

@@ -12,8 +12,10 @@ import httpx2
 import pytest
 
 import localllm
+from localllm.hub.aliases import set_alias
+from localllm.hub.catalog import boxed_folder, catalog
 from tests.server.attacks.wire import ASKED, request, speak
-from tests.server.conftest import serving
+from tests.server.conftest import running, serving
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
 LOOP = "{% for x in range(99999) %}"
@@ -76,6 +78,27 @@ def test_a_hostile_template_harms_nobody_who_asks_beside(demo, tmp_path, name):
         assert b"root:" not in body and b"<class" not in body and len(body) < 1000
         assert gap < 3, "streams stood still"
         assert speak(url, sent).status == status, "the next one is told the same"
+
+
+# Each makes twenty of one character.
+REPLACEMENTS = [{"type": "Replace", "pattern": {"String": c}, "content": c * 20} for c in "▁a"] * 4
+
+
+@pytest.mark.parametrize("section", ["normalizer", "decoder"])
+def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_path, monkeypatch, section):
+    """The library that reads it ends the process where memory runs out."""
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    shutil.copytree(boxed_folder(catalog()["demo"]), tmp_path / "evil")
+    file = tmp_path / "evil" / "tokenizer.json"
+    kind = {"normalizer": "normalizers", "decoder": "decoders"}[section]
+    file.write_text(json.dumps(json.loads(file.read_text()) | {section: {"type": "Sequence", kind: REPLACEMENTS}}))
+    set_alias("evil", str(tmp_path / "evil"))
+    with running() as url:
+        for name, status in (("demo", 200), ("evil", 400), ("demo", 200)):
+            body = json.dumps(CHAT | {"model": name}).encode()
+            said = speak(url, request("POST", "/v1/chat/completions", body=body))
+            assert said.status == status
+            assert name == "demo" or "no tokenizer that is safe to run" in said.message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,183 @@
+"""What the tokenizer of a file may make of a text: bounds that hold before the Rust library gets either.
+
+The library has no limits of its own, and where memory runs out it ends the process that serves all. The steps
+that lengthen texts (normalizers, decoders, post-processors) are described as JSON, from which their largest growth
+follows; a tokenizer beyond these bounds is refused. Regular expressions need none: Oniguruma, which runs them,
+refuses deep nesting and gives a match up after 10 million steps, which is an exception here.
+"""
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from localllm.errors import UnsupportedModel, UsageError
+from localllm.formatting import format_bytes
+
+# Bytes that a byte of text may become. Of published tokenizers ALBERT's has the largest growth, 1,089: NFKD, lower
+# case, a table of characters and a replacement, each counted with its rarest character.
+MAX_GROWTH = 4096
+MAX_STEPS = 64  # of one kind; published tokenizers have fewer than ten
+MAX_ADDED_AROUND = 1024  # tokens that a post-processor puts around a text
+MAX_PATTERN_CHARS = 100_000
+MAX_NORMALIZED_BYTES = 32 * 2**20  # of one text; the library keeps 17 bytes for each
+PIECE_CHARS = 2048  # of a text are normalized at a time to measure it: 140 MB at the largest growth
+SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
+# Of Unicode 15, in UTF-8: one ligature of 3 bytes becomes 33 by NFKC and NFKD, a letter of 2 becomes 6 by NFC and
+# NFD, and 3 in lower case.
+GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 2}
+
+NO_NUMBER = re.compile(rb"\s*:\s*[^\s\d]")
+ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # a name may be spelled with it
+NAME_AND_COLON = re.compile(r'[\s,{]*("(?:[^"\\]|\\.)*")\s*:\s*')
+
+
+def read_sections(content: bytes) -> dict[str, Any]:
+    """All of a `tokenizer.json` but its model: nearly all of the file, and not parsed where no section follows it.
+
+    Raises ValueError for what is no such JSON, or names a section twice.
+    """
+    text = content.decode()
+    sections: dict[str, Any] = {}
+    position = 0
+    while named := NAME_AND_COLON.match(text, position):
+        name = json.loads(named[1])
+        if name == "model" and not _sections_follow(content, len(text[: named.end()].encode())):
+            return sections
+        value, position = json.JSONDecoder().raw_decode(text, named.end())
+        if name in sections:
+            raise ValueError(f"{name} stands in it twice")
+        sections[name] = value
+    return sections
+
+
+def _sections_follow(content: bytes, position: int) -> bool:
+    """Whether a section may follow, judged by its name: behind a word of a vocabulary stands a number."""
+    for name in ("model", "added_tokens", *SECTIONS):
+        quoted, start = f'"{name}"'.encode(), position
+        while (start := content.find(quoted, start) + len(quoted)) >= len(quoted):
+            if NO_NUMBER.match(content, start):
+                return True
+    return content.find(b"\\u00", position) >= 0 and ESCAPED_LETTER.search(content, position) is not None
+
+
+def check_sections(sections: Mapping[str, Any], source: str) -> None:
+    """Raises UnsupportedModel for a tokenizer beyond the bounds. source: the file, for the message.
+
+    What is of a wrong kind is left to the library, which refuses it.
+    """
+    for name in SECTIONS:
+        steps = list(_steps(sections.get(name)))
+        if len(steps) > MAX_STEPS:
+            _refuse(source, f"its {name} has {len(steps)} steps")
+        check_growth(_growth(steps), source)
+        if any(len(pattern) > MAX_PATTERN_CHARS for step in steps for pattern in _patterns(step)):
+            _refuse(source, f"its {name} has a pattern of more than {MAX_PATTERN_CHARS} characters")
+    added = sum(map(_added_around, _steps(sections.get("post_processor"))))
+    if added > MAX_ADDED_AROUND:
+        _refuse(source, f"it puts {added} tokens around every text")
+    growth = _growth(_steps(sections.get("normalizer")))
+    for token in _list(sections.get("added_tokens")):
+        if isinstance(token, Mapping) and _size(token.get("content")) * growth > MAX_NORMALIZED_BYTES:
+            _refuse(source, f"it has an added token of {format_bytes(_size(token.get('content')))}")
+
+
+def check_growth(growth: float, source: str) -> None:
+    """Raises UnsupportedModel where a byte of text may become too many."""
+    if growth > MAX_GROWTH:
+        _refuse(source, f"it makes a text up to {growth:.2g} times as long")
+
+
+def growth_of_normalizer(normalizer: Any) -> float:
+    """The bytes that a byte of text becomes at most. normalizer: of the library, or None."""
+    return _growth(_steps(json.loads(normalizer.__getstate__()))) if normalizer else 1.0
+
+
+def check_normalized_length(text: str, normalizer: Any, growth: float) -> None:
+    """Raises UsageError for a text that the normalizer makes longer than is kept in memory."""
+    if len(text) * 4 * growth <= MAX_NORMALIZED_BYTES or len(text.encode()) * growth <= MAX_NORMALIZED_BYTES:
+        return
+    length = 0
+    for start in range(0, len(text), PIECE_CHARS):
+        length += len(normalizer.normalize_str(text[start : start + PIECE_CHARS]).encode())
+        if length > MAX_NORMALIZED_BYTES:
+            raise UsageError(
+                f"this model's tokenizer makes more than {format_bytes(MAX_NORMALIZED_BYTES)} of the text",
+                "send a shorter one, or use another model",
+            )
+
+
+def _steps(section: Any) -> Iterator[Mapping[str, Any]]:
+    """Its steps, one after the other: lists of them may hold lists."""
+    if isinstance(section, Mapping):
+        lists = [section[name] for name in STEP_LISTS if name in section]
+        for step in [each for steps in lists for each in _list(steps)]:
+            yield from _steps(step)
+        if not lists:
+            yield section
+
+
+def _growth(steps: Any) -> float:
+    return math.prod(map(_growth_of_step, steps))
+
+
+def _growth_of_step(step: Mapping[str, Any]) -> float:
+    kind = step.get("type")
+    if kind == "Prepend":
+        return 1 + _size(step.get("prepend"))
+    if kind == "Metaspace":
+        return 1 + _size(step.get("replacement"))
+    if kind == "Precompiled":
+        return _longest_entry(step.get("precompiled_charsmap"))
+    if kind == "Replace":
+        pattern, content = step.get("pattern"), _size(step.get("content"))
+        literal = _size(pattern.get("String")) if isinstance(pattern, Mapping) else _size(pattern)
+        return max(1.0, content / literal) if literal else 1.0 + content  # a regular expression may match nothing
+    return GROWTH.get(str(kind), 1.0)
+
+
+def _longest_entry(table: Any) -> float:
+    """Of a compiled table of characters: what they stand for, each with a zero behind it, follows the trie."""
+    try:
+        content = base64.b64decode(table)
+    except (TypeError, ValueError):
+        return 1.0
+    entries = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
+    return float(max(1, *map(len, entries)))
+
+
+def _added_around(step: Mapping[str, Any]) -> int:
+    """Tokens that a template puts around a text; a text that stands in it again counts as all that may be."""
+    special = step.get("special_tokens")
+    counts = {
+        name: len(_list(token.get("ids"))) if isinstance(token, Mapping) else 1
+        for name, token in (special.items() if isinstance(special, Mapping) else ())
+    }
+    pieces = [piece for name in ("single", "pair") for piece in _list(step.get(name))]
+    texts = sum("Sequence" in piece for piece in pieces if isinstance(piece, Mapping))
+    named = [piece.get("SpecialToken") for piece in pieces if isinstance(piece, Mapping)]
+    tokens = sum(counts.get(str(each.get("id")), 1) for each in named if isinstance(each, Mapping))
+    return tokens + (MAX_ADDED_AROUND + 1 if texts > 3 else 0)  # one in `single`, two in `pair`
+
+
+def _patterns(step: Mapping[str, Any]) -> Iterator[str]:
+    pattern = step.get("pattern")
+    values = pattern.values() if isinstance(pattern, Mapping) else [pattern]
+    yield from (value for value in values if isinstance(value, str))
+
+
+def _size(text: Any) -> int:
+    return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _refuse(source: str, why: str) -> None:
+    raise UnsupportedModel(
+        f"{source} is no tokenizer that is safe to run: {why}", "fetch the model from its publisher"
+    )
