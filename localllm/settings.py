@@ -51,6 +51,9 @@ class Settings:
     deterministic: bool = False
     """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
 
+    strict: bool = False
+    """LOCALLLM_STRICT: `on` lets every server refuse unknown fields as `serve --strict` does. Default: off"""
+
     host: str | None = None
     """LOCALLLM_HOST: where a running server is asked, `host:port` or `http://host:port`. Default:
     127.0.0.1:11434"""
@@ -60,8 +63,9 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS or
-        LOCALLLM_DETERMINISTIC not on or off, LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU no level."""
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS,
+        LOCALLLM_DETERMINISTIC or LOCALLLM_STRICT not on or off, LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU
+        no level."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
@@ -82,6 +86,7 @@ class Settings:
             draft=draft,
             graphs=parse_switch(environment, "LOCALLLM_GRAPHS", default="on"),
             deterministic=parse_switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
+            strict=parse_switch(environment, "LOCALLLM_STRICT", default="off"),
             host=environment.get("LOCALLLM_HOST") or None,
             api_key=environment.get("LOCALLLM_API_KEY") or None,
         )

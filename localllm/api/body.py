@@ -1,10 +1,12 @@
-"""The JSON of strangers, strictly: one object, no key twice, no NaN, no half characters; and the errors that name
-the field at fault. Knows nothing of what the fields mean."""
+"""The JSON of strangers: one object, no key twice, no NaN, no half characters; the errors that name the field at
+fault; and the fields that have no effect, which a server names in its answer or refuses. Knows nothing of HTTP."""
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
@@ -26,8 +28,47 @@ class BadField(UsageError):
         self.param = param
 
 
+# Fields that other servers have and this one has not, without which an answer is not what was asked for.
+CHANGES_ANSWER = re.compile(
+    r"max_|min_|top_|num_|n_|best_of|dry_|xtc_|dynatemp_|mirostat|guided_|typical_p|tfs_z|penalty|penalties|"
+    r"temperature|seed|stop|logprobs|logit|beam|early_stopping|bad_words|allowed_token|samplers|"
+    r"(response_)?format|schema|grammar|structured|regex|choice|tool|function|plugin|web_search|mcp_|connector|"
+    r"thinking|reasoning|effort|verbosity|system|prompt|instructions|template|suffix|prefix|continue_|"
+    r"image|audio|video|document|file|modalities|prediction|transforms|context_management|echo"
+)
+MAX_IGNORED = 32  # names of one request that are told
+
+
+@dataclass
+class IgnoredFields:
+    """The fields of one request that had no effect, each with whether the answer would have been another."""
+
+    names: dict[str, bool] = field(default_factory=dict)
+
+    def add(self, param: str, *, changes_answer: bool) -> None:
+        """param: a path as of `BadField`; places in lists are left out, as a field may stand in every message."""
+        name = re.sub(r"\.\d+", "[]", param)
+        if name in self.names or len(self.names) < MAX_IGNORED:
+            self.names[name] = self.names.get(name, False) or changes_answer
+
+
+IGNORED_FIELDS: ContextVar[IgnoredFields | None] = ContextVar("ignored_fields", default=None)
+"""Of the request that is being read; None where a field without an effect is refused."""
+
+
+def ignore_field(
+    param: str, message: str, remedy: str = "leave it out", *, name: str = "", changes_answer: bool = True
+) -> None:
+    """Note that what a body has at `param` is not there; name: how it is told, if not by its path. Raises BadField
+    where that is refused."""
+    ignored = IGNORED_FIELDS.get()
+    if ignored is None:
+        raise BadField(param, message, remedy)
+    ignored.add(name or param, changes_answer=changes_answer)
+
+
 class StrictModel(BaseModel):
-    """Fields as they are named and of the type they are said to be: no number in a string, no unknown name."""
+    """Fields of the type they are said to be: no number in a string. `validate` says what becomes of others."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -73,19 +114,43 @@ def parse_json_object(text: bytes | str) -> dict[str, Any]:
 
 
 def validate(model: type[Model], fields: Mapping[str, Any], path: str = "") -> Model:
-    """The fields as `model` has them. Raises BadField for the first that is missing, unknown or of another
-    type."""
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(map(str, ([path] if path else []) + list(first["loc"])))
-        match first["type"]:
-            case "extra_forbidden":
-                known = [field.alias or name for name, field in model.model_fields.items()]
-                remedy = did_you_mean(str(first["loc"][0]), known) if len(first["loc"]) == 1 else "leave it out"
-                raise BadField(param, f"{param} is not a field of this request", remedy) from None
-            case "missing":
-                raise BadField(param, f"{param} is missing", "send it") from None
-        wrong = first["msg"][:1].lower() + first["msg"][1:]
-        raise BadField(param, f"{param} is of the wrong kind: {wrong}") from None
+    """The fields as `model` has them. Unknown ones are noted in IGNORED_FIELDS. Raises BadField for the first that
+    is missing or of another type, and without IGNORED_FIELDS for one that is unknown."""
+    errors: list[Any] = []
+    for attempt in range(2):
+        try:
+            return model.model_validate(fields)
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_input=False)
+        unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
+        if attempt or not unknown or (ignored := IGNORED_FIELDS.get()) is None:
+            break
+        for loc in unknown:
+            param = ".".join(map(str, ([path] if path else []) + list(loc)))
+            ignored.add(param, changes_answer=bool(CHANGES_ANSWER.match(str(loc[-1]))))
+        fields = _without(fields, unknown)
+    first = errors[0]
+    param = ".".join(map(str, ([path] if path else []) + list(first["loc"])))
+    match first["type"]:
+        case "extra_forbidden":
+            known = [field.alias or name for name, field in model.model_fields.items()]
+            remedy = did_you_mean(str(first["loc"][0]), known) if len(first["loc"]) == 1 else "leave it out"
+            raise BadField(param, f"{param} is not a field of this request", remedy) from None
+        case "missing":
+            raise BadField(param, f"{param} is missing", "send it") from None
+    wrong = first["msg"][:1].lower() + first["msg"][1:]
+    raise BadField(param, f"{param} is of the wrong kind: {wrong}") from None
+
+
+def _without(fields: Any, locations: Iterable[Sequence[int | str]]) -> Any:
+    """A copy of an object or a list, in one pass, without what stands at these paths."""
+    by_key: dict[int | str, list[Sequence[int | str]]] = {}
+    for key, *rest in locations:
+        by_key.setdefault(key, []).append(rest)
+    items = fields.items() if isinstance(fields, Mapping) else enumerate(fields)
+    kept = {
+        key: _without(value, by_key[key]) if key in by_key else value
+        for key, value in items
+        if [] not in by_key.get(key, ())
+    }
+    return kept if isinstance(fields, Mapping) else list(kept.values())

@@ -128,6 +128,14 @@ def serve(
             panel=options.Panel.LOADING,
         ),
     ] = None,
+    strict: Annotated[
+        bool,
+        options.switch(
+            "--strict",
+            text="Refuse requests with unknown fields instead of ignoring the fields.",
+            panel=options.Panel.NETWORK,
+        ),
+    ] = False,
     log_format: Annotated[
         str,
         typer.Option(
@@ -160,7 +168,8 @@ def serve(
         raise UsageError(f"--log-format is {log_format}", f"give {', '.join(LogFormat)}")
     if max_models is not None and not len(models or []) <= max_models != 0:
         raise UsageError(f"--max-models is {max_models}", "give at least 1, and no fewer than you name")
-    keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [Settings.from_environment().api_key])]
+    settings = Settings.from_environment()
+    keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
     access = make_access_policy(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
     for warning in access_warnings(access):
@@ -180,7 +189,7 @@ def serve(
         served = ModelPool(load, keep_alive=kept, max_models=max_models)
         for model in models or []:
             served.add_preloaded(load(model, None), model)
-        app = create_app(served, access, log_prompts=log_prompts)
+        app = create_app(served, access, log_prompts=log_prompts, strict=strict or settings.strict)
         names = [loaded.name for loaded in served.loaded.values()]
         remark = (
             note if log_format == LogFormat.TEXT else (lambda words: None)

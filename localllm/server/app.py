@@ -48,9 +48,10 @@ def create_app(
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
     *,
     log_prompts: bool = False,
+    strict: bool = False,
 ) -> FastAPI:
     """Pages that describe the API are left out: they load scripts from elsewhere. log_prompts: log what is
-    asked, too."""
+    asked, too; strict: refuse fields that have no effect."""
     app = FastAPI(
         title="localllm",
         version=__version__,
@@ -61,7 +62,7 @@ def create_app(
     )
     app.add_middleware(Guard, access=access, limits=limits)
     sums = ServerMetrics(models)
-    app.add_middleware(RequestLogger, metrics=sums, log_prompts=log_prompts)
+    app.add_middleware(RequestLogger, metrics=sums, log_prompts=log_prompts, strict=strict)
     app.include_router(openai.router(models))
     app.include_router(responses.responses_router(models))
     app.include_router(anthropic.router(models))

@@ -74,7 +74,7 @@ class Guard:
         if origin := self.access.check_origin(headers, host, is_page=is_page):
             body.cors_headers += [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"access-control-expose-headers", b"Retry-After"),
+                (b"access-control-expose-headers", b"Retry-After, X-Request-Id, X-Localllm-Ignored"),
             ]
             if scope["method"] == "OPTIONS" and header_values(headers, b"access-control-request-method"):
                 return preflight_response(headers)  # browsers send no key with it

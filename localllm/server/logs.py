@@ -7,17 +7,20 @@ line ends and odd letters are escaped. Prompts are in it only where whoever star
 
 import json
 import logging
+import re
 import secrets
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm.api.body import IGNORED_FIELDS, IgnoredFields
 from localllm.server.request_stats import CURRENT_REQUEST, RequestStats
 
 if TYPE_CHECKING:
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("localllm.requests")
 CLIENT_CLOSED_STATUS = 499  # the status of an answer that nobody waited for, as other servers write it
 MAX_VALUE_LEN = 256  # characters of a path or a name
+IGNORED_HEADER = "X-Localllm-Ignored"
+CHANGES_ANSWER_SUFFIX = ";changes-answer"
+HEADER_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # that a name in a header does not have
+MAX_HEADER_NAME_LEN = 80  # characters of a field's name in a header
+MAX_CLIENTS = 1024  # of whom is known which fields they were told of
+OWN_PREFIX = "/localllm/"  # of routes whose client is of the same version: what it does not know is a fault
 QUIET_ROUTES = frozenset(("/metrics", "/ui/{name:path}"))  # routes that go without a line while they go well
 QUOTED_CHARACTERS = frozenset(' "=\\')  # words with one of these stand in quotes
 
@@ -91,10 +100,13 @@ def escape(value: Any) -> str:
 class RequestLogger:
     """Middleware around all others: gives each request an id and an account, and writes its line at the end."""
 
-    def __init__(self, app: ASGIApp, metrics: "ServerMetrics", *, log_prompts: bool = False):
+    def __init__(self, app: ASGIApp, metrics: "ServerMetrics", *, log_prompts: bool = False, strict: bool = False):
+        """strict: refuse fields that have no effect."""
         self.app = app
         self.metrics = metrics
         self.log_prompts = log_prompts
+        self.strict = strict
+        self.reported: OrderedDict[tuple[str, str], set[str]] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,11 +123,15 @@ class RequestLogger:
             nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = account.id
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = account.id
+                if account.ignored.names:
+                    headers[IGNORED_HEADER] = ignored_header(account.ignored)
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
         CURRENT_REQUEST.set(account)
+        IGNORED_FIELDS.set(None if self.strict or scope["path"].startswith(OWN_PREFIX) else account.ignored)
         try:
             await self.app(scope, receive, send_with_id)
             status = status if whole or status >= 500 else CLIENT_CLOSED_STATUS
@@ -126,8 +142,43 @@ class RequestLogger:
             seconds = now() - start
             route = getattr(scope.get("route"), "path", None)
             self.metrics.request_ended(scope["method"], route, status, seconds)
+            self.report_ignored(scope, account)
             level = logging.DEBUG if route in QUIET_ROUTES and status < 400 else logging.INFO
             log.log(level, "request", extra={"fields": request_fields(scope, account, status, seconds)})
+
+    def report_ignored(self, scope: Scope, account: RequestStats) -> None:
+        """A line with the fields that had no effect, once a client, which is an address and a program."""
+        if not account.ignored.names:
+            return
+        client = scope["client"][0] if scope.get("client") else ""
+        program = Headers(scope=scope).get("user-agent", "")[:MAX_VALUE_LEN]
+        known = self.reported.setdefault((client, program), set())
+        self.reported.move_to_end((client, program))
+        if len(self.reported) > MAX_CLIENTS:
+            self.reported.popitem(last=False)
+        if len(known) > MAX_CLIENTS or not (new := account.ignored.names.keys() - known):
+            return
+        known |= new
+        names = {name: changes for name, changes in account.ignored.names.items() if name in new}
+        fields = {
+            "event": "ignored",
+            "id": account.id,
+            "client": client,
+            "program": program or None,
+            "path": scope["path"][:MAX_VALUE_LEN],
+            "fields": ignored_header(IgnoredFields(names)),
+        }
+        changed = any(names.values())
+        fields |= {"note": "the answer is not what these ask for"} if changed else {}
+        log.log(logging.WARNING if changed else logging.INFO, "ignored", extra={"fields": fields})
+
+
+def ignored_header(ignored: IgnoredFields) -> str:
+    """Names as a header can have them, whoever chose them."""
+    return ", ".join(
+        HEADER_CHARACTERS.sub("?", name[:MAX_HEADER_NAME_LEN]) + (CHANGES_ANSWER_SUFFIX if changes else "")
+        for name, changes in ignored.names.items()
+    )
 
 
 def request_fields(scope: Scope, account: RequestStats, status: int, seconds: float) -> dict[str, Any]:

@@ -88,8 +88,12 @@ def route_docs(
 
 
 def body_schema(body: type[BaseModel]) -> Schema:
-    """Whose `$defs` `document` puts where its references look for them."""
-    return body.model_json_schema(ref_template=COMPONENTS + "{model}")
+    """Whose `$defs` `openapi_document` puts where its references look for them. Unknown fields may be sent."""
+    schema = body.model_json_schema(ref_template=COMPONENTS + "{model}")
+    for part in (schema, *schema.get("$defs", {}).values()):
+        if part.get("additionalProperties") is False:
+            del part["additionalProperties"]
+    return schema
 
 
 def add_openapi_route(app: FastAPI) -> None:

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from localllm.api.body import IgnoredFields
 from localllm.metrics import Metrics
 
 CANCELLED, FAILED = "cancelled", "error"  # finish reasons of answers that did not come to their end
@@ -36,6 +37,8 @@ class RequestStats:
     output_tokens: int = 0
     error: str | None = None
     """What the client was told went wrong."""
+
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
     def answer_ended(
         self, model: str, why: str, prompt_tokens: int, metrics: Metrics | None = None, output_tokens: int = 0

@@ -1,9 +1,10 @@
-"""OpenAI's `/v1/responses`. `localllm.api.openai.responses_api` reads and writes it; nothing is kept."""
+"""OpenAI's `/v1/responses`. `localllm.api.openai.responses_api` reads, writes and keeps it."""
 
 import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
@@ -12,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from localllm.api.openai.responses import ResponseHeader
 from localllm.api.openai.responses_api.bodies import ResponseBody
+from localllm.api.openai.responses_api.kept import KeptResponses
 from localllm.api.openai.responses_api.requests import parse_response_body, parse_response_request
 from localllm.api.openai.responses_api.stream import ResponseStream
 from localllm.errors import LocalLLMError
@@ -31,10 +33,11 @@ RESPONSES_EXAMPLE = {"model": "demo", "input": "Hello", "max_output_tokens": 8}
 
 def responses_router(models: ModelPool) -> APIRouter:
     routes = APIRouter(prefix="/v1")
+    kept = KeptResponses()
 
     @routes.post("/responses", **route_docs(ResponseBody, RESPONSES_EXAMPLE, stream_type="text/event-stream"))
     async def respond(request: Request) -> Response:
-        body = await read_json_body(request)
+        body = kept.expand(await read_json_body(request))
         # What makes no sense loads no model.
         lease = await models.lease(parse_response_request(body, SamplingParams()).model)
         with lease:
@@ -43,11 +46,51 @@ def responses_router(models: ModelPool) -> APIRouter:
             answer = ResponseStream(stamp, parse_response_body(body), asked, lease.token_texts)
             prepared = await asyncio.to_thread(asked.prepare, lease.llm)
             if asked.stream:
-                return StreamResponse(stream_response(lease, answer, prepared), lease.renew())
-            making = complete_response(lease, answer, prepared)
-            return JSONResponse(await run_until_disconnect(request, making))
+                events = stream_response(lease, answer, prepared)
+                return StreamResponse(keep_streamed(kept, body, answer, events), lease.renew())
+            made = await run_until_disconnect(request, complete_response(lease, answer, prepared))
+            keep_response(kept, body, made)
+            return JSONResponse(made)
+
+    @routes.get("/responses/{response_id}", **route_docs())
+    async def kept_response(response_id: str) -> dict[str, Any]:
+        return kept.get(response_id).response
+
+    @routes.delete("/responses/{response_id}", **route_docs())
+    async def delete_response(response_id: str) -> dict[str, Any]:
+        kept.remove(response_id)
+        return {"id": response_id, "object": "response", "deleted": True}
+
+    @routes.get("/responses/{response_id}/input_items", **route_docs())
+    async def input_items(response_id: str) -> dict[str, Any]:
+        """The conversation before the response, the newest item first."""
+        items = [
+            {"id": f"item_{response_id}_{index}", "type": "message", **item}
+            for index, item in enumerate(kept.get(response_id).items)
+        ][::-1]
+        ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
+        return {"object": "list", "data": items, "has_more": False, **ends}
 
     return routes
+
+
+def keep_response(kept: KeptResponses, body: Mapping[str, Any], response: dict[str, Any]) -> None:
+    """Unless the body says otherwise; one that failed is nothing to go on from."""
+    if body.get("store") is not False and response["status"] in ("completed", "incomplete"):
+        given = body["input"]
+        items = [{"type": "message", "role": "user", "content": given}] if isinstance(given, str) else given
+        kept.add(items, response)
+
+
+async def keep_streamed(
+    kept: KeptResponses, body: Mapping[str, Any], answer: ResponseStream, events: AsyncGenerator[bytes]
+) -> AsyncGenerator[bytes]:
+    """The events, the last of which tells of a response that is kept by then."""
+    async with aclosing(events):
+        async for event in events:
+            if answer.status != "in_progress" and answer.header.id not in kept.by_id:
+                keep_response(kept, body, answer.response())
+            yield event
 
 
 async def complete_response(lease: Lease, answer: ResponseStream, prepared: Sequence[Prepared]) -> dict[str, Any]:

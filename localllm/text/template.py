@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, UsageError
-from localllm.text.control import LiteralMarker, RenderedChat, find_unused_characters
+from localllm.text.control import ChatPiece, LiteralMarker, RenderedChat, find_unused_characters
 from localllm.text.messages import convert_tool_arguments
+from localllm.text.output.formats import OutputFormat
 from localllm.text.sandbox import TemplateSandbox
 from localllm.text.tokenizer import Tokenizer
 
@@ -131,6 +132,19 @@ class ChatTemplate:
             remedy = "it may know no system prompt: say it in the first question" if system else None
             raise PromptRefused(f"the chat template refuses this conversation: {chat.text}", remedy)
         raise self._fault(outcome, chat.text)
+
+    def begin_answer(self, chat: RenderedChat, text: str) -> RenderedChat:
+        """The rendered chat with the begin of the answer behind it, which is only text. Thoughts that the template
+        has opened are closed before it. Raises UsageError for a model whose answers are messages in channels."""
+        output = OutputFormat.detect(self._templates, self._added_tokens)
+        if output.channels:
+            raise UsageError("the answers of this model cannot go on from a text", "end with a user's message")
+        begun: tuple[ChatPiece, ...] = ()
+        if output.reasoning and chat.text.rstrip().endswith(output.reasoning.begin):
+            begun = (ChatPiece(f"{output.reasoning.end}\n\n"),)
+        marks = find_unused_characters(text)
+        said = self._said_by_model.split(self._said_by_model.mark(text, marks), marks)
+        return RenderedChat((*chat.pieces, *begun, *said.pieces))
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False

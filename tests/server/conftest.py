@@ -28,6 +28,7 @@ def answering(
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
     *,
     with_prompts: bool = False,
+    strict: bool = False,
 ) -> Iterator[str]:
     """The address of a server of these models; end: as of `Server`."""
     ready, heard = threading.Event(), list[str]()
@@ -37,7 +38,7 @@ def answering(
         ready.set()
 
     with bind("127.0.0.1", 0) as listener:
-        app = create_app(models, access, limits, log_prompts=with_prompts)
+        app = create_app(models, access, limits, log_prompts=with_prompts, strict=strict)
         server = Server(app, listener, say, end, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -57,6 +58,7 @@ def serving(
     limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008
     *,
     with_prompts: bool = False,
+    strict: bool = False,
 ) -> Iterator[str]:
     """The address of a server of `llm`."""
     models = ModelPool(refuse_to_load)
@@ -67,7 +69,7 @@ def serving(
         """The test's own model, which others use after it."""
         assert not loaded.users, "a lease was not given back"
 
-    with answering(models, keep, access, limits, with_prompts=with_prompts) as url:
+    with answering(models, keep, access, limits, with_prompts=with_prompts, strict=strict) as url:
         yield url
 
 

@@ -136,7 +136,7 @@ def test_errors_are_told_as_this_api_tells_them(client: "anthropic.Anthropic", d
     for fields, says in (
         ({"messages": [{"role": "user", "content": [image]}]}, "blocks of type image"),
         ({"tools": TOOLS}, "does not read tools"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "no switch for thinking"),
+        ({"thinking": {"type": "much"}}, "thinking.type"),
         ({"extra_body": {"temperature": "hot"}}, "temperature"),
     ):
         with pytest.raises(anthropic.BadRequestError, match=says) as refused:

@@ -66,7 +66,7 @@ def test_a_refusal_that_has_words_of_the_prompt_is_not_in_it(demo, lines):
 
 
 def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
-    with serving(demo) as url:
+    with serving(demo, strict=True) as url:
         httpx2.get(f"{url}/nowhere")
         httpx2.get(f"{url}/health", headers={"Host": "example.org"})
         httpx2.post(f"{url}/v1/completions", json={"model": "gpt-5", "prompt": "x"})

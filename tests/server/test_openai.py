@@ -198,7 +198,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role"),
-        ({"extra_body": {"wings": 2}}, "wings"),
+        ({"extra_body": {"modalities": ["audio"]}}, "modalities"),
         ({"n": 1000}, "n"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
+from localllm.api.openai.responses_api.kept import KeptResponses
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 
@@ -141,21 +142,102 @@ def test_log_probabilities_are_those_of_the_text(client: openai.OpenAI) -> None:
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"store": True}, "store"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.type"),
-        ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name"),
         ({"max_output_tokens": "9"}, "max_output_tokens"),
-        ({"extra_body": {"wings": 2}}, "wings"),
+        ({"reasoning": {"summary": "none"}}, "reasoning.summary"),
     ],
 )  # fmt: skip
 def test_what_is_not_there_is_refused_by_its_name(client: openai.OpenAI, changes: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.responses.create(**{"model": "demo", "input": "x", **changes})
     assert error.value.param == param
+
+
+def test_a_response_follows_one_that_was_kept(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 40}
+
+    def counted(**fields: Any) -> int:
+        """Tokens of the conversation."""
+        usage = client.responses.create(**asked, **fields).usage
+        assert usage
+        return usage.input_tokens
+
+    first = client.responses.create(input="What is a cat?", instructions="Be short.", **asked)
+    second = client.responses.create(input="And a dog?", previous_response_id=first.id, **asked)
+    assert (first.store, second.previous_response_id) == (True, first.id)
+    said = [item.model_dump() for item in first.output]
+    both: Any = [{"role": "user", "content": "What is a cat?"}, *said, {"role": "user", "content": "And a dog?"}]
+    assert second.usage and counted(input=both) == second.usage.input_tokens
+    reference: Any = [both[0], {"type": "item_reference", "id": first.output[0].id}, both[-1]]
+    assert counted(input=reference) == second.usage.input_tokens
+    with client.responses.stream(input="Why?", previous_response_id=second.id, **asked) as events:
+        third = events.get_final_response()
+    assert client.responses.retrieve(third.id).output_text == third.output_text
+    told = [item.type for item in client.responses.input_items.list(third.id)]
+    assert told == ["message"] * 5
+    client.responses.delete(first.id)
+    for unknown in (first.id, client.responses.create(input="x", store=False, **asked).id):
+        with pytest.raises(openai.NotFoundError, match="send the whole conversation"):
+            client.responses.create(input="x", previous_response_id=unknown, **asked)
+
+
+def test_no_more_responses_are_kept_than_there_is_room_for() -> None:
+    kept = KeptResponses(max_responses=3, max_bytes=1000)
+    for number in range(5):
+        kept.add([{"content": "x"}], {"id": f"resp_{number}", "output": []})
+    assert list(kept.by_id) == ["resp_2", "resp_3", "resp_4"]
+    kept.get("resp_2")
+    kept.add([{"content": "x" * 890}], {"id": "resp_5", "output": []})
+    assert list(kept.by_id) == ["resp_2", "resp_5"] and kept.bytes <= 1000
+    kept.add([{"content": "x" * 2000}], {"id": "resp_6", "output": []})
+    assert list(kept.by_id) == ["resp_6"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "script", "expected", "back"),
+    [
+        (
+            {"type": "custom", "name": "f", "format": {"type": "grammar", "definition": "start: A"}},
+            '{"input": "*** Begin"}',
+            {"type": "custom_tool_call", "name": "f", "input": "*** Begin"},
+            "custom_tool_call_output",
+        ),
+        (
+            {"type": "local_shell"},
+            '{"command": ["ls", "-l"]}',
+            {"type": "local_shell_call"},
+            "local_shell_call_output",
+        ),
+        (
+            {"type": "namespace", "name": "mcp__fs__", "tools": [{"type": "function", "name": "read"}]},
+            '{"a": 1}',
+            {"type": "function_call", "name": "read", "namespace": "mcp__fs__", "arguments": '{"a": 1}'},
+            "function_call_output",
+        ),
+    ],
+)  # fmt: skip
+def test_a_tool_that_is_no_function_is_called_as_what_it_is(
+    tmp_path: Path, tool: Any, script: str, expected: dict[str, Any], back: str
+) -> None:
+    name = {"custom": "f", "local_shell": "local_shell", "namespace": "mcp__fs__read"}[tool["type"]]
+    call = ("<tool_call>", f'{{"name":"{name}","arguments":', script, "}", "</tool_call>")
+    for client in scripted(tmp_path / "caller", call):
+        asked: dict[str, Any] = {"model": "caller", "temperature": 0, "max_output_tokens": len(call) + 1}
+        events = list(client.responses.create(input="Well?", tools=[tool], stream=True, **asked))
+        assert events[-1].type == "response.completed"
+        [item] = events[-1].response.output
+        assert item.model_dump(exclude_none=True).items() >= expected.items()
+        if item.type == "local_shell_call":
+            assert item.action.command == ["ls", "-l"]
+        result = {"type": back, "call_id": item.call_id, "output": "done"}
+        history: Any = [{"role": "user", "content": "Well?"}, item.model_dump(exclude_none=True), result]
+        assert client.responses.create(input=history, tools=[tool], **asked).output
 
 
 def test_a_stream_that_breaks_off_says_so(demo: LLM) -> None:

@@ -7,14 +7,14 @@ from pydantic import ConfigDict, Field
 from localllm.api.anthropic.messages import MessageBody, TextBlock
 from localllm.api.body import SchemaType, StrictModel
 
-# Fields that say who asks, and where a provider may keep things: what was computed is found again anyway.
-IGNORED_FIELDS = ("metadata", "service_tier", "cache_control")
+# Fields that say who asks, and where a provider may keep or compute things.
+NEUTRAL_FIELDS = ("metadata", "service_tier", "cache_control", "inference_geo", "betas")
 
 
 class ThinkingOptions(StrictModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None  # thoughts are told whole
 
 
 class AnswerFormat(StrictModel):
@@ -37,6 +37,9 @@ class CustomTool(StrictModel):
     strict: bool | None = None
     cache_control: Any = None
     eager_input_streaming: Any = None
+    defer_loading: Any = None
+    allowed_callers: Any = None
+    input_examples: Any = None
 
 
 class ToolChoice(StrictModel):
@@ -47,7 +50,7 @@ class ToolChoice(StrictModel):
 
 def _others(schema: dict[str, Any]) -> None:
     """Describe the fields that are taken out before a body is validated."""
-    schema["properties"] |= {name: {"description": "Has no effect."} for name in IGNORED_FIELDS}
+    schema["properties"] |= {name: {"description": "Has no effect."} for name in NEUTRAL_FIELDS}
 
 
 class CountTokensBody(StrictModel):
@@ -62,6 +65,7 @@ class CountTokensBody(StrictModel):
     tool_choice: Annotated[Any, SchemaType(ToolChoice | None)] = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
+    output_format: AnswerFormat | None = None  # what it was called in its beta
 
 
 class MessagesBody(CountTokensBody):

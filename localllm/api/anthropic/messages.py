@@ -6,11 +6,12 @@ this API takes for one. A result that is an error says so at its beginning, as t
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, SchemaType, StrictModel, validate
+from localllm.api.body import BadField, SchemaType, StrictModel, ignore_field, validate
 
 Message = dict[str, Any]
 TEXT_SEPARATOR = "\n\n"
@@ -26,7 +27,8 @@ class TextBlock(StrictModel):
 class ThinkingBlock(StrictModel):
     type: Literal["thinking"]
     thinking: str
-    signature: str = ""
+    signature: str | None = ""
+    cache_control: Any = None
 
 
 class ToolUseBlock(StrictModel):
@@ -54,6 +56,10 @@ class MessageBody(StrictModel):
     content: Annotated[Any, SchemaType(str | list[Block])]
 
 
+# What Anthropic's servers add to a conversation of their own accord, and no other model can read.
+SERVER_BLOCK_TYPES = re.compile(
+    r"redacted_thinking|server_tool_use|mcp_tool_use|container_upload|compaction|fallback|\w+_tool_result"
+)
 BLOCK_TYPES: dict[str, dict[str, type[Block]]] = {
     "system": {"text": TextBlock},
     "user": {"text": TextBlock, "tool_result": ToolResultBlock},
@@ -80,8 +86,10 @@ def parse_messages(messages: Any, system: Any) -> list[Message]:
             found[-1] = _joined(found[-1], made.pop(0))
         found += made
         last = said.role
-    if last != "user":
-        raise BadField(f"messages.{len(messages) - 1}", "the last message is not the user's", "answers begin anew")
+    if last == "system":
+        raise BadField(f"messages.{len(messages) - 1}", "the last message is the system's", "send the user's")
+    if last == "assistant":  # the answer goes on where it ends
+        found[-1]["prefix"] = True
     return found
 
 
@@ -92,13 +100,18 @@ def parse_blocks(content: Any, role: str, path: str) -> list[Block]:
     if not isinstance(content, list):
         raise BadField(path, f"{path} is neither a text nor a list of blocks", "send one of the two")
     limits.check_count(limits.MAX_PARTS, path, content)
-    return [_block(block, role, f"{path}.{place}") for place, block in enumerate(content)]
+    return [made for place, block in enumerate(content) if (made := _block(block, role, f"{path}.{place}"))]
 
 
-def _block(block: Any, role: str, at: str) -> Block:
+def _block(block: Any, role: str, at: str) -> Block | None:
+    """None for what only Anthropic's servers read, which is noted."""
     kind = block.get("type") if isinstance(block, Mapping) else None
     if not isinstance(kind, str):
         raise BadField(at, f"{at} is no block", 'send {"type": "text", "text": ...}')
+    if role == "assistant" and SERVER_BLOCK_TYPES.fullmatch(kind):
+        message = f"blocks of type {kind} are not supported here"
+        ignore_field(f"{at}.type", message, name=f"messages[].content[].{kind}")
+        return None
     if kind not in BLOCK_TYPES[role]:
         known = ", ".join(BLOCK_TYPES[role])
         raise BadField(f"{at}.type", f"blocks of type {kind} are not supported here", f"send {known}")

@@ -1,7 +1,7 @@
 """Bodies of Anthropic's `/v1/messages` and `/v1/messages/count_tokens` to what an LLM is asked.
 
-Nothing is ignored in silence, but for the budget of thoughts: models think as long as they will. What a body
-leaves out is as the model recommends. Knows nothing of HTTP.
+Nothing is ignored in silence: what has no effect is noted in `body.IGNORED_FIELDS`, or refused. What a body leaves
+out is as the model recommends. Knows nothing of HTTP.
 """
 
 import json
@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.api import limits
-from localllm.api.anthropic.bodies import IGNORED_FIELDS, CountTokensBody, CustomTool, MessagesBody, ToolChoice
+from localllm.api.anthropic.bodies import NEUTRAL_FIELDS, CountTokensBody, CustomTool, MessagesBody, ToolChoice
 from localllm.api.anthropic.messages import parse_messages
 from localllm.api.asked import ParsedRequest
-from localllm.api.body import BadField, validate
+from localllm.api.body import IGNORED_FIELDS, BadField, validate
+from localllm.api.openai.functions import ignore_tool
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
 
@@ -23,7 +24,15 @@ def parse_message_request(body: Mapping[str, Any], defaults: SamplingParams) -> 
     limits.check_stop_strings("stop_sequences", asked.stop_sequences or [])
     names = ("temperature", "top_p", "top_k")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    params = replace(defaults, **given, max_tokens=asked.max_tokens, stop=tuple(asked.stop_sequences or ()))
+    if asked.stop_sequences is not None:
+        given["stop"] = tuple(asked.stop_sequences)
+    if (
+        asked.thinking
+        and asked.thinking.budget_tokens is not None
+        and (ignored := IGNORED_FIELDS.get()) is not None
+    ):
+        ignored.add("thinking.budget_tokens", changes_answer=True)  # models think as long as they will
+    params = replace(defaults, **given, max_tokens=asked.max_tokens)
     return replace(_asked(asked, params), stream=bool(asked.stream))
 
 
@@ -33,13 +42,13 @@ def parse_count_request(body: Mapping[str, Any], defaults: SamplingParams) -> Pa
 
 
 def _with_effect(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if value is not None and name not in IGNORED_FIELDS}
+    return {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
 
 
 def _asked(asked: CountTokensBody, params: SamplingParams) -> ParsedRequest:
     config = asked.output_config
-    if config and config.format:
-        params = replace(params, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(config.format.schema_)))
+    if form := (config and config.format) or asked.output_format:
+        params = replace(params, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(form.schema_)))
     tools, use = _tool_use(asked)
     thinking = asked.thinking.type if asked.thinking else "adaptive"
     return ParsedRequest(
@@ -64,6 +73,8 @@ def _tool_use(asked: CountTokensBody) -> tuple[list[dict[str, Any]] | None, Tool
     choice = validate(ToolChoice, asked.tool_choice, "tool_choice")
     if choice.type == "none":
         return None, ToolUse()
+    if not tools and choice.type == "auto":
+        return None, ToolUse()
     if not tools:
         raise BadField("tool_choice", "there is a tool_choice and there are no tools", "send tools, too")
     if (choice.type == "tool") != (choice.name is not None):
@@ -80,14 +91,16 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     if tools is not None and not isinstance(tools, list):
         raise BadField("tools", "tools is no list", "send a list of tools")
     limits.check_count(limits.MAX_TOOLS, "tools", tools or ())
-    return [_tool(tool, f"tools.{place}") for place, tool in enumerate(tools or ())]
+    return [function for index, tool in enumerate(tools or ()) if (function := _tool(tool, index))]
 
 
-def _tool(tool: Any, at: str) -> dict[str, Any]:
-    kind = tool.get("type", "custom") if isinstance(tool, Mapping) else None
+def _tool(tool: Any, index: int) -> dict[str, Any] | None:
+    """None for a tool of Anthropic's own, which is noted."""
+    kind = (tool.get("type") or "custom") if isinstance(tool, Mapping) else None
     if isinstance(kind, str) and kind != "custom":
-        raise BadField(f"{at}.type", f"tools of type {kind} are not supported", "send tools of your own")
-    found = validate(CustomTool, tool if isinstance(tool, Mapping) else {}, at)
+        ignore_tool(kind, index)
+        return None
+    found = validate(CustomTool, tool if isinstance(tool, Mapping) else {}, f"tools.{index}")
     function: dict[str, Any] = {"name": found.name, "parameters": found.input_schema}
     if found.description is not None:
         function["description"] = found.description

@@ -1,5 +1,5 @@
-"""The bodies that Ollama's API takes, field by field. Fields that Ollama does not document are refused by name, as
-misspelt ones would be; of null and of what is left out Ollama's own defaults are meant."""
+"""The bodies that Ollama's API takes, field by field; of null and of what is left out Ollama's own defaults are
+meant. Options may also stand beside `options`, where clients of other APIs put them."""
 
 import re
 from collections.abc import Mapping
@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from localllm.api.body import BadField, StrictModel, validate
+from localllm.modelfile.options import SAMPLING_OPTIONS
 
 Body = TypeVar("Body", bound=BaseModel)
 
 DURATION_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 UNLIMITED_S = 1e12  # seconds, and what is longer; a float holds no number of any size
 DURATION = re.compile(r"[+-]?(?:\d{1,12}(?:\.\d{0,9})?(?:ns|us|µs|μs|ms|s|m|h))+|[+-]?0")
+SECONDS = re.compile(r"[+-]?\d{1,12}(\.\d{0,9})?")
 DURATION_PART = re.compile(r"([\d.]+)(ns|us|µs|μs|ms|s|m|h)")
 
 
@@ -45,6 +47,7 @@ class GenerateBody(CommonBody):
 class ChatBody(CommonBody):
     messages: list[Any] | None = None
     tools: list[Any] | None = None
+    tool_choice: Any = None
 
 
 class NameBody(StrictModel):
@@ -90,6 +93,18 @@ def parse_body(model: type[Body], body: Mapping[str, Any]) -> Body:
     return validate(model, body)
 
 
+def gather_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body with options that stand beside `options` among them; those that stand in both are left as in
+    `options`."""
+    beside = {name: value for name, value in body.items() if name in SAMPLING_OPTIONS}
+    options = body.get("options")
+    if not beside or not isinstance(options, Mapping | None):
+        return dict(body)
+    fields = {name: value for name, value in body.items() if name not in beside}
+    given = {name: value for name, value in beside.items() if value is not None}
+    return fields | {"options": {**given, **(options or {})}}
+
+
 def model_name(body: NameBody) -> str:
     """Raises BadField where there is none."""
     if not (name := body.model or body.name):
@@ -100,7 +115,8 @@ def model_name(body: NameBody) -> str:
 def parse_keep_alive(keep_alive: Any) -> float | None:
     """How long a model is to stay loaded: None as ever, inf for ever. Raises BadField.
 
-    A number is seconds; a text is a duration as Go writes it, `1h30m`; a negative one is for ever.
+    A number is seconds, also as a text; another text is a duration as Go writes it, `1h30m`; a negative one is for
+    ever.
     """
     match keep_alive:
         case None:
@@ -109,6 +125,8 @@ def parse_keep_alive(keep_alive: Any) -> float | None:
             pass
         case int() | float():
             return float(keep_alive) if 0 <= keep_alive < UNLIMITED_S else float("inf")
+        case str() if SECONDS.fullmatch(keep_alive):
+            return parse_keep_alive(float(keep_alive))
         case str() if DURATION.fullmatch(keep_alive):
             if keep_alive.startswith("-"):
                 return float("inf") if keep_alive != "-0" else 0.0

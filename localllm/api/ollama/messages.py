@@ -5,6 +5,7 @@ from typing import Any
 
 from localllm.api import limits
 from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.openai.functions import ignore_tool
 
 ROLES = ("system", "user", "assistant", "tool")
 TEXT_ONLY_REMEDY = "this server reads text alone"
@@ -30,12 +31,15 @@ class ChatMessage(StrictModel):
     tool_calls: list[ToolCallPart] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
+    name: str | None = None  # of the tool that answers, as Ollama had it once
+    id: str | None = None  # of the message, which some clients number
 
 
 class FunctionDefinition(StrictModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class Tool(StrictModel):
@@ -59,6 +63,8 @@ def parse_messages(messages: list[Any]) -> list[dict[str, Any]]:
             raise BadField(f"{at}.role", f"invalid role: {said.role[:40]}, must be one of [{' '.join(ROLES)}]")
         if said.images:
             raise BadField(f"{at}.images", f"{at} has images", TEXT_ONLY_REMEDY)
+        if role == "tool" and said.tool_name is None and said.name:
+            said = said.model_copy(update={"tool_name": said.name})
         found: dict[str, Any] = {"role": role, "content": said.content or ""}
         if role == "assistant" and said.thinking:
             found["reasoning_content"] = said.thinking
@@ -98,9 +104,12 @@ def parse_tools(tools: list[Any] | None) -> list[dict[str, Any]] | None:
         at = f"tools.{place}"
         if not isinstance(tool, Mapping):
             raise BadField(at, f"{at} is no object", "send a type and a function")
-        read = validate(Tool, tool, at)
-        if read.type not in (None, "", "function"):
-            raise BadField(f"{at}.type", f"tools of type {read.type[:40]} are not supported", "send functions")
-        function = {key: value for key, value in tool["function"].items() if value is not None}
+        kind = tool.get("type")
+        if isinstance(kind, str) and kind not in ("", "function"):
+            ignore_tool(kind, place)
+            continue
+        validate(Tool, tool, at)
+        known = FunctionDefinition.model_fields
+        function = {key: value for key, value in tool["function"].items() if value is not None and key in known}
         found.append({"type": "function", "function": function})
     return found or None

@@ -11,9 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from localllm.api import limits
-from localllm.api.body import BadField
-from localllm.api.ollama.bodies import ChatBody, CommonBody, GenerateBody, parse_body, parse_keep_alive
+from localllm.api.body import IGNORED_FIELDS, BadField, ignore_field
+from localllm.api.ollama.bodies import (
+    ChatBody,
+    CommonBody,
+    GenerateBody,
+    gather_options,
+    parse_body,
+    parse_keep_alive,
+)
 from localllm.api.ollama.messages import TEXT_ONLY_REMEDY, parse_messages, parse_tools
+from localllm.api.openai.requests import parse_tool_use
 from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import check_options, to_sampling_params
@@ -72,6 +80,7 @@ class OllamaRequest:
 class OllamaChat(OllamaRequest):
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
+    tool_use: ToolUse = field(default_factory=ToolUse)
 
     @property
     def is_load_only(self) -> bool:
@@ -147,15 +156,15 @@ class OllamaGenerate(OllamaRequest):
 
 def parse_chat_request(body: Mapping[str, Any]) -> OllamaChat:
     """A body of `/api/chat`. Raises UsageError."""
-    asked = parse_body(ChatBody, body)
-    return OllamaChat(
-        **_common(asked), messages=parse_messages(asked.messages or []), tools=parse_tools(asked.tools)
-    )
+    asked = parse_body(ChatBody, gather_options(body))
+    tools, tool_use = parse_tool_use(parse_tools(asked.tools), asked.tool_choice, parallel=None)
+    messages = parse_messages(asked.messages or [])
+    return OllamaChat(**_common(asked), messages=messages, tools=tools, tool_use=tool_use)
 
 
 def parse_generate_request(body: Mapping[str, Any]) -> OllamaGenerate:
     """A body of `/api/generate`. Raises UsageError."""
-    asked = parse_body(GenerateBody, body)
+    asked = parse_body(GenerateBody, gather_options(body))
     if asked.images:
         raise BadField("images", "images are not supported", TEXT_ONLY_REMEDY)
     if asked.raw and (asked.template or asked.system or asked.context):
@@ -179,7 +188,7 @@ def _common(asked: CommonBody) -> dict[str, Any]:
         raise BadField("top_logprobs", f"top_logprobs must be between 0 and {limits.MAX_LOGPROBS}")
     if most and not asked.logprobs:
         raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    options = check_options(asked.options or {})
+    options = check_options(_known_options(asked.options or {}))
     limits.check_stop_strings("options.stop", options.get("stop", []))
     return {
         "model": asked.model,
@@ -190,6 +199,19 @@ def _common(asked: CommonBody) -> dict[str, Any]:
         "think": _think(asked.think),
         "logprobs": most if asked.logprobs else None,
     }
+
+
+def _known_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without those that nobody knows, as Ollama has it, and those that it no longer has. `check_options` refuses
+    them."""
+    if IGNORED_FIELDS.get() is None:
+        return options
+    known = dict(options)
+    for name, value in options.items():
+        if name not in OPTION_TYPES or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
+            ignore_field(f"options.{name}", f'there is no option "{name[:80]}"')
+            del known[name]
+    return known
 
 
 def _think(think: bool | str | None) -> bool | str | None:

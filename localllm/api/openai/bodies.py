@@ -1,36 +1,66 @@
-"""The bodies of OpenAI's two requests, field by field, and what is said of fields that are not here."""
+"""The bodies of OpenAI's two requests, field by field, with those that other servers have made usual, and what is
+said of fields that are not here."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from localllm.api.body import BadField, SchemaType, StrictModel
+from localllm.api.body import BadField, SchemaType, StrictModel, ignore_field
 from localllm.api.openai.functions import ToolList
 from localllm.api.openai.messages import MessageList
 
 # Fields that have one value here, which may be sent.
-FIXED_VALUES: dict[str, Any] = {
-    "modalities": ["text"],
+FIXED_VALUES: dict[str, Any] = {"modalities": ["text"]}
+# Fields that have no effect, with the one value that asks for nothing else.
+WITHOUT_EFFECT: dict[str, Any] = {
     "verbosity": "medium",
     "store": False,
+    "web_search_options": {},
+    "moderation": {},
 }
-UNSUPPORTED_FIELDS = ("audio", "functions", "function_call", "web_search_options", "moderation")
-# Fields that say who asks and where a provider may keep things; they ask nothing of the answer.
-IGNORED_FIELDS = (
-    *("user", "metadata", "safety_identifier", "service_tier"),
+UNSUPPORTED_FIELDS = ("audio", "functions", "function_call")
+# Fields that say who asks, and where a provider may keep or compute things; they ask nothing of the answer.
+NEUTRAL_FIELDS = (
+    *("user", "metadata", "safety_identifier", "service_tier", "client_metadata"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
+    *("cache_prompt", "id_slot", "cache_control", "guided_decoding_backend"),
 )
 
 
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None  # padding against those who count bytes, which is not sent
+
+
+class JsonSchemaFormat(StrictModel):
+    name: str = ""
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # beside json_object, as llama.cpp has it
+
+
+class StructuredOutputs(StrictModel):
+    """What vLLM holds an answer to: one of them."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 def _others(schema: dict[str, Any]) -> None:
-    """Describe the fields that `supported` takes out before a body is validated."""
-    without: dict[str, Any] = {name: {"description": "Has no effect."} for name in IGNORED_FIELDS}
+    """Describe the fields that `drop_ignored_fields` takes out before a body is validated."""
+    without: dict[str, Any] = {
+        name: {"description": "Has no effect."} for name in (*NEUTRAL_FIELDS, *WITHOUT_EFFECT)
+    }
     schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in FIXED_VALUES.items()}
 
 
@@ -46,29 +76,38 @@ class SamplingBody(StrictModel):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None
+    min_tokens: int | None = Field(None, ge=0)
     stop: Annotated[Any, SchemaType(str | list[str] | None)] = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
-class JsonSchemaFormat(StrictModel):
-    name: str
-    schema_: dict[str, Any] = Field(alias="schema")
-    description: str | None = None
-    strict: bool | None = None
+class ReasoningOptions(StrictModel):
+    """As OpenRouter has it."""
 
-
-class ResponseFormat(StrictModel):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
+    effort: str | None = None
+    enabled: bool | None = None
+    max_tokens: int | None = None
+    exclude: bool | None = None
+    summary: str | None = None
 
 
 class ChatBody(SamplingBody):
@@ -79,8 +118,11 @@ class ChatBody(SamplingBody):
     tools: ToolList = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     reasoning_effort: str | None = None
+    reasoning: ReasoningOptions | None = None
+    enable_thinking: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     timings_per_token: bool | None = None
 
@@ -95,7 +137,7 @@ class CompletionBody(SamplingBody):
 
 def drop_ignored_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is null or has no effect. Raises BadField for what is not supported."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in IGNORED_FIELDS}
+    fields = {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
     for name in UNSUPPORTED_FIELDS:
         if name in fields:
             raise BadField(name, f"{name} is not supported", "leave it out")
@@ -103,4 +145,12 @@ def drop_ignored_fields(body: Mapping[str, Any]) -> dict[str, Any]:
         value = fields.pop(name, only)
         if type(value) is not type(only) or value != only:
             raise BadField(name, f"{name} {value!r} is not supported", f"leave it out, or send {only!r}")
+    for name, only in WITHOUT_EFFECT.items():
+        value = fields.pop(name, only)
+        if value != only:
+            ignore_field(
+                name,
+                f"{name} {str(value)[:40]!r} is not supported",
+                changes_answer=name not in ("store", "moderation"),
+            )
     return fields

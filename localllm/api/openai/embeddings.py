@@ -14,7 +14,7 @@ from localllm.api.body import BadField, StrictModel, validate
 from localllm.llm.embedding_inputs import Embeddings
 
 MAX_INPUTS = 2048  # of one body, as OpenAI documents
-IGNORED_FIELDS = ("user",)
+NEUTRAL_FIELDS = ("user",)
 
 
 class EmbeddingsBody(StrictModel):
@@ -26,7 +26,7 @@ class EmbeddingsBody(StrictModel):
 
 def parse_openai_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
     """Raises BadField."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in IGNORED_FIELDS}
+    fields = {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
     check_input_type(fields.get("input", ""))
     asked = validate(EmbeddingsBody, fields)
     if not asked.input:

@@ -22,6 +22,7 @@ class ToolCallPart(StrictModel):
 class TextPart(StrictModel):
     type: Literal["text"]
     text: str
+    cache_control: Any = None  # where a provider may keep things
 
 
 class MessageContent(StrictModel):
@@ -29,6 +30,7 @@ class MessageContent(StrictModel):
 
     content: Annotated[Any, SchemaType(str | list[TextPart] | None)] = None
     name: str | None = None
+    cache_control: Any = None
 
 
 class TextMessage(MessageContent):
@@ -42,6 +44,7 @@ class AssistantMessage(MessageContent):
     tool_calls: list[ToolCallPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    prefix: bool | None = None  # the answer goes on where it ends, as Mistral and DeepSeek have it
     refusal: None = None
     audio: None = None
     function_call: None = None
@@ -66,7 +69,7 @@ MESSAGE_TYPES: dict[str, type[TextMessage | AssistantMessage | ToolMessage]] = {
     "tool": ToolMessage,
 }
 ROLE_ALIASES = {"developer": "system"}
-OPTIONAL_FIELDS = ("name", "tool_calls", "reasoning_content", "reasoning", "tool_call_id")
+OPTIONAL_FIELDS = ("name", "tool_calls", "reasoning_content", "reasoning", "tool_call_id", "prefix")
 
 
 def parse_messages(messages: Any) -> list[dict[str, Any]]:
@@ -107,7 +110,7 @@ def _text(content: Any, at: str) -> str:
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)
         if isinstance(kind, str) and kind != "text":
             raise BadField(f"{at}.{place}.type", f"parts of type {kind} are not supported", "send text alone")
-        if kind is None or not isinstance(text, str) or part.keys() != {"type", "text"}:
+        if kind is None or not isinstance(text, str):
             raise BadField(f"{at}.{place}", f"{at}.{place} is no part", 'send {"type": "text", "text": ...}')
-        texts.append(text)
+        texts.append(validate(TextPart, part, f"{at}.{place}").text)
     return "".join(texts)

@@ -1,10 +1,8 @@
 """Bodies of OpenAI's `/v1/chat/completions` and `/v1/completions` to what an LLM is asked.
 
-Nothing is ignored in silence: an unknown field is refused, as OpenAI does, and so is a known one that asks for
-what is not there. A field that is null counts as left out. Beside OpenAI's fields there are those that other
-servers have made usual: `top_k`, `min_p`, `repetition_penalty`, `ignore_eos`, `stop_token_ids`,
-`chat_template_kwargs`, `timings_per_token`. What a body leaves out is as the model recommends. Knows nothing of
-HTTP.
+Nothing is ignored in silence: what has no effect is noted in `body.IGNORED_FIELDS`, or refused. A field that is
+null counts as left out. Beside OpenAI's fields there are those that llama.cpp, vLLM and OpenRouter have made
+usual. What a body leaves out is as the model recommends. Knows nothing of HTTP.
 """
 
 import json
@@ -51,7 +49,7 @@ def parse_tool_use(tools: Any, choice: Any, parallel: bool | None) -> tuple[list
     if choice == "none":
         return None, ToolUse()
     use = _use(choice, parallel=parallel is not False)
-    if choice is not None and tools is None:
+    if use.must_call and tools is None:
         raise BadField("tool_choice", "there is a tool_choice and there are no tools", "send tools, too")
     names = {tool["function"]["name"] for tool in tools or ()}
     if missing := next(
@@ -87,7 +85,7 @@ def parse_chat_request(body: Mapping[str, Any], defaults: SamplingParams) -> Par
     """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
     asked = validate(ChatBody, drop_ignored_fields(body))
     n = _count("n", asked.n)
-    effort = asked.reasoning_effort
+    effort, think = _reasoning(asked)
     tools, use = parse_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     arguments = dict(asked.chat_template_kwargs or {})
     limits.check_count(limits.MAX_TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
@@ -95,29 +93,26 @@ def parse_chat_request(body: Mapping[str, Any], defaults: SamplingParams) -> Par
         arguments["reasoning_effort"] = effort
     return ParsedRequest(
         asked.model,
-        (parse_messages(asked.messages),),
-        replace(
-            _params(asked, defaults, _most_tokens(asked, defaults.max_tokens), _chat_logprobs(asked)),
-            grammar=_grammar(asked.response_format),
-        ),
+        (_messages(asked),),
+        _params(asked, defaults, _most_tokens(asked, defaults.max_tokens), _chat_logprobs(asked)),
         is_chat=True,
         tools=tools,
         tool_use=use,
         template_arguments=arguments,
-        think=False if effort == "none" else None,
+        think=think,
         n=n,
         priority=asked.priority or 0,
         stream=bool(asked.stream),
         include_usage=_include_usage(asked),
-        timings_per_token=_timings(asked),
+        timings_per_token=bool(asked.timings_per_token and asked.stream),
     )
 
 
 def parse_completion_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/completions`; defaults: the model's own. Raises UsageError."""
     asked = validate(CompletionBody, drop_ignored_fields(body))
-    most = asked.max_tokens
-    if most is None:
+    most = _most_tokens(asked, None)
+    if most is None and -1 not in (asked.max_tokens, asked.n_predict):
         most = DEFAULT_COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
     params = _params(asked, defaults, most, asked.logprobs)
     if asked.echo and asked.logprobs is not None:
@@ -145,9 +140,19 @@ def _params(
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
     names += ("frequency_penalty", "seed", "ignore_eos")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
+    if asked.repeat_penalty is not None:
+        given.setdefault("repetition_penalty", asked.repeat_penalty)
+    if asked.top_k == -1:  # as vLLM says that all tokens stay
+        given["top_k"] = 0
+    if asked.seed == -1:  # as llama.cpp says that any will do
+        del given["seed"]
+    if asked.min_tokens:
+        ignore_field("min_tokens", "min_tokens is not supported")
     limits.check_count(limits.MAX_STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(asked.logit_bias or {})}
-    given |= {"stop": _stop_strings(asked.stop), "stop_ids": tuple(asked.stop_token_ids or ())}
+    given |= {"grammar": _grammar(asked), "stop_ids": tuple(asked.stop_token_ids or ())}
+    if asked.stop is not None:
+        given["stop"] = _stop_strings(asked.stop)
     try:
         return replace(defaults, **given)
     except ParameterOutOfRange as error:
@@ -207,23 +212,88 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(strings)
 
 
-def _most_tokens(asked: ChatBody, default: int | None) -> int | None:
-    """`max_completion_tokens` is the newer name of `max_tokens`."""
-    old, new = asked.max_tokens, asked.max_completion_tokens
-    if None not in (old, new) and old != new:
-        raise BadField("max_tokens", f"max_tokens is {old} and max_completion_tokens {new}", "send one of the two")
-    return next((most for most in (old, new, default) if most is not None), None)
+def _most_tokens(asked: SamplingBody, default: int | None) -> int | None:
+    """`max_completion_tokens` is the newer name of `max_tokens`, and `n_predict` llama.cpp's; -1 is no limit."""
+    names = ("max_tokens", "max_completion_tokens", "n_predict")
+    limits_by_name = {name: most for name in names if (most := getattr(asked, name, None)) is not None}
+    if len(set(limits_by_name.values())) > 1:
+        (name, most), (other, different) = list(limits_by_name.items())[:2]
+        raise BadField(name, f"{name} is {most} and {other} {different}", "send one of the two")
+    most = next(iter(limits_by_name.values()), default)
+    return None if most == -1 else most
 
 
-def _grammar(asked: ResponseFormat | None) -> Grammar | None:
-    """A schema is kept to whether or not it is `strict`."""
-    if asked is None or asked.type == "text":
+def _messages(asked: ChatBody) -> list[dict[str, Any]]:
+    """The last one is marked where the answer is to go on with it."""
+    messages = parse_messages(asked.messages)
+    if asked.continue_final_message and messages[-1]["role"] == "assistant":
+        messages[-1]["prefix"] = True
+    elif asked.continue_final_message or asked.add_generation_prompt is False:
+        name = "continue_final_message" if asked.continue_final_message else "add_generation_prompt"
+        ignore_field(name, f"{name} needs a last message of the assistant")
+    return messages
+
+
+def _reasoning(asked: ChatBody) -> tuple[str | None, bool | None]:
+    """How much the model is to think, in a word and by a switch; both None: as it will."""
+    options = asked.reasoning
+    effort = asked.reasoning_effort or (options and options.effort)
+    think = asked.enable_thinking
+    if options and options.enabled is not None and think is None:
+        think = options.enabled
+    if options and options.max_tokens is not None:
+        ignore_field("reasoning.max_tokens", "a budget of reasoning is not supported")
+    if options and options.exclude:
+        ignore_field("reasoning.exclude", "reasoning is always told")
+    return effort, False if effort == "none" else think
+
+
+def _grammar(asked: SamplingBody) -> Grammar | None:
+    """What the answer is held to, in the words of whichever server. A schema is kept to whether or not it is
+    `strict`."""
+    guided = asked.structured_outputs or StructuredOutputs(json=None)
+    grammars = {
+        "response_format": asked.response_format and _response_grammar(asked.response_format),
+        "json_schema": asked.json_schema and _schema_grammar(asked.json_schema),
+        "grammar": asked.grammar and Grammar(GrammarKind.GBNF, asked.grammar),
+        "guided_json": asked.guided_json and _schema_grammar(asked.guided_json),
+        "guided_regex": asked.guided_regex and Grammar(GrammarKind.REGEX, asked.guided_regex),
+        "guided_choice": asked.guided_choice and _choice_grammar(asked.guided_choice),
+        "guided_grammar": asked.guided_grammar and _any_grammar(asked.guided_grammar),
+        "structured_outputs.json": guided.json_ and _schema_grammar(guided.json_),
+        "structured_outputs.regex": guided.regex and Grammar(GrammarKind.REGEX, guided.regex),
+        "structured_outputs.choice": guided.choice and _choice_grammar(guided.choice),
+        "structured_outputs.grammar": guided.grammar and _any_grammar(guided.grammar),
+        "structured_outputs.json_object": Grammar(GrammarKind.JSON) if guided.json_object else None,
+    }
+    sent = {name: grammar for name, grammar in grammars.items() if isinstance(grammar, Grammar)}
+    if len(sent) > 1:
+        first, second = list(sent)[:2]
+        raise BadField(second, f"{first} and {second} hold the answer to two grammars", "send one of the two")
+    return next(iter(sent.values()), None)
+
+
+def _response_grammar(asked: ResponseFormat) -> Grammar | None:
+    if asked.type == "text":
         return None
     if asked.type == "json_object":
-        return Grammar(GrammarKind.JSON)
+        return _schema_grammar(asked.schema_) if asked.schema_ else Grammar(GrammarKind.JSON)
     if asked.json_schema is None:
         raise BadField("response_format.json_schema", "response_format has no json_schema", "send it")
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(asked.json_schema.schema_))
+    return _schema_grammar(asked.json_schema.schema_)
+
+
+def _schema_grammar(schema: Mapping[str, Any] | str) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def _choice_grammar(choices: Sequence[str]) -> Grammar:
+    return Grammar(GrammarKind.CHOICE, json.dumps(list(choices)))
+
+
+def _any_grammar(text: str) -> Grammar:
+    """GBNF defines its rules by `::=`, and Lark by a colon."""
+    return Grammar(GrammarKind.GBNF if "::=" in text else GrammarKind.LARK, text)
 
 
 def _chat_logprobs(asked: ChatBody) -> int | None:
@@ -234,8 +304,6 @@ def _chat_logprobs(asked: ChatBody) -> int | None:
 
 
 def _include_usage(asked: SamplingBody) -> bool:
-    if asked.stream_options and not asked.stream:
-        raise BadField("stream_options", "stream_options needs stream", "send stream true, too")
     return bool(asked.stream_options and asked.stream_options.include_usage)
 
 

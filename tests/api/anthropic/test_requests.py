@@ -83,13 +83,18 @@ def test_calls_results_and_thoughts_come_back_as_templates_want_them() -> None:
         ([said("user", text("x", wings=2))], "messages.0.content.0.wings"),
         ([*HELLO, said("assistant", CALL), said("user", {**RESULT, "content": [{"type": "image"}]})],
          "messages.2.content.0.content.0.type"),
-        ([*HELLO, {"role": "assistant", "content": "The answer is ("}], "messages.1"),
+        ([*HELLO, {"role": "system", "content": "Be short."}], "messages.1"),
     ],
 )  # fmt: skip
 def test_messages_that_make_no_sense_are_told_by_their_place(messages: Any, param: str) -> None:
     with pytest.raises(BadField) as caught:
         asked(messages=messages)
     assert caught.value.param == param
+
+
+def test_the_answer_goes_on_with_what_the_assistant_said_last() -> None:
+    begun = {"role": "assistant", "content": "The answer is ("}
+    assert asked(messages=[*HELLO, begun]).prompts == ([*HELLO, {**begun, "prefix": True}],)
 
 
 def test_what_is_asked_of_the_use_of_tools() -> None:

@@ -4,12 +4,11 @@ import pytest
 
 import localllm
 from localllm import LLM
-from localllm.api.body import BadField
 from localllm.api.openai.requests import parse_chat_request
 from localllm.api.openai.responses import JsonObject, ResponseHeader
 from localllm.api.openai.streams import ChatStream
 from localllm.api.tokens import TokenTexts
-from localllm.request import GenerationEvent, SamplingParams
+from localllm.request import GenerationEvent
 
 STAMP = ResponseHeader("chatcmpl-1", 0, "demo")
 BODY = {
@@ -54,8 +53,3 @@ def test_what_could_not_be_measured_is_null(demo):
 
 def test_nothing_is_told_unasked(demo):
     assert all("timings" not in chunk for chunk in told(demo, BODY)[1])
-
-
-def test_an_answer_that_is_no_stream_has_no_tokens_to_tell_of():
-    with pytest.raises(BadField, match="send stream true"):
-        parse_chat_request({**BODY, "stream": False, "timings_per_token": True}, SamplingParams())

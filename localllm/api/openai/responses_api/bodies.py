@@ -5,24 +5,25 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from localllm.api.body import SchemaType, StrictModel
-from localllm.api.openai.bodies import IGNORED_FIELDS
+from localllm.api.openai.bodies import NEUTRAL_FIELDS
 from localllm.api.openai.responses_api.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
     MessageItem,
     ReasoningItem,
 )
+from localllm.api.openai.responses_api.tools import CustomTool, FunctionTool, LocalShellTool, NamespaceTool
 
-IGNORED_RESPONSE_FIELDS = tuple(name for name in IGNORED_FIELDS if name != "metadata")  # which is told again
-STATELESS_REMEDY = "nothing is kept: send the whole conversation as input"
+IGNORED_RESPONSE_FIELDS = tuple(name for name in NEUTRAL_FIELDS if name != "metadata")  # which is told again
 # Fields that have one value here, which may be sent.
-FIXED_VALUES: dict[str, Any] = {"background": False, "store": False, "truncation": "disabled"}
-FIXED_VALUE_REMEDIES = {"store": "leave it out, or send False; " + STATELESS_REMEDY}
+FIXED_VALUES: dict[str, Any] = {"background": False}
 # Refused, with what to do instead.
 UNSUPPORTED_FIELDS = {
-    "previous_response_id": STATELESS_REMEDY,
-    "conversation": STATELESS_REMEDY,
+    "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "send its text as instructions and input",
+}
+# Fields that have no effect, with what to do instead.
+WITHOUT_EFFECT = {
     "context_management": "leave it out",
     "max_tool_calls": "leave it out: tools are called by whoever asks",
     "moderation": "leave it out",
@@ -30,12 +31,13 @@ UNSUPPORTED_FIELDS = {
     "access_programs": "leave it out",
     "background_options": "leave it out",
 }
+INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 
 class ReasoningOptions(StrictModel):
     effort: str | None = None
-    summary: Literal["auto"] | None = None  # thoughts are told whole, as `content`
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None  # thoughts are told whole, as `content`
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class TextFormat(StrictModel):
@@ -48,24 +50,18 @@ class TextFormat(StrictModel):
 
 class TextOptions(StrictModel):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class ResponseStreamOptions(StrictModel):
-    include_obfuscation: Literal[False] | None = None
-
-
-class ResponseTool(StrictModel):
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    include_obfuscation: bool | None = None  # padding against those who count bytes, which is not sent
 
 
 def _others(schema: dict[str, Any]) -> None:
     """Describe the fields that are taken out before a body is validated."""
-    without: dict[str, Any] = {name: {"description": "Has no effect."} for name in IGNORED_RESPONSE_FIELDS}
+    without: dict[str, Any] = {
+        name: {"description": "Has no effect."} for name in (*IGNORED_RESPONSE_FIELDS, *WITHOUT_EFFECT)
+    }
     schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in FIXED_VALUES.items()}
 
 
@@ -85,14 +81,19 @@ class ResponseBody(StrictModel):
     repetition_penalty: float | None = None
     seed: int | None = None
     top_logprobs: int | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    include: list[str] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
-    tools: Annotated[Any, SchemaType(list[ResponseTool] | None)] = None
+    tools: Annotated[Any, SchemaType(list[FunctionTool | CustomTool | LocalShellTool | NamespaceTool] | None)] = (
+        None
+    )
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     metadata: dict[str, str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # a prompt that is too long is refused, whatever it says
     priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None

@@ -3,11 +3,14 @@
 What a model says in one turn is several items here (thoughts, a message, calls), and one message there.
 """
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, SchemaType, StrictModel, validate
+from localllm.api.body import BadField, SchemaType, StrictModel, ignore_field, validate
+from localllm.api.openai.responses_api.tools import LOCAL_SHELL, joined_name
 
 Message = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -39,6 +42,7 @@ class FunctionCallItem(Item):
     call_id: str
     name: str
     arguments: str
+    namespace: str | None = None
 
 
 class FunctionCallOutputItem(Item):
@@ -46,18 +50,42 @@ class FunctionCallOutputItem(Item):
     output: TextContent
 
 
+class CustomToolCallItem(Item):
+    call_id: str
+    name: str
+    input: str
+
+
+class LocalShellCallItem(Item):
+    call_id: str
+    action: dict[str, Any]
+
+
+class LocalShellOutputItem(Item):
+    call_id: str | None = None  # in `id`, as OpenAI documents
+    output: TextContent
+
+
 class ReasoningItem(Item):
     summary: TextContent = None
     content: TextContent = None
-    encrypted_content: None = None
+    encrypted_content: str | None = None  # of another server, for itself
 
 
 ITEM_TYPES: dict[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionCallOutputItem,
+    "custom_tool_call": CustomToolCallItem,
+    "custom_tool_call_output": FunctionCallOutputItem,
+    "local_shell_call": LocalShellCallItem,
+    "local_shell_call_output": LocalShellOutputItem,
     "reasoning": ReasoningItem,
 }
+# Items of other servers' tools, which say nothing to a model that has them not.
+FOREIGN_ITEM = re.compile(
+    r"\w+_call(_output)?|mcp_\w+|compaction\w*|ghost_snapshot|tool_search\w*|other|additional_\w+"
+)
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
@@ -76,6 +104,10 @@ def messages_from_input(given: Any, instructions: str | None) -> list[Message]:
 
 def _add(messages: list[Message], item: Any, at: str) -> None:
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    if isinstance(kind, str) and kind not in ITEM_TYPES and FOREIGN_ITEM.fullmatch(kind):
+        remedy = f"send one of {', '.join(ITEM_TYPES)}"
+        ignore_field(f"{at}.type", f"{at} is of the type {kind[:40]}", remedy, name=f"input[].{kind}")
+        return
     if not isinstance(kind, str) or kind not in ITEM_TYPES:
         raise BadField(
             f"{at}.type", f"{at} is of the type {str(kind)[:40]}", f"send one of {', '.join(ITEM_TYPES)}"
@@ -86,15 +118,28 @@ def _add(messages: list[Message], item: Any, at: str) -> None:
             turn["content"] = _text(content, f"{at}.content")
         case MessageItem(role=role, content=content):
             messages.append({"role": role, "content": _text(content, f"{at}.content")})
-        case FunctionCallItem(call_id=call_id, name=name, arguments=arguments):
-            call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-            _turn(messages).setdefault("tool_calls", []).append(call)
+        case FunctionCallItem(call_id=call_id, name=name, arguments=arguments, namespace=namespace):
+            _add_call(messages, call_id, joined_name(namespace, name), arguments)
+        case CustomToolCallItem(call_id=call_id, name=name, input=text):
+            _add_call(messages, call_id, name, json.dumps({"input": text}, ensure_ascii=False))
+        case LocalShellCallItem(call_id=call_id, action=action):
+            names = ("command", "working_directory", "timeout_ms")
+            arguments = {name: action[name] for name in names if action.get(name) is not None}
+            _add_call(messages, call_id, LOCAL_SHELL, json.dumps(arguments, ensure_ascii=False))
+        case LocalShellOutputItem(call_id=call_id, id=id, output=output):
+            text = _text(output, f"{at}.output")
+            messages.append({"role": "tool", "tool_call_id": call_id or id or "", "content": text})
         case FunctionCallOutputItem(call_id=call_id, output=output):
             text = _text(output, f"{at}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         case ReasoningItem(summary=summary, content=content):
             told = content or summary or []
             _turn(messages, "reasoning_content")["reasoning_content"] = _text(told, f"{at}.content")
+
+
+def _add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
+    call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+    _turn(messages).setdefault("tool_calls", []).append(call)
 
 
 def _turn(messages: list[Message], without: str = "") -> Message:

@@ -1,24 +1,25 @@
 """Bodies of `/v1/responses` to what an LLM is asked, by way of the chat body that asks for the same.
 
-Nothing is kept between two responses. Knows nothing of HTTP.
+Knows nothing of HTTP, nor of responses that are kept.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from localllm.api.asked import ParsedRequest
-from localllm.api.body import BadField, validate
+from localllm.api.body import BadField, ignore_field, validate
 from localllm.api.openai.requests import parse_chat_request
 from localllm.api.openai.responses_api.bodies import (
-    FIXED_VALUE_REMEDIES,
     FIXED_VALUES,
     IGNORED_RESPONSE_FIELDS,
+    INCLUDED,
     UNSUPPORTED_FIELDS,
+    WITHOUT_EFFECT,
     ResponseBody,
-    ResponseTool,
     TextFormat,
 )
 from localllm.api.openai.responses_api.items import messages_from_input
+from localllm.api.openai.responses_api.tools import LOCAL_SHELL, declare_tools
 from localllm.request import SamplingParams
 
 SHARED_FIELDS = (
@@ -52,9 +53,20 @@ def parse_response_body(body: Mapping[str, Any]) -> ResponseBody:
     for name, only in FIXED_VALUES.items():
         value = fields.pop(name, only)
         if type(value) is not type(only) or value != only:
-            remedy = FIXED_VALUE_REMEDIES.get(name, f"leave it out, or send {only!r}")
-            raise BadField(name, f"{name} {str(value)[:40]} is not supported", remedy)
-    return validate(ResponseBody, fields)
+            raise BadField(name, f"{name} {str(value)[:40]} is not supported", f"leave it out, or send {only!r}")
+    for name, remedy in WITHOUT_EFFECT.items():
+        if fields.pop(name, None):
+            ignore_field(name, f"{name} is not supported", remedy)
+    asked = validate(ResponseBody, fields)
+    for wanted in asked.include or ():
+        if wanted not in INCLUDED:
+            message = f"{wanted[:80]} cannot be included"
+            ignore_field(
+                "include", message, f"send {' or '.join(INCLUDED)}", name=f"include.{wanted}", changes_answer=False
+            )
+    if asked.text and asked.text.verbosity not in (None, "medium"):
+        ignore_field("text.verbosity", f"verbosity {asked.text.verbosity} is not supported")
+    return asked
 
 
 def parse_response_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
@@ -76,7 +88,9 @@ def _chat_body(asked: ResponseBody) -> dict[str, Any]:
         "top_logprobs": asked.top_logprobs,
         "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
         "reasoning_effort": asked.reasoning and asked.reasoning.effort,
-        "tools": None if asked.tools is None else _tools(asked.tools),
+        "tools": None
+        if asked.tools is None
+        else [{"type": "function", "function": tool.function} for tool in declare_tools(asked.tools)],
         "tool_choice": _choice(asked.tool_choice),
     }
 
@@ -89,26 +103,14 @@ def _format(asked: TextFormat) -> dict[str, Any]:
     return {"type": asked.type, "json_schema": {k: value for k, value in described.items() if value is not None}}
 
 
-def _tools(tools: Any) -> list[dict[str, Any]]:
-    if not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of functions")
-    return [_tool(tool, f"tools.{place}") for place, tool in enumerate(tools)]
-
-
-def _tool(tool: Any, at: str) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, Mapping) else None
-    if isinstance(kind, str) and kind != "function":
-        raise BadField(f"{at}.type", f"tools of type {kind[:40]} are not supported", "send functions")
-    described = validate(ResponseTool, tool, at).model_dump(exclude={"type"}, exclude_none=True)
-    return {"type": "function", "function": described}
-
-
 def _choice(choice: Any) -> Any:
     """Functions are named flat here, and in objects of their own in a chat's body."""
     if not isinstance(choice, Mapping):
         return choice
-    if choice.keys() == {"type", "name"}:
-        return {"type": choice["type"], "function": {"name": choice["name"]}}
+    if choice.get("type") in ("function", "custom") and choice.keys() == {"type", "name"}:
+        return {"type": "function", "function": {"name": choice["name"]}}
+    if choice.get("type") == LOCAL_SHELL:
+        return {"type": "function", "function": {"name": LOCAL_SHELL}}
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         named = {name: value for name, value in choice.items() if name != "type"}
         return {"type": "allowed_tools", "allowed_tools": named | {"tools": list(map(_choice, choice["tools"]))}}

@@ -8,6 +8,7 @@ from localllm.api.asked import ParsedRequest
 from localllm.api.openai.logprobs import chat_logprobs
 from localllm.api.openai.responses import JsonObject, ResponseHeader, usage_object
 from localllm.api.openai.responses_api.bodies import ResponseBody
+from localllm.api.openai.responses_api.tools import call_item, declare_tools
 from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
@@ -18,6 +19,7 @@ PART_TYPES = {
     "reasoning": "reasoning_text",
 }  # of an item of each type, and its events' name
 ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # before their ids
+ID_PREFIXES |= {"custom_tool_call": "ctc", "local_shell_call": "lsh"}
 
 
 class ResponseStream:
@@ -27,6 +29,7 @@ class ResponseStream:
         self.header = header
         self.token_texts = token_texts
         self.echoed_fields = _told(body, asked)
+        self.tools = declare_tools(body.tools or [])
         self.with_logprobs = asked.params.logprobs is not None
         self.status = "in_progress"
         self.incomplete_reason: str | None = None  # why it is incomplete
@@ -104,15 +107,19 @@ class ResponseStream:
 
     def add_function_call(self, call: ToolCall) -> list[JsonObject]:
         """A function that is to be called, which is known as a whole."""
-        item = self.new_item("function_call", call_id=call.id, name=call.name, arguments="")
+        fields = call_item(call, self.tools)
+        kind, field = fields.pop("type"), "input" if "input" in fields else "arguments"
+        grown = {field: fields.pop(field)} if field in fields else {}  # what comes piece by piece
+        item = self.new_item(kind, **fields, **dict.fromkeys(grown, ""))
         added = self.output_item_event("added")
-        item |= {"arguments": call.arguments, "status": "completed"}
-        return [
-            added,
-            self.item_event("function_call_arguments.delta", delta=call.arguments),
-            self.item_event("function_call_arguments.done", name=call.name, arguments=call.arguments),
-            self.output_item_event("done"),
-        ]
+        item |= {**grown, "status": "completed"}
+        events = [added]
+        if grown:
+            name = "custom_tool_call_input" if field == "input" else "function_call_arguments"
+            named = {"name": item["name"]} if field == "arguments" else {}
+            events += [self.item_event(f"{name}.delta", delta=grown[field])]
+            events += [self.item_event(f"{name}.done", **named, **grown)]
+        return [*events, self.output_item_event("done")]
 
     def new_item(self, item_type: str, **fields: Any) -> JsonObject:
         """A new item at the end of the output."""
@@ -171,17 +178,17 @@ def _told(body: ResponseBody, asked: ParsedRequest) -> JsonObject:
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": None,
+        "previous_response_id": body.previous_response_id,
         "reasoning": {"effort": body.reasoning and body.reasoning.effort, "summary": None},
         "background": False,
-        "store": False,
+        "store": body.store is not False,
         "temperature": params.temperature,
         "text": {"format": form},
         "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
         "tools": body.tools or [],
         "top_logprobs": params.logprobs or 0,
         "top_p": params.top_p,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
     }
 
 

@@ -54,7 +54,7 @@ def test_messages_that_follow_each_other_stay_apart() -> None:
         ({"role": "user", "content": 5}, "input.0.content"),
         ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "input.0.content.0.type"),
         ({"role": "user", "content": [{"type": "input_text"}]}, "input.0.content.0.text"),
-        (THOUGHT | {"encrypted_content": "x"}, "input.0.encrypted_content"),
+        ({"type": "web_search_call", "id": "ws_1", "status": "completed"}, "input.0.type"),
         (CALL | {"arguments": {}}, "input.0.arguments"),
     ],
 )
