@@ -10,6 +10,7 @@ from localllm.cli.io import note, status
 from localllm.cli.progress import StderrWatch
 from localllm.cli.report import load_block
 from localllm.hardware.device import free_bytes, resolve_device
+from localllm.hub.catalog import describe_edition
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions

@@ -67,7 +67,10 @@ class PromptEncoder:
             chat.template_arguments, think=chat.think, with_tools=with_tools
         )
         tools = [without_strict(tool) for tool in chat.tools] if chat.tools else chat.tools
+        begun = messages.pop() if ends_with_begun_answer(messages) else None
         rendered = self.template.render(messages, tools=tools, arguments=arguments)
+        if begun is not None:
+            rendered = self.template.begin_answer(rendered, begun.get("content") or "")
         check(rendered.text)
         return self.tokenizer.encode_chat(rendered)
 
@@ -85,3 +88,13 @@ class PromptEncoder:
 
     def unknown_id_error(self, token_id: int) -> UsageError:
         return UsageError(f"{token_id} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
+
+
+def ends_with_begun_answer(messages: Sequence[Message]) -> bool:
+    """Is the last message one that the answer is to go on with? Raises UsageError where it has called tools."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or not last.get("prefix"):
+        return False
+    if last.get("tool_calls"):
+        raise UsageError("an answer cannot go on behind calls of tools", "send what the tools gave back")
+    return True

@@ -78,7 +78,8 @@ class Engine:
         chunk_policy = None if runner.asynchronous else ChunkPolicy(token_budget)
         self.scheduler = Scheduler(pool, token_budget, max_running, chunk_policy)
         self.step_reporter = StepReporter(self.scheduler)
-        self.free_token_slots = list(range(max_running))  # preempted sequences keep theirs and are admitted first
+        # Preempted sequences keep their slots and are admitted first.
+        self.free_token_slots = list(range(max_running))
         self.in_flight: StepInFlight | None = None
         self.last_read_at = time.perf_counter()  # time at which the last step was read
         self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # totals since start
@@ -148,7 +149,7 @@ class Engine:
         self.pool = self.scheduler.pool = pool
 
     def step(self) -> list[TokenEvent]:
-        """Schedule, launch, commit: return what the steps that were read brought."""
+        """Run one step, and return the events of the steps that were read meanwhile."""
         events = self.commit() if self.must_commit_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])

@@ -102,7 +102,7 @@ def set_triton_cache_dir(cache: Path) -> None:
 
 
 def warm_up(engine: Engine) -> None:
-    """A step of some tokens and one of one, so that their kernels are compiled before anybody waits for them."""
+    """Run a prefill step and a decode step, so that their kernels are compiled before the first request."""
     for count in (min(WARM_UP_TOKENS, engine.block_count * engine.block_size), 1):
         engine.logits([0] * count)
     torch.cuda.synchronize(engine.device)

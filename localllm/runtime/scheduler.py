@@ -48,10 +48,9 @@ class ChunkPolicy:
         self.max_tokens = max_tokens
         self.max_gap_s, self.max_slowdown = MAX_TOKEN_GAP_S, MAX_SLOWDOWN
         self.timed_step: tuple[int, float] | None = None  # prompt tokens of the last step, and when it began
-        self.decode_step_s: deque[float] = deque(maxlen=CHUNK_TIMES_KEPT)  # seconds of steps without prompts
-        self.prompt_token_s: deque[float] = deque(
-            maxlen=CHUNK_TIMES_KEPT
-        )  # seconds more that each token of prompts took
+        self.decode_step_s: deque[float] = deque(maxlen=CHUNK_TIMES_KEPT)  # durations of steps without prompts
+        # Additional seconds per prompt token.
+        self.prompt_token_s: deque[float] = deque(maxlen=CHUNK_TIMES_KEPT)
 
     def prefer_throughput(self) -> None:
         """Lift the limits on token gaps, for work that does not stream."""
@@ -154,7 +153,7 @@ class Scheduler:
 
     def fill_step(self) -> None:
         """Share the step's budget among running sequences, and admit waiting ones between short work and long."""
-        fair = -(-self.remaining_budget // FIRST_BUDGET_SHARE)
+        first_share = -(-self.remaining_budget // FIRST_BUDGET_SHARE)
         if self.running:
             self.schedule_tokens(min(self.running, key=priority_key), first_share)
         ordered = sorted(self.running, key=lambda s: (s.pending, s.request.id))

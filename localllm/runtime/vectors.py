@@ -24,14 +24,14 @@ def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -
     pool, states, accumulated = engine.pool, *new_states(engine, texts)
     try:
         while work := next_chunk(texts, states, engine.scheduler.prompt_budget):
-            for place, part in work:
-                states[place].extend(len(part))
-            running, parts = [states[place] for place, _ in work], [list(part) for _, part in work]
-            batch = Batch.from_states(running, parts, [], engine.device, engine.pool.drain_copies())
-            rows = engine.runner.hidden_states(batch).split([len(part) for part in parts])
+            for index, tokens in work:
+                states[index].extend(len(tokens))
+            running, chunks = [states[index] for index, _ in work], [list(tokens) for _, tokens in work]
+            batch = Batch.from_states(running, chunks, [], engine.device, engine.pool.drain_copies())
+            outputs = engine.runner.hidden_states(batch).split([len(tokens) for tokens in chunks])
             engine.scheduler.discard_timing()
-            for (place, _), x in zip(work, rows, strict=True):
-                kept[place] = pooler.accumulate(kept[place], x)
+            for (index, _), x in zip(work, outputs, strict=True):
+                accumulated[index] = pooler.accumulate(accumulated[index], x)
             if any(state.length < len(text) for state, text in zip(states, texts, strict=True)):
                 yield None
             if engine.pool is not pool:  # its caches were replaced, and with them the chunks computed so far

@@ -24,8 +24,8 @@ from localllm.api.ollama.messages import TEXT_ONLY_REMEDY, parse_messages, parse
 from localllm.api.openai.requests import parse_tool_use
 from localllm.errors import DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
-from localllm.modelfile.options import check_options, to_sampling_params
-from localllm.request import ChatRequest, Grammar, GrammarKind, Prompt, Request, SamplingParams
+from localllm.modelfile.options import NEUTRAL, OPTION_TYPES, check_options, to_sampling_params
+from localllm.request import ChatRequest, Grammar, GrammarKind, Prompt, Request, SamplingParams, ToolUse
 from localllm.text.infill import encode_infill, find_infill_tokens, infill_end_ids
 
 OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
@@ -92,8 +92,16 @@ class OllamaChat(OllamaRequest):
             raise UsageError(
                 f'"{self.model}" does not support chat', "it has no chat template: create an edition with one"
             )
-        arguments = thinking_arguments(llm, self, with_tools=self.tools is not None)
-        chat = ChatRequest(self.messages, self.sampling_params(llm), self.tools, arguments, context=self.num_ctx)
+        with_tools = self.tools is not None and not self.tool_use.must_call
+        arguments = thinking_arguments(llm, self, with_tools=with_tools)
+        chat = ChatRequest(
+            self.messages,
+            self.sampling_params(llm),
+            self.tools,
+            arguments,
+            tool_use=self.tool_use,
+            context=self.num_ctx,
+        )
         return llm, llm.prepare(chat)
 
 

@@ -12,8 +12,15 @@ from typing import Any, Literal
 
 from localllm.api import limits
 from localllm.api.asked import ParsedRequest, PromptBody
-from localllm.api.body import BadField, StrictModel, validate
-from localllm.api.openai.bodies import ChatBody, CompletionBody, ResponseFormat, SamplingBody, drop_ignored_fields
+from localllm.api.body import BadField, StrictModel, ignore_field, validate
+from localllm.api.openai.bodies import (
+    ChatBody,
+    CompletionBody,
+    ResponseFormat,
+    SamplingBody,
+    StructuredOutputs,
+    drop_ignored_fields,
+)
 from localllm.api.openai.functions import parse_tools
 from localllm.api.openai.messages import parse_messages
 from localllm.errors import ParameterOutOfRange
@@ -305,12 +312,6 @@ def _chat_logprobs(asked: ChatBody) -> int | None:
 
 def _include_usage(asked: SamplingBody) -> bool:
     return bool(asked.stream_options and asked.stream_options.include_usage)
-
-
-def _timings(asked: ChatBody) -> bool:
-    if asked.timings_per_token and not asked.stream:
-        raise BadField("timings_per_token", "timings_per_token needs stream", "send stream true, too")
-    return bool(asked.timings_per_token)
 
 
 def _prompts(prompt: Any) -> tuple[PromptBody, ...]:

@@ -488,6 +488,6 @@ def vector_type(kind: Any) -> ir.VectorType:
     return ir.VectorType(kind, LANES)
 
 
-def vector_of(kind: ir.Type, bits: int) -> ir.VectorType:
+def vector_of(kind: ir.IntType, bits: int) -> ir.VectorType:
     """As many integers as `bits` hold."""
     return ir.VectorType(kind, bits // kind.width)
