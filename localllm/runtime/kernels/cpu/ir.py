@@ -9,7 +9,7 @@ Knows nothing of models and tensors.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from llvmlite import ir
 
@@ -488,6 +488,6 @@ def vector_type(kind: Any) -> ir.VectorType:
     return ir.VectorType(kind, LANES)
 
 
-def vector_of(kind: ir.IntType, bits: int) -> ir.VectorType:
+def vector_of(kind: ir.Type, bits: int) -> ir.VectorType:
     """As many integers as `bits` hold."""
-    return ir.VectorType(kind, bits // kind.width)
+    return ir.VectorType(kind, bits // cast(ir.IntType, kind).width)
