@@ -1,8 +1,8 @@
-"""Digests that tell a model from another without reading gigabytes at every run.
+"""Digests that identify a model without reading gigabytes at every run.
 
-A small file is hashed whole, here and now. Of a large one the SHA-256 is known where it came from the Hub, which
-names contents by it (`localllm verify` proves that), and samples are hashed: its size, its begin, where
-headers are, and slices all over it. Another model, a fine-tune or a cut file shows in them; a flipped bit may not.
+A small file is hashed entirely. The SHA-256 of a large file is known if it came from the Hub, which names contents
+by it (`localllm verify` checks it); besides, samples are hashed: its size, its beginning, where headers are, and
+slices throughout. Another model, a fine-tune or a truncated file differs in these; a flipped bit may not.
 """
 
 import hashlib
@@ -14,26 +14,23 @@ from localllm.hub.folder import COMPANION_FILES, TEMPLATES_FOLDER, weight_files
 from localllm.hub.gguf import is_gguf, part_files
 from localllm.hub.store import SHA256
 
-SMALL_FILE_BYTES = 32 * 2**20  # bytes that are hashed whole: 20 to 100 ms
-HEAD_BYTES = 2**20  # bytes at the begin of a large file
-SLICE_COUNT, SLICE_BYTES = (
-    256,
-    4096,
-)  # taken at even distances: a megabyte, from the cache of the system after a run
+SMALL_FILE_BYTES = 32 * 2**20  # largest size that is hashed entirely, in 20 to 100 ms
+HEAD_BYTES = 2**20  # hashed at the beginning of a large file
+SLICE_COUNT, SLICE_BYTES = 256, 4096  # at even distances: a megabyte in total, in the system's cache after a run
 
 
 @dataclass(frozen=True)
 class FileDigest:
-    """One file of a model."""
+    """The digest of one file of a model."""
 
     path: str  # in the model's folder
-    size: int  # bytes
-    sha256: str | None  # of all of it; None of a large file that is not from the Hub
-    samples: str | None  # SHA-256 of size, begin and slices; None of a small file
+    size: int  # relative to the model's folder
+    sha256: str | None  # of the entire file; None for a large file that is not from the Hub
+    samples: str | None  # SHA-256 of size, beginning and slices; None for a small file
 
     @property
     def affects_logits(self) -> bool:
-        """Do the numbers of an answer depend on it, besides its texts?"""
+        """Whether the file affects the logits, rather than only text processing."""
         return self.path == "config.json" or self.path.endswith((".safetensors", ".gguf"))
 
     @property
@@ -41,13 +38,13 @@ class FileDigest:
         return f"sha256 {self.sha256}" if self.sha256 else f"samples {self.samples}"
 
     def matches(self, other: "FileDigest") -> bool:
-        """By all that is known of both."""
+        """Return whether all digests that both have are equal, and at least one is."""
         both = [(a, b) for a, b in ((self.sha256, other.sha256), (self.samples, other.samples)) if a and b]
         return self.size == other.size and bool(both) and all(a == b for a, b in both)
 
 
 def digest_model(model: Path) -> tuple[FileDigest, ...]:
-    """Of the files that a folder's model is made of, or of all parts of a GGUF file. Raises as `weight_files`."""
+    """Return the digests of a folder's model files, or of all parts of a GGUF file. Raises like `weight_files`."""
     if is_gguf(model):
         return tuple(digest_file(part, model.parent) for part in part_files(model))
     templates = (file.relative_to(model).as_posix() for file in sorted((model / TEMPLATES_FOLDER).glob("*.jinja")))
@@ -70,18 +67,17 @@ def digest_file(file: Path, folder: Path) -> FileDigest:
 
 
 def hash_samples(file: Path, size: int) -> str:
-    found = hashlib.sha256(str(size).encode())
+    digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
-        found.update(stream.read(HEAD_BYTES))
-        for number in range(SLICE_COUNT):
-            stream.seek((size - SLICE_BYTES) * number // (SLICE_COUNT - 1))
-            found.update(stream.read(SLICE_BYTES))
-    return found.hexdigest()
+        digest.update(stream.read(HEAD_BYTES))
+        for index in range(SLICE_COUNT):
+            stream.seek((size - SLICE_BYTES) * index // (SLICE_COUNT - 1))
+            digest.update(stream.read(SLICE_BYTES))
+    return digest.hexdigest()
 
 
 def combine_digests(files: tuple[FileDigest, ...]) -> tuple[str, str]:
-    """One hash over all files, and of which kind it is: `sha256` where that of every file is known, else
-    `samples`."""
-    kind = "sha256" if all(file.sha256 for file in files) else "samples"
-    lines = (f"{file.path} {file.size} {getattr(file, kind) or file.sha256}\n" for file in files)
-    return hashlib.sha256("".join(lines).encode()).hexdigest(), kind
+    """Return one hash over all files and its type: `sha256` if known for all files, otherwise `samples`."""
+    digest_type = "sha256" if all(file.sha256 for file in files) else "samples"
+    lines = (f"{file.path} {file.size} {getattr(file, digest_type) or file.sha256}\n" for file in files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest(), digest_type

@@ -1,4 +1,4 @@
-"""What a model's files tell a person: for `list` and `show`. Reads no weight and needs no torch."""
+"""A summary of a model's files for `list` and `show`, without reading weights or importing torch."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,14 +19,14 @@ from localllm.hub.card import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 
-KV_ELEMENT_BYTES = 2  # of the 16-bit cache that a GPU keeps
+KV_ELEMENT_BYTES = 2  # of a 16-bit KV cache
 
 
 @dataclass(frozen=True)
 class Format:
     """The tensors that are stored in one format."""
 
-    name: str  # as the file spells it: BF16, I8, Q4_K, ...; or what int32 words hold: INT4, INT8
+    name: str  # as in the file: BF16, I8, Q4_K, ...; or the type of codes in int32 words: INT4, INT8
     tensors: int
     nbytes: int
 
@@ -34,26 +34,26 @@ class Format:
 @dataclass(frozen=True)
 class ModelSummary:
     architecture: str
-    layers: tuple[tuple[str, int], ...]  # each kind in words, and how many
+    layers: tuple[tuple[str, int], ...]  # descriptions of distinct layers, and their counts
     hidden_size: int
     vocab_size: int
     context: int  # tokens
     parameters: int
-    active_parameters: int  # that one token meets
+    active_parameters: int  # used for one token
     kv_bytes_per_token: int  # in 16 bits
-    dimensions: int | None  # of the vectors that an embedder gives; None: it gives tokens
-    state_bytes: int  # of a sequence, whatever its length: what recurrent layers remember, in 16 bits and float32
-    formats: tuple[Format, ...]  # most bytes first
+    dimensions: int | None  # of an embedder's vectors; None: it generates tokens
+    state_bytes: int  # per sequence, of recurrent layers in 16 bits and float32
+    formats: tuple[Format, ...]  # in descending order of bytes
     weight_bytes: int
     quantization: str | None
-    refused: UnsupportedModel | None  # why the quantization does not run
+    refused: UnsupportedModel | None  # why the quantization is not supported
     chat_templates: tuple[str, ...]  # names
     license: str | None
     sampling: SamplingParams  # what generation_config.json recommends
 
 
 def summarize_model(path: Path) -> ModelSummary:
-    """Raises what `read_header` raises, and UnsupportedModel for a family that does not run."""
+    """Summarize a model. Raises like `read_header`, and UnsupportedModel for an unsupported family."""
     header = read_header(path)
     config = parse_config(header.config)
     return ModelSummary(
@@ -88,33 +88,33 @@ def quantization_refusal(header: Header) -> UnsupportedModel | None:
 
 
 def gguf_template_names(metadata: Mapping[str, Any], file: Path) -> tuple[str, ...]:
-    named = metadata.get("tokenizer.chat_templates", [])
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
+    names = metadata.get("tokenizer.chat_templates", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise damaged_file(file, "tokenizer.chat_templates is not a list of str")
     default = ["default"] if "tokenizer.chat_template" in metadata else []
-    return tuple(dict.fromkeys(default + named))
+    return tuple(dict.fromkeys(default + names))
 
 
 def gguf_license(metadata: Mapping[str, Any]) -> str | None:
-    stated = metadata.get("general.license")
-    return stated if isinstance(stated, str) else None
+    license_id = metadata.get("general.license")
+    return license_id if isinstance(license_id, str) else None
 
 
 def tensor_formats(header: Header) -> tuple[Format, ...]:
-    """What the tensors are stored as; stacked experts count as one tensor each."""
+    """Return the formats of tensors; a stack of experts counts as one tensor."""
     names: dict[str, set[str]] = defaultdict(set)
     sizes: dict[str, int] = defaultdict(int)
     for name, tensor in header.tensors.items():
-        form = stored_format(header, name, tensor)
-        names[form].add(tensor.name)
-        sizes[form] += tensor.nbytes
-    found = [Format(form, len(names[form]), sizes[form]) for form in names]
-    return tuple(sorted(found, key=lambda form: (-form.nbytes, form.name)))
+        format_name = stored_format(header, name, tensor)
+        names[format_name].add(tensor.name)
+        sizes[format_name] += tensor.nbytes
+    formats = [Format(format_name, len(names[format_name]), sizes[format_name]) for format_name in names]
+    return tuple(sorted(formats, key=lambda format_name: (-format_name.nbytes, format_name.name)))
 
 
 def stored_format(header: Header, name: str, tensor: TensorHeader) -> str:
     if tensor.dtype != "I32" or quantization_refusal(header):
         return tensor.dtype
-    matrix, _, kind = name.rpartition(".")
-    packed = find_packed_matrix(header, matrix) if kind in CODE_SUFFIXES else None
+    matrix, _, suffix = name.rpartition(".")
+    packed = find_packed_matrix(header, matrix) if suffix in CODE_SUFFIXES else None
     return packed.format.upper() if packed else tensor.dtype

@@ -1,6 +1,6 @@
-"""What a model folder or a GGUF file says of itself, without reading a weight and without torch.
+"""The metadata of a model folder or a GGUF file, read without weights and without torch.
 
-Trusts nothing: every name, count and length in a file is checked before it is used.
+Files are untrusted: every name, count and length is checked before it is used.
 """
 
 import math
@@ -27,8 +27,8 @@ from localllm.hub.gguf import is_gguf
 from localllm.hub.modules import CONFIG_FILE, SETTINGS_FILES, WEIGHTS_FILE, ModuleEntry, read_modules
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 
-# What the files beside config.json say of an embedder, in the form of sentence-transformers.
-# By the name of the field that is true for the one in use, and by what `pooling_mode` calls it.
+# An embedder's settings besides config.json, in the format of sentence-transformers.
+# Field that is true for the mode in use -> name of the mode in `pooling_mode`.
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -42,13 +42,16 @@ DENSE_ACTIVATIONS = {"torch.nn.modules.linear.Identity": "identity", "torch.nn.m
 
 
 def read_pooling(folder: Path, modules: Sequence[ModuleEntry]) -> dict[str, Any]:
-    """Raises DamagedModel for fields that make no sense, UnsupportedModel for a pooling that does not run."""
-    sizes, texts = (ConfigFields(read_json(folder / name)) for name in SETTINGS_FILES)
+    """Read the pooling settings.
+
+    Raises DamagedModel for invalid fields, UnsupportedModel for unsupported pooling.
+    """
+    sizes, prompts = (ConfigFields(read_json(folder / name)) for name in SETTINGS_FILES)
     return {
         "kind": pooling_type(ConfigFields(read_json(folder / modules[1].folder / CONFIG_FILE))),
         "dense": [dense_config(folder / module.folder) for module in modules if module.module_type == "Dense"],
-        "prompts": texts.section("prompts").values,
-        "default_prompt": texts.text("default_prompt_name", ""),
+        "prompts": prompts.section("prompts").values,
+        "default_prompt": prompts.text("default_prompt_name", ""),
         "most_tokens": sizes.size("max_seq_length", None),
     }
 
@@ -56,29 +59,29 @@ def read_pooling(folder: Path, modules: Sequence[ModuleEntry]) -> dict[str, Any]
 def pooling_type(hf: ConfigFields) -> str:
     if not hf.flag("include_prompt", True):
         raise UnsupportedModel(
-            "an embedder that leaves its prompt out of the mean is not supported", "use another"
+            "an embedder that excludes its prompt from the mean is not supported", "use another"
         )
-    used = [name for field, name in POOLING_MODES.items() if hf.flag(field)]
-    mode = hf.values.get("pooling_mode", used)
-    used = [mode] if isinstance(mode, str) else list(mode) if isinstance(mode, list | tuple) else [repr(mode)]
-    if len(used) != 1:
-        raise UnsupportedModel(f"a pooling of {len(used)} kinds at once is not supported", "use another model")
-    return POOLING_ALIASES.get(used[0], used[0])
+    modes = [name for field, name in POOLING_MODES.items() if hf.flag(field)]
+    mode = hf.values.get("pooling_mode", modes)
+    modes = [mode] if isinstance(mode, str) else list(mode) if isinstance(mode, list | tuple) else [repr(mode)]
+    if len(modes) != 1:
+        raise UnsupportedModel(f"a combination of {len(modes)} poolings is not supported", "use another model")
+    return POOLING_ALIASES.get(modes[0], modes[0])
 
 
 def dense_config(folder: Path) -> Mapping[str, Any]:
     hf = ConfigFields(read_json(folder / CONFIG_FILE))
-    named = hf.text("activation_function", "torch.nn.modules.activation.Tanh")
+    activation = hf.text("activation_function", "torch.nn.modules.activation.Tanh")
     return {
         "columns": hf.size("in_features"),
         "rows": hf.size("out_features"),
         "bias": hf.flag("bias", True),
-        "activation": DENSE_ACTIVATIONS.get(named, named),
+        "activation": DENSE_ACTIVATIONS.get(activation, activation),
     }
 
 
-HEADER_LIMIT = 100 * 2**20  # bytes; the format's own limit
-MAX_TENSORS = 2**18  # experts one by one; the largest real model, 384 experts in 61 layers, has 140,000
+HEADER_LIMIT = 100 * 2**20  # bytes; the safetensors format's own limit
+MAX_TENSORS = 2**18  # counting experts separately; the largest real model, 384 experts in 61 layers, has 140,000
 STACKED_EXPERTS = re.compile(r"(?P<prefix>.*\.experts)\.(?P<matrix>\w+_proj)\.(?P<kind>\w+)")
 DTYPE_BYTES = {
     **dict.fromkeys(("F64", "I64", "U64"), 8),
@@ -91,15 +94,15 @@ DTYPE_BYTES = {
 @dataclass(frozen=True)
 class TensorHeader:
     file: Path
-    name: str  # as the file has it
-    dtype: str  # as safetensors spells it: F32, BF16, I8, ...; or a block format of GGUF: Q4_K, ...
-    shape: tuple[int, ...]  # as the runtime has it
-    expert: int | None = None  # which part of a stacked tensor it is
-    transposed: bool = False  # in the file
-    interleaved: bool = False  # in the file: rows of gate and up take turns
-    offset: int | None = None  # bytes from the begin of a GGUF file
-    heads: tuple[int, int] | None = None  # (how many, their size): rotary pairs lie side by side in their rows
-    data: int = 0  # where the bytes of the file's tensor of this name begin, in a safetensors file
+    name: str  # in the file
+    dtype: str  # by safetensors' names: F32, BF16, I8, ...; or a block format of GGUF: Q4_K, ...
+    shape: tuple[int, ...]  # in the runtime
+    expert: int | None = None  # index in a stacked tensor
+    transposed: bool = False  # in the file: [in, out]
+    interleaved: bool = False  # in the file: rows of gate and up alternate
+    offset: int | None = None  # bytes from the beginning of a GGUF file
+    heads: tuple[int, int] | None = None  # (number, size) of heads whose rotary pairs are adjacent rows
+    data: int = 0  # offset of the stored tensor's bytes in a safetensors file
 
     @property
     def elements(self) -> int:
@@ -107,7 +110,7 @@ class TensorHeader:
 
     @property
     def begin(self) -> int:
-        """Where its bytes begin in its file."""
+        """Offset of the tensor's bytes in its file."""
         return self.offset if self.offset is not None else self.data + (self.expert or 0) * self.nbytes
 
     @property
@@ -119,14 +122,14 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Header:
-    """A model's configuration and the list of its tensors, by their names in `arch.layout`."""
+    """A model's configuration and its tensors, by their names in `arch.layout`."""
 
     path: Path
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     tensors: Mapping[str, TensorHeader]
     layout: TensorLayout
-    gguf: Mapping[str, Any] | None = None  # the metadata of a GGUF file: it holds the tokenizer
+    gguf: Mapping[str, Any] | None = None  # the metadata of a GGUF file, which includes the tokenizer
 
     @property
     def stored_bytes(self) -> int:
@@ -134,12 +137,12 @@ class Header:
 
     @cached_property
     def quantization_config(self) -> Quantization | None:
-        """How config.json says that weights are quantized. Raises as `read_quantization`."""
+        """The quantization according to config.json. Raises like `read_quantization`."""
         return None if self.gguf is not None else read_quantization(self.config)
 
     @property
     def quantization(self) -> str | None:
-        """The name of the layout in which weights are packed."""
+        """Name of the layout of packed weights."""
         if self.gguf is not None:
             return "gguf" if any(tensor.dtype not in DTYPE_BYTES for tensor in self.tensors.values()) else None
         layout = ConfigFields(self.config).section("quantization_config")
@@ -147,11 +150,10 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a Hugging Face folder, or of a GGUF file (any part of it).
+    """Read the header of a Hugging Face folder, or of a GGUF file (any part of it).
 
-    Raises ModelNotFound where it holds no config.json or not all its weights, UnsupportedModel for pickled
-    weights, a family that does not run or a dtype that nobody knows, DamagedModel for a file that is truncated or
-    contradicts itself.
+    Raises ModelNotFound if config.json or weights are missing, UnsupportedModel for pickled weights, an
+    unsupported family or an unknown dtype, and DamagedModel for a truncated or inconsistent file.
     """
     if is_gguf(path):
         return read_gguf_header(path)
@@ -159,28 +161,28 @@ def read_header(path: Path) -> Header:
     for name in files:
         if not (path / name).is_file():
             raise ModelNotFound(
-                f"{path} holds no {name}", "name the folder that a whole model was downloaded into"
+                f"{path} contains no {name}", "name the folder that a whole model was downloaded into"
             )
     config = read_json(path / "config.json")
     config.pop(POOLING, None)
     if modules := read_modules(path):
         config[POOLING] = read_pooling(path, modules)
-    spelling = tensor_layout(config)
+    layout = tensor_layout(config)
     return Header(
         path=path,
         config=config,
         generation_config=read_json(path / "generation_config.json"),
-        tensors=gather_tensors((path / file for file in files[1:]), spelling) | dense_tensors(path, modules),
-        layout=spelling,
+        tensors=gather_tensors((path / file for file in files[1:]), layout) | dense_tensors(path, modules),
+        layout=layout,
     )
 
 
 def read_gguf_header(path: Path) -> Header:
-    """Raises as `read_gguf` and `to_config`."""
+    """Read a GGUF header. Raises like `read_gguf` and `to_config`."""
     gguf = read_gguf(path)
     config = to_config(gguf)
     architecture = gguf.metadata["general.architecture"]
-    found: dict[str, TensorHeader] = {}
+    tensors: dict[str, TensorHeader] = {}
     for stored, tensor in gguf.tensors.items():
         name = runtime_name(stored, architecture, config)
         if name is None or (name.startswith("lm_head.") and is_embedder(config)):
@@ -188,74 +190,74 @@ def read_gguf_header(path: Path) -> Header:
         heads = rotary_heads(name, architecture, config)
         shape = runtime_shape(name, tensor.shape)
         header = TensorHeader(tensor.file, stored, tensor.format.upper(), shape, offset=tensor.offset, heads=heads)
-        add_tensors(found, unstack_experts(name, header, TensorLayout()), header)
-    return Header(path, config, sampling_defaults(gguf), found, TensorLayout(), gguf.metadata)
+        add_tensors(tensors, unstack_experts(name, header, TensorLayout()), header)
+    return Header(path, config, sampling_defaults(gguf), tensors, TensorLayout(), gguf.metadata)
 
 
 def dense_tensors(path: Path, modules: Iterable[ModuleEntry]) -> dict[str, TensorHeader]:
-    """Of the layers behind an embedder's pooling: dense.0, dense.1, ..."""
+    """Return the tensors of an embedder's dense layers behind the pooling: dense.0, dense.1, ..."""
     files = [path / module.folder / WEIGHTS_FILE for module in modules if module.module_type == "Dense"]
     if missing := next((file for file in files if not file.is_file()), None):
         raise ModelNotFound(f"there is no {missing}", "name the folder that a whole model was downloaded into")
     return {
-        f"dense.{place}.{stored.removeprefix('linear.')}": tensor
-        for place, file in enumerate(files)
+        f"dense.{index}.{stored.removeprefix('linear.')}": tensor
+        for index, file in enumerate(files)
         for stored, tensor in read_safetensors_header(file).items()
     }
 
 
-def gather_tensors(files: Iterable[Path], spelling: TensorLayout) -> dict[str, TensorHeader]:
-    """The tensors of several files, by the runtime's names; two of one name are one too many."""
-    found: dict[str, TensorHeader] = {}
+def gather_tensors(files: Iterable[Path], layout: TensorLayout) -> dict[str, TensorHeader]:
+    """Return the tensors of several files by runtime names; duplicates raise DamagedModel."""
+    tensors: dict[str, TensorHeader] = {}
     for file in files:
         for stored, tensor in read_safetensors_header(file).items():
-            name = spelling.runtime_name(stored)
+            name = layout.runtime_name(stored)
             if name:
-                add_tensors(found, unstack_experts(name, tensor, spelling), tensor)
-    return found
+                add_tensors(tensors, unstack_experts(name, tensor, layout), tensor)
+    return tensors
 
 
-def add_tensors(found: dict[str, TensorHeader], parts: Mapping[str, TensorHeader], tensor: TensorHeader) -> None:
-    """Raises DamagedModel where one of the parts of `tensor` is there already, or more than any model has."""
-    if not found.keys().isdisjoint(parts):
+def add_tensors(tensors: dict[str, TensorHeader], parts: Mapping[str, TensorHeader], tensor: TensorHeader) -> None:
+    """Add tensors. Raises DamagedModel if one exists already, or if there are more than in any real model."""
+    if not tensors.keys().isdisjoint(parts):
         raise damaged_file(tensor.file, f"{tensor.name!r} is stored twice")
-    if len(found) + len(parts) > MAX_TENSORS:
-        raise damaged_file(tensor.file, f"with {tensor.name!r} it has more than {MAX_TENSORS} tensors")
-    found.update(parts)
+    if len(tensors) + len(parts) > MAX_TENSORS:
+        raise damaged_file(tensor.file, f"with {tensor.name!r}, it has more than {MAX_TENSORS} tensors")
+    tensors.update(parts)
 
 
-def unstack_experts(name: str, tensor: TensorHeader, spelling: TensorLayout) -> dict[str, TensorHeader]:
-    """The experts of a stacked tensor [experts, ...] one by one; any other tensor as it is."""
+def unstack_experts(name: str, tensor: TensorHeader, layout: TensorLayout) -> dict[str, TensorHeader]:
+    """Split a stacked tensor [experts, ...] into experts; any other tensor is returned as it is."""
     stacked = STACKED_EXPERTS.fullmatch(name)
     if not stacked:
         return {name: tensor}
     if not tensor.shape or 0 in tensor.shape or tensor.shape[0] > MAX_EXPERTS:
-        raise damaged_file(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is no stack of experts")
+        raise damaged_file(tensor.file, f"{tensor.name!r} of shape {list(tensor.shape)} is not a stack of experts")
     experts, *shape = tensor.shape
-    matrix, kind = stacked["matrix"], stacked["kind"]
-    transposed = spelling.experts_transposed and kind == "weight"
-    one = replace(
+    matrix, suffix = stacked["matrix"], stacked["kind"]
+    transposed = layout.experts_transposed and suffix == "weight"
+    expert = replace(
         tensor,
         shape=tuple(reversed(shape) if transposed else shape),
         transposed=transposed,
-        interleaved=spelling.gate_up_interleaved and matrix == "gate_up_proj",
+        interleaved=layout.gate_up_interleaved and matrix == "gate_up_proj",
     )
     prefix = stacked["prefix"]
-    if one.offset is not None:
-        begins = (one.offset + e * one.nbytes for e in range(experts))
-        return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, offset=begin) for e, begin in enumerate(begins)}
-    return {f"{prefix}.{e}.{matrix}.{kind}": replace(one, expert=e) for e in range(experts)}
+    if expert.offset is not None:
+        begins = (expert.offset + e * expert.nbytes for e in range(experts))
+        return {f"{prefix}.{e}.{matrix}.{suffix}": replace(expert, offset=begin) for e, begin in enumerate(begins)}
+    return {f"{prefix}.{e}.{matrix}.{suffix}": replace(expert, expert=e) for e in range(experts)}
 
 
 def read_safetensors_header(file: Path) -> dict[str, TensorHeader]:
-    """Names, dtypes and shapes in one safetensors file, whose data must lie one after another to its end."""
+    """Read names, dtypes and shapes of a safetensors file, whose tensors must be contiguous up to its end."""
     size = file.stat().st_size
     with file.open("rb") as stream:
-        begin = stream.read(8)
-        refuse_lfs_pointer(file, begin)
-        length = int.from_bytes(begin, "little")
+        start = stream.read(8)
+        refuse_lfs_pointer(file, start)
+        length = int.from_bytes(start, "little")
         if size < 8 or length > min(size - 8, HEADER_LIMIT):
-            raise damaged_file(file, f"its header should be {length} bytes long and the file has {size}")
+            raise damaged_file(file, f"its header should have {length} bytes, but the file has {size}")
         fields = parse_json(stream.read(length), file)
     tensors, spans = {}, []
     for name, entry in fields.items():
@@ -265,26 +267,28 @@ def read_safetensors_header(file: Path) -> dict[str, TensorHeader]:
         tensors[name] = replace(tensor, data=8 + length + span[0])
         spans.append(span)
     end = 0
-    for begin, until in sorted(spans):
-        if begin != end:
+    for start, stop in sorted(spans):
+        if start != end:
             raise damaged_file(file, "its tensors overlap or leave gaps")
-        end = until
+        end = stop
     if end != size - 8 - length:
-        raise damaged_file(file, f"its tensors need {end} bytes and {size - 8 - length} follow the header")
+        raise damaged_file(file, f"its tensors need {end} bytes, but {size - 8 - length} follow the header")
     return tensors
 
 
 def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[int, int]]:
-    """One tensor of the header and where its data lies."""
+    """Parse one tensor's entry, and return its header and the range of its data."""
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        whole = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        is_valid = isinstance(dtype, str) and all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
         raise damaged_file(file, f"the header entry of {name!r} is malformed") from None
-    if not whole:
-        raise damaged_file(file, f"the header entry of {name!r} holds something else than numbers")
+    if not is_valid:
+        raise damaged_file(file, f"the header entry of {name!r} contains other values than numbers")
     if dtype not in DTYPE_BYTES:
-        raise UnsupportedModel(f"{name!r} in {file} is stored as {dtype!r}", f"known are {', '.join(DTYPE_BYTES)}")
+        raise UnsupportedModel(
+            f"{name!r} in {file} is stored as {dtype!r}", f"these are supported: {', '.join(DTYPE_BYTES)}"
+        )
     header = TensorHeader(file, name, dtype, shape)
     if end - begin != header.nbytes:
         raise damaged_file(file, f"{name!r} has shape {list(shape)} of {dtype} in {end - begin} bytes")

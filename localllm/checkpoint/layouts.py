@@ -1,8 +1,8 @@
-"""How config.json says that weights are stored: the layouts of quantized checkpoints that run, as they lie on the
-Hub. Reads config.json alone and needs no torch.
+"""The supported layouts of quantized checkpoints, as described by config.json. Needs no torch.
 
-It states what may be there: bits, groups, zero points. Which matrices are quantized, and in which of several ways,
-their tensors tell (`Quantization.fitting`), so lists of names and patterns of a stranger are never matched.
+config.json lists the possible schemes: bits, groups, zero points. Which matrices are quantized, and with which
+scheme, is determined from their tensors (`Quantization.find_scheme`), so that a file's module lists and patterns
+are never matched.
 
 Sources: AutoAWQ's `packing_utils`, AutoGPTQ's and GPTQModel's `QuantLinear`, the package compressed-tensors,
 transformers' `finegrained_fp8`.
@@ -27,11 +27,11 @@ class Scheme:
     """One way in which matrices of a checkpoint are stored."""
 
     bits: int = 4
-    group_size: int | None = None  # neighbours in a row that share a scale; None: all of them
-    rows: int = 1  # that share it, too
-    symmetric: bool = True  # else groups have zero points
-    floats: bool = False  # E4M3, else whole numbers
-    words: bool = True  # several codes in an int32, else a code in an int8
+    group_size: int | None = None  # columns that share a scale; None: all of a row
+    rows: int = 1  # rows that share a scale
+    symmetric: bool = True  # otherwise groups have zero points
+    floats: bool = False  # E4M3, otherwise integers
+    words: bool = True  # several codes in an int32, otherwise a code in an int8
 
     def group_count(self, columns: int) -> int:
         return -(-columns // self.group_size) if self.group_size else 1
@@ -41,28 +41,34 @@ class Scheme:
 class Quantization:
     method: str
     schemes: tuple[Scheme, ...] = ()
-    zero_offset: int = 0  # zero points are stored less this
-    act_order: bool = False  # groups are of columns that may lie apart
-    activations: bool = False  # INT8 that is not packed in words is multiplied with activations in INT8
+    zero_offset: int = 0  # subtracted from stored zero points
+    act_order: bool = False  # a group's columns may not be adjacent
+    activations: bool = False  # INT8 weights outside words are multiplied with activations in INT8
 
     def find_scheme(self, columns: int, groups: int, **known: object) -> Scheme | None:
-        """The scheme whose matrices with so many columns have so many groups in a row, of those with the fields
-        that are known; None where there is none, or several that mean different weights."""
-        fit = {
+        """Return the scheme whose matrices have `groups` groups per row of `columns` columns.
+
+        known: required values of fields. Returns None if there is no such scheme, or several with different
+        meaning.
+        """
+        fitting = {
             scheme
             for scheme in self.schemes
             if scheme.group_count(columns) == groups
-            and all(getattr(scheme, name) == is_ for name, is_ in known.items())
+            and all(getattr(scheme, name) == value for name, value in known.items())
         }
-        # A row that is one group means the same whatever longer group config.json names.
-        return next(iter(fit)) if len(fit) == 1 or (groups == 1 and len({s.symmetric for s in fit}) == 1) else None
+        # A row with one group is the same for any larger group size in config.json.
+        return (
+            next(iter(fitting))
+            if len(fitting) == 1 or (groups == 1 and len({s.symmetric for s in fitting}) == 1)
+            else None
+        )
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
-    """None for weights that are not quantized.
+    """Parse the quantization; None for weights that are not quantized.
 
-    Raises UnsupportedModel where config.json describes a quantization that does not run, DamagedModel for
-    nonsense.
+    Raises UnsupportedModel for an unsupported quantization, and DamagedModel for invalid fields.
     """
     if not ConfigFields(config).has("quantization_config"):
         return None
@@ -74,14 +80,14 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization | None:
 
 
 def check_quantization(config: Mapping[str, Any]) -> None:
-    """Raises as `read_quantization`."""
+    """Raise like `read_quantization`."""
     read_quantization(config)
 
 
 def unsupported(method: str, why: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"the quantization {method!r}{why} is not supported",
-        "take the edition that is not quantized, a GGUF file, AWQ, GPTQ, FP8, MXFP4, or compressed-tensors",
+        "use the version that is not quantized, a GGUF file, AWQ, GPTQ, FP8, MXFP4, or compressed-tensors",
     )
 
 
@@ -97,15 +103,17 @@ def awq(layout: ConfigFields) -> Quantization:
 
 
 def gptq(layout: ConfigFields) -> Quantization:
-    form = layout.text("checkpoint_format", layout.text("format", "gptq")).lower()
-    if form not in ("gptq", "gptq_v2"):
-        raise unsupported("gptq", f" in the layout {form!r}")
+    checkpoint_format = layout.text("checkpoint_format", layout.text("format", "gptq")).lower()
+    if checkpoint_format not in ("gptq", "gptq_v2"):
+        raise unsupported("gptq", f" in the layout {checkpoint_format!r}")
     schemes = [gptq_scheme(layout.values)]
-    changed = layout.section("dynamic")  # by patterns of modules; those that begin with `-` are left out
-    schemes += [gptq_scheme({**layout.values, **changed.section(pattern).values}) for pattern in changed.values]
-    # Version 1 stores zero points less one, as one subtraction from the whole word: so it is undone, too.
-    less = 1 if form == "gptq" else 0
-    return Quantization("gptq", tuple(dict.fromkeys(schemes)), less, layout.flag("desc_act"))
+    overrides = layout.section("dynamic")  # by patterns of modules; those that begin with `-` are not quantized
+    schemes += [
+        gptq_scheme({**layout.values, **overrides.section(pattern).values}) for pattern in overrides.values
+    ]
+    # Version 1 subtracts one from zero points, in whole words, and it is added back likewise.
+    zero_offset = 1 if checkpoint_format == "gptq" else 0
+    return Quantization("gptq", tuple(dict.fromkeys(schemes)), zero_offset, layout.flag("desc_act"))
 
 
 def gptq_scheme(values: Mapping[str, Any]) -> Scheme:
@@ -113,12 +121,12 @@ def gptq_scheme(values: Mapping[str, Any]) -> Scheme:
     bits = fields.size("bits")
     if bits not in SUPPORTED_BITS:
         raise unsupported("gptq", f" in {bits} bits")
-    # Where it is not said, zero points are what the tensors say.
+    # If it is not stated, the tensors determine whether there are zero points.
     return Scheme(bits, group_size(fields, "group_size", None), symmetric=fields.flag("sym"))
 
 
 def fp8(layout: ConfigFields) -> Quantization:
-    """Activations stay in the model's dtype, which is finer than what the file was made for."""
+    """Parse FP8. Activations stay in the model's dtype, which is more precise than the file requires."""
     if layout.text("expert_dtype", "fp8") != "fp8":
         raise unsupported("fp8", f" with experts in {layout.text('expert_dtype')}")
     rows, group = block_shape(layout, "weight_block_size")
@@ -130,29 +138,31 @@ def mxfp4(layout: ConfigFields) -> Quantization:
 
 
 def compressed_tensors(layout: ConfigFields) -> Quantization:
-    kind = layout.text("format", "")
+    format_name = layout.text("format", "")
     if layout.section("transform_config").values:
-        raise unsupported(f"compressed-tensors {kind}".strip(), " with transforms of the activations")
+        raise unsupported(f"compressed-tensors {format_name}".strip(), " with transforms of the activations")
     if layout.section("sparsity_config").text("format", "dense") != "dense":
-        raise unsupported(f"compressed-tensors {kind}".strip(), " of sparse weights")
+        raise unsupported(f"compressed-tensors {format_name}".strip(), " of sparse weights")
     groups = layout.section("config_groups")
     if not groups.values:
-        raise unsupported(f"compressed-tensors {kind}".strip(), " without config_groups")
-    found = [compressed_scheme(groups.section(name), kind) for name in groups.values]
-    activations = {multiplied for scheme, multiplied in found if not (scheme.words or scheme.floats)}
+        raise unsupported(f"compressed-tensors {format_name}".strip(), " without config_groups")
+    parsed = [compressed_scheme(groups.section(name), format_name) for name in groups.values]
+    activations = {quantized for scheme, quantized in parsed if not (scheme.words or scheme.floats)}
     if len(activations) > 1:
-        raise unsupported(f"compressed-tensors {kind}", " of some activations and not of others")
-    schemes = tuple(dict.fromkeys(scheme for scheme, _ in found))
-    ordered = any(
+        raise unsupported(f"compressed-tensors {format_name}", " of some activations and not of others")
+    schemes = tuple(dict.fromkeys(scheme for scheme, _ in parsed))
+    act_order = any(
         groups.section(name).section("weights").values.get("actorder") in ("group", "dynamic", True)
         for name in groups.values
     )
-    return Quantization("compressed-tensors", schemes, act_order=ordered, activations=activations == {True})
+    return Quantization("compressed-tensors", schemes, act_order=act_order, activations=activations == {True})
 
 
 def compressed_scheme(group: ConfigFields, format: str) -> tuple[Scheme, bool]:
-    """One of config_groups, and whether its activations are quantized to INT8 when they are multiplied.
-    format: the format of groups that name none."""
+    """Parse one of config_groups, and return whether its activations are quantized to INT8.
+
+    format: of groups that specify none.
+    """
     format = group.text("format", format)
     name = f"compressed-tensors {format}".strip()
     weights, inputs = group.section("weights"), group.section("input_activations")
@@ -168,7 +178,7 @@ def compressed_scheme(group: ConfigFields, format: str) -> tuple[Scheme, bool]:
     if strategy not in STRATEGIES:
         raise unsupported(name, f" by {strategy}")
     if group.has("output_activations"):
-        raise unsupported(name, " of what matrices give")
+        raise unsupported(name, " of outputs")
     rows, columns = 1, None
     if strategy == "group":
         columns = weights.size("group_size")
@@ -181,7 +191,7 @@ def compressed_scheme(group: ConfigFields, format: str) -> tuple[Scheme, bool]:
         *(8, "int", "token"),
     )
     if not inputs.values.get("dynamic"):
-        raise unsupported(name, " with scales of activations that were fixed beforehand")
+        raise unsupported(name, " with static scales of activations")
     if scheme.words or not per_token or not inputs.flag("symmetric", True):
         raise unsupported(name, f" of {bits} bits with these activations")
     if not scheme.symmetric or scheme.group_size or scheme.rows > 1:
@@ -190,12 +200,12 @@ def compressed_scheme(group: ConfigFields, format: str) -> tuple[Scheme, bool]:
 
 
 def group_size(fields: ConfigFields, name: str, default: int | None) -> int | None:
-    """None for -1, which stands for a whole row."""
+    """Return the group size, or None for -1, which means the entire row."""
     return None if fields.values.get(name) == -1 else fields.size(name, default)
 
 
 def block_shape(fields: ConfigFields, name: str) -> tuple[int, int | None]:
-    """Rows and columns that share a scale; one row, and all columns, where the field is not there."""
+    """Return the rows and columns that share a scale; one row and all columns if the field is missing."""
     if not fields.has(name):
         return 1, None
     sizes = fields.values[name]

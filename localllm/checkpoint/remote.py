@@ -1,6 +1,6 @@
-"""The header of a model that is still on the Hub: from a folder of sparse files that hold their headers alone.
+"""The header of a model on the Hub, read from a folder of sparse files that contain only their headers.
 
-So everything that reads headers reads these, with all its checks.
+So everything that reads headers also reads these, with all its checks.
 """
 
 import os
@@ -22,15 +22,15 @@ from localllm.hub.store import blob_path
 from localllm.hub.threads import thread_pool
 
 SMALL_FILES = ("config.json", "generation_config.json", INDEX_FILE, MODULES_FILE, *SETTINGS_FILES)
-SAFETENSORS_FIRST_BYTES = 2**17  # as much as most headers have: one request
+SAFETENSORS_FIRST_BYTES = 2**17  # more than most headers need: one request
 GGUF_FIRST_BYTES = 2**21  # a vocabulary of 150,000 tokens makes a header of 6 MB
 GGUF_MAX_BYTES = 2**26
 
 
 def remote_header(order: PullPlan, say: Say) -> Header:
-    """Of the files that a pull would fetch. What is in the cache is read there, the rest by ranged requests.
+    """Read the header of the files that a pull would fetch, from the cache or by ranged requests.
 
-    Raises as `hub.pull.pull` and `read_header`.
+    Raises like `hub.pull.pull` and `read_header`.
     """
     folder = Path(tempfile.mkdtemp(prefix="localllm-"))
     try:
@@ -40,7 +40,7 @@ def remote_header(order: PullPlan, say: Say) -> Header:
             list(pool.map(partial(_write_file, order, folder, say), [*small, *weights]))
         first = folder / weights[0].path
         return read_header(first if first.suffix == ".gguf" else folder)
-    except LocalLLMError as error:  # a sentence about the file on the Hub, not about ours
+    except LocalLLMError as error:  # messages should name the file on the Hub, not the temporary one
         error.args = (str(error).replace(str(folder), str(order.listing.repo)),)
         error.message = error.message.replace(str(folder), str(order.listing.repo))
         raise
@@ -49,7 +49,7 @@ def remote_header(order: PullPlan, say: Say) -> Header:
 
 
 def is_small_file(file: RemoteFile) -> bool:
-    """Is it a small one that tells of the model, or of a module in a folder of its own?"""
+    """Return whether it is a small file with settings of the model, or of a module in its own folder."""
     return file.path in SMALL_FILES or file.path.endswith(f"/{CONFIG_FILE}")
 
 
@@ -70,7 +70,7 @@ def _write_file(order: PullPlan, folder: Path, say: Say, file: RemoteFile) -> No
 
 
 def _write_safetensors(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> None:
-    """Eight bytes say how long the rest of the header is."""
+    """Write a safetensors header, whose first eight bytes are the length of the rest."""
     begin = min(SAFETENSORS_FIRST_BYTES, file.size)
     content = read_range(order.listing, file, 0, begin, say) if file.size else b""
     end = min(8 + int.from_bytes(content[:8], "little"), file.size, 8 + HEADER_LIMIT)
@@ -80,13 +80,15 @@ def _write_safetensors(order: PullPlan, target: Path, file: RemoteFile, say: Say
 
 
 def _write_gguf(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> None:
-    """Nothing says how long its header is: it is whole when it can be read, and ends before what is missing."""
+    """Write a GGUF header, whose length is not stored: fetch more until it can be parsed, up to the first
+    tensor.
+    """
     content = b""
     while True:
-        wanted = min(2 * len(content) or GGUF_FIRST_BYTES, file.size, GGUF_MAX_BYTES)
-        if wanted == len(content):
-            return  # whoever reads it next says what is wrong
-        content += read_range(order.listing, file, len(content), wanted, say)
+        end = min(2 * len(content) or GGUF_FIRST_BYTES, file.size, GGUF_MAX_BYTES)
+        if end == len(content):
+            return  # whoever reads it reports what is wrong
+        content += read_range(order.listing, file, len(content), end, say)
         _write_sparse(target, content, file.size)
         try:
             tensors = read_part(target)[1]

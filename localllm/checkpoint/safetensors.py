@@ -21,13 +21,16 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 class TensorReader(Protocol):
     def read(self, entry: TensorHeader) -> Tensor:
-        """Whole, as the runtime has it. Raises OSError and DamagedModel."""
+        """Return an entire tensor in the runtime's layout. Raises OSError and DamagedModel."""
         ...
 
 
 class Weights:
-    """Every tensor is taken once, with the shape that the model wants: what is missing, extra or of another
-    shape is an error that names it. `under(name)` is a view of the names below a prefix."""
+    """The tensors of a checkpoint, each to be taken once with the shape that the model expects.
+
+    Missing and extra tensors, or other shapes, raise errors that name the tensor. `scoped(name)` is a view of the
+    names below a prefix.
+    """
 
     def __init__(
         self,
@@ -37,8 +40,9 @@ class Weights:
         reader: TensorReader | None = None,
         on_read: Callable[[int], object] = lambda count: None,
     ):
-        """reader: of tensors that are not to be mapped, but read to where it says; on_read: told the bytes of each
-        tensor that is taken, before it is."""
+        """reader: reads tensors to a device instead of mapping them; on_read: called with the bytes of each tensor
+        before it is taken.
+        """
         self.header = header
         self.prefix = prefix
         self.reader = shared.reader if shared else reader
@@ -53,35 +57,36 @@ class Weights:
         return self.prefix + name in self.remaining
 
     def stored_name(self, name: str) -> str:
-        """The tensor's name as its file has it."""
+        """Return the tensor's name in its file."""
         full = self.prefix + name
         return self.header.tensors[full].name if full in self.header.tensors else full
 
     def stored_header(self, name: str) -> TensorHeader | None:
-        """How the tensor is stored; None where it is not there, or was taken."""
+        """Return the tensor's header; None if it does not exist or has been taken."""
         return self.header.tensors[self.prefix + name] if self.has(name) else None
 
     def take(self, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
-        """The tensor as it is stored, mapped from the file. Blocks of GGUF are uint8 [..., bytes of a row].
+        """Return the tensor as stored, mapped from the file. Blocks of GGUF are uint8 [..., bytes of a row].
 
-        Raises DamagedModel as the class says, UnsupportedModel where it is stored in none of `dtypes`.
+        Raises DamagedModel if it is missing or has another shape, and UnsupportedModel if its dtype is not one of
+        `dtypes`.
         """
         full = self.prefix + name
         if full not in self.remaining:
             raise DamagedModel(
-                f"{self.header.path} lacks the tensor that is {full!r} here, of shape {list(shape)}",
+                f"{self.header.path} lacks the tensor {full!r} (the runtime's name) of shape {list(shape)}",
                 "fetch the model again",
             )
         entry = self.header.tensors[full]
         if entry.shape != shape:
             raise DamagedModel(
-                f"the tensor {entry.name!r} has shape {list(entry.shape)} and config.json asks for {list(shape)}",
+                f"the tensor {entry.name!r} has shape {list(entry.shape)}, but config.json implies {list(shape)}",
                 "fetch the model again",
             )
         if entry.dtype not in dtypes:
             raise UnsupportedModel(
                 f"the tensor {entry.name!r} is stored as {entry.dtype}",
-                f"in this place {', '.join(dtypes)} can be used",
+                f"it must be one of {', '.join(dtypes)}",
             )
         self.remaining.remove(full)
         self.on_read(entry.nbytes)
@@ -98,30 +103,30 @@ class Weights:
             raise damaged_file(entry.file, str(error)) from None
 
     def take_any(self, name: str, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...] = FLOATS) -> Tensor:
-        """As `take`, in the one of several shapes that it is stored in; the first is named where it is none."""
+        """Take a tensor in whichever of several shapes it is stored; an error names the first."""
         stored = self.stored_header(name)
         return self.take(name, stored.shape if stored and stored.shape in shapes else shapes[0], dtypes)
 
     def release(self) -> None:
-        """What was read of the files so far need not stay in memory; it may be read again."""
+        """Drop pages of files that were read so far; they can be read again."""
         for file in self.files.values():
             file.release()
 
     def finish(self, expected: Iterable[str] = ()) -> None:
-        """To be called when the model has taken all it wants; `expected` names what it may leave."""
-        left = [name for name in self.remaining - set(expected) if not self.is_unused_bias(name)]
-        extra = sorted(self.header.tensors[name].name for name in left)
+        """Check that the model has taken all tensors. expected: names that may be left."""
+        unused = [name for name in self.remaining - set(expected) if not self.is_unused_bias(name)]
+        extra = sorted(self.header.tensors[name].name for name in unused)
         if extra:
             more = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise DamagedModel(
-                f"the checkpoint holds the tensor {extra[0]!r}{more}, which config.json gives no place",
+                f"the checkpoint contains the tensor {extra[0]!r}{more}, which config.json has no place for",
                 "fetch the model again",
             )
 
     def is_unused_bias(self, name: str) -> bool:
-        """GPTQ's first writers gave every matrix a bias, zero where the model has none."""
-        matrix, _, kind = name.rpartition(".")
-        packed = kind == "bias" and f"{matrix}.qweight" in self.header.tensors
+        """Return whether it is one of the zero biases that early GPTQ writers added to every matrix."""
+        matrix, _, suffix = name.rpartition(".")
+        packed = suffix == "bias" and f"{matrix}.qweight" in self.header.tensors
         return packed and not self.read(self.header.tensors[name]).any()
 
 
@@ -130,26 +135,26 @@ class SafetensorsFile:
         self.file = safe_open(file, framework="pt")
 
     def read(self, entry: TensorHeader) -> Tensor:
-        """The tensor, or one expert of it, as the runtime has it: [out, in], gate before up."""
-        whole = entry.expert is None
-        tensor = self.file.get_tensor(entry.name) if whole else self.file.get_slice(entry.name)[entry.expert]
+        """Return the tensor, or one expert of it, in the runtime's layout: [out, in], gate before up."""
+        is_single = entry.expert is None
+        tensor = self.file.get_tensor(entry.name) if is_single else self.file.get_slice(entry.name)[entry.expert]
         return arrange(tensor, entry)
 
     def release(self) -> None:
-        """Each tensor is a mapping of its own, which ends with it."""
+        """Do nothing: each tensor's mapping ends with the tensor."""
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raises DamagedModel where a value is NaN or infinite.
+    """Raise DamagedModel if a value is NaN or infinite.
 
-    Both survive in minimum and maximum, which torch finds at the speed of memory: 14 times faster than a sum and
-    30 times faster than isfinite, on bfloat16.
+    Both propagate to minimum and maximum, which torch computes at memory speed: 14 times faster than a sum and 30
+    times faster than isfinite, on bfloat16.
     """
     if tensor.numel() == 0 or torch.isfinite(torch.stack(torch.aminmax(tensor))).all():
         return
-    bad = int((~torch.isfinite(tensor)).sum())
-    kind = dtype_name(tensor.dtype)
+    invalid = int((~torch.isfinite(tensor)).sum())
+    dtype = dtype_name(tensor.dtype)
     raise DamagedModel(
-        f"the tensor {name!r} is NaN or infinite at {bad} of {tensor.numel()} places in {kind}",
-        "fetch the model again" if kind == "float32" else "fetch the model again, or try --dtype float32",
+        f"the tensor {name!r} is NaN or infinite at {invalid} of {tensor.numel()} places in {dtype}",
+        "fetch the model again" if dtype == "float32" else "fetch the model again, or try --dtype float32",
     )

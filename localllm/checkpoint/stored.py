@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint's tensor, wherever they lie, as the tensor that the runtime has."""
+"""Converts the bytes of a checkpoint's tensor, wherever they are, to the runtime's layout."""
 
 import torch
 from torch import Tensor
@@ -15,27 +15,32 @@ TORCH_DTYPES = {
 
 
 def decode_tensor(raw: Tensor, entry: TensorHeader) -> Tensor:
-    """raw: uint8 [entry.nbytes] -> plain numbers in their dtype and shape, blocks of GGUF as uint8 [..., bytes of
-    a row]; a view where nothing has to change its place."""
+    """Convert raw [entry.nbytes] uint8 to a tensor in its dtype and shape; blocks of GGUF stay uint8 [..., row
+    bytes].
+
+    It is a view unless elements have to be reordered.
+    """
     if entry.offset is None:
         shape = tuple(reversed(entry.shape)) if entry.transposed else entry.shape
         return arrange(raw.view(TORCH_DTYPES[entry.dtype]).view(shape), entry)
-    plain = PLAIN_DTYPES.get(entry.dtype.lower())
-    tensor = raw.view(plain).view(entry.shape) if plain else raw.view(*entry.shape[:-1], -1)
+    dtype = PLAIN_DTYPES.get(entry.dtype.lower())
+    tensor = raw.view(dtype).view(entry.shape) if dtype else raw.view(*entry.shape[:-1], -1)
     if entry.heads is None:
         return tensor
     return tensor.index_select(0, half_split_order(*entry.heads, len(tensor)).to(tensor.device))
 
 
 def arrange(tensor: Tensor, entry: TensorHeader) -> Tensor:
-    """As the runtime has it: [out, in], gate before up. tensor: as the file has it."""
+    """Convert a tensor in the file's layout to the runtime's: [out, in], gate before up."""
     if entry.transposed:
         tensor = tensor.T
     return torch.cat((tensor[::2], tensor[1::2])) if entry.interleaved else tensor
 
 
 def half_split_order(heads: int, size: int, rows: int) -> Tensor:
-    """Which stored row stands where: of each head the even ones, then the odd ones; rows after the heads stay."""
+    """Return the order of rows that puts each head's even rows first, then the odd ones; rows after the heads
+    stay.
+    """
     order = torch.arange(rows)
-    turned = order[: heads * size].view(heads, -1, 2).transpose(1, 2).flatten()
-    return torch.cat((turned, order[heads * size :]))
+    heads_order = order[: heads * size].view(heads, -1, 2).transpose(1, 2).flatten()
+    return torch.cat((heads_order, order[heads * size :]))

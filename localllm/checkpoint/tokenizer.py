@@ -1,11 +1,11 @@
-"""A checkpoint's tokenizer, wherever it keeps it."""
+"""Reads a checkpoint's tokenizer, from a folder or a GGUF file."""
 
 from localllm.checkpoint.header import Header
 from localllm.text.tokenizer import Tokenizer
 
 
 def read_tokenizer(header: Header) -> Tokenizer:
-    """Raises what `Tokenizer.from_folder` and `from_gguf` raise."""
+    """Return the tokenizer. Raises like `Tokenizer.from_folder` and `Tokenizer.from_gguf`."""
     if header.gguf is None:
         return Tokenizer.from_folder(header.path)
     return Tokenizer.from_gguf(header.gguf, header.path)

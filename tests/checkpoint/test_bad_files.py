@@ -50,7 +50,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 def test_a_missing_tensor_is_named_with_its_shape(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.pop(QUERY))
     assert (
-        "lacks the tensor that is 'layers.0.self_attn.q_proj.weight' here, of shape [60, 48]"
+        "lacks the tensor 'layers.0.self_attn.q_proj.weight' (the runtime's name) of shape [60, 48]"
         in error_of(folder).message
     )
 
@@ -127,7 +127,7 @@ def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]
 def test_experts_that_take_no_room(folder: Path, shape: list[int]) -> None:
     empty = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
     rewrite_header(folder, lambda h: h.update({"model.layers.0.mlp.experts.down_proj": empty}))
-    assert "is no stack of experts" in error_of(folder).message
+    assert "is not a stack of experts" in error_of(folder).message
 
 
 def test_more_experts_than_any_model_has(folder: Path) -> None:
@@ -162,7 +162,7 @@ def test_pickled_weights_are_refused_with_the_reason(folder: Path, name: str) ->
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"holds no config\.json"):
+    with pytest.raises(ModelNotFound, match=r"contains no config\.json"):
         read_header(tmp_path)
 
 
@@ -174,7 +174,7 @@ def test_an_index_names_only_files_beside_it(folder: Path, name: str) -> None:
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: "a.safetensors"}}))
-    assert "holds no a.safetensors" in error_of(folder).message
+    assert "contains no a.safetensors" in error_of(folder).message
 
 
 def test_a_tensor_in_two_shards_is_one_too_many(folder: Path) -> None:

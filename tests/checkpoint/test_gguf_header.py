@@ -98,13 +98,13 @@ HOSTILE: dict[str, tuple[bytes, type[LocalLLMError], str]] = {
     "many tensors": (made.file(counts=(2**60, 0)), DamagedModel, "beyond the end"),
     "many keys": (made.file(counts=(0, 2**63)), DamagedModel, "beyond the end"),
     "counted too many tensors": (made.file([], [GOOD], b"\0" * 256, counts=(5, 0)), DamagedModel, "tensor"),
-    "key of absurd length": (made.file([struct.pack("<Q", 2**62) + b"x" * 40]), DamagedModel, "bytes long"),
+    "key of absurd length": (made.file([struct.pack("<Q", 2**62) + b"x" * 40]), DamagedModel, "name should have"),
     "key longer than the file": (made.file([struct.pack("<Q", 5000) + b"x" * 40]), DamagedModel, "beyond the end"),
     "key that is no text": (made.file([made.key(b"\xff\xff", "u32", 1)]), DamagedModel, "not UTF-8"),
-    "key twice": (made.file([ARCHITECTURE, ARCHITECTURE]), DamagedModel, "stands in it twice"),
+    "key twice": (made.file([ARCHITECTURE, ARCHITECTURE]), DamagedModel, "occurs twice"),
     "value of no type": (made.file([made.text("a") + struct.pack("<IQ", 77, 0)]), DamagedModel, "type 77"),
     "text of absurd length": (
-        made.file([made.text("a") + struct.pack("<IQ", 8, 2**63)]), DamagedModel, "bytes long",
+        made.file([made.text("a") + struct.pack("<IQ", 8, 2**63)]), DamagedModel, "name should have",
     ),
     "array of arrays": (made.file([made.array("a", 9, 1, b"\0" * 16)]), UnsupportedModel, "array of arrays"),
     "array of no type": (made.file([made.array("a", 50, 1, b"\0" * 16)]), DamagedModel, "type 50"),
@@ -113,13 +113,13 @@ HOSTILE: dict[str, tuple[bytes, type[LocalLLMError], str]] = {
         made.file([made.array("a", 8, 2**61, b"\0" * 16)]), DamagedModel, "beyond the end",
     ),
     "text in an array of absurd length": (
-        made.file([made.array("a", 8, 1, struct.pack("<Q", 2**62))]), DamagedModel, "bytes long",
+        made.file([made.array("a", 8, 1, struct.pack("<Q", 2**62))]), DamagedModel, "name should have",
     ),
     "text in an array beyond the end": (
         made.file([made.array("a", 8, 1, struct.pack("<Q", 2000))]), DamagedModel, "beyond the end",
     ),
     "more entries than any header": (
-        made.file([made.array("a", 0, 3 * 2**20, bytes(3 * 2**20))]), DamagedModel, "more than any header",
+        made.file([made.array("a", 0, 3 * 2**20, bytes(3 * 2**20))]), DamagedModel, "more than any real header",
     ),
     "truth of 2": (made.file([made.key("a", "bool", 2)]), DamagedModel, "true and false"),
     "alignment 0": (made.file([made.key("general.alignment", "u32", 0)]), DamagedModel, "alignment is 0"),
@@ -130,19 +130,19 @@ HOSTILE: dict[str, tuple[bytes, type[LocalLLMError], str]] = {
     "many dimensions": (made.file([], [made.tensor("a", (1,), 0, 0, 2**32 - 1)]), DamagedModel, "dimensions"),
     "empty dimension": (made.file([], [made.tensor("a", (8, 0), 0, 0)]), DamagedModel, "empty shape"),
     "enormous dimensions": (
-        made.file([], [made.tensor("a", (2**62, 2**62, 2**62), 0, 0)]), DamagedModel, "beyond its end",
+        made.file([], [made.tensor("a", (2**62, 2**62, 2**62), 0, 0)]), DamagedModel, "beyond the end of the file",
     ),
     "tensor of no type": (made.file([], [made.tensor("a", (8,), 99, 0)]), UnsupportedModel, "TYPE 99"),
     "tensor of a type that does not run": (
         made.file([], [made.tensor("a", (256,), 16, 0)]), UnsupportedModel, "IQ2_XXS",
     ),
-    "no whole blocks": (made.file([], [made.tensor("a", (100,), 12, 0)]), DamagedModel, "no whole blocks of 256"),
-    "tensor beyond the file": (made.file([], [GOOD], b"\0" * 31), DamagedModel, "ends 1 bytes beyond its end"),
+    "no whole blocks": (made.file([], [made.tensor("a", (100,), 12, 0)]), DamagedModel, "not a multiple of"),
+    "tensor beyond the file": (made.file([], [GOOD], b"\0" * 31), DamagedModel, "1 bytes beyond the end"),
     "offset beyond the file": (
-        made.file([], [made.tensor("a", (8,), 0, 2**63)], b"\0" * 32), DamagedModel, "beyond its end",
+        made.file([], [made.tensor("a", (8,), 0, 2**63)], b"\0" * 32), DamagedModel, "beyond the end of the file",
     ),
     "offset not aligned": (
-        made.file([], [made.tensor("a", (8,), 0, 4)], b"\0" * 64), DamagedModel, "no multiple of 32",
+        made.file([], [made.tensor("a", (8,), 0, 4)], b"\0" * 64), DamagedModel, "not a multiple of 32",
     ),
     "tensors overlap": (
         made.file([], [made.tensor("a", (16,), 0, 0), made.tensor("b", (8,), 0, 32)], b"\0" * 64),
@@ -152,7 +152,7 @@ HOSTILE: dict[str, tuple[bytes, type[LocalLLMError], str]] = {
         made.file([], [GOOD, made.tensor("b", (8,), 0, 0)], b"\0" * 64), DamagedModel, "overlaps another",
     ),
     "tensor twice": (
-        made.file([], [GOOD, made.tensor("a", (8,), 0, 32)], b"\0" * 64), DamagedModel, "'a' stands in it twice",
+        made.file([], [GOOD, made.tensor("a", (8,), 0, 32)], b"\0" * 64), DamagedModel, "'a' occurs twice",
     ),
     "tensor name that is no text": (
         made.file([], [made.tensor(b"\x80", (8,), 0, 0)], b"\0" * 32), DamagedModel, "not UTF-8",
@@ -217,7 +217,7 @@ def test_a_missing_part_is_named(parts: list[Path]) -> None:
 
 def test_a_part_under_another_name_is_no_whole_model(parts: list[Path]) -> None:
     alone = parts[0].rename(parts[0].with_name("whole.gguf"))
-    assert "by its name it is a whole model" in error_of(alone).message
+    assert "its name says a whole model" in error_of(alone).message
 
 
 def test_parts_that_changed_places_are_found_out(parts: list[Path]) -> None:
@@ -229,7 +229,7 @@ def test_parts_that_changed_places_are_found_out(parts: list[Path]) -> None:
 
 def test_a_tensor_in_two_parts_is_one_too_many(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[1].read_bytes().replace(b"t2", b"t0"))
-    assert "'t0', as an earlier part does" in error_of(parts[0]).message
+    assert "the tensor 't0' is also in an earlier part" in error_of(parts[0]).message
 
 
 def test_absurdly_many_parts_end_at_the_first_that_is_missing(tmp_path: Path) -> None:

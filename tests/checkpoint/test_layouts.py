@@ -116,31 +116,31 @@ def nan_of(tensor: Tensor) -> Tensor:
     return raw.view(torch.float8_e4m3fn)
 
 
-NOT_STATED = "has zero points, which config.json says that it has not"
+NOT_STATED = "has zero points, but config.json says symmetric"
 
 
 @pytest.mark.parametrize(
     ("layout", "edit", "words"),
     [
-        ("awq", without("qzeros"), "lacks the tensor that is 'x.qzeros' here, of shape [2, 3]"),
-        ("awq", without("scales"), "lacks the tensor that is 'x.scales'"),
-        ("awq", changed("qweight", lambda q: q.T), "has shape [3, 64] and config.json asks for [64, 3]"),
-        ("awq", changed("scales", lambda s: s[:1]), "has shape [1, 24] and config.json asks for [2, 24]"),
+        ("awq", without("qzeros"), "lacks the tensor 'x.qzeros' (the runtime's name) of shape [2, 3]"),
+        ("awq", without("scales"), "lacks the tensor 'x.scales'"),
+        ("awq", changed("qweight", lambda q: q.T), "has shape [3, 64], but config.json implies [64, 3]"),
+        ("awq", changed("scales", lambda s: s[:1]), "has shape [1, 24], but config.json implies [2, 24]"),
         ("awq", changed("scales", with_first(torch.nan)), "'x.scales' is NaN or infinite at 1 of 48 places"),
         ("awq", lambda t: t | {"g_idx": torch.zeros(64, dtype=torch.int32)}, "the tensor 'x.g_idx'"),
-        ("gptq", without("qzeros"), "lacks the tensor that is 'x.qzeros'"),
+        ("gptq", without("qzeros"), "lacks the tensor 'x.qzeros'"),
         ("gptq", changed("qzeros", with_first(5)), NOT_STATED),
-        ("gptq", changed("g_idx", with_first(2)), "'x.g_idx' has the group 2, and there are 2"),
+        ("gptq", changed("g_idx", with_first(2)), "'x.g_idx' has the group 2, but there are 2"),
         ("gptq", changed("g_idx", with_first(-2)), "'x.g_idx' has the group -2"),
         ("gptq", changed("g_idx", with_first(1)), "'x.g_idx' has groups of other sizes than 32 columns"),
         ("gptq", changed("g_idx", lambda g: g[1:]), "'x.g_idx' has shape [63]"),
         ("gptq", changed("scales", with_first(torch.inf)), "'x.scales' is NaN or infinite"),
         ("gptq, 8 bits", changed("qweight", lambda q: q[::2]), "'x.qweight' has shape [8, 24]"),
-        ("W4A16", without("weight_scale"), "lacks the tensor that is 'x.weight_scale'"),
-        ("W4A16", changed("weight_shape", with_first(25)), "'x.weight_shape' says [25, 64]"),
+        ("W4A16", without("weight_scale"), "lacks the tensor 'x.weight_scale'"),
+        ("W4A16", changed("weight_shape", with_first(25)), "'x.weight_shape' is [25, 64]"),
         ("W4A16", changed("weight_scale", lambda s: s[:, :1]), "'x.weight_scale' has shape [24, 1]"),
         ("W4A16", changed("weight_scale", with_first(torch.nan)), "'x.weight_scale' is NaN or infinite"),
-        ("W4A16, zero points", without("weight_zero_point"), "lacks the tensor that is 'x.weight_zero_point'"),
+        ("W4A16, zero points", without("weight_zero_point"), "lacks the tensor 'x.weight_zero_point'"),
         ("W4A16, actorder", changed("weight_g_idx", with_first(9)), "has the group 9"),
         ("int-quantized", changed("weight_scale", lambda s: s[:-1]), "'x.weight_scale' has shape [23, 1]"),
         ("int-quantized", changed("weight_scale", with_first(torch.nan)), "'x.weight_scale' is NaN or infinite"),
@@ -191,7 +191,7 @@ def test_scales_that_two_groups_of_columns_would_fit() -> None:
         str(size): compressed("int-quantized", num_bits=8, group_size=size)["config_groups"]["group_0"]
         for size in (32, 48)
     }
-    with pytest.raises(DamagedModel, match=r"fits several of config.json's groups"):
+    with pytest.raises(DamagedModel, match=r"matches several of config.json's groups"):
         load(tensors, compressed("int-quantized") | {"config_groups": groups}, ROWS, COLUMNS)
 
 
@@ -199,16 +199,16 @@ def test_scales_that_two_groups_of_columns_would_fit() -> None:
     ("layout", "quantization", "words"),
     [
         ("awq", GPTQ, "has shape"),
-        ("awq", None, "there is a tensor 'x.qweight', and config.json does not say that weights are quantized"),
+        ("awq", None, "there is a tensor 'x.qweight', but config.json does not say that weights are quantized"),
         ("awq", LAYOUTS["W4A16"][1], "config.json says that weights are stored as compressed-tensors"),
-        ("awq", AWQ | {"group_size": 16}, "'x.scales' has shape [2, 24] and config.json asks for [4, 24]"),
+        ("awq", AWQ | {"group_size": 16}, "'x.scales' has shape [2, 24], but config.json implies [4, 24]"),
         ("awq", AWQ | {"zero_point": False}, NOT_STATED),
-        ("gptq", GPTQ | {"bits": 8}, "'x.qweight' has shape [8, 24] and config.json asks for [16, 24]"),
+        ("gptq", GPTQ | {"bits": 8}, "'x.qweight' has shape [8, 24], but config.json implies [16, 24]"),
         ("gptq", GPTQ | {"checkpoint_format": "gptq_v2"}, NOT_STATED),
         ("W4A16", compressed("pack-quantized", num_bits=8, group_size=32), "'x.weight_packed' has shape [24, 8]"),
         ("W4A16", GPTQ, "there is a tensor 'x.weight_packed'"),
         ("fp8, blocks", {"quant_method": "fp8"}, "'x.weight_scale_inv' has shape [1, 2]"),
-        ("int-quantized", {"quant_method": "mxfp4"}, "there is a tensor 'x.weight', and config.json says"),
+        ("int-quantized", {"quant_method": "mxfp4"}, "there is a tensor 'x.weight', but config.json says"),
     ],
 )
 def test_a_config_that_tells_of_other_tensors(layout: str, quantization: Any, words: str) -> None:
@@ -221,8 +221,8 @@ def test_a_config_that_tells_of_other_tensors(layout: str, quantization: Any, wo
 @pytest.mark.parametrize(
     ("rows", "columns", "words"),
     [
-        (24, 48, "stands for 48 columns, and its layout for multiples of 32"),
-        (20, 64, "for 20 rows, and its layout"),
+        (24, 48, "has 48 columns, but its layout needs a multiple of 32"),
+        (20, 64, "has 20 rows, but its layout"),
     ],
 )
 def test_what_awq_cannot_hold(rows: int, columns: int, words: str) -> None:
@@ -262,7 +262,7 @@ CHANNEL = {"num_bits": 8, "strategy": "channel"}
         (GPTQ | {"bits": 3}, "in 3 bits"),
         (GPTQ | {"checkpoint_format": "marlin"}, "in the layout 'marlin'"),
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported"),
-        (compressed("int-quantized", PER_TOKEN | {"dynamic": False}, **CHANNEL), "fixed beforehand"),
+        (compressed("int-quantized", PER_TOKEN | {"dynamic": False}, **CHANNEL), "static scales of activations"),
         (compressed("int-quantized", PER_TOKEN | {"strategy": "tensor"}, **CHANNEL), "with these activations"),
         (compressed("int-quantized", PER_TOKEN | {"symmetric": False}, **CHANNEL), "with these activations"),
         (compressed("pack-quantized", PER_TOKEN, num_bits=4, group_size=32), "with these activations"),

@@ -72,9 +72,9 @@ def test_a_header_longer_than_the_first_request(hub, cache, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "its header should be 0 bytes long and the file has 0"),
-        (b"\xff" * 100, "its header should be"),
-        (b"GGUF but no header", "its header should be"),
+        (b"", "its header should have 0 bytes, but the file has 0"),
+        (b"\xff" * 100, "its header should have"),
+        (b"GGUF but no header", "its header should have"),
         (weights()[:-1], "its tensors need"),
     ],
 )

@@ -218,7 +218,7 @@ def test_a_key_that_must_be_there_is_named(llama: Path, key: str) -> None:
         ("llama.attention.head_count", "six", DamagedModel, "head_count"),
         ("llama.rope.freq_base", -1.0, DamagedModel, "freq_base"),
         ("llama.rope.scaling.type", "dynamic", UnsupportedModel, "'dynamic' is not supported"),
-        ("llama.rope.dimension_count", 4, UnsupportedModel, "a part of each head"),
+        ("llama.rope.dimension_count", 4, UnsupportedModel, "partial rotary embeddings"),
         ("llama.embedding_length", 64, DamagedModel, "shape"),
     ],
 )
@@ -232,8 +232,8 @@ def test_a_key_that_makes_no_sense(
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("rope_freqs.weight", torch.tensor([1.0, 1.0, 2.0, *[1e30] * 5]), "other ropes"),
-        ("gemma4.rope.dimension_count_swa", 4, "other ropes"),
+        ("rope_freqs.weight", torch.tensor([1.0, 1.0, 2.0, *[1e30] * 5]), "other rotary embeddings"),
+        ("gemma4.rope.dimension_count_swa", 4, "other rotary embeddings"),
         ("gemma4.attention.head_count_kv", [2, 1, 1, 2, 2, 1], "differ in key-value heads"),
     ],
 )
@@ -246,12 +246,12 @@ def test_a_gemma_4_that_nobody_published_is_refused(tmp_path: Path, key: str, va
 
 def test_more_heads_than_values_are_no_heads(llama: Path) -> None:
     more = {"llama.attention.head_count": 100}
-    with pytest.raises(DamagedModel, match="100 heads in 48 values"):
+    with pytest.raises(DamagedModel, match="100 heads in 48 dimensions"):
         make_engine(rewritten(llama, without=("attention.key_length",), changed=more))
 
 
 def test_a_vocabulary_alone_cannot_be_run() -> None:
-    with pytest.raises(UnsupportedModel, match="a vocabulary and no weights"):
+    with pytest.raises(UnsupportedModel, match="a vocabulary but no weights"):
         read_header(shared("llama3.2-bpe/vocab.gguf"))
 
 

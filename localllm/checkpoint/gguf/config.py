@@ -1,6 +1,7 @@
 """A GGUF file's metadata as the `config.json` of the same model, so that a family is described once for both.
 
-Sources: llama.cpp's `src/models/*.cpp` (what a missing key means) and `conversion/*.py` (what a key was made of).
+Sources: llama.cpp's `src/models/*.cpp` (defaults of missing keys) and `conversion/*.py` (what keys are computed
+from).
 """
 
 from collections.abc import Callable
@@ -27,21 +28,24 @@ from localllm.errors import UnsupportedModel
 
 
 def to_config(header: GGUFHeader) -> Config:
-    """What `config.json` of this model says. Raises UnsupportedModel for an architecture that does not run,
-    DamagedModel for a key that is missing or makes no sense."""
+    """Return the `config.json` of this model.
+
+    Raises UnsupportedModel for an unsupported architecture, and DamagedModel for a missing or invalid key.
+    """
     gguf = GGUFFields(header)
     if gguf.architecture not in ARCHITECTURES:
         raise UnsupportedModel(
             f"the GGUF architecture {gguf.architecture!r} is not supported",
             "docs/models.md lists the families that are",
         )
-    found = shared_config(gguf) | ARCHITECTURES[gguf.architecture](gguf) | encoders.pooling_config(gguf)
-    if gguf.architecture in INTERLEAVED_ROPE and "partial_rotary_factor" in found["rope_parameters"]:
-        # Their converter reorders whole heads, llama.cpp turns the first values: the two do not fit together.
+    config = shared_config(gguf) | ARCHITECTURES[gguf.architecture](gguf) | encoders.pooling_config(gguf)
+    if gguf.architecture in INTERLEAVED_ROPE and "partial_rotary_factor" in config["rope_parameters"]:
+        # Their converter permutes entire heads, but llama.cpp rotates the first dimensions: these do not match.
         raise UnsupportedModel(
-            f"a rope of a part of each head is not supported in {gguf.architecture} files", "fetch another edition"
+            f"partial rotary embeddings are not supported in {gguf.architecture} files",
+            "use the safetensors version",
         )
-    return found
+    return config
 
 
 def llama(gguf: GGUFFields) -> Config:
@@ -86,7 +90,7 @@ def gemma2(gguf: GGUFFields) -> Config:
 
 
 def gemma_scalar(gguf: GGUFFields, large: bool) -> int:
-    """The 27B models scale queries by the hidden size of a head's share, the others by the head's size."""
+    """Return the query scaling: the 27B models use hidden size per head, the others the head size."""
     share = gguf.size("embedding_length") // gguf.size("attention.head_count")
     return share if large else head_size(gguf)
 
@@ -114,7 +118,7 @@ def phi3(gguf: GGUFFields) -> Config:
 def gpt_oss(gguf: GGUFFields) -> Config:
     ropes = rope(gguf)
     if ropes.get("rope_type") == "yarn":
-        ropes["truncate"] = False  # as in the published models; the metadata has no word for it
+        ropes["truncate"] = False  # as in the published models; the metadata has no key for it
     return attention(gguf) | {
         "architectures": ["GptOssForCausalLM"],
         "num_local_experts": gguf.size("expert_count"),
@@ -155,7 +159,7 @@ def granite(gguf: GGUFFields) -> Config:
 def glm4(gguf: GGUFFields) -> Config:
     sections = gguf.header.metadata.get("glm4.rope.dimension_sections")
     if sections and any(sections):
-        raise UnsupportedModel("GLM-4V, which also sees, is not supported", "use a GLM-4 that reads text alone")
+        raise UnsupportedModel("GLM-4V, a vision model, is not supported", "use a text-only GLM-4")
     return dense(gguf) | {"architectures": ["Glm4ForCausalLM"]}
 
 
@@ -180,10 +184,10 @@ def cohere2(gguf: GGUFFields) -> Config:
 
 
 def sampling_defaults(header: GGUFHeader) -> Config:
-    """What `generation_config.json` would say: the sampling that the file recommends."""
-    found = {name: header.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING_KEYS.items()}
-    known: Config = {name: value for name, value in found.items() if value is not None}
-    return {"do_sample": known.get("temperature", 1.0) != 0, **known} if known else {}
+    """Return the `generation_config.json` with the sampling parameters that the file recommends."""
+    values = {name: header.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING_KEYS.items()}
+    defaults: Config = {name: value for name, value in values.items() if value is not None}
+    return {"do_sample": defaults.get("temperature", 1.0) != 0, **defaults} if defaults else {}
 
 
 SAMPLING_KEYS = {

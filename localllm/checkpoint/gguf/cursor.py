@@ -1,7 +1,7 @@
-"""The header of one GGUF file, read from its memory map in order.
+"""Parses the header of one GGUF file sequentially from its memory map.
 
-Trusts nothing: every count and length is compared with the file before it is used, and what a header may cost is
-bounded whatever it says. Source: the GGUF specification (ggml/docs/gguf.md), versions 2 and 3.
+The file is untrusted: every count and length is checked against the file before it is used, and the cost of a
+header is limited. Source: the GGUF specification (ggml/docs/gguf.md), versions 2 and 3.
 """
 
 import math
@@ -16,7 +16,7 @@ from localllm.errors import UnsupportedModel
 from localllm.files import damaged_file
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME, BLOCK_TYPES, UNSUPPORTED_TYPES
 
-ALIGNMENT = 32  # bytes, where general.alignment does not say
+ALIGNMENT = 32  # bytes, unless general.alignment is given
 MAX_ALIGNMENT = 2**20
 MAX_NAME_BYTES = 2**16 - 1  # bytes; the specification's limit for keys
 MAX_DIMENSIONS = 4
@@ -24,7 +24,7 @@ HEADER_LIMIT = 256 * 2**20  # bytes; the largest real ones, with 260,000 tokens 
 MAX_ENTRIES = 2**21  # keys, tensors and elements of arrays together: 0.8 million in the largest real headers
 STRING, ARRAY, BOOL = 8, 9, 7
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "B", 10: "Q", 11: "q", 12: "d"}
-MIN_TENSOR_BYTES = 32  # of an entry in the header: lengths, a name of one byte, one dimension, type, offset
+MIN_TENSOR_BYTES = 32  # in the header: lengths, a name of one byte, one dimension, type, offset
 MIN_KEY_BYTES = 14
 
 
@@ -32,8 +32,8 @@ MIN_KEY_BYTES = 14
 class GGUFTensor:
     file: Path
     format: str  # a name in quant/formats/gguf_types.py
-    shape: tuple[int, ...]  # outermost first, as torch counts
-    offset: int  # bytes from the begin of the file
+    shape: tuple[int, ...]  # outermost first, as in torch
+    offset: int  # bytes from the beginning of the file
     nbytes: int
 
     @property
@@ -42,7 +42,7 @@ class GGUFTensor:
 
 
 class HeaderReader:
-    """A place in the header that only moves on. Every read is checked against the end."""
+    """A position in the header that only moves forward. Every read is checked against the end."""
 
     def __init__(self, file: Path, content: mmap.mmap):
         self.file = file
@@ -60,7 +60,7 @@ class HeaderReader:
         for _ in range(key_count):
             key = self.read_name()
             if key in metadata:
-                raise damaged_file(self.file, f"the key {key!r} stands in it twice")
+                raise damaged_file(self.file, f"the key {key!r} occurs twice")
             metadata[key] = self.read_value(key, self.read_number("I"))
         entries = [self.read_tensor() for _ in range(tensor_count)]
         alignment = self.read_alignment(metadata)
@@ -76,33 +76,35 @@ class HeaderReader:
 
     def require_bytes(self, count: int) -> None:
         if count > self.end - self.position:
-            where = "the file" if self.end == self.size else f"the {HEADER_LIMIT} bytes that a header may have"
+            where = "the file" if self.end == self.size else f"the limit of {HEADER_LIMIT} bytes for headers"
             raise damaged_file(
-                self.file, f"at byte {self.position} it wants {count} more, beyond the end of {where}"
+                self.file, f"at byte {self.position}, {count} more bytes are needed, beyond the end of {where}"
             )
 
-    def check_count(self, number: int, least_bytes: int, what: str) -> None:
-        """Refuses a count that the rest of the file cannot hold, or that would cost too much to read."""
-        self.require_bytes(number * least_bytes)
+    def check_count(self, number: int, min_bytes: int, what: str) -> None:
+        """Raise DamagedModel for a count that the rest of the file cannot hold, or that would cost too much to
+        read.
+        """
+        self.require_bytes(number * min_bytes)
         self.entry_count += number
         if self.entry_count > MAX_ENTRIES:
-            raise damaged_file(self.file, f"it counts {number} {what}: more than any header holds")
+            raise damaged_file(self.file, f"it has {number} {what}, more than any real header")
 
     def read_bytes(self, limit: int) -> bytes:
         length = self.read_number("Q")
         if length > limit:
-            raise damaged_file(self.file, f"at byte {self.position - 8} a name should be {length} bytes long")
+            raise damaged_file(self.file, f"at byte {self.position - 8}, a name should have {length} bytes")
         self.require_bytes(length)
         text = self.content[self.position : self.position + length]
         self.position += length
         return text
 
     def read_name(self) -> str:
-        """Of a key or tensor: strictly UTF-8, as it decides what is read."""
+        """Read the name of a key or tensor, strictly in UTF-8, because names decide what is read."""
         try:
             return self.read_bytes(MAX_NAME_BYTES).decode()
         except UnicodeDecodeError as error:
-            raise damaged_file(self.file, f"a name in it is not UTF-8 ({error})") from None
+            raise damaged_file(self.file, f"a name is not UTF-8 ({error})") from None
 
     def read_value(self, key: str, value_type: int) -> Any:
         if value_type == ARRAY:
@@ -115,86 +117,86 @@ class HeaderReader:
         return self.as_bools(key, [value])[0] if value_type == BOOL else value
 
     def read_array(self, key: str) -> list[Any]:
-        kind, length = self.read_number("I"), self.read_number("Q")
-        if kind == ARRAY:
+        element_type, length = self.read_number("I"), self.read_number("Q")
+        if element_type == ARRAY:
             raise UnsupportedModel(f"{key!r} in {self.file} is an array of arrays", "no known model needs one")
-        if kind == STRING:
-            self.check_count(length, 8, f"texts in {key!r}")
+        if element_type == STRING:
+            self.check_count(length, 8, f"strings in {key!r}")
             return self.read_strings(length)
-        if kind not in NUMBERS:
-            raise damaged_file(self.file, f"the array {key!r} is of type {kind}, which does not exist")
-        width = struct.calcsize(NUMBERS[kind])
+        if element_type not in NUMBERS:
+            raise damaged_file(self.file, f"the array {key!r} is of type {element_type}, which does not exist")
+        width = struct.calcsize(NUMBERS[element_type])
         self.check_count(length, width, f"numbers in {key!r}")
-        values = list(struct.unpack_from(f"<{length}{NUMBERS[kind]}", self.content, self.position))
+        values = list(struct.unpack_from(f"<{length}{NUMBERS[element_type]}", self.content, self.position))
         self.position += length * width
-        return self.as_bools(key, values) if kind == BOOL else values
+        return self.as_bools(key, values) if element_type == BOOL else values
 
     def as_bools(self, key: str, values: list[int]) -> list[bool]:
         if not set(values) <= {0, 1}:
-            raise damaged_file(self.file, f"{key!r} holds something else than true and false")
+            raise damaged_file(self.file, f"{key!r} contains other values than true and false")
         return [value == 1 for value in values]
 
     def read_strings(self, length: int) -> list[str]:
-        """`value` for each, without the calls: a vocabulary has hundreds of thousands."""
-        content, at, end, found = self.content, self.position, self.end, []
+        """Read strings like `read_value`, without its calls: a vocabulary has hundreds of thousands."""
+        content, position, end, strings = self.content, self.position, self.end, []
         read = struct.Struct("<Q").unpack_from
         for _ in range(length):
-            if at + 8 > end or (until := at + 8 + read(content, at)[0]) > end:
-                self.position = at
-                self.read_bytes(HEADER_LIMIT)  # raises with the place
+            if position + 8 > end or (stop := position + 8 + read(content, position)[0]) > end:
+                self.position = position
+                self.read_bytes(HEADER_LIMIT)  # raises an error with the position
                 break
-            found.append(content[at + 8 : until].decode(errors="replace"))
-            at = until
-        self.position = at
-        return found
+            strings.append(content[position + 8 : stop].decode(errors="replace"))
+            position = stop
+        self.position = position
+        return strings
 
     def read_tensor(self) -> tuple[str, str, tuple[int, ...], int]:
-        """Name, format, shape and offset within the tensors' part of the file."""
+        """Return name, format, shape and offset within the tensor data."""
         name = self.read_name()
         dimensions = self.read_number("I")
         if not 0 < dimensions <= MAX_DIMENSIONS:
             raise damaged_file(self.file, f"the tensor {name!r} has {dimensions} dimensions")
         shape = tuple(self.read_number("Q") for _ in range(dimensions))[::-1]
-        kind, offset = self.read_number("I"), self.read_number("Q")
-        if kind not in BLOCK_TYPES:
-            stated = UNSUPPORTED_TYPES.get(kind, f"type {kind}")
+        block_type, offset = self.read_number("I"), self.read_number("Q")
+        if block_type not in BLOCK_TYPES:
+            type_name = UNSUPPORTED_TYPES.get(block_type, f"type {block_type}")
             raise UnsupportedModel(
-                f"the tensor {name!r} in {self.file} is stored as {stated.upper()}",
-                f"known are {', '.join(t.name.upper() for t in BLOCK_TYPES.values())}",
+                f"the tensor {name!r} in {self.file} is stored as {type_name.upper()}",
+                f"these are supported: {', '.join(t.name.upper() for t in BLOCK_TYPES.values())}",
             )
         if 0 in shape:
             raise damaged_file(self.file, f"the tensor {name!r} has the empty shape {list(shape)}")
-        if shape[-1] % BLOCK_TYPES[kind].block_elements:
+        if shape[-1] % BLOCK_TYPES[block_type].block_elements:
             raise damaged_file(
                 self.file,
-                f"a row of {name!r} has {shape[-1]} elements, which are no whole blocks of "
-                f"{BLOCK_TYPES[kind].block_elements} in {BLOCK_TYPES[kind].name.upper()}",
+                f"a row of {name!r} has {shape[-1]} elements, not a multiple of the "
+                f"{BLOCK_TYPES[block_type].block_elements} in a block of {BLOCK_TYPES[block_type].name.upper()}",
             )
-        return name, BLOCK_TYPES[kind].name, shape, offset
+        return name, BLOCK_TYPES[block_type].name, shape, offset
 
     def read_alignment(self, metadata: Mapping[str, Any]) -> int:
         value = metadata.get("general.alignment", ALIGNMENT)
         if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-            raise damaged_file(self.file, f"its alignment is {value!r}, not a power of two from 8")
+            raise damaged_file(self.file, f"its alignment is {value!r}, not a power of two >= 8")
         return value
 
     def locate_tensors(
         self, entries: list[tuple[str, str, tuple[int, ...], int]], start: int, alignment: int
     ) -> dict[str, GGUFTensor]:
-        """The tensors by name, each within the file and apart from the others."""
+        """Return the tensors by name, after checking that each is within the file and none overlap."""
         tensors: dict[str, GGUFTensor] = {}
-        for name, form, shape, offset in entries:
-            nbytes = math.prod(shape[:-1]) * BLOCK_TYPE_BY_NAME[form].row_bytes(shape[-1])
+        for name, block_format, shape, offset in entries:
+            nbytes = math.prod(shape[:-1]) * BLOCK_TYPE_BY_NAME[block_format].row_bytes(shape[-1])
             if name in tensors:
-                raise damaged_file(self.file, f"the tensor {name!r} stands in it twice")
+                raise damaged_file(self.file, f"the tensor {name!r} occurs twice")
             if offset % alignment:
-                raise damaged_file(self.file, f"{name!r} lies at {offset}, which is no multiple of {alignment}")
+                raise damaged_file(self.file, f"the offset of {name!r} is {offset}, not a multiple of {alignment}")
             if start + offset + nbytes > self.size:
                 missing = start + offset + nbytes - self.size
                 raise damaged_file(
-                    self.file, f"{name!r} of shape {list(shape)} ends {missing} bytes beyond its end"
+                    self.file, f"{name!r} of shape {list(shape)} ends {missing} bytes beyond the end of the file"
                 )
-            tensors[name] = GGUFTensor(self.file, form, shape, start + offset, nbytes)
+            tensors[name] = GGUFTensor(self.file, block_format, shape, start + offset, nbytes)
         end = 0
         for name, tensor in sorted(tensors.items(), key=lambda item: item[1].offset):
             if tensor.offset < end:
@@ -204,6 +206,9 @@ class HeaderReader:
 
 
 def decode_text(raw: bytes) -> str:
-    """Values may hold bytes that are no UTF-8, as pieces of words in old vocabularies do: nothing that is typed or
-    shown can contain them, so each becomes U+FFFD and the model stays usable."""
+    """Decode a value, replacing bytes that are not UTF-8 by U+FFFD.
+
+    Old vocabularies contain such pieces of words. No text that is typed or shown can contain them, so the model
+    stays usable.
+    """
     return raw.decode(errors="replace")

@@ -1,5 +1,4 @@
-"""GGUF's embedders: BERT, NomicBert and EmbeddingGemma as their `config.json`; how any file says that its vectors
-are pooled.
+"""`config.json` of GGUF's embedders: BERT, NomicBert and EmbeddingGemma; and the pooling that any file specifies.
 
 Sources: llama.cpp's `src/models/{bert,gemma-embedding}.cpp`, `conversion/bert.py`.
 """
@@ -9,13 +8,13 @@ from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.checkpoint.gguf.parts import Config, dense, head_size, layer_count, layer_types, rope_by_kind
 from localllm.errors import DamagedModel, UnsupportedModel
 
-POOLING_TYPES = {1: "mean", 2: "cls", 3: "last"}  # of `pooling_type`; 0 says nothing
+POOLING_TYPES = {1: "mean", 2: "cls", 3: "last"}  # values of `pooling_type`; 0 is unspecified
 RANK_POOLING = 4
 DENSE_TENSORS = ("dense_2.weight", "dense_3.weight")
 
 
 def bert(gguf: GGUFFields) -> Config:
-    """RoBERTas, too: their converter leaves out the positions that no token has."""
+    """BERT and RoBERTa, whose converter removes the positions that no token has."""
     return encoder_sizes(gguf) | {
         "architectures": ["BertModel"],
         "max_position_embeddings": row_count(gguf, "position_embd.weight"),
@@ -25,7 +24,7 @@ def bert(gguf: GGUFFields) -> Config:
 
 def nomic_bert(gguf: GGUFFields) -> Config:
     if gguf.flag("attention.causal", False) or not gguf.has_tensor("blk.0.ffn_gate.weight"):
-        raise UnsupportedModel("this edition of NomicBert is not supported", "versions 1 and 1.5 are")
+        raise UnsupportedModel("this version of NomicBert is not supported", "versions 1 and 1.5 are")
     return encoder_sizes(gguf) | {
         "architectures": ["NomicBertModel"],
         "qkv_proj_bias": gguf.has_tensor("blk.0.attn_qkv.bias"),
@@ -54,22 +53,22 @@ def gemma_embedding(gguf: GGUFFields) -> Config:
 
 
 def row_count(gguf: GGUFFields, tensor: str) -> int:
-    found = gguf.header.tensors.get(tensor)
-    if found is None or len(found.shape) != 2:
-        raise DamagedModel(f"{gguf.header.files[0]} holds no table {tensor}", "fetch the model again")
-    return found.shape[0]
+    entry = gguf.header.tensors.get(tensor)
+    if entry is None or len(entry.shape) != 2:
+        raise DamagedModel(f"{gguf.header.files[0]} contains no table {tensor}", "fetch the model again")
+    return entry.shape[0]
 
 
 def pooling_config(gguf: GGUFFields) -> Config:
-    """As `arch.pooling` reads it; {} where the file says nothing, as those of models for chats do."""
-    kind = gguf.count("pooling_type", 0)
-    if kind == RANK_POOLING:
-        raise UnsupportedModel("a model that ranks pairs of texts is not supported", "use one that gives vectors")
-    if kind not in POOLING_TYPES:
+    """Return the pooling for `arch.pooling`; {} if the file specifies none, as in chat models."""
+    pooling_type = gguf.count("pooling_type", 0)
+    if pooling_type == RANK_POOLING:
+        raise UnsupportedModel("a reranking model is not supported", "use an embedding model")
+    if pooling_type not in POOLING_TYPES:
         return {}
     return {
         POOLING: {
-            "kind": POOLING_TYPES[kind],
+            "kind": POOLING_TYPES[pooling_type],
             "dense": [dense_layer(gguf, name) for name in DENSE_TENSORS if gguf.has_tensor(name)],
         }
     }

@@ -1,4 +1,6 @@
-"""Typed reading of GGUF metadata under its architecture's prefix: what is missing or makes no sense is named."""
+"""Typed access to GGUF metadata below its architecture's prefix, with errors that name the missing or invalid
+key.
+"""
 
 import math
 import struct
@@ -9,44 +11,44 @@ from localllm.checkpoint.gguf.cursor import GGUFTensor
 from localllm.checkpoint.gguf.header import GGUFHeader
 from localllm.errors import DamagedModel
 
-MAX_FACTORS = 2**16  # of a rope table
+MAX_FACTORS = 2**16  # values in a rope table
 _REQUIRED: Any = object()
 
 
 class GGUFFields:
-    """Every method raises DamagedModel for a value of another kind, and for a missing key without a default."""
+    """Every method raises DamagedModel for a value of another type, and for a missing key without a default."""
 
     def __init__(self, header: GGUFHeader):
         self.header = header
         self.architecture = self.text("general.architecture", absolute=True)
 
     def size(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A whole number from 1. Where a list says the same for every layer, that."""
+        """Return an integer > 0. A list with equal values for all layers is accepted."""
         return self._number(key, default, 1)
 
     def count(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A whole number from 0."""
+        """Return an integer >= 0."""
         return self._number(key, default, 0)
 
-    def _number(self, key: str, default: Any, least: int) -> Any:
+    def _number(self, key: str, default: Any, minimum: int) -> Any:
         value = self._get(key, default)
         if isinstance(value, list) and value and value.count(value[0]) == len(value):
             value = value[0]
-        if value is not default and not (type(value) is int and least <= value < MAX_INT):
-            raise self._wrong(key, value, "a positive whole number" if least else "a whole number")
+        if value is not default and not (type(value) is int and minimum <= value < MAX_INT):
+            raise self._wrong(key, value, "a positive whole number" if minimum else "a whole number")
         return value
 
     def sizes(self, key: str, length: int) -> list[int]:
-        """One whole number from 0 for each layer; a single one stands for all."""
+        """Return an integer >= 0 for each layer; a single integer applies to all."""
         value = self._get(key)
         value = [value] * length if type(value) is int else value
-        whole = isinstance(value, list) and all(type(v) is int and 0 <= v < MAX_INT for v in value)
-        if not whole or len(value) < length:
+        is_valid = isinstance(value, list) and all(type(v) is int and 0 <= v < MAX_INT for v in value)
+        if not is_valid or len(value) < length:
             raise self._wrong(key, value, f"a whole number or {length} of them")
         return value[:length]
 
     def number(self, key: str, default: Any = _REQUIRED) -> Any:
-        """A finite number above 0."""
+        """Return a finite number > 0."""
         value = self._get(key, default)
         if value is not default and not (type(value) in (int, float) and 0 < value < math.inf):
             raise self._wrong(key, value, "a number above 0")
@@ -65,7 +67,7 @@ class GGUFFields:
         return value
 
     def flags(self, key: str, length: int) -> list[bool] | None:
-        """One for each layer; None where the key is missing or holds no list."""
+        """Return a boolean for each layer; None if the key is missing or not a list."""
         value = self._get(key, None)
         if not isinstance(value, list):
             return None
@@ -77,13 +79,13 @@ class GGUFFields:
         return tensor in self.header.tensors
 
     def read_factors(self, tensor: str) -> list[float] | None:
-        """A small float32 tensor's values; None where it is missing."""
-        found = self.header.tensors.get(tensor)
-        if found is None:
+        """Return the values of a small float32 tensor; None if it is missing."""
+        entry = self.header.tensors.get(tensor)
+        if entry is None:
             return None
-        if found.format != "f32" or found.elements > MAX_FACTORS:
-            raise DamagedModel(f"{tensor} in {found.file} is no table of factors", "fetch the model again")
-        return read_float32(found)
+        if entry.format != "f32" or entry.elements > MAX_FACTORS:
+            raise DamagedModel(f"{tensor} in {entry.file} is not a table of factors", "fetch the model again")
+        return read_float32(entry)
 
     def _get(self, key: str, default: Any = _REQUIRED, absolute: bool = False) -> Any:
         full = key if absolute else f"{self.architecture}.{key}"

@@ -1,4 +1,4 @@
-"""`config.json` of the architectures whose layers differ in kind: recurrent, convolutional, latent, shared."""
+"""`config.json` of the architectures with several types of layers: recurrent, convolutional, latent, shared KV."""
 
 from localllm.checkpoint.gguf.fields import GGUFFields
 from localllm.checkpoint.gguf.parts import (
@@ -15,9 +15,9 @@ from localllm.checkpoint.gguf.parts import (
 )
 from localllm.errors import DamagedModel, UnsupportedModel
 
-TILED = {"linear_value_heads_tiled": True}  # as llama.cpp's broadcasting wants it
+TILED = {"linear_value_heads_tiled": True}  # the order that llama.cpp's broadcasting needs
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
-UNROTATED = 1e29  # a divisor of a frequency from which on nothing turns
+UNROTATED = 1e29  # a frequency with at least this divisor is not rotated
 
 
 def qwen3next(gguf: GGUFFields) -> Config:
@@ -33,7 +33,7 @@ def qwen35moe(gguf: GGUFFields) -> Config:
 
 
 def delta_net(gguf: GGUFFields) -> Config:
-    """Attention in some layers, a gated delta net in the others, as the file says or three of four."""
+    """Return attention in some layers and a gated delta net in the others: by the file, or in three of four."""
     layers = layer_count(gguf)
     recurrent = gguf.flags("attention.recurrent_layers", layers)
     if recurrent is None:
@@ -59,7 +59,7 @@ def shared_experts(gguf: GGUFFields) -> Config:
 
 
 def lfm2(gguf: GGUFFields) -> Config:
-    """Layers without key-value heads are convolutions."""
+    """LFM2, where layers without key-value heads are convolutions."""
     kv_heads = gguf.sizes("attention.head_count_kv", layer_count(gguf))
     if gguf.count("attention.sliding_window", 0):
         raise UnsupportedModel(
@@ -70,7 +70,7 @@ def lfm2(gguf: GGUFFields) -> Config:
         "layer_types": ["full_attention" if heads else "conv" for heads in kv_heads],
         "num_key_value_heads": max(kv_heads) or None,
         "intermediate_size": gguf.size("feed_forward_length"),
-        "block_auto_adjust_ff_dim": False,  # the length is that of the tensors already
+        "block_auto_adjust_ff_dim": False,  # the file's length is already adjusted
         "norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
         "conv_L_cache": gguf.size("shortconv.l_cache"),
         "conv_bias": False,
@@ -79,7 +79,9 @@ def lfm2(gguf: GGUFFields) -> Config:
 
 def lfm2moe(gguf: GGUFFields) -> Config:
     if gguf.count("expert_gating_func") != SIGMOID:
-        raise UnsupportedModel("LFM2 with a router other than sigmoid is not supported", "fetch another edition")
+        raise UnsupportedModel(
+            "LFM2 with a router other than sigmoid is not supported", "use one of the published models"
+        )
     return (
         lfm2(gguf)
         | experts(gguf)
@@ -94,16 +96,19 @@ def lfm2moe(gguf: GGUFFields) -> Config:
 
 
 def deepseek2(gguf: GGUFFields) -> Config:
-    """Latent attention. The converter calls it attention with one key-value head; those sizes are not used."""
+    """Latent attention.
+
+    The converter also writes the sizes of attention with one key-value head, which are not used.
+    """
     if not gguf.count("expert_count", 0):
         raise UnsupportedModel("latent attention without experts is not supported", "use a DeepSeek or GLM model")
-    turned = gguf.size("rope.dimension_count")
-    # Files of before the split of attn_kv_b have the sizes of whole heads under the plain keys.
+    rope_dim = gguf.size("rope.dimension_count")
+    # Files from before the split of attn_kv_b have the sizes of entire heads under the keys without suffix.
     key = gguf.size("attention.key_length_mla", None) or gguf.size("attention.key_length")
-    if key <= turned:
-        raise DamagedModel(f"heads of {key} values cannot turn {turned} of them", "fetch the model again")
+    if key <= rope_dim:
+        raise DamagedModel(f"heads of {key} dimensions cannot rotate {rope_dim} of them", "fetch the model again")
     router: Config = {"architectures": ["DeepseekV3ForCausalLM"]}
-    # Early files do not say which router; a correction of the choice came with the sigmoid.
+    # Early files do not specify the router; a selection bias was introduced with the sigmoid.
     corrected = any(name.endswith(".exp_probs_b.bias") for name in gguf.header.tensors)
     softmax = gguf.count("expert_gating_func", SIGMOID if corrected else SOFTMAX) != SIGMOID
     if gguf.number("attention.temperature_scale", None) or (softmax and gguf.flag("expert_weights_norm", False)):
@@ -123,8 +128,8 @@ def deepseek2(gguf: GGUFFields) -> Config:
         "head_dim": None,
         "q_lora_rank": gguf.size("attention.q_lora_rank", None),
         "kv_lora_rank": gguf.size("attention.kv_lora_rank"),
-        "qk_rope_head_dim": turned,
-        "qk_nope_head_dim": key - turned,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": key - rope_dim,
         "v_head_dim": gguf.size("attention.value_length_mla", None) or gguf.size("attention.value_length"),
         **routed_and_shared(gguf),
         "rope_interleave": True,
@@ -133,14 +138,18 @@ def deepseek2(gguf: GGUFFields) -> Config:
 
 
 def gemma4(gguf: GGUFFields) -> Config:
-    """Full layers have heads of another size. The last layers may have no keys and values of their own."""
+    """Gemma 4, whose full-attention layers have another head size, and whose last layers may lack keys and
+    values.
+    """
     layers = layer_count(gguf)
     types = layer_types(gguf, 6)
     widths = gguf.sizes("feed_forward_length", layers)
     shared = gguf.count("attention.shared_kv_layers", 0)
-    own_full = [i for i, kind in enumerate(types[: max(layers - shared, 0)]) if kind == "full_attention"]
+    own_full = [
+        i for i, layer_type in enumerate(types[: max(layers - shared, 0)]) if layer_type == "full_attention"
+    ]
     table = gguf.header.tensors.get("per_layer_token_embd.weight")
-    found: Config = {
+    config: Config = {
         "architectures": ["Gemma4ForCausalLM"],
         "layer_types": types,
         "head_dim": gguf.size("attention.key_length_swa"),
@@ -153,37 +162,42 @@ def gemma4(gguf: GGUFFields) -> Config:
         "vocab_size_per_layer_input": table.shape[0] if table else None,
         "attention_k_eq_v": not all(gguf.has_tensor(f"blk.{i}.attn_v.weight") for i in own_full),
         "sliding_window": gguf.size("attention.sliding_window"),
-        # llama.cpp takes 30 for a missing key; its converter leaves it out where config.json has none.
+        # llama.cpp assumes 30 for a missing key; its converter omits it where config.json has none.
         "final_logit_softcapping": gguf.number("final_logit_softcapping", None),
         "rms_norm_eps": gguf.number("attention.layer_norm_rms_epsilon"),
         "attention_bias": False,
         "rope_parameters": gemma4_ropes(gguf),
     }
     if gguf.count("expert_count", 0):
-        found |= experts(gguf) | {"enable_moe_block": True}
-        found["top_k_experts"] = found.pop("num_experts_per_tok")
-    return found
+        config |= experts(gguf) | {"enable_moe_block": True}
+        config["top_k_experts"] = config.pop("num_experts_per_tok")
+    return config
 
 
 def gemma4_kv_heads(gguf: GGUFFields, types: list[str]) -> Config:
     heads = gguf.sizes("attention.head_count_kv", len(types))
-    of_kind = {kind: {h for h, other in zip(heads, types, strict=True) if other == kind} for kind in set(types)}
-    if any(len(found) > 1 for found in of_kind.values()):
-        raise UnsupportedModel("layers of one kind differ in key-value heads", "use one of the published models")
-    full = of_kind.get("full_attention", {heads[0]})
-    sliding = of_kind.get("sliding_attention", full)
+    by_type = {
+        layer_type: {h for h, of_layer in zip(heads, types, strict=True) if of_layer == layer_type}
+        for layer_type in set(types)
+    }
+    if any(len(counts) > 1 for counts in by_type.values()):
+        raise UnsupportedModel("layers of one type differ in key-value heads", "use one of the published models")
+    full = by_type.get("full_attention", {heads[0]})
+    sliding = by_type.get("sliding_attention", full)
     return {"num_key_value_heads": min(sliding), "num_global_key_value_heads": min(full)}
 
 
 def gemma4_ropes(gguf: GGUFFields) -> Config:
-    """Full layers turn the first pairs alone: those have a divisor of 1, the others one of 1e30."""
+    """Return the ropes. Full-attention layers rotate only the first pairs, with divisor 1; the rest have 1e30."""
     divisors, size = gguf.read_factors("rope_freqs.weight") or [1.0], gguf.size("attention.key_length_swa")
-    turned = divisors.count(1.0)
+    rotated = divisors.count(1.0)
     if (
-        any(divisor < UNROTATED for divisor in divisors[turned:])
+        any(divisor < UNROTATED for divisor in divisors[rotated:])
         or gguf.size("rope.dimension_count_swa", size) != size
     ):
-        raise UnsupportedModel("Gemma 4 with other ropes is not supported", "use one of the published models")
-    share = {"rope_type": "proportional", "partial_rotary_factor": turned / len(divisors)}
+        raise UnsupportedModel(
+            "Gemma 4 with other rotary embeddings is not supported", "use one of the published models"
+        )
+    share = {"rope_type": "proportional", "partial_rotary_factor": rotated / len(divisors)}
     ropes = rope_by_kind(gguf, 10000.0)
     return ropes | {"full_attention": {"rope_theta": ropes["full_attention"]["rope_theta"], **share}}

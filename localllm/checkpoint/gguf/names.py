@@ -1,8 +1,8 @@
-"""GGUF's tensor names in the vocabulary of the runtime (localllm/arch/layout.py), and what its converter did to
-rows.
+"""Translates GGUF's tensor names to the runtime's (localllm/arch/layout.py), and undoes its converter's
+reordering.
 
-One table for all architectures; where one of them uses a name for something else, it is listed beside it.
-Source: `gguf-py/gguf/constants.py` and `conversion/*.py` of llama.cpp.
+There is one table for all architectures, with overrides where an architecture uses a name differently. Source:
+`gguf-py/gguf/constants.py` and `conversion/*.py` of llama.cpp.
 """
 
 import re
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
-ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")  # files of before experts were stacked
+ONE_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")  # files from before experts were stacked
 
-# Read into config.json: divisors of the rope frequencies.
+# Parsed into config.json: divisors of the rope frequencies.
 CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 BERT_NAMES = {
@@ -84,7 +84,7 @@ LAYER_NAMES = {
     "proj": "per_layer_projection",
     "post_norm": "post_per_layer_input_norm",
 }
-FULL_LAYER_NAMES = {  # where the runtime's name has another ending
+FULL_LAYER_NAMES = {  # entire names, where the runtime's suffix differs
     "attn_sinks.weight": "self_attn.sinks",
     "exp_probs_b.bias": "mlp.correction_bias",
     "ssm_a": "linear_attn.A",
@@ -93,11 +93,11 @@ FULL_LAYER_NAMES = {  # where the runtime's name has another ending
     "ffn_gate_inp.scale": "mlp.before_router.weight",
     "ffn_down_exps.scale": "mlp.expert_scale",
 }
-# The norm after attention is the one before the MLP: there is no other.
+# The norm after attention is the one before the MLP, as there is no other.
 PRE_MLP_NORM = {"post_attention_norm": "before_ffn"}
 # Gate and up are one matrix, gate first.
 FUSED_GATE_UP = {"ffn_up": "mlp.gate_up_proj"}
-# With experts, the MLP beside them is theirs, and its norms.
+# With experts, the MLP and the norms of the layer belong to the shared expert.
 GEMMA4_EXPERT_NAMES = {
     "ffn_norm": "mlp.before_shared",
     "ffn_gate": "mlp.shared.gate_proj",
@@ -118,30 +118,31 @@ LAYER_OVERRIDES = {
 }
 
 KV_PREFIXES = ("attn_k.", "attn_v.", "attn_k_norm.")
-CONVOLUTION = re.compile(r"linear_attn\.conv1d\.weight|conv\.conv\.weight")  # stored without its dimension of one
+# Stored without its dimension of size one.
+CONVOLUTION = re.compile(r"linear_attn\.conv1d\.weight|conv\.conv\.weight")
 PER_HEAD_MATRIX = re.compile(r"self_attn\.[kv]_b_proj\.weight")  # stored [heads, ...]
 
-# Their converter puts the two values of a rotary pair side by side in the rows of q and k.
+# Their converter makes the two elements of a rotary pair adjacent rows of q and k.
 INTERLEAVED_ROPE = ("llama", "mistral3", "smollm3", "granite")
 
 
 def runtime_name(name: str, architecture: str, config: Mapping[str, Any]) -> str | None:
-    """The runtime's name; None for what is not a weight of the model itself. A name that no table knows stays.
+    """Return the runtime's name; None if it is not a weight of the model. Unknown names are returned unchanged.
 
-    `config`: the model's, as `to_config` makes it.
+    config: the model's, from `to_config`
     """
     if name in CONFIG_TENSORS:
         return None
-    outer = GLOBAL_NAMES | GLOBAL_OVERRIDES.get(architecture, {})
-    if name in outer:
-        return outer[name]
+    global_names = GLOBAL_NAMES | GLOBAL_OVERRIDES.get(architecture, {})
+    if name in global_names:
+        return global_names[name]
     block = BLOCK.fullmatch(name)
     if not block:
         return name
     layer, inner = int(block[1]), block[2]
-    if layer >= config["num_hidden_layers"]:  # guesses further tokens
+    if layer >= config["num_hidden_layers"]:  # a multi-token prediction layer
         return None
-    if inner.startswith(KV_PREFIXES) and layer >= first_shared_layer(config):  # it reads those of another layer
+    if inner.startswith(KV_PREFIXES) and layer >= first_shared_layer(config):  # the layer reads another layer's
         return None
     table = LAYER_NAMES | LAYER_OVERRIDES.get(architecture, {})
     if config.get("enable_moe_block"):
@@ -152,7 +153,7 @@ def runtime_name(name: str, architecture: str, config: Mapping[str, Any]) -> str
 
 
 def first_shared_layer(config: Mapping[str, Any]) -> int:
-    """The first layer that has no keys and values of its own."""
+    """Return the first layer without keys and values of its own."""
     return config["num_hidden_layers"] - config.get("num_kv_shared_layers", 0)
 
 
@@ -163,14 +164,14 @@ def layer_type(layer: int, config: Mapping[str, Any]) -> str | None:
 def layer_tensor_name(name: str, table: Mapping[str, str]) -> str:
     if name in FULL_LAYER_NAMES:
         return FULL_LAYER_NAMES[name]
-    if one := ONE_EXPERT.fullmatch(name):
-        return f"mlp.experts.{one[2]}.{one[1]}_proj.weight"
-    stem, _, kind = name.rpartition(".")
-    return f"{table[stem]}.{kind}" if stem in table else name
+    if match := ONE_EXPERT.fullmatch(name):
+        return f"mlp.experts.{match[2]}.{match[1]}_proj.weight"
+    stem, _, suffix = name.rpartition(".")
+    return f"{table[stem]}.{suffix}" if stem in table else name
 
 
 def runtime_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """By the runtime's name: the same numbers in the shape that it wants."""
+    """Return the shape that the runtime expects for the tensor with this runtime name."""
     if CONVOLUTION.search(name) and len(shape) == 2:
         return shape[0], 1, shape[1]
     if PER_HEAD_MATRIX.search(name) and len(shape) == 3:
@@ -179,12 +180,13 @@ def runtime_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def rotary_heads(name: str, architecture: str, config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """How many heads of which size begin this tensor (by the runtime's name) with their rotary pairs side by side.
+    """Return (number, size) of the heads at the start of this tensor whose rotary pairs are adjacent; otherwise
+    None.
 
-    The runtime wants the pairs half a head apart, as in `config.json`'s world.
+    The runtime expects the elements of a pair half a head apart, as for `config.json`. name: the runtime's
     """
-    found = re.search(r"self_attn\.(q|k|qkv)_proj\.", name) if architecture in INTERLEAVED_ROPE else None
-    if not found:
+    match = re.search(r"self_attn\.(q|k|qkv)_proj\.", name) if architecture in INTERLEAVED_ROPE else None
+    if not match:
         return None
     q, k = config["num_attention_heads"], config["num_key_value_heads"]
-    return {"q": q, "k": k, "qkv": q + k}[found[1]], config["head_dim"]
+    return {"q": q, "k": k, "qkv": q + k}[match[1]], config["head_dim"]

@@ -1,7 +1,7 @@
-"""Pieces of `config.json` that most GGUF architectures share: sizes, rope, windows, experts.
+"""Parts of `config.json` that most GGUF architectures share: sizes, rope, windows, experts.
 
-Keys that are missing take the defaults of llama.cpp, the format's own reader. What is said only by the presence or
-the shape of a tensor (tied head, biases, vocabulary) is read off the tensors.
+Missing keys have the defaults of llama.cpp, the format's reference. What only the presence or the shape of a
+tensor indicates (tied head, biases, vocabulary size) is read from the tensors.
 """
 
 import math
@@ -18,10 +18,10 @@ def shared_config(gguf: GGUFFields) -> Config:
     embedding = gguf.header.tensors.get("token_embd.weight")
     if not gguf.header.tensors:
         raise UnsupportedModel(
-            f"{gguf.header.files[0]} holds a vocabulary and no weights", "`localllm template` alone can use it"
+            f"{gguf.header.files[0]} contains a vocabulary but no weights", "only `localllm template` can use it"
         )
     if embedding is None or len(embedding.shape) != 2:
-        raise DamagedModel(f"{gguf.header.files[0]} holds no token embedding", "fetch the model again")
+        raise DamagedModel(f"{gguf.header.files[0]} contains no token embedding", "fetch the model again")
     return {
         "vocab_size": embedding.shape[0],
         "hidden_size": gguf.size("embedding_length"),
@@ -35,7 +35,7 @@ def shared_config(gguf: GGUFFields) -> Config:
 
 
 def dense(gguf: GGUFFields) -> Config:
-    """Attention and an MLP in every layer."""
+    """Return attention and an MLP for every layer."""
     return attention(gguf) | {
         "intermediate_size": gguf.size("feed_forward_length"),
         "mlp_bias": gguf.has_tensor("blk.0.ffn_up.bias"),
@@ -51,7 +51,7 @@ def attention(gguf: GGUFFields) -> Config:
 
 
 def layer_count(gguf: GGUFFields) -> int:
-    """Without the layers that only guess further tokens."""
+    """Return the number of layers without those for multi-token prediction."""
     layers = gguf.size("block_count") - gguf.count("nextn_predict_layers", 0)
     if not 0 < layers <= MAX_LAYERS:
         raise DamagedModel(f"{gguf.header.files[0]} names {layers} layers", "fetch the model again")
@@ -62,33 +62,35 @@ def head_size(gguf: GGUFFields) -> int:
     width, heads = gguf.size("embedding_length"), gguf.size("attention.head_count")
     size = gguf.size("attention.key_length", width // heads)
     if not size:
-        raise DamagedModel(f"{gguf.header.files[0]} has {heads} heads in {width} values", "fetch the model again")
+        raise DamagedModel(
+            f"{gguf.header.files[0]} has {heads} heads in {width} dimensions", "fetch the model again"
+        )
     return size
 
 
 def rope(gguf: GGUFFields) -> Config:
-    found: Config = {"rope_theta": gguf.number("rope.freq_base", 10000.0)}
-    turned = gguf.size("rope.dimension_count", None)
-    if turned is not None and turned != head_size(gguf):
-        found["partial_rotary_factor"] = turned / head_size(gguf)
+    config: Config = {"rope_theta": gguf.number("rope.freq_base", 10000.0)}
+    rotary_dim = gguf.size("rope.dimension_count", None)
+    if rotary_dim is not None and rotary_dim != head_size(gguf):
+        config["partial_rotary_factor"] = rotary_dim / head_size(gguf)
     if short := gguf.read_factors("rope_factors_short.weight"):
-        return found | longrope(gguf, short)
+        return config | longrope(gguf, short)
     if divisors := gguf.read_factors("rope_freqs.weight"):
-        return found | {"rope_type": "divided", "divisors": divisors}
-    kind = gguf.text("rope.scaling.type", "linear")
+        return config | {"rope_type": "divided", "divisors": divisors}
+    scaling_type = gguf.text("rope.scaling.type", "linear")
     factor = gguf.number("rope.scaling.factor", gguf.number("rope.scale_linear", 1.0))
-    match kind:
+    match scaling_type:
         case "none":
-            return found
+            return config
         case "linear":
-            return found | ({"rope_type": "linear", "factor": factor} if factor != 1.0 else {})
+            return config | ({"rope_type": "linear", "factor": factor} if factor != 1.0 else {})
         case "yarn":
-            return found | yarn(gguf, factor)
-    raise UnsupportedModel(f"the rope scaling {kind!r} is not supported", "linear, yarn and longrope are")
+            return config | yarn(gguf, factor)
+    raise UnsupportedModel(f"the rope scaling {scaling_type!r} is not supported", "linear, yarn and longrope are")
 
 
 def yarn(gguf: GGUFFields, factor: float) -> Config:
-    found: Config = {
+    config: Config = {
         "rope_type": "yarn",
         "factor": factor,
         "original_max_position_embeddings": original_context(gguf),
@@ -96,23 +98,23 @@ def yarn(gguf: GGUFFields, factor: float) -> Config:
         "beta_slow": gguf.number("rope.scaling.yarn_beta_slow", 1.0),
     }
     if all_dims := gguf.number("rope.scaling.yarn_log_multiplier", None):
-        return found | {"mscale": 1.0, "mscale_all_dim": all_dims}
-    if (stated := gguf.number("rope.scaling.yarn_attn_factor", None)) is not None:
-        return found | {"attention_factor": stated}
-    if (more := gguf.number("rope.scaling.attn_factor", None)) is not None:
-        return found | {"attention_factor": more * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)}
-    return found
+        return config | {"mscale": 1.0, "mscale_all_dim": all_dims}
+    if (attention_factor := gguf.number("rope.scaling.yarn_attn_factor", None)) is not None:
+        return config | {"attention_factor": attention_factor}
+    if (extra_factor := gguf.number("rope.scaling.attn_factor", None)) is not None:
+        return config | {"attention_factor": extra_factor * (0.1 * math.log(factor) + 1 if factor > 1 else 1.0)}
+    return config
 
 
 def longrope(gguf: GGUFFields, short: list[float]) -> Config:
-    found: Config = {
+    config: Config = {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": gguf.read_factors("rope_factors_long.weight"),
         "original_max_position_embeddings": original_context(gguf),
     }
     magnitude = gguf.number("rope.scaling.attn_factor", None)
-    return found if magnitude is None else found | {"attention_factor": magnitude}
+    return config if magnitude is None else config | {"attention_factor": magnitude}
 
 
 def original_context(gguf: GGUFFields) -> int:
@@ -120,19 +122,19 @@ def original_context(gguf: GGUFFields) -> int:
 
 
 def rope_by_kind(gguf: GGUFFields, sliding_theta: float) -> Config:
-    """Layers with a window have a plain rope of their own."""
+    """Return the ropes: layers with a window have an unscaled one."""
     sliding = {"rope_theta": gguf.number("rope.freq_base_swa", sliding_theta), "rope_type": "default"}
     return {"full_attention": rope(gguf), "sliding_attention": sliding}
 
 
 def layer_types(gguf: GGUFFields, every: int) -> list[str]:
-    """Sliding windows by the file's pattern: one entry a layer, or each `every`th layer sees all."""
+    """Return layer types by the file's pattern: one entry per layer, or full attention in each `every`th layer."""
     layers, key = layer_count(gguf), "attention.sliding_window_pattern"
-    slides = gguf.flags(key, layers)
-    if slides is None:
+    is_sliding = gguf.flags(key, layers)
+    if is_sliding is None:
         every = gguf.count(key, every)
-        slides = [every == 0 or i % every < every - 1 for i in range(layers)]
-    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+        is_sliding = [every == 0 or i % every < every - 1 for i in range(layers)]
+    return ["sliding_attention" if sliding else "full_attention" for sliding in is_sliding]
 
 
 def experts(gguf: GGUFFields) -> Config:
@@ -146,7 +148,7 @@ def experts(gguf: GGUFFields) -> Config:
 
 
 def routed_and_shared(gguf: GGUFFields) -> Config:
-    """DeepSeek-V3's experts: the first layers have none, the others some that every token goes to."""
+    """Return DeepSeek-V3's experts: the first layers have none, the others also have shared experts."""
     return {
         "first_k_dense_replace": gguf.count("leading_dense_block_count", 0),
         "n_routed_experts": gguf.size("expert_count"),

@@ -1,6 +1,6 @@
-"""A GGUF file's tensors, mapped: plain numbers as they are, blocks as packed rows.
+"""A GGUF file's tensors, mapped: dense tensors as stored, blocks as packed rows.
 
-Nothing is copied but the rows of q and k whose order is undone.
+Only the reordered rows of q and k are copied.
 """
 
 import mmap
@@ -14,7 +14,7 @@ from localllm.checkpoint.stored import decode_tensor
 
 
 class GGUFFile:
-    """The mapping is private and writable, as torch knows no read-only tensors. Nobody writes to it."""
+    """A GGUF file's private mapping, writable because torch has no read-only tensors; it is never written to."""
 
     def __init__(self, file: Path):
         with file.open("rb") as stream:
@@ -22,10 +22,10 @@ class GGUFFile:
         self.content = torch.frombuffer(self.mapping, dtype=torch.uint8)  # [bytes of the file]
 
     def read(self, entry: TensorHeader) -> Tensor:
-        """Plain: in its dtype and shape. Packed: uint8 [..., bytes of a row]."""
+        """Return a tensor. Dense: in its dtype and shape; packed: uint8 [..., bytes of a row]"""
         return decode_tensor(self.content[entry.begin : entry.begin + entry.nbytes], entry)
 
     def release(self) -> None:
-        """What was read leaves this process; what is wanted again comes from the system's cache of the file."""
+        """Drop the pages that were read from this process; they are read again from the system's cache."""
         if hasattr(mmap, "MADV_DONTNEED"):
             self.mapping.madvise(mmap.MADV_DONTNEED)

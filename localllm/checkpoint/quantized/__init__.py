@@ -1,6 +1,6 @@
-"""Weights of a checkpoint that are stored quantized: one matrix as it lies on disk, as a `QuantizedTensor`.
+"""Reads a quantized matrix of a checkpoint as a `QuantizedTensor`, with one module per layout.
 
-A layout a file. Which one a matrix is in, the names of its tensors tell; config.json must agree.
+The names of a matrix's tensors determine its layout; config.json must agree.
 """
 
 from localllm.checkpoint.quantized.awq import take_awq
@@ -25,26 +25,30 @@ MATRIX_SUFFIXES = ("weight", "blocks", "qweight", "weight_packed")
 
 
 def has_matrix(weights: Weights, name: str) -> bool:
-    """Is there a matrix of this name, plain or quantized?"""
-    return any(weights.has(f"{name}.{kind}") for kind in MATRIX_SUFFIXES)
+    """Return whether there is a matrix of this name, dense or quantized."""
+    return any(weights.has(f"{name}.{suffix}") for suffix in MATRIX_SUFFIXES)
 
 
 def take_quantized(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor | None:
-    """The matrix `name` if it is stored quantized, else None.
+    """Return the matrix `name` if it is stored quantized, otherwise None.
 
-    Raises DamagedModel where its tensors contradict each other or config.json, or hold no numbers.
+    Raises DamagedModel if its tensors contradict each other or config.json, or contain NaN or infinity.
     """
     if weights.has(f"{name}.blocks"):
         return take_mxfp4(weights, name, shape)
-    found = next((kind for kind in ("qweight", "weight_packed") if weights.has(f"{name}.{kind}")), None)
-    if found is None and not is_eight_bit(weights, name):
+    suffix = next(
+        (candidate for candidate in ("qweight", "weight_packed") if weights.has(f"{name}.{candidate}")), None
+    )
+    if suffix is None and not is_eight_bit(weights, name):
         return None
     quantization = weights.header.quantization_config
     method = quantization.method if quantization else None
-    if quantization and found and method in PACKED_READERS and PACKED_READERS[method][0] == found:
+    if quantization and suffix and method in PACKED_READERS and PACKED_READERS[method][0] == suffix:
         return PACKED_READERS[method][1](weights, name, shape, quantization)
-    if quantization and not found and method in EIGHT_BIT_METHODS:
+    if quantization and not suffix and method in EIGHT_BIT_METHODS:
         return take_eight_bit(weights, name, shape, quantization)
-    what = weights.stored_name(f"{name}.{found or 'weight'}")
-    says = f"says that weights are stored as {method}" if method else "does not say that weights are quantized"
-    raise DamagedModel(f"there is a tensor {what!r}, and config.json {says}", "fetch the model again")
+    stored = weights.stored_name(f"{name}.{suffix or 'weight'}")
+    statement = (
+        f"says that weights are stored as {method}" if method else "does not say that weights are quantized"
+    )
+    raise DamagedModel(f"there is a tensor {stored!r}, but config.json {statement}", "fetch the model again")

@@ -1,6 +1,6 @@
-"""compressed-tensors, `pack-quantized`: `X.weight_packed` int32 [out, ceil(in / 8)] (in / 4 of 8 bits), codes plus
-8 or 128; `X.weight_shape` [2]; `X.weight_scale` [out, groups]; `X.weight_zero_point` int32
-[ceil(out / 8), groups], packed likewise down the rows; `X.weight_g_idx` int32 [in], the group of each column.
+"""compressed-tensors, `pack-quantized`: `X.weight_packed` int32 [out, ceil(in / 8)] (in / 4 for 8 bits), codes
+plus 8 or 128; `X.weight_shape` [2]; `X.weight_scale` [out, groups]; `X.weight_zero_point` int32 [ceil(out / 8),
+groups], packed likewise along the rows; `X.weight_g_idx` int32 [in], the group of each column.
 
 Source: compressed-tensors, `compressors/pack_quantized`.
 """
@@ -25,20 +25,20 @@ def take_packed(
 ) -> QuantizedTensor:
     rows, columns = shape
     scheme = find_compressed_scheme(weights, name, columns, quantization)
-    run, groups = codes_per_word(scheme.bits), scheme.group_count(columns)
-    words = weights.take(f"{name}.weight_packed", (rows, -(-columns // run)), WORD_DTYPES)
+    codes_in_word, groups = codes_per_word(scheme.bits), scheme.group_count(columns)
+    words = weights.take(f"{name}.weight_packed", (rows, -(-columns // codes_in_word)), WORD_DTYPES)
     scale = take_scales(weights, f"{name}.weight_scale", (rows, groups))
     if weights.has(f"{name}.weight_shape"):
-        stated = weights.take(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
-        if stated != list(shape):
-            what = weights.stored_name(f"{name}.weight_shape")
-            raise damaged(f"the tensor {what!r} says {stated} and config.json asks for {list(shape)}")
+        stored_shape = weights.take(f"{name}.weight_shape", (2,), ("I64", "I32")).tolist()
+        if stored_shape != list(shape):
+            stored_name = weights.stored_name(f"{name}.weight_shape")
+            raise damaged(f"the tensor {stored_name!r} is {stored_shape}, but config.json implies {list(shape)}")
     order = zero = None
     if weights.has(f"{name}.weight_g_idx"):
         group_of = weights.take(f"{name}.weight_g_idx", (columns,), WORD_DTYPES)
         order = column_order(weights.stored_name(f"{name}.weight_g_idx"), group_of, scheme)
     if not scheme.symmetric or weights.has(f"{name}.weight_zero_point"):
-        zeros = weights.take(f"{name}.weight_zero_point", (-(-rows // run), groups), WORD_DTYPES)
+        zeros = weights.take(f"{name}.weight_zero_point", (-(-rows // codes_in_word), groups), WORD_DTYPES)
         zero = unpack_codes(zeros.T, scheme.bits, rows).T.contiguous()
     size = -(-columns // 2) if scheme.bits == 4 else columns
     packed = as_bytes(words)[:, :size]
@@ -46,7 +46,7 @@ def take_packed(
 
 
 def find_compressed_scheme(weights: Weights, name: str, columns: int, quantization: Quantization) -> Scheme:
-    """The one of config_groups that the shapes speak of."""
+    """Return the scheme of config_groups that matches the shapes."""
     packed, scale = weights.stored_header(f"{name}.weight_packed"), weights.stored_header(f"{name}.weight_scale")
     symmetric = not weights.has(f"{name}.weight_zero_point")
     if packed and scale and len(packed.shape) == len(scale.shape) == 2:
@@ -54,13 +54,13 @@ def find_compressed_scheme(weights: Weights, name: str, columns: int, quantizati
             if packed.shape[1] == -(-columns // codes_per_word(bits)):
                 groups = scale.shape[1]
                 known = {"bits": bits, "words": True, "floats": False}
-                found = quantization.find_scheme(
+                scheme = quantization.find_scheme(
                     columns, groups, **known, symmetric=symmetric
                 ) or quantization.find_scheme(columns, groups, **known)
-                if found:
-                    return found
-    alone = [scheme for scheme in quantization.schemes if scheme.words]
-    if len(alone) == 1:  # the shapes are told apart from its own when they are taken
-        return alone[0]
-    what = weights.stored_name(f"{name}.weight_packed")
-    raise damaged(f"the shapes of {what!r} and its scales are none that config.json's groups describe")
+                if scheme:
+                    return scheme
+    schemes = [scheme for scheme in quantization.schemes if scheme.words]
+    if len(schemes) == 1:  # shapes are checked against it when the tensors are taken
+        return schemes[0]
+    stored_name = weights.stored_name(f"{name}.weight_packed")
+    raise damaged(f"the shapes of {stored_name!r} and its scales match none of config.json's groups")

@@ -1,4 +1,4 @@
-"""A matrix of a GGUF file: `X.weight` in blocks, as mapped."""
+"""Reads a matrix of a GGUF file: `X.weight` in blocks, mapped."""
 
 import torch
 
@@ -9,18 +9,18 @@ from localllm.quant.tensor import QuantizedTensor
 
 
 def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
-    """The matrix `name` if a GGUF file holds it in anything but `plain` (F32, ...), else None.
+    """Return the matrix `name` if a GGUF file stores it in another format than `plain` (F32, ...), otherwise None.
 
     Raises DamagedModel for scales that are NaN or infinite.
     """
     stored = weights.stored_header(f"{name}.weight")
     if stored is None or stored.offset is None or stored.dtype == plain:
         return None
-    form = stored.dtype.lower()
+    block_format = stored.dtype.lower()
     rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
     rows = rows.view(torch.uint8)
-    for scales in gguf.row_scales(rows, form):
+    for scales in gguf.row_scales(rows, block_format):
         check_finite(weights.stored_name(f"{name}.weight"), scales)
-    if form == "mxfp4_gguf":
+    if block_format == "mxfp4_gguf":
         check_exponents(weights.stored_name(f"{name}.weight"), gguf.row_exponents(rows))
-    return QuantizedTensor(form, shape, {gguf.BLOCKS_PART: rows})
+    return QuantizedTensor(block_format, shape, {gguf.BLOCKS_PART: rows})

@@ -17,6 +17,6 @@ def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> Quantized
 
 
 def check_exponents(name: str, exponents: Tensor) -> None:
-    """MXFP4 has no infinite scale, and one that is NaN."""
+    """Raise DamagedModel if a scale is NaN. MXFP4 has no infinite scale."""
     if (exponents == mxfp4.MXFP4_NAN_SCALE).any():
         raise DamagedModel(f"the tensor {name!r} has a scale that is NaN", "fetch the model again")
