@@ -1,4 +1,4 @@
-"""From any packed format to numbers."""
+"""Dequantizes any packed format."""
 
 import torch
 from torch import Tensor
@@ -21,5 +21,5 @@ DEQUANTIZERS = {
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """[out, in] in `dtype`."""
+    """Return the weight [out, in] in `dtype`."""
     return DEQUANTIZERS[weight.format](weight, dtype)

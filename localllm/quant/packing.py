@@ -1,28 +1,28 @@
-"""Which weights stay packed in memory, and how: the rules that they are loaded by, and that memory is planned by.
+"""Which weights stay packed in memory, and in which layout: the rules for loading them and for planning memory.
 
-Needs no torch: dtypes and kinds of devices are named (`bfloat16`, `cpu`).
+Needs no torch: dtypes and device types are strings (`bfloat16`, `cpu`).
 """
 
 INT8, INT4, W8A8, FP8, MXFP4 = "int8", "int4", "w8a8", "fp8", "mxfp4"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-KV_8BIT_DTYPES = ("int8", "fp8")  # what keys and values are quantized to: quant/vectors.py
-KV_SCALE_BYTES = 2  # of each of their vectors
+KV_8BIT_DTYPES = ("int8", "fp8")  # of quantized keys and values: quant/vectors.py
+KV_SCALE_BYTES = 2  # per vector
 
 
 def kv_element_bytes(kv_dtype: str) -> tuple[int, int]:
-    """Of an element of keys and values, and of a vector's scale."""
+    """Return bytes per element of keys and values, and per scale of a vector."""
     return (1, KV_SCALE_BYTES) if kv_dtype in KV_8BIT_DTYPES else (ELEMENT_BYTES[kv_dtype], 0)
 
 
 INT8_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int4_lanes"  # localllm/quant/formats/lanes.py
 INTERLEAVED_BITS = {INT8_INTERLEAVED: 8, INT4_INTERLEAVED: 4}
-TILE_ROWS = 16  # side by side
-PANEL_ROWS = 1024  # dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
-MAX_GROUP = 128  # columns: longer groups have their scale again in each part
-GROUP_UNIT = {8: 16, 4: 32}  # columns that groups must be whole numbers of
-HALF_GROUP_UNIT = 16  # the one group that is shorter in INT4: a unit's low and high halves
+TILE_ROWS = 16  # rows interleaved in a tile
+PANEL_ROWS = 1024  # rows dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
+MAX_GROUP = 128  # columns: the scale of a longer group is repeated for each part
+GROUP_UNIT = {8: 16, 4: 32}  # columns: group sizes must be multiples of it
+HALF_GROUP_UNIT = 16  # the one shorter INT4 group: one of a unit's two halves
 
-# Bytes that a block of GGUF's formats takes in lanes: codes, then scales. Codes of 2 and 3 bits take 4, others 8.
+# Bytes per block of GGUF's formats in interleaved layout: codes + scales. Codes of 2 and 3 bits take 4, others 8.
 GGUF_INTERLEAVED_BYTES = {
     **{"q4_0": 16 + 2, "q4_1": 16 + 4, "q5_0": 32 + 2, "q5_1": 32 + 4, "q8_0": 32 + 2, "iq4_nl": 32 + 2},
     **{"q2_k": 128 + 36, "q3_k": 128 + 18, "q4_k": 128 + 20, "q5_k": 256 + 20, "q6_k": 256 + 18},
@@ -31,8 +31,10 @@ GGUF_INTERLEAVED_BYTES = {
 
 
 def interleaved_group(group: int | None, columns: int, bits: int) -> int | None:
-    """How many columns share a scale in lanes, of a weight that has `group` (None: a whole row); None where it
-    does not go into lanes."""
+    """Return how many columns share a scale in interleaved layout; None if the weight cannot be interleaved.
+
+    group: columns that share a scale in the weight; None: an entire row
+    """
     unit = GROUP_UNIT[bits]
     if group is None or group >= columns or group % MAX_GROUP == 0:
         return min(MAX_GROUP, -(-columns // unit) * unit)
@@ -41,32 +43,35 @@ def interleaved_group(group: int | None, columns: int, bits: int) -> int | None:
 
 
 def interleaved_columns(group: int, columns: int) -> int:
-    """How many columns lie in lanes: filled up to whole groups, and to whole units of INT4."""
+    """Return the columns in interleaved layout: padded to a multiple of the group and of the INT4 unit."""
     unit = max(group, GROUP_UNIT[4])
     return -(-columns // unit) * unit
 
 
 INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
 MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/float_planes.py
-PLANES_PER_WORD = {INT4_GPU_PACKED: 4, INT8_GPU_PACKED: 2}  # of codes in a word of 16 bits
-CHUNK_WORDS = (64, 32, 16)  # that a row may have in a chunk
+PLANES_PER_WORD = {INT4_GPU_PACKED: 4, INT8_GPU_PACKED: 2}  # codes in a word of 16 bits
+CHUNK_WORDS = (64, 32, 16)  # possible words of a row per chunk
 
 
 def chunk_words(group: int | None, columns: int, bits: int) -> int | None:
-    """How many words a chunk has, of a weight that has `group` (None: a whole row): what fills up least, then the
-    most; None where a plane would not lie in one group."""
-    fit = [words for words in CHUNK_WORDS if group is None or group >= columns or group % words == 0]
-    return min(fit, key=lambda words: (gpu_packed_columns(words, columns, bits), -words), default=None)
+    """Return the words per chunk that need the least padding, then the most words; None if none are possible.
+
+    A plane must be within one group. group: columns that share a scale; None: an entire row
+    """
+    possible = [words for words in CHUNK_WORDS if group is None or group >= columns or group % words == 0]
+    return min(possible, key=lambda words: (gpu_packed_columns(words, columns, bits), -words), default=None)
 
 
 def gpu_packed_columns(words: int, columns: int, bits: int) -> int:
-    """How many columns lie in planes: filled up to whole chunks."""
+    """Return the columns in packed GPU layout: padded to whole chunks."""
     chunk = words * (16 // bits)
     return -(-columns // chunk) * chunk
 
 
-# In planes: bits of a code, columns that share a scale, bytes of their scale and minimum, and of those of a block
-# of 256.
+# In packed GPU layout: bits of a code, columns that share a scale, bytes of a group's scale and minimum, and of
+# those of a
+# block of 256.
 GGUF_GPU_PACKED = {
     **{"q4_0": (4, 32, 2, 0), "q4_1": (4, 32, 4, 0), "q5_0": (8, 32, 2, 0), "q5_1": (8, 32, 4, 0)},
     **{"q8_0": (8, 32, 2, 0), "q2_k": (4, 16, 2, 4), "q3_k": (4, 16, 1, 2), "q4_k": (4, 32, 2, 4)},
@@ -75,31 +80,35 @@ GGUF_GPU_PACKED = {
 }
 K_QUANT_BLOCK = 256
 GPU_PACKED_BITS = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}
-SCRATCH_ELEMENTS = 2**26  # that matrices are dequantized to on a GPU, some rows at a time
+SCRATCH_ELEMENTS = 2**26  # size of the buffer that GPUs dequantize matrices to, some rows at a time
 
 
 def gpu_packed_size(rows: int, columns: int, group: int | None, bits: int) -> tuple[int, int] | None:
-    """Bytes of the codes in planes, and how many scales; None where the weight does not go into planes."""
+    """Return the bytes of codes in packed GPU layout, and the number of scales; None if it cannot be packed so."""
     words = chunk_words(group, columns, bits)
     if words is None:
         return None
-    tall, stored = -(-rows // TILE_ROWS) * TILE_ROWS, gpu_packed_columns(words, columns, bits)
-    groups = -(-stored // group) if group and group < columns else 1
-    return tall * stored * bits // 8, tall * groups
+    padded_rows, padded_columns = -(-rows // TILE_ROWS) * TILE_ROWS, gpu_packed_columns(words, columns, bits)
+    groups = -(-padded_columns // group) if group and group < columns else 1
+    return padded_rows * padded_columns * bits // 8, padded_rows * groups
 
 
 def gguf_gpu_packed_bytes(form: str, rows: int, columns: int) -> int | None:
-    """Of blocks of a GGUF file in planes; None where the format does not go into planes."""
+    """Return the bytes of a GGUF matrix in packed GPU layout; None if the format cannot be packed so."""
     if form not in GGUF_GPU_PACKED:
         return None
-    bits, group, of_group, of_block = GGUF_GPU_PACKED[form]
-    found = gpu_packed_size(rows, columns, group, bits)
-    assert found
-    codes, scales = found
-    return codes + scales * of_group + -(-rows // TILE_ROWS) * TILE_ROWS * (columns // K_QUANT_BLOCK) * of_block
+    bits, group, group_bytes, block_bytes = GGUF_GPU_PACKED[form]
+    size = gpu_packed_size(rows, columns, group, bits)
+    assert size
+    codes, scales = size
+    return (
+        codes + scales * group_bytes + -(-rows // TILE_ROWS) * TILE_ROWS * (columns // K_QUANT_BLOCK) * block_bytes
+    )
 
 
 def stays_packed(form: str, device: str) -> bool:
-    """Does a kernel read this format packed, or is it so much smaller that it must stay packed? FP8 that no kernel
-    reads is better dequantized once, when it is loaded."""
+    """Return whether a kernel reads this format packed, or dequantizing would take too much memory.
+
+    FP8 without a kernel is better dequantized once, when it is loaded.
+    """
     return form != FP8 or device != "cpu"

@@ -1,4 +1,4 @@
-"""A weight stored in fewer bits: its packed parts by name, its format and the shape it stands for."""
+"""A weight stored in fewer bits: its format, its shape and its packed parts by name."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-COLUMN_ORDER = "columns"  # the one part that has no row for each row
+COLUMN_ORDER = "columns"  # the only part without a row per weight row
 
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """`group`: how many neighbours in a row share a scale; None where the format itself says it, as GGUF's do. The
-    last group of a row may be shorter."""
+    """A packed weight.
+
+    `group`: columns that share a scale; None if the format determines it, as in GGUF. The last group of a row may
+    be shorter.
+    """
 
     format: str  # `int8`, `q4_k`: see localllm/quant/formats
-    shape: tuple[int, int]  # (out, in) of the weight it stands for
+    shape: tuple[int, int]  # (out, in) of the weight
     parts: dict[str, Tensor]
     group: int | None = None
 
@@ -24,24 +27,30 @@ class QuantizedTensor:
         return sum(part.nbytes for part in self.parts.values())
 
     def select_rows(self, index: Tensor) -> "QuantizedTensor":
-        """The rows of these numbers, in this order. index: [n] int64"""
+        """Return the rows with these indices, in this order. index: [n] int64"""
         parts = {name: part if name == COLUMN_ORDER else part[index] for name, part in self.parts.items()}
         return replace(self, shape=(len(index), self.shape[1]), parts=parts)
 
 
 def concat_matrices(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | QuantizedTensor | None:
-    """Plain matrices, or such in planes, one below the other, copied; rows of planes as many as are stored. None
-    where they differ."""
+    """Return dense matrices, or matrices in packed GPU layout, stacked by rows and copied; None if they differ.
+
+    Packed ones keep their padding rows.
+    """
     first = weights[0]
     if isinstance(first, Tensor):
-        plain = [weight for weight in weights if isinstance(weight, Tensor) and weight.shape == first.shape]
-        return torch.cat(plain) if len(plain) == len(weights) else None
+        dense = [weight for weight in weights if isinstance(weight, Tensor) and weight.shape == first.shape]
+        return torch.cat(dense) if len(dense) == len(weights) else None
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
-    kinds = [
+    layouts = [
         (w.format, w.group, w.shape, {name: (part.dtype, part.shape) for name, part in w.parts.items()})
         for w in packed
     ]
-    if len(packed) < len(weights) or COLUMN_ORDER in first.parts or any(kind != kinds[0] for kind in kinds):
+    if (
+        len(packed) < len(weights)
+        or COLUMN_ORDER in first.parts
+        or any(layout != layouts[0] for layout in layouts)
+    ):
         return None
     parts = {
         name: torch.cat([weight.parts[name] for weight in packed], 0 if name == "q" else 1) for name in first.parts
@@ -51,12 +60,12 @@ def concat_matrices(weights: Sequence[Tensor | QuantizedTensor]) -> Tensor | Qua
 
 
 def concat_quantized(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-    """One below the other, copied; None where they differ in format, groups, order of columns or dtypes."""
+    """Return weights stacked by rows and copied; None if they differ in format, groups, column order or dtypes."""
     first = weights[0]
     for other in weights[1:]:
-        kinds = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
-        alike = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
-        if not alike or next(kinds) != next(kinds):
+        dtypes = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
+        same_format = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
+        if not same_format or next(dtypes) != next(dtypes):
             return None
         if COLUMN_ORDER in first.parts and not torch.equal(first.parts[COLUMN_ORDER], other.parts[COLUMN_ORDER]):
             return None

@@ -1,7 +1,7 @@
-"""MXFP4 and FP8 as the GPU's kernels read them: their codes in planes, as `planes.py` lays INT4's and INT8's.
+"""MXFP4 and FP8 in packed GPU layout: their codes in planes, like those of INT4 and INT8 in `planes.py`.
 
-Parts: q as there, of E2M1 in four bits or E4M3 in eight; scale [groups, rows], of MXFP4 uint8, the exponent plus
-127 of each 32 columns, of FP8 in float16, bfloat16 or float32. What fills up is zero.
+Parts: q as in that module, with E2M1 in four bits or E4M3 in eight; scale [groups, rows]: for MXFP4 uint8, the
+exponent plus 127 of each 32 columns, for FP8 float16, bfloat16 or float32. Padding is zero.
 """
 
 from dataclasses import replace
@@ -14,31 +14,32 @@ from localllm.quant.formats.groups import expand_groups
 from localllm.quant.packing import FP8_GPU_PACKED, INT4_GPU_PACKED, INT8_GPU_PACKED, MXFP4_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
 
-INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}  # whose planes they lie in
+# The integer format with the same layout.
+INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}
 
 
 def pack_float_codes(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
-    """codes: [out, in] of 0 to 15, or the bytes of E4M3 as int8; scale: [out, groups]"""
-    laid = planes.pack_codes(codes, group, 4 if form == MXFP4_GPU_PACKED else 8, scale=scale)
-    return replace(laid, format=form)
+    """Pack codes [out, in] of 0 to 15, or the bytes of E4M3 as int8. scale: [out, groups]"""
+    packed = planes.pack_codes(codes, group, 4 if form == MXFP4_GPU_PACKED else 8, scale=scale)
+    return replace(packed, format=form)
 
 
 def unpack_codes(weight: QuantizedTensor) -> Tensor:
-    """float32 [out, in]: 0 to 15, or -128 to 127."""
+    """Return the codes, float32 [out, in]: 0 to 15, or -128 to 127."""
     q, scale = weight.parts["q"], weight.parts["scale"]
     one = torch.ones(1, scale.shape[1], device=q.device)
     parts = {"q": q, "scale": one, "zero": torch.zeros_like(one)}
-    whole = QuantizedTensor(INTEGER_LAYOUT[weight.format], weight.shape, parts)
-    return planes.dequantize(whole, torch.float32)
+    integers = QuantizedTensor(INTEGER_LAYOUT[weight.format], weight.shape, parts)
+    return planes.dequantize(integers, torch.float32)
 
 
 def dequantize_float(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """[out, in] in `dtype`, computed in float32."""
+    """Return the weight [out, in] in `dtype`, computed in float32."""
     columns, codes, scale = weight.shape[1], unpack_codes(weight), weight.parts["scale"].T[: weight.shape[0]]
     if weight.format == MXFP4_GPU_PACKED:
         table = torch.tensor((*mxfp4.E2M1_VALUES, *(-value for value in mxfp4.E2M1_VALUES)), device=codes.device)
-        numbers = torch.ldexp(table[codes.long()], expand_groups(scale, mxfp4.MXFP4_GROUP, columns).int() - 127)
+        values = torch.ldexp(table[codes.long()], expand_groups(scale, mxfp4.MXFP4_GROUP, columns).int() - 127)
     else:
-        numbers = codes.to(torch.int8).view(torch.float8_e4m3fn).float()
-        numbers *= expand_groups(scale.float(), weight.group or columns, columns)
-    return numbers.to(dtype)
+        values = codes.to(torch.int8).view(torch.float8_e4m3fn).float()
+        values *= expand_groups(scale.float(), weight.group or columns, columns)
+    return values.to(dtype)

@@ -1,7 +1,7 @@
-"""FP8: floats of 1 byte (E4M3: 4 bits of exponent, 3 of mantissa, no infinity) and their groups' scales.
+"""FP8: 1-byte floats (E4M3: 4 exponent bits, 3 mantissa bits, no infinity) with a scale per group.
 
-Parts: q [out, in] float8_e4m3fn; scale [out, groups], as localllm/quant/formats/groups.py says. Where a block of
-rows shares a scale, each row has it.
+Parts: q [out, in] float8_e4m3fn; scale [out, groups], see localllm/quant/formats/groups.py. If a block of rows
+shares a scale, it is repeated for each row.
 """
 
 import torch
@@ -15,5 +15,5 @@ FP8_FORMAT = FP8
 
 
 def dequantize_fp8(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """[out, in] in `dtype`."""
+    """Return the weight [out, in] in `dtype`."""
     return apply_scales(weight.parts["q"], weight, 0, dtype)

@@ -1,8 +1,9 @@
-"""The block formats of GGUF: rows of packed blocks -> numbers.
+"""The block formats of GGUF: unpacks rows of packed blocks.
 
-Every format is value = scale * factor * code (- minimum * its factor) over small groups; what differs is where the
-bits lie, which each function shows. Layouts: ggml's `ggml-quants.h`; the arithmetic is float32 in the order of the
-`gguf` package, so results are bit-equal to it. Knows nothing of files: a row is a uint8 tensor.
+Every format is value = scale * factor * code (- minimum * its factor) over small groups; they differ in the
+positions of bits, which the functions show. Layouts: ggml's `ggml-quants.h`; the arithmetic is float32 in the
+order of the `gguf` package, so that results are bit-equal to it. A row is a uint8 tensor; this module does not
+read files.
 """
 
 from collections.abc import Callable
@@ -15,93 +16,93 @@ from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 
 IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP MX 1.0, times two
-BLOCKS_PART = "blocks"  # the one part of a QuantizedTensor in these formats: uint8 [..., bytes of a row]
+E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP MX 1.0, multiplied by two
+BLOCKS_PART = "blocks"  # the only part of a QuantizedTensor in these formats: uint8 [..., bytes of a row]
 
 PLAIN_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-SCALE_OFFSETS = {  # where the float16 numbers of a block lie, in bytes
+SCALE_OFFSETS = {  # byte offsets of a block's float16 values
     **{"q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "iq4_nl": (0,), "iq4_xs": (0,)},
     **{"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)},
 }
 
 
 class UnpackedBlocks(NamedTuple):
-    """Blocks taken apart: value = scale * factor * code - minimum * minimum_factor, of each group of a block."""
+    """Unpacked blocks: value = scale * factor * code - minimum * minimum_factor, per group of a block."""
 
     codes: Tensor  # [n, elements] int8, or uint8 of 0 to 31
-    scale: Tensor  # [n, 1] float16, or float32 where it is a power of two
+    scale: Tensor  # [n, 1] float16, or float32 if it is a power of two
     factor: Tensor | None = None  # [n, groups] int8
     minimum: Tensor | None = None  # [n, 1] float16
     minimum_factor: Tensor | None = None  # [n, groups] int8
 
 
-# uint8 [n, bytes of a block] -> its parts, the elements in order.
+# Maps uint8 [n, bytes of a block] to its parts, with elements in order.
 Unpacker = Callable[[Tensor], UnpackedBlocks]
 
 
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """A whole weight, of the shape it stands for."""
+    """Return an entire weight, with its shape."""
     return dequantize_rows(weight.parts[BLOCKS_PART], weight.format, dtype)
 
 
 def dequantize_rows(rows: Tensor, form: str, dtype: torch.dtype) -> Tensor:
-    """rows: uint8 [..., bytes of a row] -> [..., elements of a row]"""
-    kind = BLOCK_TYPE_BY_NAME[form]
-    blocks = rows.reshape(-1, kind.block_bytes)
-    columns = rows.shape[-1] // kind.block_bytes * kind.block_elements
-    found = blocks.view(PLAIN_DTYPES[form]) if form in PLAIN_DTYPES else block_values(UNPACKERS[form](blocks))
-    return found.to(dtype).reshape(*rows.shape[:-1], columns)
+    """Dequantize rows. rows: uint8 [..., bytes of a row] -> [..., elements of a row]"""
+    block_type = BLOCK_TYPE_BY_NAME[form]
+    blocks = rows.reshape(-1, block_type.block_bytes)
+    columns = rows.shape[-1] // block_type.block_bytes * block_type.block_elements
+    values = blocks.view(PLAIN_DTYPES[form]) if form in PLAIN_DTYPES else block_values(UNPACKERS[form](blocks))
+    return values.to(dtype).reshape(*rows.shape[:-1], columns)
 
 
 def block_values(blocks: UnpackedBlocks) -> Tensor:
-    """float32 [n, elements]"""
+    """Return the values, float32 [n, elements]."""
     scale = blocks.scale.float()
     if blocks.factor is not None:
         scale = scale * blocks.factor
-    found = blocks.codes.float().unflatten(1, (scale.shape[1], -1)).mul_(scale.unsqueeze(-1))
+    values = blocks.codes.float().unflatten(1, (scale.shape[1], -1)).mul_(scale.unsqueeze(-1))
     if blocks.minimum is not None:
         minimum = blocks.minimum.float()
         if blocks.minimum_factor is not None:
             minimum = minimum * blocks.minimum_factor
-        found.sub_(minimum.unsqueeze(-1))
-    return found.flatten(1)
+        values.sub_(minimum.unsqueeze(-1))
+    return values.flatten(1)
 
 
 def row_scales(rows: Tensor, form: str) -> list[Tensor]:
-    """What may be NaN or infinite in packed rows, as views of it: the scales, or all of plain numbers."""
+    """Return views of packed rows that may be NaN or infinite: the scales, or all values of dense formats."""
     blocks = rows.reshape(-1, BLOCK_TYPE_BY_NAME[form].block_bytes)
     if form in PLAIN_DTYPES:
         return [blocks.view(PLAIN_DTYPES[form])]
-    return [blocks[:, at : at + 2].view(torch.float16) for at in SCALE_OFFSETS.get(form, ())]
+    return [blocks[:, offset : offset + 2].view(torch.float16) for offset in SCALE_OFFSETS.get(form, ())]
 
 
 def row_exponents(rows: Tensor) -> Tensor:
-    """The scales of MXFP4, uint8 [blocks], as a view."""
+    """Return a view of the scales of MXFP4, uint8 [blocks]."""
     return rows.reshape(-1, BLOCK_TYPE_BY_NAME["mxfp4_gguf"].block_bytes)[:, 0]
 
 
 def read_half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 at a byte of each block, [n, 1]."""
+    """Return the float16 at a byte offset of each block, [n, 1]."""
     return blocks[:, at : at + 2].view(torch.float16)
 
 
 def nibbles(codes: Tensor) -> Tensor:
-    """[..., m] -> [..., 2, m]: low halves, then high halves."""
+    """Split [..., m] to [..., 2, m]: low nibbles, then high nibbles."""
     return torch.stack((codes & 15, codes >> 4), -2)
 
 
 def two_bit_codes(codes: Tensor) -> Tensor:
-    """[..., m] -> [..., 4, m]: the two lowest bits, the two above, ..."""
+    """Split [..., m] to [..., 4, m]: the two lowest bits first."""
     return torch.stack((codes & 3, (codes >> 2) & 3, (codes >> 4) & 3, codes >> 6), -2)
 
 
 def single_bits(codes: Tensor) -> Tensor:
-    """[..., m] -> [..., 8, m]: the lowest bit first."""
+    """Split [..., m] to [..., 8, m]: the lowest bit first."""
     return (codes.unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8, device=codes.device)[:, None]) & 1
 
 
 def center_codes(codes: Tensor, middle: int) -> Tensor:
-    """Codes of 0 .. 2 * middle - 1 -> int8, zero in the middle."""
+    """Shift codes of 0 .. 2 * middle - 1 to int8 centered at zero."""
     return codes.to(torch.int8) - middle
 
 
@@ -116,7 +117,7 @@ def q4_1(blocks: Tensor) -> UnpackedBlocks:
 
 
 def fifth_bits(packed: Tensor) -> Tensor:
-    """32 bits in 4 bytes -> [n, 32], each in the place of a fifth bit."""
+    """Return 32 bits in 4 bytes as [n, 32], each shifted to the fifth bit."""
     return (single_bits(packed).transpose(1, 2) << 4).flatten(1)
 
 
@@ -149,34 +150,36 @@ def q3_k(blocks: Tensor) -> UnpackedBlocks:
     """256 high bits, 256 codes of 2 bits, 16 scales of 6 bits, d f16: d * (scale - 32) * (code - 4 * not high)"""
     low = nibbles(blocks[:, 96:104]).flatten(1)
     high = two_bit_codes(blocks[:, 104:108]).flatten(1)
-    third = single_bits(blocks[:, :32]).flatten(1) << 2
-    codes = two_bit_codes(blocks[:, 32:96].unflatten(1, (2, 32))).flatten(1) | third
+    third_bits = single_bits(blocks[:, :32]).flatten(1) << 2
+    codes = two_bit_codes(blocks[:, 32:96].unflatten(1, (2, 32))).flatten(1) | third_bits
     return UnpackedBlocks(center_codes(codes, 4), read_half(blocks, 108), center_codes(low | (high << 4), 32))
 
 
 def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
-    """12 bytes -> 8 scales and 8 minima of 6 bits, int8 [n, 8] each; the upper four of both borrow their high
-    bits."""
-    scale, minimum, both = packed.unflatten(1, (3, 4)).unbind(1)
+    """Unpack 12 bytes to 8 scales and 8 minima of 6 bits, int8 [n, 8] each.
+
+    The high bits of the last four of both are stored with the first four.
+    """
+    scale, minimum, low_bits = packed.unflatten(1, (3, 4)).unbind(1)
     return (
-        torch.cat((scale & 63, (both & 15) | ((scale >> 2) & 48)), 1).view(torch.int8),
-        torch.cat((minimum & 63, (both >> 4) | ((minimum >> 2) & 48)), 1).view(torch.int8),
+        torch.cat((scale & 63, (low_bits & 15) | ((scale >> 2) & 48)), 1).view(torch.int8),
+        torch.cat((minimum & 63, (low_bits >> 4) | ((minimum >> 2) & 48)), 1).view(torch.int8),
     )
 
 
 def unpack_k_quant(blocks: Tensor, codes: Tensor) -> UnpackedBlocks:
-    """What Q4_K and Q5_K share: d f16, dmin f16, 12 bytes of scales. codes: [n, 8, 32]"""
+    """Unpack the common part of Q4_K and Q5_K: d f16, dmin f16, 12 bytes of scales. codes: [n, 8, 32]"""
     scale, minimum = scales_and_minima(blocks[:, 4:16])
     return UnpackedBlocks(codes.flatten(1), read_half(blocks, 0), scale, read_half(blocks, 2), minimum)
 
 
 def q4_k(blocks: Tensor) -> UnpackedBlocks:
-    """d, dmin, scales as above, 256 codes of 4 bits in runs of 32"""
+    """d, dmin, scales as in `unpack_k_quant`, 256 codes of 4 bits in runs of 32"""
     return unpack_k_quant(blocks, nibbles(blocks[:, 16:].unflatten(1, (4, 32))).flatten(1, 2))
 
 
 def q5_k(blocks: Tensor) -> UnpackedBlocks:
-    """d, dmin, scales as above, 256 fifth bits, 256 codes of 4 bits in runs of 32"""
+    """d, dmin, scales as in `unpack_k_quant`, 256 fifth bits, 256 codes of 4 bits in runs of 32"""
     codes = nibbles(blocks[:, 48:].unflatten(1, (4, 32))).flatten(1, 2)
     return unpack_k_quant(blocks, codes | (single_bits(blocks[:, 16:48]) << 4))
 
@@ -219,8 +222,8 @@ def mxfp4_gguf(blocks: Tensor) -> UnpackedBlocks:
 
 
 UNPACKERS: dict[str, Unpacker] = {
-    take_apart.__name__: take_apart
-    for take_apart in (
+    unpack.__name__: unpack
+    for unpack in (
         *(q4_0, q4_1, q5_0, q5_1, q8_0),
         *(q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4_gguf),
     )

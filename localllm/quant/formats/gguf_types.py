@@ -1,6 +1,6 @@
-"""The tensor types of GGUF: number in the file, name here, and how many elements a block holds in how many bytes.
+"""The tensor types of GGUF: number in the file, name, elements and bytes per block.
 
-Facts of the format (ggml's `ggml_type` and block sizes); needs no torch.
+From ggml's `ggml_type` and block sizes. Needs no torch.
 """
 
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class BlockType:
     name: str
-    block_elements: int  # of one block: neighbours in a row
+    block_elements: int  # adjacent elements of a row
     block_bytes: int
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of so many elements, which must be whole blocks."""
+        """Return the bytes of a row with this many elements, which must be whole blocks."""
         return columns // self.block_elements * self.block_bytes
 
 
@@ -33,11 +33,11 @@ BLOCK_TYPES = {
     20: BlockType("iq4_nl", 32, 18),
     23: BlockType("iq4_xs", 256, 136),
     30: BlockType("bf16", 1, 2),
-    39: BlockType("mxfp4_gguf", 32, 17),  # its nibbles lie otherwise than in safetensors
+    39: BlockType("mxfp4_gguf", 32, 17),  # with another order of nibbles than in safetensors
 }
-BLOCK_TYPE_BY_NAME = {kind.name: kind for kind in BLOCK_TYPES.values()}
+BLOCK_TYPE_BY_NAME = {block_type.name: block_type for block_type in BLOCK_TYPES.values()}
 
-UNSUPPORTED_TYPES = {  # types that files in circulation have and localllm does not read
+UNSUPPORTED_TYPES = {  # types of files in circulation that localllm does not support
     **{9: "q8_1", 15: "q8_k", 16: "iq2_xxs", 17: "iq2_xs", 18: "iq3_xxs", 19: "iq1_s", 21: "iq3_s", 22: "iq2_s"},
     **{24: "i8", 25: "i16", 26: "i32", 27: "i64", 28: "f64", 29: "iq1_m", 34: "tq1_0", 35: "tq2_0"},
     **{40: "nvfp4", 41: "q1_0"},

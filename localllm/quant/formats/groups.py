@@ -1,8 +1,8 @@
-"""What formats of whole numbers share: rows cut into groups of neighbours, each with a scale, maybe a zero point.
+"""Parts that integer formats share: rows are divided into groups of adjacent columns with a scale each.
 
 w[o, i] = (q[o, i] - zero[o, g]) * scale[o, g] with g = i // group. Parts besides the codes: scale [out, groups];
-zero [out, groups], left out where it is the format's middle; columns [in] int64, left out where they are in order:
-then stored column i is column columns[i] of the weight (GPTQ's act-order: groups are neighbours again).
+zero [out, groups], omitted for the format's default zero point; columns [in] int64, omitted if in order: stored
+column i is column columns[i] of the weight (GPTQ's act-order, which makes the columns of a group adjacent).
 """
 
 import torch
@@ -16,30 +16,31 @@ def group_count(columns: int, group: int) -> int:
 
 
 def expand_groups(numbers: Tensor, group: int, columns: int) -> Tensor:
-    """One number a group -> one a column. numbers: [out, groups] -> [out, columns]"""
+    """Expand one value per group to one per column. numbers: [out, groups] -> [out, columns]"""
     if numbers.shape[1] == 1:
         return numbers.expand(-1, columns)
     return numbers.repeat_interleave(group, 1)[:, :columns]
 
 
 def apply_scales(codes: Tensor, weight: QuantizedTensor, zero_point: int, dtype: torch.dtype) -> Tensor:
-    """codes: [out, in] -> the weight [out, in] in `dtype`, computed in float32. zero_point: the zero point of
-    formats
-    that store none."""
+    """Return the weight [out, in] in `dtype`, computed in float32.
+
+    codes: [out, in]; zero_point: default if not stored
+    """
     columns, parts = weight.shape[1], weight.parts
     group = weight.group or columns
-    exact = codes.float()
+    values = codes.float()
     if "zero" in parts:
-        exact -= expand_groups(parts["zero"].float(), group, columns)
+        values -= expand_groups(parts["zero"].float(), group, columns)
     elif zero_point:
-        exact -= zero_point
-    exact *= expand_groups(parts["scale"].float(), group, columns)
+        values -= zero_point
+    values *= expand_groups(parts["scale"].float(), group, columns)
     if "columns" in parts:
-        exact = torch.empty_like(exact).index_copy_(1, parts["columns"], exact)
-    return exact.to(dtype)
+        values = torch.empty_like(values).index_copy_(1, parts["columns"], values)
+    return values.to(dtype)
 
 
 def split_groups(weight: Tensor, group: int) -> Tensor:
-    """[out, in] -> float32 [out, groups, group]; a shorter last group is filled with zeros."""
+    """Split [out, in] to float32 [out, groups, group], padding a shorter last group with zeros."""
     missing = -weight.shape[1] % group
     return torch.nn.functional.pad(weight.float(), (0, missing)).unflatten(1, (-1, group))

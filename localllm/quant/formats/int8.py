@@ -1,6 +1,6 @@
-"""INT8: 1 byte an element and its groups' scales.
+"""INT8: 1 byte per element, with a scale per group.
 
-Parts: q [out, in] int8, and as localllm/quant/formats/groups.py says; a row is one group where `group` is None.
+Parts: q [out, in] int8; others see localllm/quant/formats/groups.py; a row is one group if `group` is None.
 Without zero points the format is symmetric.
 """
 
@@ -16,7 +16,7 @@ INT8_MAX = 127
 
 
 def quantize_int8(weight: Tensor, scale_dtype: torch.dtype, group: int | None = None) -> QuantizedTensor:
-    """Round to nearest with the scale that maps the largest magnitude of a group to 127. weight: [out, in]"""
+    """Round to nearest, with the scale that maps the largest magnitude of a group to 127. weight: [out, in]"""
     rows, columns = weight.shape
     largest = split_groups(weight, group or columns).abs().amax(2)  # [out, groups]
     scale = (largest / INT8_MAX).clamp(min=torch.finfo(torch.float32).tiny).to(scale_dtype)
@@ -26,5 +26,5 @@ def quantize_int8(weight: Tensor, scale_dtype: torch.dtype, group: int | None = 
 
 
 def dequantize_int8(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """[out, in] in `dtype`."""
+    """Return the weight [out, in] in `dtype`."""
     return apply_scales(weight.parts["q"], weight, 0, dtype)

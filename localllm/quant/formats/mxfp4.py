@@ -1,7 +1,7 @@
 """MXFP4 (OCP Microscaling Formats 1.0): groups of 32 four-bit floats (E2M1) with a shared power of two (E8M0).
 
-Parts: q [out, in / 32, 16] uint8, two values a byte, the first in the low bits; scale [out, in / 32] uint8, the
-exponent plus 127. 0.53 bytes an element.
+Parts: q [out, in / 32, 16] uint8, two values per byte, the first in the low bits; scale [out, in / 32] uint8, the
+exponent plus 127. 0.53 bytes per element.
 """
 
 import torch
@@ -12,12 +12,12 @@ from localllm.quant.tensor import QuantizedTensor
 
 MXFP4_FORMAT = MXFP4
 MXFP4_GROUP = 32
-MXFP4_NAN_SCALE = 255  # as a scale
+MXFP4_NAN_SCALE = 255
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def dequantize_mxfp4(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """[out, in] in `dtype`."""
+    """Return the weight [out, in] in `dtype`."""
     q, scale = weight.parts["q"], weight.parts["scale"]
     table = torch.tensor((*E2M1_VALUES, *(-value for value in E2M1_VALUES)), device=q.device)
     values = table[torch.stack((q & 15, q >> 4), -1).long()].flatten(-2)  # [out, in / 32, 32]

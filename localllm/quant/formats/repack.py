@@ -1,6 +1,7 @@
-"""Packed weights of every format into the planes that a GPU's kernels read: the same codes and scales, so that no
-number changes. Works on the device that the weights lie on, some rows at a time, in memory that does not grow with
-them."""
+"""Converts packed weights of every format to the packed GPU layout, with the same codes and scales.
+
+No value changes. Works on the weights' device, some rows at a time, in memory that does not grow with them.
+"""
 
 from collections.abc import Callable
 
@@ -22,7 +23,7 @@ from localllm.quant.packing import (
 )
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
-CHUNK_ELEMENTS = 2**21  # unpacked on the way: formats of 2 to 6 bits take up to 30 bytes each
+CHUNK_ELEMENTS = 2**21  # unpacked at a time: formats of 2 to 6 bits take up to 30 bytes each
 
 
 def no_op() -> None:
@@ -30,10 +31,9 @@ def no_op() -> None:
 
 
 def repack(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
-    """The same numbers, one weight below the other; None where their groups are no whole 16s of columns, or where
-    they do not go together.
+    """Return the weights stacked by rows in packed GPU layout; None if they cannot be packed so or stacked.
 
-    on_read: called each time that some of what the weights hold has been read.
+    on_read: called whenever a part of the weights has been read.
     """
     first = weights[0]
     if not can_repack(first) or not all(same_format(first, weight) for weight in weights[1:]):
@@ -41,30 +41,30 @@ def repack(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> Qu
     if any(weight.shape[0] % TILE_ROWS for weight in weights[:-1]):
         return None
     rows = sum(weight.shape[0] for weight in weights)
-    most = max(1, CHUNK_ELEMENTS // first.shape[1] // TILE_ROWS) * TILE_ROWS
-    made: dict[str, Tensor] = {}
-    form, group, begin = "", None, 0
+    max_rows = max(1, CHUNK_ELEMENTS // first.shape[1] // TILE_ROWS) * TILE_ROWS
+    packed: dict[str, Tensor] = {}
+    packed_format, group, begin = "", None, 0
     for weight in weights:
-        for at in range(0, weight.shape[0], most):
-            some = repack_rows(weight, slice(at, at + most))
-            form, group = some.format, some.group
-            write_rows(some.parts, made, begin, -(-rows // TILE_ROWS) * TILE_ROWS)
-            begin += some.shape[0]
+        for first_row in range(0, weight.shape[0], max_rows):
+            rows_packed = repack_rows(weight, slice(first_row, first_row + max_rows))
+            packed_format, group = rows_packed.format, rows_packed.group
+            write_rows(rows_packed.parts, packed, begin, -(-rows // TILE_ROWS) * TILE_ROWS)
+            begin += rows_packed.shape[0]
         on_read()
     if COLUMN_ORDER in first.parts:
-        made[COLUMN_ORDER] = first.parts[COLUMN_ORDER]
-    return QuantizedTensor(form, (rows, first.shape[1]), made, group)
+        packed[COLUMN_ORDER] = first.parts[COLUMN_ORDER]
+    return QuantizedTensor(packed_format, (rows, first.shape[1]), packed, group)
 
 
-def write_rows(parts: dict[str, Tensor], made: dict[str, Tensor], begin: int, rows: int) -> None:
-    """Some rows, from `begin` on, to their place among all that will be there."""
+def write_rows(parts: dict[str, Tensor], packed: dict[str, Tensor], begin: int, rows: int) -> None:
+    """Write some rows to the stacked parts, from row `begin` on."""
     for name, part in parts.items():
         if name == "q":
-            whole = made.setdefault(name, part.new_empty(rows // TILE_ROWS, *part.shape[1:]))
-            whole[begin // TILE_ROWS : begin // TILE_ROWS + len(part)] = part
+            target = packed.setdefault(name, part.new_empty(rows // TILE_ROWS, *part.shape[1:]))
+            target[begin // TILE_ROWS : begin // TILE_ROWS + len(part)] = part
         else:
-            whole = made.setdefault(name, part.new_empty(len(part), rows))
-            whole[:, begin : begin + part.shape[1]] = part
+            target = packed.setdefault(name, part.new_empty(len(part), rows))
+            target[:, begin : begin + part.shape[1]] = part
 
 
 def can_repack(weight: QuantizedTensor) -> bool:
@@ -75,14 +75,14 @@ def can_repack(weight: QuantizedTensor) -> bool:
 
 
 def same_format(first: QuantizedTensor, other: QuantizedTensor) -> bool:
-    """May they be parts of one weight?"""
-    kinds = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
+    """Return whether the weights can be stacked as one."""
+    dtypes = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
     same = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
-    return same and next(kinds) == next(kinds) and COLUMN_ORDER not in first.parts
+    return same and next(dtypes) == next(dtypes) and COLUMN_ORDER not in first.parts
 
 
 def repack_rows(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
-    """Some rows, in planes."""
+    """Return some rows in packed GPU layout."""
     parts = {name: part[rows] for name, part in weight.parts.items() if name != COLUMN_ORDER}
     columns = weight.shape[1]
     match weight.format:
@@ -99,20 +99,20 @@ def repack_rows(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
             return repack_gguf(parts[gguf.BLOCKS_PART], form, columns)
 
 
-def repack_gguf(rows: Tensor, form: str, columns: int) -> QuantizedTensor:
-    """rows: uint8 [n, bytes of a row]"""
-    blocks = rows.unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[form].block_bytes)).flatten(0, 1)
+def repack_gguf(rows: Tensor, block_format: str, columns: int) -> QuantizedTensor:
+    """Repack rows of GGUF blocks, uint8 [n, bytes of a row]."""
+    blocks = rows.unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[block_format].block_bytes)).flatten(0, 1)
     count = len(rows)
-    if form == "mxfp4_gguf":
+    if block_format == "mxfp4_gguf":
         codes, exponents = gguf.nibbles(blocks[:, 1:]).flatten(1), blocks[:, 0]
         return pack_float_codes(MXFP4_GPU_PACKED, codes.reshape(count, columns), 32, exponents.reshape(count, -1))
-    apart = gguf.UNPACKERS[form](blocks)
-    bits, codes = GGUF_GPU_PACKED[form][0], apart.codes.reshape(count, columns)
-    if bits == 4 and apart.minimum is None:
+    unpacked = gguf.UNPACKERS[block_format](blocks)
+    bits, codes = GGUF_GPU_PACKED[block_format][0], unpacked.codes.reshape(count, columns)
+    if bits == 4 and unpacked.minimum is None:
         codes = codes + int4.INT4_ZERO_POINT
-    numbers = {"scale": apart.scale, "minimum": apart.minimum}
-    if apart.factor is not None:
-        numbers = {"scale": apart.factor, "minimum": apart.minimum_factor, "block_scale": apart.scale}
-        numbers["block_minimum"] = apart.minimum
-    parts = {name: part.reshape(count, -1) for name, part in numbers.items() if part is not None}
+    scales = {"scale": unpacked.scale, "minimum": unpacked.minimum}
+    if unpacked.factor is not None:
+        scales = {"scale": unpacked.factor, "minimum": unpacked.minimum_factor, "block_scale": unpacked.scale}
+        scales["block_minimum"] = unpacked.minimum
+    parts = {name: part.reshape(count, -1) for name, part in scales.items() if part is not None}
     return pack_codes(codes, columns // parts["scale"].shape[1], bits, **parts)

@@ -1,4 +1,4 @@
-"""W8A8: INT8 weights with a scale a row, multiplied with activations in INT8 with a scale a token.
+"""W8A8: INT8 weights with a scale per row, multiplied with activations in INT8 with a scale per token.
 
 Parts: q [out, in] int8, scale [out, 1]. y[t, o] = x_scale[t] * scale[o] * sum_i x_q[t, i] * q[o, i]
 """
@@ -15,13 +15,15 @@ W8A8_FORMAT = W8A8
 
 
 def dequantize_w8a8(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """The weights alone, [out, in] in `dtype`."""
+    """Return the weights alone, [out, in] in `dtype`."""
     return apply_scales(weight.parts["q"], weight, 0, dtype)
 
 
 def quantize_activations(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x: [..., in] -> whole numbers of -127 to 127 in float32 [..., in], and float32 scales [..., 1] that map each
-    token's largest magnitude to 127."""
+    """Quantize x [..., in] to integers of -127 to 127 in float32, with float32 scales [..., 1].
+
+    A scale maps a token's largest magnitude to 127.
+    """
     x = x.float()
     scale = (x.abs().amax(-1, keepdim=True) / INT8_MAX).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scale).round(), scale
