@@ -1,14 +1,14 @@
-"""A quantized model as a Hugging Face folder that others read, too: written part by part, whole or not at all.
+"""Writes a quantized model as a Hugging Face folder that other programs can read, part by part and atomically.
 
-    NAME.partial/model-PART.safetensors   the parts that are done, each renamed into place when it is on the disk
+    NAME.partial/model-PART.safetensors   finished parts, each renamed into place once it is on the disk
     NAME.partial/parts/PART.json          how the matrices of a part are stored
-    NAME.partial/states/                  what the quantizer needs to go on
-    NAME.partial/recipe.json              what is made of what: a run that is broken off goes on by it
-    NAME.partial/config.json              the last of all: with it the folder is whole, and becomes NAME
+    NAME.partial/states/                  what the quantizer needs to resume
+    NAME.partial/recipe.json              source and recipe, by which an interrupted run is resumed
+    NAME.partial/config.json              written last: then the folder is complete, and is renamed to NAME
 
-Tensors come under the names of `arch/layout.py`, as `Weights.take` gives them (a norm as it is stored), and leave
-under those of the source's files. Experts that the source stacks are stored one by one. What no part brings is
-copied. Knows nothing of how weights are quantized.
+Tensors are passed with the names of `arch/layout.py`, as `Weights.take` returns them (norms as stored), and
+written with the names of the source's files. Experts that the source stacks are stored separately. Tensors that no
+part contains are copied. This module does not quantize.
 """
 
 import json
@@ -39,8 +39,9 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.shards import save_tensors
 from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, hub_revision, source_identity
 
-# What a model folder holds beside weights and config.json: tokenizer, templates, licence, and a card that says
-# what became of the model. Copies no program of a stranger's. No torch.
+# The files of a model folder besides weights and config.json: tokenizer, templates, licence, and a model card that
+# says
+# how the model was quantized. Python files are not copied. No torch.
 COMPANION_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 LEGAL_FILES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY", "COPYING")
 EXCLUDED_FILES = ("config.json", INDEX_FILE, "recipe.json", "quality.json")
@@ -51,9 +52,9 @@ def copy_companion_files(source: Path, target: Path, recipe: Recipe) -> None:
     folders = (source, source / TEMPLATES_FOLDER)
     for file in sorted(file for folder in folders if folder.is_dir() for file in folder.iterdir()):
         if file.is_file() and is_companion_file(file.name):
-            place = target / file.relative_to(source)
-            place.parent.mkdir(exist_ok=True)
-            write_durably(place, file.read_bytes())
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            write_durably(copy, file.read_bytes())
     if license := read_license(source):
         write_durably(target / MODEL_CARD, write_model_card(source, license, recipe).encode())
 
@@ -65,42 +66,48 @@ def is_companion_file(name: str) -> bool:
 
 
 def write_model_card(source: Path, license: str, recipe: Recipe) -> str:
-    """The front matter that hubs and `localllm show` read, and a sentence."""
+    """Return a model card: the front matter that hubs and `localllm show` read, and a sentence."""
     revision = hub_revision(source)
-    of = f"{revision[0]} at {revision[1]}" if revision else source.resolve().name
-    base = f"base_model: {revision[0]}\nbase_model_relation: quantized\n" if revision else ""
-    return f"---\nlicense: {license}\n{base}---\n\n{of}, quantized by localllm: {describe_recipe(recipe)}.\n"
+    name = f"{revision[0]} at {revision[1]}" if revision else source.resolve().name
+    base_fields = f"base_model: {revision[0]}\nbase_model_relation: quantized\n" if revision else ""
+    return (
+        f"---\nlicense: {license}\n{base_fields}---\n\n{name}, quantized by localllm: {describe_recipe(recipe)}.\n"
+    )
 
 
 def describe_recipe(recipe: Recipe) -> str:
-    """`rtn, INT4 in groups of 128, symmetric, head INT8`"""
+    """Describe a recipe, as in `rtn, INT4 in groups of 128, symmetric, head INT8`."""
     group = f"in groups of {recipe.group}" if recipe.group else "with a scale a row"
-    kind = "symmetric" if recipe.symmetric else "with zero points"
+    zero_points = "symmetric" if recipe.symmetric else "with zero points"
     head = f"head INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"
     activations = ["activations INT8"] if recipe.activations else []
-    return ", ".join([recipe.method, f"INT{recipe.bits} {group}", kind, *activations, head])
+    return ", ".join([recipe.method, f"INT{recipe.bits} {group}", zero_points, *activations, head])
 
 
-# Where an artefact may be written: what is there and must not be lost. No torch.
+# Where an artefact may be written, so that nothing else is overwritten. No torch.
 LOCK_FILE = ".lock"
 
 
 def check_target(folder: Path, *, force: bool) -> None:
-    """Raises UsageError where something is at this place that an artefact must not replace, or for a place that
-    has no name of its own."""
+    """Raise UsageError if an artefact must not replace what exists at this path, or if it has no name of its
+    own.
+    """
     if folder.name in ("", ".."):
-        raise UsageError(f"{folder} is no name for a new folder", "name one, as in -o DIR")
+        raise UsageError(f"{folder} cannot be the name of a new folder", "name one, as in -o DIR")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / RECIPE_FILE).is_file():
-        raise UsageError(f"{folder} is there and no model that localllm quantized", "name another folder")
+        raise UsageError(f"{folder} exists and was not written by localllm", "name another folder")
     if not force:
-        raise UsageError(f"{folder} is there", "name another folder, or add --force to replace it")
+        raise UsageError(f"{folder} already exists", "name another folder, or add --force to replace it")
 
 
 def clear_partial(partial: Path) -> None:
-    """Empties a folder that is being written, but for its lock and what says that it is ours. Shards go before
-    what is said of them: those that are left, whenever this ends, are whole."""
+    """Empty a partial folder, except for its lock and recipe.
+
+    Shards are deleted before the files that describe them: whenever this is interrupted, the remaining ones are
+    complete.
+    """
     for file in sorted(partial.iterdir(), key=Path.is_dir):
         if file.is_dir():
             shutil.rmtree(file)
@@ -109,19 +116,18 @@ def clear_partial(partial: Path) -> None:
 
 
 PARTS, STATES, CONFIG_FILE = "parts", "states", "config.json"
-REST_PART = "rest"  # the part of what is copied
+REST_PART = "rest"  # the part with copied tensors
 STACKED_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>\w+_proj)(?:[._](?P<kind>weight|bias))?")
 TIED_HEAD = "lm_head.weight"
-MULTIMODAL_PREFIX = (
-    "language_model.model."  # begins the names of a model within one that sees, which keeps its head
-)
+# Of names of a text model in a multimodal one, which contains the head.
+MULTIMODAL_PREFIX = "language_model.model."
 
 
 class Artefact:
-    """One that is being written, by this process alone; `with` lets go of it.
+    """An artefact that is being written, by this process alone; used in a `with` block, which releases its lock.
 
-    calibration: a digest of the text that statistics come from, where the recipe uses any; force: also in place of
-    an artefact that is there, and instead of one that another recipe has begun.
+    calibration: digest of the calibration text, if the recipe uses one; force: replace an existing artefact, and
+    one that was begun with another recipe.
     """
 
     def __init__(
@@ -133,8 +139,9 @@ class Artefact:
         calibration: str | None = None,
         force: bool = False,
     ):
-        """Raises UsageError where something else has the name, another process writes it or another recipe has
-        begun it, or for a source that is quantized already; DiskFull."""
+        """Raises UsageError if the name is taken, another process is writing it, it was begun with another recipe,
+        or the source is already quantized; DiskFull.
+        """
         check_source(header)
         check_target(folder, force=force)
         self.folder, self.header, self.recipe = folder, header, recipe
@@ -150,7 +157,9 @@ class Artefact:
             try:
                 self.lock.acquire()
             except Timeout:
-                raise UsageError(f"another process is writing {folder}", "wait for it, or end it") from None
+                raise UsageError(
+                    f"another process is writing {folder}", "wait until it has finished, or stop it"
+                ) from None
             try:
                 self._begin()
             except BaseException:
@@ -159,47 +168,47 @@ class Artefact:
                 raise
 
     def _begin(self) -> None:
-        begun = read_json(self.partial / RECIPE_FILE)
-        strange = [
+        provenance = read_json(self.partial / RECIPE_FILE)
+        unknown_files = [
             file.name for file in self.partial.iterdir() if file.name != LOCK_FILE and file.suffix != DRAFT_SUFFIX
         ]
-        if strange and not begun:
-            raise UsageError(f"{self.partial} is there and was not begun by localllm", "name another folder")
-        if self.done and begun != self.provenance and not self.force:
+        if unknown_files and not provenance:
+            raise UsageError(f"{self.partial} exists and was not written by localllm", "name another folder")
+        if self.done and provenance != self.provenance and not self.force:
             raise UsageError(
-                f"{self.partial} was begun from another source or with another recipe",
-                f"--force begins anew; to keep it, name another folder than {self.folder}",
+                f"{self.partial} was started from another source or with another recipe",
+                f"use --force to start over; to keep it, name another folder than {self.folder}",
             )
-        if begun != self.provenance:
+        if provenance != self.provenance:
             clear_partial(self.partial)
         written = sum(file.stat().st_size for file in self.partial.glob("*.safetensors"))
         check_disk_space(self.partial, artefact_bytes(self.header, self.recipe) - written)
-        if begun != self.provenance:
+        if provenance != self.provenance:
             write_durably(self.partial / RECIPE_FILE, encode_json(self.provenance))
         for folder in (PARTS, STATES):
             (self.partial / folder).mkdir(exist_ok=True)
 
     def _leave_nothing(self) -> None:
-        """Of a folder in which nothing was begun."""
+        """Delete the partial folder if it contains only the lock."""
         if [file.name for file in self.partial.iterdir()] == [LOCK_FILE]:
             (self.partial / LOCK_FILE).unlink()
             self.partial.rmdir()
 
     @property
     def done(self) -> set[str]:
-        """The parts that are whole."""
+        """Names of the complete parts."""
         files = self.partial.glob("model-*.safetensors")
         return {file.stem.removeprefix("model-") for file in files} - {REST_PART}
 
     @property
     def states(self) -> Path:
-        """A folder for what a run that is broken off needs to go on: gone in the end."""
+        """Folder for what an interrupted run needs to resume; deleted at the end."""
         return self.partial / STATES
 
     def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
-        """Store a part for good."""
+        """Store a part durably."""
         plain = {self.tensor_name(name): tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
-        found, schemes = dict(plain), dict[str, StorageScheme]()
+        stored, schemes = dict(plain), dict[str, StorageScheme]()
         for name, tensor in tensors.items():
             if isinstance(tensor, Tensor):
                 continue
@@ -208,27 +217,28 @@ class Artefact:
             scheme = choose_scheme(
                 tensor,
                 activations=self.recipe.activations and in_layer,
-                as_int32=self.recipe.activations and not in_layer,  # so that no reader rounds its inputs, too
+                # So that no reader also quantizes the head's inputs.
+                as_int32=self.recipe.activations and not in_layer,
             )
             schemes[module] = scheme
-            found |= {
+            stored |= {
                 f"{module}.{inner}": inner_tensor
                 for inner, inner_tensor in to_stored_tensors(tensor, scheme).items()
             }
-        beside = {
+        description = {
             "names": sorted(tensors),
             "kept": unquantized_modules(plain),
             "schemes": {module: asdict(scheme) for module, scheme in sorted(schemes.items())},
         }
         with explain_disk_errors(self.folder, resumable=True):
-            write_durably(self.partial / PARTS / f"{part}.json", encode_json(beside))
-            self._save(part, found)
+            write_durably(self.partial / PARTS / f"{part}.json", encode_json(description))
+            self._save(part, stored)
 
     def _save(self, part: str, tensors: Mapping[str, Tensor]) -> None:
         save_tensors(self.partial / f"model-{part}.safetensors", tensors, {"format": "pt"}, self.folder)
 
     def finish(self) -> Path:
-        """Copy what no part brought, say in config.json what is quantized, and give the folder its name."""
+        """Copy tensors that no part contained, write config.json, and rename the folder."""
         with explain_disk_errors(self.folder, resumable=True):
             if not (self.partial / CONFIG_FILE).is_file():
                 self._complete()
@@ -248,42 +258,42 @@ class Artefact:
         return self.folder
 
     def _complete(self) -> None:
-        beside = [read_json(file) for file in sorted((self.partial / PARTS).glob("*.json"))]
-        names = {name for part in beside for name in part["names"]}
+        descriptions = [read_json(file) for file in sorted((self.partial / PARTS).glob("*.json"))]
+        names = {name for part in descriptions for name in part["names"]}
         schemes = {
-            module: StorageScheme(**fields) for part in beside for module, fields in part["schemes"].items()
+            module: StorageScheme(**fields) for part in descriptions for module, fields in part["schemes"].items()
         }
         rest = self._rest(names)
         self._save(REST_PART, rest)
-        kept = [*unquantized_modules(rest), *(module for part in beside for module in part["kept"])]
-        placed = {
+        unquantized = [*unquantized_modules(rest), *(module for part in descriptions for module in part["kept"])]
+        weight_map = {
             name: file.name
             for file in sorted(self.partial.glob("model-*.safetensors"))
             for name in read_safetensors_header(file)
         }
         total = sum(file.stat().st_size for file in self.partial.glob("model-*.safetensors"))
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(placed.items()))}
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         write_durably(self.partial / INDEX_FILE, encode_json(index))
         copy_companion_files(self.header.path, self.partial, self.recipe)
         config = untie_head(self.header.config) if TIED_HEAD in names else dict(self.header.config)
-        config["quantization_config"] = quantization_config(schemes, kept)
+        config["quantization_config"] = quantization_config(schemes, unquantized)
         write_durably(self.partial / CONFIG_FILE, encode_json(config))
 
     def _rest(self, names: set[str]) -> dict[str, Tensor]:
-        """What the source stores and no part brought, by the names of its files: mapped, not read."""
+        """Return the tensors of the source that no part contained, by the names of its files: mapped, not read."""
         written = {entry.name for name, entry in self.header.tensors.items() if name in names}
-        cut = sorted(
+        missing = sorted(
             name for name, entry in self.header.tensors.items() if entry.name in written and name not in names
         )
-        assert not cut, f"of a stack of experts some were written, and not {cut[0]}"
-        found: dict[str, Tensor] = {}
+        assert not missing, f"a stack of experts was written without {missing[0]}"
+        tensors: dict[str, Tensor] = {}
         for file in (self.header.path / name for name in weight_files(self.header.path)):
-            with safe_open(file, framework="pt") as tensors:
-                found |= {name: tensors.get_tensor(name) for name in tensors.keys() if name not in written}  # noqa: SIM118
-        return found
+            with safe_open(file, framework="pt") as stored:
+                tensors |= {name: stored.get_tensor(name) for name in stored.keys() if name not in written}  # noqa: SIM118
+        return tensors
 
     def tensor_name(self, name: str) -> str:
-        """What the artefact calls a tensor: as the source's files do."""
+        """Return the name of a tensor in the artefact, as in the source's files."""
         entry = self.header.tensors.get(name)
         if entry is None:
             embedding = self.header.tensors["embed_tokens.weight"].name
@@ -292,7 +302,7 @@ class Artefact:
         if entry.expert is None:
             return entry.name
         stacked = STACKED_EXPERT.fullmatch(entry.name)
-        assert stacked, f"{entry.name} holds experts under a name that is not known"
+        assert stacked, f"{entry.name} contains experts under an unknown name"
         return f"{stacked['experts']}.{entry.expert}.{stacked['matrix']}.{stacked['kind'] or 'weight'}"
 
     def close(self) -> None:
@@ -303,13 +313,13 @@ class Artefact:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
 
 
 def unquantized_modules(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The modules whose matrix is not quantized, and which a reader could take for one that is."""
+    """Return the modules with an unquantized matrix that a reader could take for quantized."""
     return sorted(
         name.removesuffix(".weight")
         for name, tensor in tensors.items()
@@ -318,11 +328,11 @@ def unquantized_modules(tensors: Mapping[str, Tensor]) -> list[str]:
 
 
 def untie_head(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The head is stored by itself, quantized; the embedding is not."""
-    found: dict[str, Any] = {**config, "tie_word_embeddings": False}
+    """Return the configuration of a model whose head is stored separately, quantized, unlike the embedding."""
+    untied: dict[str, Any] = {**config, "tie_word_embeddings": False}
     if isinstance(config.get("text_config"), dict):
-        found["text_config"] = {**config["text_config"], "tie_word_embeddings": False}
-    return found
+        untied["text_config"] = {**config["text_config"], "tie_word_embeddings": False}
+    return untied
 
 
 def encode_json(fields: Mapping[str, Any]) -> bytes:

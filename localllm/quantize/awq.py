@@ -1,11 +1,12 @@
-"""AWQ: columns that meet large inputs are scaled up before rounding, what comes before scales them down again.
+"""AWQ: columns with large inputs are scaled up before rounding, and their producers scaled down.
 
-Lin et al. 2023, "AWQ: Activation-aware Weight Quantization", section 3.2: with s = mean|x|^a, the exponent a of
-0, 1/20, 2/20, ... whose output is nearest to the original,
+Lin et al. 2023, "AWQ: Activation-aware Weight Quantization", section 3.2: with s = mean|x|^a, the exponent a of 0,
+1/20, 2/20, ... whose output is closest to the original,
 
     L(s) = || Q(W diag(s)) diag(s)^-1 X - W X ||^2,
 
-normed to sqrt(max(s) * min(s)) = 1. Then each group's range is cut where its part of the output's error is least.
+normalized to sqrt(max(s) * min(s)) = 1. Then each group's range is clipped to minimize its part of the output
+error.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,20 +27,21 @@ MIN_MAGNITUDE = 1e-4
 def search_scale(
     weights: Sequence[Tensor], inputs: InputStatistics, grid: Grid, nearest_allowed: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """weights: [out, in] each, that read these inputs; nearest_allowed: takes an s to the nearest that what comes
-    before
-    can be divided by -> s [in] float32, ones where nothing is better."""
-    rows, magnitude = inputs.samples, inputs.mean_magnitude.clamp(min=MIN_MAGNITUDE)
-    best, chosen = torch.inf, torch.ones_like(magnitude)
+    """Return the scale s [in] float32 with the smallest error; ones if none is better.
+
+    weights: [out, in] each, that share these inputs; nearest_allowed: maps s to the nearest one that can be folded
+    """
+    samples, magnitude = inputs.samples, inputs.mean_magnitude.clamp(min=MIN_MAGNITUDE)
+    best_error, best_scale = torch.inf, torch.ones_like(magnitude)
     for exponent in EXPONENTS:
         s = nearest_allowed(normalize_scale(magnitude**exponent))
         error = 0.0
         for weight in weights:
-            off = dequantize(rtn.quantize(weight * s, grid), torch.float32) / s - weight
-            error += (rows @ off.T).square_().sum().item()
-        if error < best:
-            best, chosen = error, s
-    return chosen
+            difference = dequantize(rtn.quantize(weight * s, grid), torch.float32) / s - weight
+            error += (samples @ difference.T).square_().sum().item()
+        if error < best_error:
+            best_error, best_scale = error, s
+    return best_scale
 
 
 def normalize_scale(s: Tensor) -> Tensor:
@@ -47,5 +49,5 @@ def normalize_scale(s: Tensor) -> Tensor:
 
 
 def quantize(weight: Tensor, inputs: InputStatistics, grid: Grid) -> QuantizedTensor:
-    """With the clipping search. weight: [out, in], scaled already, as the inputs are."""
+    """Quantize with the clipping search. weight: [out, in], already scaled, like the inputs."""
     return rtn.quantize(weight, grid, second_moments(inputs.samples, grid.group))

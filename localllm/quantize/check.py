@@ -1,4 +1,4 @@
-"""Which recipes can be followed, and what that takes in memory: said before any weight is read."""
+"""Checks a recipe, and that there is enough memory for it, before any weight is read."""
 
 from localllm.arch.config import ModelConfig
 from localllm.checkpoint.header import Header
@@ -9,12 +9,12 @@ from localllm.quantize.inputs import MAX_SAMPLES
 from localllm.quantize.recipe import METHODS, Recipe
 
 GROUP_SIZES = (32, 64, 128)  # columns
-FLOAT32_BYTES = 4  # bytes
-TRANSIENT = 2**28  # bytes: the program itself, tiles, one window's attention
+FLOAT32_BYTES = 4
+TRANSIENT = 2**28  # the program itself, tiles, one window's attention
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Raises UsageError for a recipe that contradicts itself."""
+    """Raise UsageError for a recipe that contradicts itself."""
     if recipe.method not in METHODS:
         raise UsageError(f"there is no method {recipe.method!r}", f"name one of {', '.join(METHODS)}")
     if recipe.bits not in (4, 8):
@@ -27,22 +27,22 @@ def check_recipe(recipe: Recipe) -> None:
         )
     if recipe.activations and (recipe.bits, recipe.group, recipe.symmetric) != (8, None, True):
         raise UsageError(
-            "activations can be rounded only where weights are symmetric INT8 with a scale for each row",
-            "leave out --group, and take --bits 8",
+            "activations can be quantized only with symmetric INT8 weights that have a scale per row",
+            "leave out --group, and use --bits 8",
         )
     if recipe.method == "smoothquant" and not recipe.activations:
-        raise UsageError("smoothquant prepares activations to be rounded", "quantize them, too, or take awq")
+        raise UsageError("smoothquant requires quantized activations", "use --activations int8, or awq")
     if recipe.method == "awq" and recipe.activations:
-        raise UsageError("awq rounds weights only", "take smoothquant where activations are rounded")
+        raise UsageError("awq quantizes weights only", "use smoothquant to quantize activations")
 
 
 def required_memory_bytes(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> int:
-    """Most memory at a time, for calibration windows of so many tokens in all.
+    """Return the peak memory in bytes, for `tokens` calibration tokens in total.
 
-    Round to nearest: one layer as it is stored, and quantized, and a tile. Others: one layer twice in float32 (its
-    tensors, and those that are read together stacked); the hidden states; of each product's inputs ROWS rows;
-    GPTQ's X^T X of as many products as have the bytes of the layer, or of one, and four more of the largest to
-    invert it; AWQ's X^T X within each group of the largest.
+    Round to nearest: one layer as stored and quantized, and a tile. Others: one layer twice in float32 (its
+    tensors, and stacks of those that share inputs); the hidden states; MAX_SAMPLES rows of each product's inputs;
+    for GPTQ, X^T X of as many products as have the bytes of the layer, or of one, and four more of the largest to
+    invert it; for AWQ, X^T X within each group of the largest.
     """
     layers: dict[str, int] = {}
     widest = 0
@@ -59,8 +59,8 @@ def required_memory_bytes(header: Header, config: ModelConfig, recipe: Recipe, t
         2 * largest + tokens * config.hidden_size * FLOAT32_BYTES + products * MAX_SAMPLES * widest * FLOAT32_BYTES
     )
     if recipe.method == "gptq":
-        one = widest**2 * FLOAT32_BYTES
-        needed += max(largest, one) + 4 * one
+        hessian_bytes = widest**2 * FLOAT32_BYTES
+        needed += max(largest, hessian_bytes) + 4 * hessian_bytes
     if recipe.method == "awq":
         needed += widest * min(widest, recipe.group or widest) * FLOAT32_BYTES
     return needed + TRANSIENT
@@ -71,10 +71,10 @@ def max_experts(config: ModelConfig) -> int:
 
 
 def check_memory(header: Header, config: ModelConfig, recipe: Recipe, tokens: int) -> None:
-    """Raises DoesNotFit."""
+    """Raise DoesNotFit if there is too little free memory."""
     needed, free = required_memory_bytes(header, config, recipe, tokens), free_host_bytes()
     if needed > free:
         raise DoesNotFit(
-            f"quantizing with {recipe.method} takes {format_bytes(needed)} and {format_bytes(free)} are free",
-            "free memory, or take --method rtn" if recipe.method != "rtn" else "free memory",
+            f"quantizing with {recipe.method} takes {format_bytes(needed)}, but {format_bytes(free)} are free",
+            "free memory, or use --method rtn" if recipe.method != "rtn" else "free memory",
         )

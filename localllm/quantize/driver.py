@@ -1,7 +1,7 @@
-"""A model into fewer bits, layer by layer: read one, hear its inputs, quantize it, hand it on, run what it became.
+"""Quantizes a model layer by layer: read a layer, collect its inputs, quantize and write it, and run the result.
 
-Knows nothing of files but the checkpoint it reads: an `Artefact` takes the finished tensors by their runtime names
-in parts `tables`, `layers.0`, `layers.1`, ... and `head`. Memory is one layer's and that of the hidden states:
+The only file it reads is the checkpoint: an `Artefact` receives the finished tensors by their runtime names in
+parts `tables`, `layers.0`, `layers.1`, ... and `head`. It needs the memory of one layer and of the hidden states:
 `quantize.check` has the formula.
 """
 
@@ -34,11 +34,11 @@ from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerInputs
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-Progress = Callable[[str, int, int], None]  # part, how many are whole, of how many
+Progress = Callable[[str, int, int], None]  # part, number of complete parts, number of parts
 
 
 class PartWriter(Protocol):
-    """`done`: parts that are whole. A part may be written again."""
+    """`done`: names of complete parts. A part may be written again."""
 
     @property
     def done(self) -> set[str]: ...
@@ -55,18 +55,20 @@ def quantize_layers(
     on_progress: Progress,
     states_folder: Path | None = None,
 ) -> QuantizationResult:
-    """ids: calibration windows [windows, T] int64, which `rtn` does without; states_folder: the folder for what a
-    later call needs to go on after this one was killed: without it, that begins at the first layer.
+    """Quantize a model.
 
-    Raises UsageError for a recipe that contradicts itself or lacks its text, DoesNotFit, and what reading a
-    checkpoint raises; DamagedModel where a layer gives NaN or infinite numbers.
+    ids: calibration windows [windows, T] int64, not needed for `rtn`; states_folder: where the state for resuming
+    an interrupted run is stored; without it, a run starts at the first layer.
+
+    Raises UsageError for a recipe that contradicts itself or lacks its text, DoesNotFit, and errors of reading a
+    checkpoint; DamagedModel if a layer computes NaN or infinity.
     """
     check_recipe(recipe)
     config = parse_config(header.config)
     if recipe.method == "rtn":
         ids = None
     elif ids is None:
-        raise UsageError(f"{recipe.method} needs a calibration text", "give one, or take rtn")
+        raise UsageError(f"{recipe.method} needs a calibration text", "give one, or use rtn")
     check_memory(header, config, recipe, 0 if ids is None else ids.numel())
     run = LayerwiseQuantizer(header, config, recipe, ids, artefact, on_progress, states_folder)
     run.write_tables()
@@ -95,14 +97,14 @@ class LayerwiseQuantizer:
         self.states_folder = states_at
         self.calibration_digest = states.digest_token_ids(ids)
         self.result = QuantizationResult()
-        # Of scales, and of what was not stored plain.
+        # dtype of scales, and of tensors that were not stored dense
         self.dtype = DTYPES.get(stored_dtype(header, "cuda"), torch.float32)
         self.part_count = len(config.layers) + (2 if self.writes_head else 1)
         self.finished_count = 0
 
     @property
     def writes_head(self) -> bool:
-        """A tied head that stays as it is is the embedding."""
+        """Whether the head is written: a tied head that stays unquantized is the embedding."""
         return self.recipe.head_bits == 8 or not self.config.tie_embeddings
 
     def grid(self) -> Grid:
@@ -113,7 +115,7 @@ class LayerwiseQuantizer:
         self.artefact.write(part, {name: self.as_stored(name, tensor) for name, tensor in tensors.items()})
 
     def as_stored(self, name: str, tensor: Tensor | QuantizedTensor) -> Tensor | QuantizedTensor:
-        """What is not quantized, in the dtype that the file has it in."""
+        """Return an unquantized tensor in its stored dtype."""
         if isinstance(tensor, QuantizedTensor):
             return tensor
         return tensor.to(self.dtype_of(name))
@@ -127,15 +129,15 @@ class LayerwiseQuantizer:
         self.on_progress(part, self.finished_count, self.part_count)
 
     def write_tables(self) -> None:
-        """What stands before and behind the layers and stays as it is."""
+        """Write the tensors before and behind the layers that stay unquantized."""
         if "tables" not in self.artefact.done:
-            c, holding = self.config, RecordedWeights()
-            source = RecordingSource(Weights(self.header), CPU, self.dtype, holding)
+            c, recorded = self.config, RecordedWeights()
+            source = RecordingSource(Weights(self.header), CPU, self.dtype, recorded)
             Embedding(source, "embed_tokens", c.vocab_size, c.hidden_size)
             if c.per_layer:
                 PerLayerInputs(c.per_layer, c, source)
             load_norm(source, "norm", c.hidden_size, c)
-            self.write_part("tables", holding.tensors)
+            self.write_part("tables", recorded.tensors)
         self.report_part("tables")
 
     def write_head(self) -> None:
@@ -147,7 +149,8 @@ class LayerwiseQuantizer:
         weight: Tensor | QuantizedTensor = source.dequantized_matrix(name, c.vocab_size, c.hidden_size)
         if self.recipe.head_bits == 8:
             weight, error = round_to_nearest(weight, Grid(8, None, True, self.dtype))
-            self.result.errors["lm_head"] = error  # in no states: also where the part is there, it is made again
+            # Not part of the saved state, so the head is always quantized again.
+            self.result.errors["lm_head"] = error
         self.write_part("head", {"lm_head.weight": weight})
         self.report_part("head")
 
@@ -164,19 +167,19 @@ class LayerwiseQuantizer:
             self.report_part(part)
 
     def resume(self) -> tuple[int, HiddenStates | None]:
-        """The first layer that is to be made, and the hidden states before it."""
+        """Return the first layer to quantize, and the hidden states before it."""
         done = self.artefact.done
         stream = None if self.ids is None else HiddenStates(self.header, self.config, self.ids)
         first = next((i for i in range(len(self.config.layers)) if f"layers.{i}" not in done), -1)
         first = len(self.config.layers) if first < 0 else first
-        found = (
+        saved = (
             states.load_state(self.states_folder, first, self.calibration_digest)
             if self.states_folder and first
             else None
         )
-        if found is None:
+        if saved is None:
             return 0, stream
-        self.result, tensors = found
+        self.result, tensors = saved
         if stream:
             stream.restore(tensors)
         return first, stream
@@ -188,23 +191,23 @@ class LayerwiseQuantizer:
             )
 
     def round_layer(self, index: int) -> dict[str, Tensor | QuantizedTensor]:
-        """Each matrix rounded to nearest, in the dtype it is stored in, a few rows at a time."""
-        holding = RecordedWeights()
-        build_layer(self.header, self.config, index, holding, self.dtype, stack=False)
-        found: dict[str, Tensor | QuantizedTensor] = {**holding.tensors}
-        for name in quantizable_names(holding):
-            weight, self.result.errors[name] = round_to_nearest(holding.tensors[f"{name}.weight"], self.grid())
-            found[f"{name}.weight"] = self.mark_w8a8(weight)
-        return found
+        """Round each matrix of a layer to nearest, a few rows at a time."""
+        recorded = RecordedWeights()
+        build_layer(self.header, self.config, index, recorded, self.dtype, stack=False)
+        tensors: dict[str, Tensor | QuantizedTensor] = {**recorded.tensors}
+        for name in quantizable_names(recorded):
+            weight, self.result.errors[name] = round_to_nearest(recorded.tensors[f"{name}.weight"], self.grid())
+            tensors[f"{name}.weight"] = self.mark_w8a8(weight)
+        return tensors
 
     def calibrate_layer(self, index: int, stream: HiddenStates) -> dict[str, Tensor | QuantizedTensor]:
         layer = CalibratedLayer(self.header, self.config, self.recipe, self.grid(), index, stream, self.dtype_of)
-        found = layer.quantize(self.result)
+        tensors = layer.quantize(self.result)
         return {
             name: self.mark_w8a8(tensor) if isinstance(tensor, QuantizedTensor) else tensor
-            for name, tensor in found.items()
+            for name, tensor in tensors.items()
         }
 
     def mark_w8a8(self, weight: QuantizedTensor) -> QuantizedTensor:
-        """INT8 whose inputs are rounded, too, is a format of its own."""
+        """Mark INT8 weights whose inputs are quantized, too."""
         return replace(weight, format=W8A8) if self.recipe.activations else weight

@@ -1,4 +1,7 @@
-"""What a recipe makes of a model, told from its header: bytes on the disk, whether it can be made. No torch."""
+"""Predicts from a header what a recipe makes of a model: bytes on the disk, and whether it is possible.
+
+No torch.
+"""
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import parse_config
@@ -8,11 +11,11 @@ from localllm.plan.weights import UNQUANTIZED_MATRIX, is_multiplied
 from localllm.quantize.recipe import Recipe
 
 GROUPS_LARGEST_FIRST = (128, 64, 32)
-HEADER_BYTES = 2**16  # of the files, for each: names and places of tensors
+HEADER_BYTES = 2**16  # per file: names and offsets of tensors
 
 
 def artefact_bytes(header: Header, recipe: Recipe) -> int:
-    """About: what its files will take."""
+    """Return the approximate size of the artefact's files."""
     config = parse_config(header.config)
     sizes = 0
     for name, tensor in header.tensors.items():
@@ -29,38 +32,39 @@ def artefact_bytes(header: Header, recipe: Recipe) -> int:
 def quantized_bytes(tensor: TensorHeader, bits: int, group: int | None, *, symmetric: bool) -> int:
     rows, columns = tensor.shape
     groups = -(-columns // group) if group else 1
-    a_group = DTYPE_BYTES[tensor.dtype] + (0 if symmetric else 1)
-    return rows * (-(-columns * bits // 8) + groups * a_group)
+    group_bytes = DTYPE_BYTES[tensor.dtype] + (0 if symmetric else 1)
+    return rows * (-(-columns * bits // 8) + groups * group_bytes)
 
 
 def is_quantized(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
-    """Matrices of layers and the head, but those that stay as they are."""
+    """Return whether it is a matrix of a layer, or the head, that recipes quantize."""
     return is_multiplied(name, tensor, config) and not UNQUANTIZED_MATRIX.fullmatch(name)
 
 
 def quantized_layer_matrices(header: Header) -> list[TensorHeader]:
-    """The matrices of layers that are quantized."""
+    """Return the matrices of layers that are quantized."""
     config, tensors = parse_config(header.config), header.tensors
     return [t for name, t in tensors.items() if name.startswith("layers.") and is_quantized(name, t, config)]
 
 
 def check_group_size(header: Header, recipe: Recipe) -> None:
-    """Raises UsageError for a group that does not divide the rows of every matrix, UnsupportedModel where there is
-    no matrix to quantize."""
+    """Raise UsageError if the group does not divide the columns of every matrix, and UnsupportedModel if there is
+    no matrix to quantize.
+    """
     matrices = quantized_layer_matrices(header)
     if not matrices:
-        raise UnsupportedModel(f"{header.path} has no matrix in its layers to quantize", None)
+        raise UnsupportedModel(f"{header.path} has no matrices to quantize in its layers", None)
     uneven = [tensor for tensor in matrices if recipe.group and tensor.shape[1] % recipe.group]
     if not uneven:
         return
     group = largest_dividing_group(header)
-    other = f"--group {group} does" if group else "--bits 8 --group 0 gives each row one scale"
+    alternative = f"--group {group} does" if group else "--bits 8 --group 0 gives each row one scale"
     raise UsageError(
-        f"groups of {recipe.group} do not divide the {uneven[0].shape[1]} columns of {uneven[0].name}", other
+        f"groups of {recipe.group} do not divide the {uneven[0].shape[1]} columns of {uneven[0].name}", alternative
     )
 
 
 def largest_dividing_group(header: Header) -> int | None:
-    """The largest group that divides the rows of every matrix of the layers; None where none does."""
+    """Return the largest group that divides the columns of every layer matrix; None if there is none."""
     widths = {tensor.shape[1] for tensor in quantized_layer_matrices(header)}
     return next((group for group in GROUPS_LARGEST_FIRST if not any(width % group for width in widths)), None)

@@ -1,9 +1,9 @@
-"""A model as one GGUF file in Q4_0 or Q8_0, rounded as ggml rounds, which llama.cpp loads.
+"""Writes a model as a GGUF file in Q4_0 or Q8_0 for llama.cpp, rounded like ggml.
 
-Matrices are packed one after another, so that memory holds one of them, packed. The head, or an embedding that is
-one, is Q8_0; norms and biases are F32, and so is a matrix whose rows are no whole blocks. The file is whole or not
-there.
-Source: ggml's `quantize_row_q4_0_ref` and `quantize_row_q8_0_ref`, as the `gguf` package has them.
+Matrices are packed one by one, so that memory holds only one of them. The head, or an embedding that is also the
+head, is Q8_0; norms and biases are F32, and so are matrices whose rows are not whole blocks. The file is written
+atomically. Source: ggml's `quantize_row_q4_0_ref` and `quantize_row_q8_0_ref`, as implemented in the `gguf`
+package.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -42,11 +42,11 @@ TYPES = {
     "q4_0": (GGMLType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
     "q8_0": (GGMLType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
 }
-PACK_ELEMENTS = 2**22  # elements that are packed at once
+PACK_ELEMENTS = 2**22  # packed at a time
 GGUF_SUFFIX = ".gguf"
-LOCK_SUFFIX = ".lock"  # ends the name of the file that tells others of this process
+LOCK_SUFFIX = ".lock"  # suffix of the lock file
 
-Progress = Callable[[str, int, int], None]  # tensor, how many are written, of how many
+Progress = Callable[[str, int, int], None]  # tensor, number of written tensors, number of tensors
 
 
 def write_gguf(
@@ -57,10 +57,10 @@ def write_gguf(
     *,
     force: bool = False,
 ) -> Path:
-    """type: of TYPES.
+    """Write a GGUF file. type: a key of TYPES.
 
-    Raises UsageError where the file is there, UnsupportedModel for a source, a family or a tokenizer that has no
-    GGUF edition here, all before any work; DiskFull; DamagedModel as `Weights` does.
+    Raises UsageError if the file exists, and UnsupportedModel for a source, family or tokenizer that cannot be
+    converted, both before any work; DiskFull; DamagedModel like `Weights`.
     """
     check_output_file(header, type, file, force=force)
     architecture, config = gguf_architecture(header), parse_config(header.config)
@@ -72,8 +72,8 @@ def write_gguf(
     keys |= {"general.name": name, "general.file_type": int(TYPES[type][1]), "general.quantization_version": 2}
     if license := read_license(header.path):
         keys["general.license"] = license
-    kinds = tensor_types(header, config, type)
-    sizes = {entry: packed_bytes(header.tensors[entry], kind) for entry, kind in kinds.items()}
+    types = tensor_types(header, config, type)
+    sizes = {entry: packed_bytes(header.tensors[entry], tensor_type) for entry, tensor_type in types.items()}
     check_disk_space(file, sum(sizes.values()))
     with locked_draft(file) as draft:
         writer = gguf.GGUFWriter(draft, architecture)
@@ -82,23 +82,23 @@ def write_gguf(
             factors = rope_frequency_divisors(config)
             if factors:
                 writer.add_tensor_info(ROPE_FREQUENCIES, [len(factors)], np.dtype(np.float32), 4 * len(factors))
-            for entry, kind in kinds.items():
+            for entry, tensor_type in types.items():
                 shape = header.tensors[entry].shape
-                writer.add_tensor_info(gguf_name(entry), shape, np.dtype(np.float32), sizes[entry], kind)
+                writer.add_tensor_info(gguf_name(entry), shape, np.dtype(np.float32), sizes[entry], tensor_type)
             writer.write_header_to_file()
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
             if factors:
                 writer.write_tensor_data(np.array(factors, dtype=np.float32))
             weights = Weights(header)
-            for done, (entry, kind) in enumerate(kinds.items()):
+            for done, (entry, tensor_type) in enumerate(types.items()):
                 tensor = weights.take(entry, header.tensors[entry].shape)
                 check_finite(header.tensors[entry].name, tensor)
                 heads = rotary_heads(entry, architecture, config)
                 writer.write_tensor_data(
-                    pack_tensor(interleave_rotary_pairs(tensor, heads) if heads else tensor, kind)
+                    pack_tensor(interleave_rotary_pairs(tensor, heads) if heads else tensor, tensor_type)
                 )
-                on_progress(entry, done + 1, len(kinds))
+                on_progress(entry, done + 1, len(types))
         finally:
             writer.close()
     return file
@@ -106,37 +106,41 @@ def write_gguf(
 
 @contextmanager
 def locked_draft(file: Path) -> Iterator[Path]:
-    """A file to write, of this process alone, that gets the name of `file` in the end; whatever goes wrong leaves
-    nothing. Raises UsageError where another process writes it."""
+    """Yield a draft path, exclusive to this process, that is renamed to `file` at the end, or deleted on errors.
+
+    Raises UsageError if another process is writing it.
+    """
     draft, lock = (file.with_name(file.name + end) for end in (DRAFT_SUFFIX, LOCK_SUFFIX))
     with explain_disk_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        held = FileLock(lock, timeout=0)
+        file_lock = FileLock(lock, timeout=0)
         try:
-            held.acquire()
+            file_lock.acquire()
         except Timeout:
-            raise UsageError(f"another process is writing {file}", "wait for it, or end it") from None
+            raise UsageError(
+                f"another process is writing {file}", "wait until it has finished, or stop it"
+            ) from None
         try:
             yield draft
             publish_draft(draft, file)
         finally:
             draft.unlink(missing_ok=True)
             lock.unlink(missing_ok=True)
-            held.release()
+            file_lock.release()
 
 
 def check_output_file(header: Header, type: str, file: Path, *, force: bool) -> None:
     if type not in TYPES:
-        raise UsageError(f"there is no GGUF type {type!r} here", f"name one of {', '.join(TYPES)}")
+        raise UsageError(f"{type!r} is not a supported GGUF type", f"name one of {', '.join(TYPES)}")
     check_source(header)
     if file.suffix != GGUF_SUFFIX:
         raise UsageError(
-            f"{file} does not end in {GGUF_SUFFIX}", f"write for example -o {file.with_suffix(GGUF_SUFFIX)}"
+            f"{file} does not end in {GGUF_SUFFIX}", f"for example, write -o {file.with_suffix(GGUF_SUFFIX)}"
         )
     if file.exists() and not file.is_file():
-        raise UsageError(f"{file} is there and no file", "name another file")
+        raise UsageError(f"{file} exists and is not a file", "name another file")
     if file.exists() and not force:
-        raise UsageError(f"{file} is there", "name another file, or add --force to replace it")
+        raise UsageError(f"{file} already exists", "name another file, or add --force to replace it")
 
 
 def read_tokenizer_keys(header: Header, rows: int, name: str) -> dict[str, Any]:
@@ -144,15 +148,15 @@ def read_tokenizer_keys(header: Header, rows: int, name: str) -> dict[str, Any]:
 
 
 def tensor_types(header: Header, config: ModelConfig, type: str) -> dict[str, GGMLType]:
-    """How each tensor is stored; a head that is the embedding is stored once."""
+    """Return the type of each tensor; a head that is the embedding is stored once."""
     head = "embed_tokens.weight" if config.tie_embeddings else "lm_head.weight"
-    found: dict[str, GGMLType] = {}
+    types: dict[str, GGMLType] = {}
     for name, tensor in header.tensors.items():
-        kind = GGMLType.Q8_0 if name == head else TYPES[type][0]
-        blocks = len(tensor.shape) > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+        tensor_type = GGMLType.Q8_0 if name == head else TYPES[type][0]
+        blocks = len(tensor.shape) > 1 and tensor.shape[-1] % gguf.GGML_QUANT_SIZES[tensor_type][0] == 0
         if not (config.tie_embeddings and name.startswith("lm_head.")):
-            found[name] = kind if blocks else GGMLType.F32
-    return found
+            types[name] = tensor_type if blocks else GGMLType.F32
+    return types
 
 
 def packed_bytes(tensor: TensorHeader, kind: GGMLType) -> int:
@@ -161,7 +165,7 @@ def packed_bytes(tensor: TensorHeader, kind: GGMLType) -> int:
 
 
 def rotary_heads(name: str, architecture: str, config: ModelConfig) -> int | None:
-    """How many heads make up a matrix or bias whose rotary pairs the format wants side by side."""
+    """Return the number of heads in a tensor whose rotary pairs must be adjacent in GGUF; otherwise None."""
     mixer = config.layers[0].mixer
     if architecture not in INTERLEAVED_ROPE or not isinstance(mixer, AttentionConfig):
         return None
@@ -169,12 +173,12 @@ def rotary_heads(name: str, architecture: str, config: ModelConfig) -> int | Non
 
 
 def interleave_rotary_pairs(rows: Tensor, heads: int) -> Tensor:
-    """The two values of a rotary pair become neighbours. Source: `LlamaModel.permute` of llama.cpp."""
+    """Make the two elements of a rotary pair adjacent. Source: `LlamaModel.permute` of llama.cpp"""
     return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def pack_tensor(tensor: Tensor, kind: GGMLType) -> np.ndarray[Any, Any]:
-    """In pieces of whole rows, of which each has its own scales."""
+    """Pack a tensor in pieces of whole rows, which have their own scales."""
     rows = tensor if tensor.dim() > 1 else tensor[None]
     pieces = rows.split(max(1, PACK_ELEMENTS // rows.shape[-1]))
     return np.concatenate([gguf.quantize(piece.to(torch.float32).numpy(), kind) for piece in pieces])

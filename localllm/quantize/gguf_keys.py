@@ -1,6 +1,7 @@
-"""A model's description as the metadata of a GGUF file, and which tensor is called what there. No torch.
+"""A model's description as the metadata of a GGUF file, and the GGUF names of tensors. No torch.
 
-Source: llama.cpp's `conversion/*.py` and `src/models/*.cpp`. A model that differs from what those read is refused.
+Source: llama.cpp's `conversion/*.py` and `src/models/*.cpp`. Models that these cannot represent raise
+UnsupportedModel.
 """
 
 import math
@@ -32,26 +33,28 @@ INNER_NAMES = {ours: theirs for theirs, ours in reversed(LAYER_NAMES.items())}
 
 
 def gguf_architecture(header: Header) -> str:
-    """Its name in the format. Raises UnsupportedModel for a model that no name describes."""
+    """Return GGUF's name of the architecture. Raises UnsupportedModel for a model that it cannot represent."""
     [family, *_] = header.config["architectures"]
     if family not in ARCHITECTURES:
-        known = ", ".join(name.removesuffix("ForCausalLM") for name in ARCHITECTURES)
-        raise unsupported_model(f"{family} models", f"these families can: {known}")
+        names = ", ".join(name.removesuffix("ForCausalLM") for name in ARCHITECTURES)
+        raise unsupported_model(f"{family} models", f"these families can be converted: {names}")
     config = parse_config(header.config)
     if config != expressible_config(config, ARCHITECTURES[family]):
         raise unsupported_model(
-            f"a {family} model with windows, scales or a rope of its own kind",
+            f"a {family} model with windows, scales or an unusual rope",
             "leave out --to gguf: a folder keeps them",
         )
     return ARCHITECTURES[family]
 
 
 def expressible_config(config: ModelConfig, architecture: str) -> ModelConfig:
-    """The model that llama.cpp would take the keys for: where it is not this one, the keys cannot say it."""
+    """Return the model that llama.cpp would construct from the keys; if it differs, the keys cannot represent
+    `config`.
+    """
     mixer, ffn = config.layers[0].mixer, config.layers[0].ffn
     rope = mixer.rope if isinstance(mixer, AttentionConfig) else None
     if not isinstance(mixer, AttentionConfig) or not isinstance(ffn, MLPConfig) or rope is None:
-        raise unsupported_model(f"{architecture} models of this kind", "leave out --to gguf")
+        raise unsupported_model(f"{architecture} models of this type", "leave out --to gguf")
     scaling = rope.scaling if isinstance(rope.scaling, LinearScaling | Llama3Scaling) else None
     layer = LayerConfig(
         AttentionConfig(
@@ -79,10 +82,10 @@ def expressible_config(config: ModelConfig, architecture: str) -> ModelConfig:
 
 
 def model_keys(config: ModelConfig) -> dict[str, Any]:
-    """The keys after the architecture, of a model that `architecture_of` has named."""
+    """Return the keys after the architecture, for a model that `gguf_architecture` accepts."""
     mixer, ffn = config.layers[0].mixer, config.layers[0].ffn
     assert isinstance(mixer, AttentionConfig) and isinstance(ffn, MLPConfig) and mixer.rope
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "context_length": config.max_context,
         "embedding_length": config.hidden_size,
@@ -97,34 +100,36 @@ def model_keys(config: ModelConfig) -> dict[str, Any]:
         "rope.freq_base": float(mixer.rope.theta),
     }
     if isinstance(mixer.rope.scaling, LinearScaling):
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(mixer.rope.scaling.factor)}
-    return found
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(mixer.rope.scaling.factor)}
+    return keys
 
 
 def rope_frequency_divisors(config: ModelConfig) -> list[float] | None:
-    """What Llama 3.1's scaling divides each frequency by, which the format stores as a tensor; None without it."""
+    """Return the divisors of frequencies for Llama 3.1's scaling, which GGUF stores as a tensor; otherwise
+    None.
+    """
     mixer = config.layers[0].mixer
     rope = mixer.rope if isinstance(mixer, AttentionConfig) else None
     if rope is None or not isinstance(scaling := rope.scaling, Llama3Scaling):
         return None
-    found: list[float] = []
+    divisors: list[float] = []
     for pair in range(0, rope.dim, 2):
-        turns = scaling.original_context / (2 * math.pi * rope.theta ** (pair / rope.dim))
-        ramp = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        rotations = scaling.original_context / (2 * math.pi * rope.theta ** (pair / rope.dim))
+        ramp = (rotations - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
         smooth = min(1.0, max(0.0, ramp))
-        found.append(1 / ((1 - smooth) / scaling.factor + smooth))
-    return found
+        divisors.append(1 / ((1 - smooth) / scaling.factor + smooth))
+    return divisors
 
 
 def gguf_name(name: str) -> str:
-    """Of a tensor, by the runtime's name."""
+    """Return the GGUF name for a runtime name."""
     if name in OUTER_NAMES:
         return OUTER_NAMES[name]
     _, layer, inner = name.split(".", 2)
-    stem, _, kind = inner.rpartition(".")
-    found = f"blk.{layer}.{INNER_NAMES[stem]}.{kind}"
-    assert BLOCK.fullmatch(found)
-    return found
+    stem, _, suffix = inner.rpartition(".")
+    block_name = f"blk.{layer}.{INNER_NAMES[stem]}.{suffix}"
+    assert BLOCK.fullmatch(block_name)
+    return block_name
 
 
 def unsupported_model(what: str, remedy: str) -> UnsupportedModel:

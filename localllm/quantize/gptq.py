@@ -1,13 +1,13 @@
-"""GPTQ: column after column, each rounding error is made up for by the columns that are still to come.
+"""GPTQ: quantizes column by column, compensating each rounding error in the remaining columns.
 
 Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers", section
 3.3: with H = X^T X + damping * mean(diag(X^T X)) * I and U the upper Cholesky factor of H^-1, for each column j
 
     error = (w_j - Q(w_j)) / U_jj,    w_k -= error * U_jk for all k > j.
 
-Columns are taken in the order of falling diag(H) ("act-order"): what matters most is rounded first. The grids are
-fitted before that to the original groups ("static groups"), so that groups stay neighbours and no order is stored.
-A column that no input ever reached has no effect on the others and is rounded to nearest.
+Columns are processed in descending order of diag(H) ("act-order"): the most important are rounded first. The grids
+are fitted beforehand to the original groups ("static groups"), so that the columns of a group stay adjacent and no
+order is stored. A column without any input has no effect on the others and is rounded to nearest.
 """
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 from localllm.quant.grid import FittedGrid, Grid, fit, split_groups
 from localllm.quant.tensor import QuantizedTensor
 
-DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+DAMPING = 0.01  # of the diagonal's mean, as in the paper
 MAX_DAMPING = 1.0
-BLOCK_COLUMNS = 128  # columns after which the rest is updated in one product
+BLOCK_COLUMNS = 128  # number of columns after which the rest is updated in one product
 
 
 class SingularHessian(ArithmeticError):
@@ -26,7 +26,7 @@ class SingularHessian(ArithmeticError):
 
 
 def quantize(weight: Tensor, hessian: Tensor, grid: Grid) -> QuantizedTensor:
-    """weight: [out, in]; hessian: [in, in] float32, X^T X of the inputs. Raises Singular."""
+    """Quantize. weight: [out, in]; hessian: [in, in] float32, X^T X of the inputs. Raises SingularHessian."""
     fitted = fit(weight, grid, split_groups(hessian.diagonal()[None], grid.group or weight.shape[1])[0])
     order = hessian.diagonal().argsort(descending=True, stable=True)
     upper = inverse_cholesky(hessian[order][:, order])
@@ -36,8 +36,10 @@ def quantize(weight: Tensor, hessian: Tensor, grid: Grid) -> QuantizedTensor:
 
 
 def quantize_columns(weight: Tensor, upper: Tensor, fitted: FittedGrid, order: list[int]) -> Tensor:
-    """The codes of the columns as they are taken. weight: [out, in] float32, changed; upper: [in, in]; order:
-    which column of the matrix each is -> [out, in]"""
+    """Return the codes [out, in] of the columns in processing order.
+
+    weight: [out, in] float32, modified; upper: [in, in]; order: index of each column in the matrix
+    """
     columns = len(order)
     codes = torch.empty_like(weight)
     for begin in range(0, columns, BLOCK_COLUMNS):
@@ -53,19 +55,21 @@ def quantize_columns(weight: Tensor, upper: Tensor, fitted: FittedGrid, order: l
 
 
 def inverse_cholesky(hessian: Tensor) -> Tensor:
-    """U with U^T U = H^-1, upper, where H is damped tenfold more each time that it is not positive definite.
-    hessian: [in, in], changed, so that no copy of it is needed to begin again with. Raises Singular."""
+    """Return the upper U with U^T U = H^-1, damping H ten times more each time that it is not positive definite.
+
+    hessian: [in, in], modified, to avoid a copy. Raises SingularHessian.
+    """
     diagonal = hessian.diagonal().clone()
     dead = diagonal == 0
     mean = diagonal[~dead].mean() if (~dead).any() else torch.ones(())
     damping = DAMPING
     while damping <= MAX_DAMPING:
         hessian.diagonal().copy_(torch.where(dead, mean, diagonal + damping * mean))
-        found, fault = torch.linalg.cholesky_ex(hessian)
-        if not fault:
-            found = torch.cholesky_inverse(found)
-            found, fault = torch.linalg.cholesky_ex(found, upper=True)
-            if not fault and torch.isfinite(found).all():
-                return found
+        factor, failed = torch.linalg.cholesky_ex(hessian)
+        if not failed:
+            factor = torch.cholesky_inverse(factor)
+            factor, failed = torch.linalg.cholesky_ex(factor, upper=True)
+            if not failed and torch.isfinite(factor).all():
+                return factor
         damping *= 10
     raise SingularHessian

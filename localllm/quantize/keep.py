@@ -1,4 +1,4 @@
-"""`--quant`: a model rounded to INT8 or INT4 the first time, and found again every later one."""
+"""`--quant`: quantizes a model to INT8 or INT4 the first time, and reuses the result later."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,18 +16,16 @@ def find_or_quantize(
     on_progress: Progress = lambda part, done, count: None,
     notify: Callable[[str], object] = lambda text: None,
 ) -> Path:
-    """The folder of the quantized model. notify: takes a line for the person.
+    """Return the folder of the quantized model. notify: receives a message for the user.
 
-    Raises UsageError for a source that is quantized already, and what `make` raises; a run that is broken off goes
-    on the next time.
+    Raises UsageError for a source that is already quantized, and like `make_artefact`; an interrupted run is
+    resumed the next time.
     """
     recipe = recipe_of(quant)
     check_source(header, INSTEAD)
     folder = artefact_path(home, header.path, quant)
-    with artefact_lock(
-        folder, lambda: notify(f"another process is quantizing {header.path}, waiting for that one")
-    ):
-        if (found := find_artefact(home, header.path, quant)) is not None:
-            return found
+    with artefact_lock(folder, lambda: notify(f"another process is quantizing {header.path}; waiting for it")):
+        if (existing := find_artefact(home, header.path, quant)) is not None:
+            return existing
         make_artefact(header, recipe, folder, on_progress, force=True)
     return folder

@@ -1,7 +1,6 @@
-"""One layer at a time over the calibration text: runtime's own layers, with an ear at every product.
+"""Runs one layer at a time over the calibration text: the runtime's layers, with a hook at every product.
 
-All windows have one length and stand at positions 0 to T - 1, so that one batch serves them all. Computes in
-float32.
+All windows have the same length and begin at position 0, so that one batch serves them all. Computes in float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,20 +32,20 @@ InputHook = Callable[[Tensor], Tensor]
 
 
 class ObservedLinear:
-    """A Linear whose inputs somebody sees, and may round."""
+    """A Linear with a hook that sees its inputs and may change them."""
 
     def __init__(self, linear: Linear, see: InputHook):
         self.linear = linear
         self.hook = see
 
-    def __call__(self, x: Tensor, norm: Norm | None = None, **behind: Any) -> Tensor:
-        return self.linear(self.hook(norm(x) if norm else x), **behind)
+    def __call__(self, x: Tensor, norm: Norm | None = None, **options: Any) -> Tensor:
+        return self.linear(self.hook(norm(x) if norm else x), **options)
 
 
 def build_layer(
     header: Header, config: ModelConfig, index: int, recorded: RecordedWeights, dtype: torch.dtype, stack: bool
 ) -> Layer:
-    """The layer of this number, of what `recorded` holds and otherwise of the file. Raises as `Source`."""
+    """Build a layer from recorded tensors, and the file for the rest. Raises like `WeightSource`."""
     recorded.stacked_names.clear()
     source = RecordingSource(Weights(header), CPU, dtype, recorded, stack)
     return Layer(config.layers[index], config, source.under(f"layers.{index}"))
@@ -55,27 +54,27 @@ def build_layer(
 def observe_linears(
     part: Any, stacked_names: dict[int, tuple[str, ...]], make_hook: Callable[[tuple[str, ...]], InputHook | None]
 ) -> None:
-    """Puts an ear at each Linear below `part` for which `make_hook` of its matrices' names gives one."""
+    """Install a hook at each Linear below `part` for which `make_hook` of its matrices' names returns one."""
     for owner, attribute, linear in find_linears(part):
-        see = make_hook(stacked_names[id(linear.weights[0])])
-        if see is not None:
-            setattr(owner, attribute, ObservedLinear(linear, see))
+        hook = make_hook(stacked_names[id(linear.weights[0])])
+        if hook is not None:
+            setattr(owner, attribute, ObservedLinear(linear, hook))
 
 
 def find_linears(part: Any) -> Iterator[tuple[Any, str, Linear]]:
-    """Whose they are, under which attribute."""
+    """Yield each Linear with its owner and attribute."""
     for attribute, value in list(vars(part).items()):
-        for each in value if isinstance(value, list) else [value]:
-            if isinstance(each, Linear):
-                yield part, attribute, each
-            elif type(each).__module__.startswith(LAYERS_MODULE_PREFIX):
-                yield from find_linears(each)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Linear):
+                yield part, attribute, item
+            elif type(item).__module__.startswith(LAYERS_MODULE_PREFIX):
+                yield from find_linears(item)
 
 
 class HiddenStates:
     """The hidden states of all windows between two layers.
 
-    ids: [windows, T] int64; hidden: [windows, T, hidden] float32; shared: keys and values that later layers
+    ids: [windows, T] int64; hidden: [windows, T, hidden] float32; shared_caches: keys and values that later layers
     read, by layer and window.
     """
 
@@ -102,7 +101,7 @@ class HiddenStates:
         return scale_by(self.embedding(self.ids[window]), self.config.embedding_scale)
 
     def run_layer(self, layer: Layer, index: int, keep: bool) -> None:
-        """All windows through the layer of this number. keep: its results become the hidden states."""
+        """Run all windows through a layer. keep: store its outputs as the new hidden states."""
         caches = self.layer_caches(index)
         for window, cache in enumerate(caches):
             if isinstance(cache, RecurrentCache):
@@ -118,15 +117,15 @@ class HiddenStates:
             self.shared_caches[index] = caches
 
     def tensors(self) -> dict[str, Tensor]:
-        """What `restore` needs."""
-        found = {"hidden": self.hidden}
+        """Return the tensors that `restore` needs."""
+        tensors = {"hidden": self.hidden}
         for layer, caches in self.shared_caches.items():
             for window, cache in enumerate(caches):
-                found |= {f"{layer}.{window}.{name}": part for name, part in cache_tensors(cache).items()}
-        return found
+                tensors |= {f"{layer}.{window}.{name}": part for name, part in cache_tensors(cache).items()}
+        return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """As it was when `tensors` gave them."""
+        """Restore the state that `tensors` returned."""
         self.hidden = tensors["hidden"].clone()
         for layer in sorted({int(name.split(".")[0]) for name in tensors if name != "hidden"}):
             self.shared_caches[layer] = self.layer_caches(layer)
@@ -135,13 +134,13 @@ class HiddenStates:
                     part.copy_(tensors[f"{layer}.{window}.{name}"])
 
     def layer_caches(self, index: int) -> list[LayerCache]:
-        """One for each window: its own where others will read it, or one for all, one after another."""
+        """Return a cache for each window: separate ones if other layers read them, otherwise the same for all."""
         mixer, windows = self.mixers[index], len(self.ids)
         if isinstance(mixer, AttentionConfig) and mixer.kv_source is not None:
             return self.shared_caches[mixer.kv_source]
         count = windows if index in self.shared_kv_layers else 1
-        made = make_caches([mixer] * count, self.block_count, BLOCK_SIZE, 1, torch.float32, CPU)
-        return made if count > 1 else made * windows
+        caches = make_caches([mixer] * count, self.block_count, BLOCK_SIZE, 1, torch.float32, CPU)
+        return caches if count > 1 else caches * windows
 
 
 def cache_tensors(cache: LayerCache) -> dict[str, Tensor]:
@@ -149,9 +148,9 @@ def cache_tensors(cache: LayerCache) -> dict[str, Tensor]:
 
 
 def single_sequence_batch(config: ModelConfig, length: int, blocks: int) -> Batch:
-    """Of one sequence of so many new tokens."""
-    rows = 1 if state_bytes(config, 4) else 0
-    state = SequenceState(BlockPool(blocks, BLOCK_SIZE, rows))
+    """Return a batch of one sequence with `length` new tokens."""
+    state_slots = 1 if state_bytes(config, 4) else 0
+    state = SequenceState(BlockPool(blocks, BLOCK_SIZE, state_slots))
     state.extend(length)
     batch = Batch.from_states([state], [[0] * length], [], CPU)
     mixers = [layer.mixer for layer in config.layers]

@@ -1,4 +1,4 @@
-"""One run of the quantizer: a model's folder and a recipe become an artefact, or go on becoming one."""
+"""Runs the quantizer: turns a model's folder and a recipe into an artefact, or resumes doing so."""
 
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -16,35 +16,35 @@ from localllm.quantize.recipe import Recipe
 from localllm.quantize.states import QuantizationResult, digest_token_ids
 from localllm.text.tokenizer import Tokenizer
 
-# Calibration text to windows of token ids. Knows nothing of models but how long a context they have.
+# Calibration text to windows of token ids.
 WINDOW_TOKENS = 512  # tokens
 MIN_CALIBRATION_TOKENS = 2048
 MAX_WINDOWS = 64
 
 
 def default_calibration_text() -> str:
-    """Prose, dialogue, code, lists and numbers in several languages, written for this project."""
+    """Return prose, dialogue, code, lists and numbers in several languages, written for this project."""
     return (resources.files("localllm.quantize") / "calibration.txt").read_text(encoding="utf-8")
 
 
 def calibration_windows(ids: Sequence[int], context: int) -> Tensor:
-    """Of a text's tokens, [windows, T] int64: T is 512, or the model's context where that is shorter; what is left
-    at the end is not used. Of a text of more than 64 windows those are taken that are spread evenly over it.
+    """Return windows [windows, T] int64 of a text's tokens, dropping an incomplete one at the end.
 
-    Raises UsageError for a text of less than 2,048 tokens.
+    T is 512, or the model's context if that is shorter. For a text of more than 64 windows, 64 evenly spaced ones
+    are returned. Raises UsageError for a text of fewer than 2,048 tokens.
     """
     if len(ids) < MIN_CALIBRATION_TOKENS:
         raise UsageError(
-            f"the calibration text has {len(ids)} tokens and {MIN_CALIBRATION_TOKENS} are needed",
-            "name a longer text with --calib, or leave it out",
+            f"the calibration text has {len(ids)} tokens, but {MIN_CALIBRATION_TOKENS} are needed",
+            "name a longer text with --calib, or leave out --calib",
         )
     length = min(WINDOW_TOKENS, context)
     count = len(ids) // length
-    chosen = torch.linspace(0, count - 1, min(count, MAX_WINDOWS)).round().long()
-    return torch.tensor(ids[: count * length]).view(count, length)[chosen]
+    indices = torch.linspace(0, count - 1, min(count, MAX_WINDOWS)).round().long()
+    return torch.tensor(ids[: count * length]).view(count, length)[indices]
 
 
-Progress = Callable[[str, int, int], None]  # part, how many are whole, of how many
+Progress = Callable[[str, int, int], None]  # part, number of complete parts, number of parts
 
 
 def make_artefact(
@@ -56,9 +56,9 @@ def make_artefact(
     text: str | None = None,
     force: bool = False,
 ) -> QuantizationResult:
-    """text: for statistics, where the recipe uses any; None is the project's own.
+    """Quantize a model. text: calibration text, if the recipe uses one; None for the project's own.
 
-    Raises what `Artefact` and `quantize` raise, UsageError for a text that is too short.
+    Raises like `Artefact` and `quantize_layers`, and UsageError for a text that is too short.
     """
     ids = None
     if recipe.method != "rtn":

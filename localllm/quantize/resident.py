@@ -1,7 +1,7 @@
-"""A source of weights that keeps what it has read: a layer can be built again of tensors that were changed.
+"""A weight source that records what it has read, so that a layer can be rebuilt from modified tensors.
 
-A layer asks it for its weights as it asks any source; what it asked for, by its runtime name and as the file would
-store it plain, is in `tensors` from then on, however the file stores it.
+A layer takes its weights from it as from any source; each is recorded in `tensors` by its runtime name, dense,
+however the file stores it.
 """
 
 from collections.abc import Callable
@@ -17,29 +17,29 @@ from localllm.runtime.weight_source import WeightSource
 
 @dataclass
 class RecordedWeights:
-    """tensors: by runtime name; joined: the matrices that each product reads at once, by the id of their stack."""
+    """tensors: by runtime name; stacked_names: the matrices that form one product, by the id of their stack."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     stacked_names: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def matrix_groups(self) -> list[tuple[str, ...]]:
-        """The names of matrices, without `.weight`, those of one product together."""
+        """Return the names of matrices, without `.weight`, grouped by product."""
         return list(self.stacked_names.values())
 
 
 class RecordingSource(WeightSource):
-    """`stack`: a layer is to run; otherwise nothing is stacked, and it only tells what it has."""
+    """stack: the layer is going to run; otherwise no matrices are stacked, and names are only recorded."""
 
     def __init__(
         self,
         weights: Weights,
         device: torch.device,
         dtype: torch.dtype,
-        holding: RecordedWeights,
+        recorded: RecordedWeights,
         stack: bool = True,
     ):
         super().__init__(weights, device, dtype)
-        self.recorded = holding
+        self.recorded = recorded
         self.stack = stack
 
     def under(self, name: str) -> "RecordingSource":
@@ -58,19 +58,21 @@ class RecordingSource(WeightSource):
         return self.record(name, lambda: super(RecordingSource, self).float32_tensor(name, *shape)).float()
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        """In no narrower dtype than it is stored in: what stays as it is keeps every bit."""
+        """Return a tensor, at least in its stored precision: tensors that stay unquantized keep every bit."""
 
         def read() -> Tensor:
-            found = self.weights.take(name, shape)
-            wide = torch.float32 if found.dtype == torch.float64 else torch.promote_types(found.dtype, self.dtype)
-            return self.checked_finite(name, found.to(self.device, wide))
+            stored = self.weights.take(name, shape)
+            dtype = (
+                torch.float32 if stored.dtype == torch.float64 else torch.promote_types(stored.dtype, self.dtype)
+            )
+            return self.checked_finite(name, stored.to(self.device, dtype))
 
         return self.record(name, read)
 
     def lookup_table(self, name: str, rows: int, columns: int) -> Tensor:
         def read() -> Tensor:
-            found = super(RecordingSource, self).lookup_table(name, rows, columns)
-            return found if isinstance(found, Tensor) else dequantize(found, self.dtype)
+            table = super(RecordingSource, self).lookup_table(name, rows, columns)
+            return table if isinstance(table, Tensor) else dequantize(table, self.dtype)
 
         return self.record(f"{name}.weight", read)
 
@@ -82,12 +84,12 @@ class RecordingSource(WeightSource):
     def matrices(
         self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None
     ) -> tuple[Tensor, ...]:
-        each = [self.dequantized_matrix(name, rows, columns) for name, rows in names.items()]
+        matrices = [self.dequantized_matrix(name, rows, columns) for name, rows in names.items()]
         if not self.stack:
             stacked = torch.empty(0)
         else:
-            stacked = torch.cat(each) if len(each) > 1 else each[0]
-            # Row by row, as kernels have it: of one that lies otherwise they would make another, of no known id.
+            stacked = torch.cat(matrices) if len(matrices) > 1 else matrices[0]
+            # Contiguous, as kernels need it: otherwise they would copy it, and the copy would have another id.
             stacked = (stacked if order is None else stacked[order()]).contiguous()
         self.recorded.stacked_names[id(stacked)] = tuple(map(self.full_name, names))
         return (stacked,)

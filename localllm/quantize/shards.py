@@ -1,4 +1,4 @@
-"""Safetensors files that are on the disk before anybody sees them, and a full disk as a sentence."""
+"""Writes safetensors files atomically, and turns a full disk into an error message."""
 
 import errno
 from collections.abc import Mapping
@@ -15,14 +15,15 @@ from localllm.quantize.disk import DRAFT_SUFFIX, publish_draft
 def save_tensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], reported_folder: Path
 ) -> None:
-    """The whole file or none, as `disk.put`. reported_folder: what an error calls the place. Raises DiskFull,
-    LocalLLMError
-    where it cannot be written."""
+    """Write a file atomically, like `disk.write_durably`. reported_folder: the path in error messages.
+
+    Raises DiskFull, or LocalLLMError if it cannot be written.
+    """
     draft = file.with_suffix(DRAFT_SUFFIX)
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
     with explain_disk_errors(reported_folder, resumable=True):
         try:
-            save_file(whole, draft, metadata=metadata)
+            save_file(contiguous, draft, metadata=metadata)
         except SafetensorError as error:
             if "os error 28" in str(error):  # ENOSPC
                 raise OSError(errno.ENOSPC, "the disk is full") from error

@@ -1,6 +1,6 @@
-"""Which model an artefact was made of, so that it is found again and never taken for that of another. No torch.
+"""Identifies the model that an artefact was made from, so that it is only reused for that model. No torch.
 
-A revision of the Hub is its commit; a folder of the person's own is its place with the sizes and times of its
+A revision on the Hub is identified by its commit; a local folder by its path with the sizes and times of its
 files.
 """
 
@@ -20,35 +20,39 @@ UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantize
 
 
 def check_source(header: Header, alternative: str = "") -> None:
-    """Raises UsageError for GGUF files and weights that are quantized already, UnsupportedModel for what gives no
-    tokens to measure the loss by. alternative: what else could be done, with a comma."""
+    """Raise UsageError for GGUF files and weights that are already quantized, and UnsupportedModel for embedders.
+
+    alternative: another remedy, ending with a comma and "or"
+    """
     if header.gguf is not None:
         raise UsageError(
-            f"{header.path} is a GGUF file, and safetensors can be quantized",
+            f"{header.path} is a GGUF file, but only safetensors can be quantized",
             f"{alternative}{UNQUANTIZED_MODEL_REMEDY}",
         )
     if parse_config(header.config).encoder:
-        raise UnsupportedModel(f"{header.path} gives vectors, and models that give tokens can be quantized")
+        raise UnsupportedModel(
+            f"{header.path} is an embedding model; only models that generate tokens can be quantized"
+        )
     if header.quantization:
         raise UsageError(
-            f"{header.path} is stored as {header.quantization}, and rounding twice loses twice",
+            f"{header.path} is already quantized ({header.quantization}), and quantizing twice adds the errors",
             f"{alternative}{UNQUANTIZED_MODEL_REMEDY}",
         )
 
 
 def source_identity(model: Path) -> dict[str, Any]:
-    """Of a Hugging Face folder, as JSON holds it. Raises as `weight_files`."""
+    """Return the identity of a Hugging Face folder, as JSON values. Raises like `weight_files`."""
     if revision := hub_revision(model):
         repo, commit = revision
         return {"repo": repo, "commit": commit}
-    states = {name: (model / name).stat() for name in ("config.json", *weight_files(model))}
+    stats = {name: (model / name).stat() for name in ("config.json", *weight_files(model))}
     return {
         "folder": str(model.resolve()),
-        "files": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
+        "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
     }
 
 
 def hub_revision(model: Path) -> tuple[str, str] | None:
-    """Repository and commit of a snapshot in the cache; None for any other folder."""
-    found = parse_snapshot_path(model)
-    return found[:2] if found and found[2] == PurePath() else None
+    """Return repository and commit of a snapshot in the cache; None for any other folder."""
+    snapshot = parse_snapshot_path(model)
+    return snapshot[:2] if snapshot and snapshot[2] == PurePath() else None

@@ -1,7 +1,6 @@
-"""Where models lie that `--quant` has quantized: <home>/quantized/SOURCE/QUANT, each tied to the very weights that
-it was made of.
+"""The models that `--quant` has quantized: <home>/quantized/SOURCE/QUANT, each tied to its exact source weights.
 
-A folder that is being written ends in `.partial` and is never taken for whole. No torch.
+A folder that is being written ends in `.partial` and is never used. No torch.
 """
 
 import hashlib
@@ -23,13 +22,13 @@ from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, source_identit
 
 RECIPES = {"int8": Recipe("rtn", 8, None), "int4": Recipe("rtn", 4, 128)}
 QUANTIZED_FOLDER, LOCKS = "quantized", ".locks"
-DIGEST_LENGTH = 12  # characters of a digest or a commit: enough to tell a person's models apart
+DIGEST_LENGTH = 12  # characters of a digest or a commit: enough to distinguish a user's models
 UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True)
 class StoredArtefact:
-    """One artefact, or what an interrupted run left of it."""
+    """An artefact, or an incomplete one that an interrupted run left."""
 
     source: str  # ORG/REPO, or the path of a folder
     quant: str
@@ -41,71 +40,77 @@ class StoredArtefact:
         return sum(file.stat().st_size for file in self.path.rglob("*") if file.is_file())
 
     def remove(self) -> int:
-        """Gives the bytes that were freed. Raises LocalLLMError where something cannot be deleted, UsageError
-        where a process is writing it."""
+        """Delete it, and return the bytes freed.
+
+        Raises LocalLLMError if that fails, UsageError if it is being written.
+        """
         with artefact_lock(self.path):
             freed = self.nbytes
             shutil.rmtree(self.path, ignore_errors=True)
             if self.path.exists():
-                raise LocalLLMError(f"{self.path} cannot be removed", "check the rights on it")
+                raise LocalLLMError(f"{self.path} cannot be removed", "check its permissions")
         if not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
         return freed
 
 
 def recipe_of(quant: str) -> Recipe:
-    """What `--quant` stands for. Raises UsageError for a quantization that is none."""
+    """Return the recipe of a `--quant` value. Raises UsageError for an unknown value."""
     if quant not in RECIPES:
         raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join(RECIPES)}")
     return RECIPES[quant]
 
 
 def artefact_path(home: Path, model: Path, quant: str) -> Path:
-    """Where the artefact of a model's folder lies, or would."""
-    made_of = source_identity(model)
-    if "repo" in made_of:
-        name = f"{made_of['repo'].replace('/', '--')}@{made_of['commit'][:DIGEST_LENGTH]}"
+    """Return the path of the artefact for a model's folder, which may not exist."""
+    identity = source_identity(model)
+    if "repo" in identity:
+        name = f"{identity['repo'].replace('/', '--')}@{identity['commit'][:DIGEST_LENGTH]}"
     else:
-        digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
-        name = f"{UNSAFE.sub('-', Path(made_of['folder']).name)}@{digest}"
+        digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
+        name = f"{UNSAFE.sub('-', Path(identity['folder']).name)}@{digest}"
     return home / QUANTIZED_FOLDER / name / quant
 
 
 def find_artefact(home: Path, model: Path, quant: str) -> Path | None:
-    """The artefact of a model's folder as it is now; None where there is none yet, or of another recipe. Raises as
-    `recipe_of`."""
+    """Return the artefact of a model's folder in its current state; None if there is none with the current recipe.
+
+    Raises like `recipe_of`.
+    """
     recipe, path = recipe_of(quant), artefact_path(home, model, quant)
-    made = read_provenance(path)
-    same = made.get("source") == source_identity(model) and made.get("recipe") == asdict(recipe)
-    return path if same else None
+    provenance = read_provenance(path)
+    is_current = provenance.get("source") == source_identity(model) and provenance.get("recipe") == asdict(recipe)
+    return path if is_current else None
 
 
 def list_artefacts(home: Path) -> Iterator[StoredArtefact]:
-    """All artefacts, whole or not, also those whose source is gone."""
+    """Iterate over all artefacts, complete or not, including those whose source is gone."""
     for path in sorted((home / QUANTIZED_FOLDER).glob("*/*")):
-        made, quant = read_provenance(path), path.name.removesuffix(PARTIAL_SUFFIX)
+        provenance, quant = read_provenance(path), path.name.removesuffix(PARTIAL_SUFFIX)
         if path.is_dir() and quant in RECIPES:
-            source = made.get("source", {})
+            source = provenance.get("source", {})
             name = source.get("repo") or source.get("folder") or path.parent.name
-            yield StoredArtefact(str(name), quant, path, complete=bool(made) and path.name == quant)
+            yield StoredArtefact(str(name), quant, path, complete=bool(provenance) and path.name == quant)
 
 
 def find_artefacts(home: Path, source: str, quant: str) -> list[StoredArtefact]:
-    """Those of a repository, or of the folder at a path, also of what that held before.
+    """Return those of a repository or a folder's path, including those of earlier contents.
 
-    Raises ModelNotFound where there is none, UsageError as `recipe_of`.
+    Raises ModelNotFound if there is none, and UsageError like `recipe_of`.
     """
     recipe_of(quant)
-    found = [one for one in list_artefacts(home) if (one.source, one.quant) == (source, quant)]
-    if not found:
+    artefacts = [
+        artefact for artefact in list_artefacts(home) if (artefact.source, artefact.quant) == (source, quant)
+    ]
+    if not artefacts:
         raise ModelNotFound(
-            f"{source} has not been quantized to {quant}", f"`localllm run {source} --quant {quant}` does that"
+            f"{source} has not been quantized to {quant}", f"`localllm run {source} --quant {quant}` quantizes it"
         )
-    return found
+    return artefacts
 
 
 def read_provenance(path: Path) -> dict[str, Any]:
-    """What an artefact says it was made of; {} where it says nothing that can be read."""
+    """Return an artefact's source and recipe; {} if they cannot be read."""
     try:
         return read_json(path / RECIPE_FILE)
     except DamagedModel:
@@ -114,19 +119,24 @@ def read_provenance(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def artefact_lock(path: Path, on_wait: Callable[[], object] | None = None) -> Iterator[None]:
-    """For one process at a time. on_wait: told once that another has it; without it that is a UsageError."""
+    """Hold an artefact's lock.
+
+    on_wait: called once if another process holds it; without it, that raises UsageError.
+    """
     lock = path.parent.parent / LOCKS / f"{path.parent.name}-{path.name.removesuffix(PARTIAL_SUFFIX)}.lock"
     with explain_disk_errors(path):
         lock.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = FileLock(lock)
+        file_lock = FileLock(lock)
         try:
-            held.acquire(timeout=0)
+            file_lock.acquire(timeout=0)
         except Timeout:
             if on_wait is None:
-                raise UsageError(f"another process is writing {path}", "wait for it, or end it") from None
+                raise UsageError(
+                    f"another process is writing {path}", "wait until it has finished, or stop it"
+                ) from None
             on_wait()
-            held.acquire()
+            file_lock.acquire()
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()

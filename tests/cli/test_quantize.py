@@ -175,10 +175,10 @@ def test_a_quantization_that_is_none_is_told_before_a_model_is_pulled(
         (["--bits", "3"], 2, "3 bits are not supported"),
         (["--group", "48"], 2, "groups of 48 are not supported"),
         (["--activations", "fp4"], 2, "activations cannot be 'fp4'"),
-        (["--activations", "int8", "--bits", "4"], 2, "activations can be rounded only where"),
-        (["--method", "awq", "--activations", "int8"], 2, "awq rounds weights only"),
+        (["--activations", "int8", "--bits", "4"], 2, "activations can be quantized only with"),
+        (["--method", "awq", "--activations", "int8"], 2, "awq quantizes weights only"),
         (["--to", "onnx"], 2, "there is no format 'onnx' to write"),
-        (["--to", "gguf", "--type", "q5_k"], 2, "there is no GGUF type 'q5_k'"),
+        (["--to", "gguf", "--type", "q5_k"], 2, "'q5_k' is not a supported GGUF type"),
         (["--to", "gguf", "--bits", "4"], 2, "--bits is for folders"),
         (["--type", "q4_0"], 2, "--type is for --to gguf"),
         (["--calib", "nowhere.txt"], 2, "nowhere.txt cannot be read"),
@@ -234,8 +234,8 @@ def test_experts_that_hardly_any_token_reached_are_named(
 def test_models_that_are_quantized_already_or_not_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = str(tmp_path / "small")
     for model, code, sentence in (
-        ("demo", 2, "is stored as int-quantized, and rounding twice loses twice; name the edition"),
-        (str(shared("stories260K-f32.gguf")), 2, "is a GGUF file, and safetensors can be quantized"),
+        ("demo", 2, "is already quantized (int-quantized), and quantizing twice adds the errors; name the"),
+        (str(shared("stories260K-f32.gguf")), 2, "is a GGUF file, but only safetensors can be quantized"),
         ("org/nothing", 8, "run `localllm pull org/nothing`"),
     ):
         assert main(["quantize", model, "-o", target, "--bits", "8"]) == code

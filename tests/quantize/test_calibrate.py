@@ -26,7 +26,7 @@ def test_a_short_context_has_short_windows() -> None:
 
 
 def test_a_text_that_is_too_short_is_told_with_both_numbers() -> None:
-    with pytest.raises(UsageError, match="the calibration text has 2047 tokens and 2048 are needed"):
+    with pytest.raises(UsageError, match="the calibration text has 2047 tokens, but 2048 are needed"):
         make.calibration_windows(list(range(2047)), 4096)
 
 

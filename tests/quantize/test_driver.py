@@ -257,10 +257,10 @@ def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Pat
         (Recipe("rtn", 4, 0), "groups of 0 are not supported"),
         (Recipe("gptq", 4, -32), "groups of -32 are not supported"),
         (Recipe("rtn", 8, None, head_bits=4), "a head of 4 bits is not supported"),
-        (Recipe("rtn", 8, 128, activations=True), "activations can be rounded only where"),
-        (Recipe("gptq", 4, None, activations=True), "activations can be rounded only where"),
-        (Recipe("smoothquant", 8, None), "smoothquant prepares activations to be rounded"),
-        (Recipe("awq", 8, None, activations=True), "awq rounds weights only"),
+        (Recipe("rtn", 8, 128, activations=True), "activations can be quantized only with"),
+        (Recipe("gptq", 4, None, activations=True), "activations can be quantized only with"),
+        (Recipe("smoothquant", 8, None), "smoothquant requires quantized activations"),
+        (Recipe("awq", 8, None, activations=True), "awq quantizes weights only"),
         (Recipe("gptq", 4, 128), "gptq needs a calibration text"),
         (replace(Recipe(), method="hqq"), "there is no method 'hqq'"),  # type: ignore[arg-type]
     ],
@@ -279,7 +279,7 @@ def test_too_little_memory_is_said_before_anything_is_read(
     monkeypatch.setattr(check, "free_host_bytes", lambda: 10_000_000)
     kept = Kept()
     with pytest.raises(
-        DoesNotFit, match=r"quantizing with awq takes \d+ MB and 10.0 MB are free; free memory, or"
+        DoesNotFit, match=r"quantizing with awq takes \d+ MB, but 10.0 MB are free; free memory, or"
     ):
         quantize_layers(header, CALIBRATED[1], text(), kept, silent)
     assert not kept.parts
@@ -291,7 +291,7 @@ def test_activations_that_are_not_finite_name_their_matrix(tmp_path: Path, recip
     weights = load_file(tmp_path / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38  # finite, but not what it gives
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(DamagedModel, match=r"the inputs of layers.1.mlp.down_proj are NaN or infinite"):
+    with pytest.raises(DamagedModel, match=r"inputs of layers.1.mlp.down_proj are NaN or infinite"):
         quantize_layers(read_header(tmp_path), recipe, text(), Kept(), silent)
 
 
