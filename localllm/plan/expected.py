@@ -1,6 +1,7 @@
-"""What a model can be expected to reach on this machine: what answers like its own reached, else what is measured.
+"""The rates that a model is expected to reach on this machine: from earlier comparable answers, or from
+measurements.
 
-Imports torch inside functions, as `device.py` does.
+Imports torch inside functions, like `device.py`.
 """
 
 from __future__ import annotations
@@ -41,101 +42,110 @@ def expect_on_device(
     name: str,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[DeviceSpec, Expectation | None]:
-    """A device of this machine, and what it can be expected to reach with a model; None where that cannot be told:
-    where the model does not fit, or in a quantization that does not run yet.
+    """Return a device of this machine, and the rates that a model is expected to reach on it.
 
-    Raises NoSuchDevice and UsageError, and as `describe`. `note` is told which file cannot be used.
+    The latter are None if the model does not fit, or is not quantized yet. Raises NoSuchDevice and UsageError, and
+    like `parse_config`. note: receives a line for each file that cannot be used.
     """
     from localllm.runtime.kernels.threads import threads_for
 
-    place = resolve_device(settings.device if device == "auto" else device)
-    kind = resolve_dtype(wish.dtype, stored_dtype(header, place.type), place)
-    hardware = measure_this_machine(str(place), dtype_name(kind), settings, note=note)
+    target = resolve_device(settings.device if device == "auto" else device)
+    torch_dtype = resolve_dtype(wish.dtype, stored_dtype(header, target.type), target)
+    hardware = measure_this_machine(str(target), dtype_name(torch_dtype), settings, note=note)
     config = parse_config(header.config)
-    found = fit_model(header, config, hardware, wish, name=name)
-    if wish.quant or not found.fits:
+    fit = fit_model(header, config, hardware, wish, name=name)
+    if wish.quant or not fit.fits:
         return hardware, None
-    threads = threads_for(found.weights.total, settings.threads)
+    threads = threads_for(fit.weights.total, settings.threads)
     read = bytes_read(
-        config, found.weights, (SequenceStep(1, found.context),), kind.itemsize, kv_element_bytes(found.kv_dtype)
+        config, fit.weights, (SequenceStep(1, fit.context),), torch_dtype.itemsize, kv_element_bytes(fit.kv_dtype)
     )
-    like = run_setup(name, header, kind, place, threads, read)
-    reached = expected_rates(header, config, like, kind, place, settings.home, note)
-    # What was reached can be reached: the machine's rates may have been measured while it was busy.
-    bandwidth, rate = max(hardware.bandwidth, reached.bandwidth), max(hardware.flops, reached.flops)
-    return replace(hardware, bandwidth=bandwidth, flops=rate), reached
+    setup = run_setup(name, header, torch_dtype, target, threads, read)
+    expectation = expected_rates(header, config, setup, torch_dtype, target, settings.home, note)
+    # Rates that answers reached are reachable: the machine's own may have been measured while it was busy.
+    bandwidth, rate = max(hardware.bandwidth, expectation.bandwidth), max(hardware.flops, expectation.flops)
+    return replace(hardware, bandwidth=bandwidth, flops=rate), expectation
 
 
 def known_tokens_per_s(
-    header: Header, found: Fit, device: torch.device, settings: Settings, *, name: str
+    header: Header, fit: Fit, device: torch.device, settings: Settings, *, name: str
 ) -> float | None:
-    """About how many tokens a second one user would get while the cache is empty, by what is kept of this machine:
-    answers of models like it, else its rates. None where neither is known. Measures nothing.
+    """Return the approximate tokens per second for one user with an empty cache, from stored data; None if
+    unknown.
+
+    Uses the rates of comparable answers, or this machine's. Measures nothing.
     """
     from localllm.runtime.kernels.threads import threads_for
 
     config = parse_config(header.config)
-    kind = resolve_dtype(found.dtype, stored_dtype(header, device.type), device)
-    alone, kv = (SequenceStep(1, 1),), kv_element_bytes(found.kv_dtype)
-    read = bytes_read(config, found.weights, alone, kind.itemsize, kv)
-    threads = threads_for(found.weights.total, settings.threads)
-    known = None
-    if found.quant is None:
-        like = run_setup(name, header, kind, device, threads, read)
-        known = runs.median_rates(runs.read(settings.home / "runs.jsonl", lambda text: None), like)
-    if known:
-        return known.bandwidth / read
-    rates = stored_rates(device, kind, settings)
-    return DECODE_SHARE * rates.read / read if rates else None
+    torch_dtype = resolve_dtype(fit.dtype, stored_dtype(header, device.type), device)
+    single_step, kv = (SequenceStep(1, 1),), kv_element_bytes(fit.kv_dtype)
+    read = bytes_read(config, fit.weights, single_step, torch_dtype.itemsize, kv)
+    threads = threads_for(fit.weights.total, settings.threads)
+    rates = None
+    if fit.quant is None:
+        setup = run_setup(name, header, torch_dtype, device, threads, read)
+        rates = runs.median_rates(runs.read(settings.home / "runs.jsonl", lambda text: None), setup)
+    if rates:
+        return rates.bandwidth / read
+    machine_rates = stored_rates(device, torch_dtype, settings)
+    return DECODE_SHARE * machine_rates.read / read if machine_rates else None
 
 
 def expected_rates(
     header: Header,
     config: ModelConfig,
-    like: runs.Run,
+    setup: runs.Run,
     dtype: torch.dtype,
     device: torch.device,
     home: Path,
     note: Callable[[str], None],
 ) -> Expectation:
-    """From this machine's answers where there are any like it, else from a measurement. like: what a run of the
-    model would be recorded as."""
-    known = runs.median_rates(runs.read(home / "runs.jsonl", note), like)
-    if known and known.flops_per_s:
-        return Expectation(known.bandwidth, known.flops_per_s, 0.0, f"{known.answers} of this machine")
-    measured = measure_matmul(representative_matrix(header), dtype, device, like.threads)
-    if known:
-        return Expectation(known.bandwidth, measured.flops, 0.0, f"{known.answers} of this machine")
-    source = "products with matrices of this model's format and size"
+    """Return the rates of comparable answers on this machine, or measured ones.
+
+    setup: what a run of the model would be recorded as
+    """
+    rates = runs.median_rates(runs.read(home / "runs.jsonl", note), setup)
+    if rates and rates.flops_per_s:
+        return Expectation(rates.bandwidth, rates.flops_per_s, 0.0, f"{rates.answers} of this machine")
+    measured = measure_matmul(representative_matrix(header), dtype, device, setup.threads)
+    if rates:
+        return Expectation(rates.bandwidth, measured.flops, 0.0, f"{rates.answers} of this machine")
+    source = "matrix products in this model's format and size"
     return Expectation(measured.bandwidth, measured.flops, measured.layer_s * len(config.layers), source)
 
 
 def run_setup(
     name: str, header: Header, dtype: torch.dtype, device: torch.device, threads: int, bytes_per_token: float
 ) -> runs.Run:
-    """A run of the model before it has been run: what others are compared with."""
+    """Return a Run of the model without results, for finding comparable ones."""
     matrix = representative_matrix(header)
-    form = matrix.dtype if isinstance(matrix, TensorHeader) else matrix.format.upper()
-    return runs.Run(name, device_name(device), dtype_name(dtype), form, threads, 0, bytes_per_token, 1.0, None)
+    weight_format = matrix.dtype if isinstance(matrix, TensorHeader) else matrix.format.upper()
+    return runs.Run(
+        name, device_name(device), dtype_name(dtype), weight_format, threads, 0, bytes_per_token, 1.0, None
+    )
 
 
 def measured_run(
-    before: runs.Run, config: ModelConfig, weights: WeightBytes, kv_dtype: str, metrics: Metrics
+    setup: runs.Run, config: ModelConfig, weights: WeightBytes, kv_dtype: str, metrics: Metrics
 ) -> runs.Run | None:
-    """What an answer reached, of a model that had been set up; None where it was too short to tell, or drafts
-    changed what a step brings."""
+    """Return a Run with the results of an answer.
+
+    Returns None if it was too short to be meaningful, or drafts changed the number of tokens per step.
+    """
     if metrics.output_tokens < runs.MIN_OUTPUT_TOKENS or metrics.draft_tokens:
         return None
-    context, element = metrics.prompt_tokens + metrics.output_tokens, ELEMENT_BYTES[before.dtype]
-    on_average = (SequenceStep(1, context - metrics.output_tokens // 2),)
+    context, element = metrics.prompt_tokens + metrics.output_tokens, ELEMENT_BYTES[setup.dtype]
+    mean_step = (SequenceStep(1, context - metrics.output_tokens // 2),)
     rate = None
     if metrics.prompt_tokens >= runs.MIN_PROMPT_TOKENS and not metrics.cached_tokens:
-        steps = prefill_steps(metrics.prompt_tokens, TOKEN_BUDGET["cpu"])  # which hardly changes their operations
+        # The exact budget hardly affects the number of operations.
+        steps = prefill_steps(metrics.prompt_tokens, TOKEN_BUDGET["cpu"])
         rate = sum(flops(config, step) * times for step, times in steps) / metrics.prefill_s
     return replace(
-        before,
+        setup,
         context=context,
-        bytes_per_token=bytes_read(config, weights, on_average, element, kv_element_bytes(kv_dtype)),
+        bytes_per_token=bytes_read(config, weights, mean_step, element, kv_element_bytes(kv_dtype)),
         tokens_per_s=metrics.tokens_per_s,
         flops_per_s=rate,
     )

@@ -1,6 +1,6 @@
-"""Whether a model fits the memory of a device, as `load` would find: known from its header, before it is read.
+"""Whether a model fits the memory of a device, with the arithmetic of `load`: known from its header.
 
-`pull` and `run` ask `check` before they begin.
+`pull` and `run` call `check_fit` before they begin.
 """
 
 from collections.abc import Iterable
@@ -26,26 +26,26 @@ from localllm.plan.memory import (
 )
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 
-QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # quantizations, those of most bits first
+QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
 class DeviceMemory(Protocol):
-    """A device's memory. `Hardware` is one, and `Space`."""
+    """The memory of a device, like DeviceSpec and FreeMemory."""
 
     @property
     def device_type(self) -> str:
-        """`cpu` or `cuda`."""
+        """`cpu` or `cuda`"""
         ...
 
     @property
     def memory_bytes(self) -> int:
-        """What a model may use."""
+        """Bytes available to a model."""
         ...
 
 
 @dataclass(frozen=True)
 class FreeMemory:
-    """So much memory, of which nothing more is known."""
+    """An amount of memory without a specific device."""
 
     device_type: str
     memory_bytes: int
@@ -53,33 +53,33 @@ class FreeMemory:
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What is asked of a model."""
+    """The options with which a model is to be loaded."""
 
-    context: int | None = None  # tokens of each user; None: as much of the usual as fits
-    users: int = 1  # at once
-    quant: str | None = None  # of QUANTS or GGUF_BITS; None: as it is stored
+    context: int | None = None  # tokens per user; None: as much of the default as fits
+    users: int = 1  # concurrent
+    quant: str | None = None  # of QUANTS or GGUF_BITS; None: as stored
     dtype: str = "auto"
-    kv_dtype: str = "auto"  # of keys and values: the model's, int8 or fp8
+    kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8 or fp8
 
     def __post_init__(self) -> None:
-        """Raises UsageError for users that are none."""
+        """Raise UsageError for an invalid number of users."""
         if type(self.users) is not int or self.users < 1:
-            raise UsageError(f"{self.users!r} users are asked for", "give a whole number from 1")
+            raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A model in one quantization, in the memory of a device."""
+    """The memory of a model in one quantization on a device."""
 
     quant: str | None
-    dtype: str  # of what is not quantized
+    dtype: str  # of unquantized weights
     kv_dtype: str  # of keys and values
     needs: MemoryNeeds
-    memory: MemoryPlan | None  # what it is given; None where it does not fit
-    refusal: DoesNotFit | None  # why it does not
-    context: int  # tokens, of each user
-    max_context: int  # that one sequence may have; 0: none
-    max_users: int  # that memory holds at the context
+    memory: MemoryPlan | None  # None if it does not fit
+    refusal: DoesNotFit | None  # why it does not fit
+    context: int  # tokens per user
+    max_context: int  # of one sequence; 0: none fits
+    max_users: int  # that fit with this context
 
     @property
     def fits(self) -> bool:
@@ -95,7 +95,7 @@ class Fit:
 
     @property
     def concurrent_users(self) -> int:
-        """Of `most_users` those whose whole contexts the engine keeps and computes at once."""
+        """Users, up to `max_users`, whose whole contexts the engine caches and computes at once."""
         return min(self.max_users, CACHED_CONTEXTS, MAX_RUNNING)
 
 
@@ -108,36 +108,40 @@ def check_fit(
     force: bool = False,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """The fit of a model in a room, or with `force` what is known of its misfit. draft: of a model beside it.
+    """Return the fit of a model, or with `force` also what is known if it does not fit. draft: of a draft model
 
-    Raises DoesNotFit with a remedy that was tried, UsageError for a wish that makes no sense, and as `describe`.
+    Raises DoesNotFit with a verified remedy, UsageError for invalid options, and like `parse_config`.
     """
     config = parse_config(header.config)
-    found = fit_model(header, config, device, options, name=name, draft=draft)
-    if found.refusal and not force:
+    fit = fit_model(header, config, device, options, name=name, draft=draft)
+    if fit.refusal and not force:
         if draft and fit_model(header, config, device, options, name=name).fits:
-            raise DoesNotFit(found.refusal.message, "it fits without --draft-model, or name a smaller one")
+            raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
-        others = [fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants]
-        raise DoesNotFit(found.refusal.message, remedy(found, others))
-    return found
+        alternatives = [
+            fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants
+        ]
+        raise DoesNotFit(fit.refusal.message, remedy(fit, alternatives))
+    return fit
 
 
-def remedy(found: Fit, others: Iterable[Fit]) -> str:
-    """What would fit instead of what does not, the finest first."""
-    assert found.refusal
-    if found.max_context and found.refusal.remedy:
-        return found.refusal.remedy  # the weights fit: the context was too long, or the users too many
-    less = next((other for other in others if other.quant in QUANTS and other.fits), None)
-    if less:
-        return f"--quant {less.quant} takes {format_bytes(less.weights.total)} and fits"
+def remedy(fit: Fit, alternatives: Iterable[Fit]) -> str:
+    """Return a remedy for a model that does not fit, preferring the least loss of quality."""
+    assert fit.refusal
+    if fit.max_context and fit.refusal.remedy:
+        return fit.refusal.remedy  # the weights fit, but the context is too long or there are too many users
+    smaller = next(
+        (alternative for alternative in alternatives if alternative.quant in QUANTS and alternative.fits), None
+    )
+    if smaller:
+        return f"--quant {smaller.quant} takes {format_bytes(smaller.weights.total)} and fits"
     return "name a smaller model, or a device with more free memory"
 
 
 def model_needs(
     header: Header, config: ModelConfig, device_type: str, options: LoadOptions, *, name: str
 ) -> MemoryNeeds:
-    """What a model takes of a device of this kind."""
+    """Return the memory needs of a model on this type of device."""
     stored = stored_dtype(header, device_type, gguf=options.quant in GGUF_BITS)
     dtype = dtype_for(options.dtype, stored, device_type)
     kv_dtype = kv_dtype_for(options.kv_dtype, dtype)
@@ -155,21 +159,21 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """By the very code that `load` allocates by. Raises UsageError as `check`."""
+    """Compute the fit with the code by which `load` allocates. Raises UsageError like `check_fit`."""
     check_context(config.max_context, options.context)
     needs = replace(model_needs(header, config, device.device_type, options, name=name), draft=draft)
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
-    most = 0
+    max_context = 0
     try:
-        most = allocate(needs, device.memory_bytes).max_context
+        max_context = allocate(needs, device.memory_bytes).max_context
         memory = allocate(needs, device.memory_bytes, options.context, options.users)
     except DoesNotFit as refusal:
         context = options.context or needs.default_context
-        return Fit(options.quant, dtype, kv_dtype, needs, None, refusal, context, most, 0)
+        return Fit(options.quant, dtype, kv_dtype, needs, None, refusal, context, max_context, 0)
     users = max_users(memory, memory.context)
-    return Fit(options.quant, dtype, kv_dtype, needs, memory, None, memory.context, most, users)
+    return Fit(options.quant, dtype, kv_dtype, needs, memory, None, memory.context, max_context, users)
 
 
 def max_users(memory: MemoryPlan, context: int) -> int:
-    found = memory.max_blocks // blocks_for(context)
-    return min(found, memory.state_slots) if memory.state_slot_bytes else found
+    users = memory.max_blocks // blocks_for(context)
+    return min(users, memory.state_slots) if memory.state_slot_bytes else users

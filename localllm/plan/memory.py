@@ -1,6 +1,6 @@
-"""How the free memory of a device is shared out: to weights, recurrent states, the cache and a step's workspace.
+"""Divides the free memory of a device among weights, recurrent states, the cache and a step's workspace.
 
-`loading.load` allocates what is told here, and `plan` says it before a download. All sizes are bytes.
+`llm.loader.load` allocates accordingly, and `plan` reports it before a download. All sizes are in bytes.
 """
 
 import bisect
@@ -15,38 +15,42 @@ from localllm.plan.activations import activation_bytes
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 BLOCK_SIZE = 16  # tokens
-# Tokens a step. On two cores larger chunks prefill no faster and hold others up longer; on a GPU each chunk pays
-# anew for the dequantization of all weights (arithmetic: bench/NOTES.md).
+# Tokens per step. On two cores, larger chunks prefill no faster and delay other sequences longer; on a GPU, each
+# chunk
+# dequantizes all weights again (estimated: bench/NOTES.md).
 TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
-MAX_RUNNING = 32  # sequences in one step
-# Positions that a step with drafts draws from at most, beside sequences that are admitted to it: so many rows have
-# the bits that each has alone on a CPU, and more would not pay there.
+MAX_RUNNING = 32  # sequences per step
+# Most positions that a step with drafts samples, besides sequences admitted to it: on a CPU, up to this many rows
+# each
+# have the bits that they have alone, and more would not be faster.
 MAX_VERIFIED_TOKENS = {"cpu": 16, "cuda": 80}
-MIN_STATE_SLOTS = 2  # recurrent states: one to work on, one to come back to
-MAX_STATE_SLOTS = 2 * MAX_RUNNING  # each sequence's own, and as many to come back to
-MAX_BLOCKS = 2**20  # the pool counts them one by one: 16 million tokens, 0.1 GB, set up in 0.3 s
-FORCED_CONTEXT = 4096  # tokens, where not even the weights fit and nobody asks for more
-CACHED_CONTEXTS = 8  # so many full contexts are kept for other sequences and later turns, memory allowing
-# Percent of what weights, states and workspace leave that the cache may take: main memory is everybody's, and on a
-# GPU the allocator needs some to find whole pieces.
+MIN_STATE_SLOTS = 2  # recurrent states: one current, one saved
+MAX_STATE_SLOTS = 2 * MAX_RUNNING  # each sequence's own, and as many saved
+MAX_BLOCKS = 2**20  # which the pool manages individually: 16 million tokens, 0.1 GB, set up in 0.3 s
+FORCED_CONTEXT = 4096  # tokens, if not even the weights fit and no context is requested
+CACHED_CONTEXTS = 8  # full contexts cached for other sequences and later turns, if memory allows
+# Percentage of the memory left by weights, states and workspace that the cache may take: main memory is shared
+# with other
+# programs, and a GPU's allocator needs some to find contiguous pieces.
 CACHE_SHARE = {"cpu": 50, "cuda": 90}
-# Of a GPU, beside activations: captured graphs and their pool, workspaces of cuBLAS (32 MB on Hopper) and of split
-# products. Arithmetic, not measured.
+# Of a GPU, besides activations: captured graphs and their pool, workspaces of cuBLAS (32 MB on Hopper) and of
+# split
+# products. Estimated, not measured.
 GPU_WORKSPACE = 2**28
-HOST_SHARE = 25  # percent of the free main memory that a GPU's cache may put blocks aside in
+HOST_SHARE = 25  # percentage of free main memory that the host tier of a GPU's cache may take
 
 
 @dataclass(frozen=True)
 class MemoryNeeds:
-    """What a model takes of a device, whatever is free there."""
+    """What a model needs of a device, whatever is free."""
 
     name: str
     config: ModelConfig
     weights: WeightBytes
-    device_type: str  # of the device: cpu or cuda
+    device_type: str  # cpu or cuda
     dtype: str
     kv_dtype: str  # of keys and values
-    dequantized_bytes: int = 0  # bytes of the largest matrix that is dequantized in a step
+    dequantized_bytes: int = 0  # of the largest matrix that is dequantized in a step
     draft: "MemoryNeeds | None" = None  # of a draft model, which gets as many blocks and states
 
     @property
@@ -59,7 +63,7 @@ class MemoryNeeds:
 
     @cached_property
     def own_state_slot_bytes(self) -> int:
-        """Of a recurrent state; 0 for models that have none."""
+        """Bytes of one recurrent state; 0 for models without any."""
         return state_bytes(self.config, ELEMENT_BYTES[self.dtype])
 
     @cached_property
@@ -68,15 +72,16 @@ class MemoryNeeds:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Of a block of the cache; 0 where no layer attends."""
-        own = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_element_bytes(self.kv_dtype))
-        return own + (self.draft.block_bytes if self.draft else 0)
+        """Bytes of a block of the cache; 0 if no layer attends."""
+        own_bytes = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_element_bytes(self.kv_dtype))
+        return own_bytes + (self.draft.block_bytes if self.draft else 0)
 
     def workspace(self, context: int) -> int:
-        """Of the largest step there is while sequences have so much context: activations, logits, what is
-        dequantized on the way, and a GPU's own."""
+        """Return the bytes that the largest step needs with this context: activations, logits, dequantized
+        matrices, and a GPU's own workspace.
+        """
         tokens, sequences = TOKEN_BUDGET[self.device_type], MAX_RUNNING + MAX_VERIFIED_TOKENS[self.device_type] - 1
-        if self.config.encoder:  # which reads a text at once, and has no logits
+        if self.config.encoder:  # an encoder processes a text at once, and has no logits
             tokens, sequences = max(tokens, context), 0
         step = activation_bytes(
             self.config,
@@ -88,8 +93,8 @@ class MemoryNeeds:
             self.kv_dtype,
             grouped=self.device_type != "cpu",
         )
-        beside = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
-        return step + (GPU_WORKSPACE if self.device_type == "cuda" else 0) + beside
+        draft_bytes = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
+        return step + (GPU_WORKSPACE if self.device_type == "cuda" else 0) + draft_bytes
 
     @property
     def default_context(self) -> int:
@@ -98,7 +103,7 @@ class MemoryNeeds:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a loaded model holds."""
+    """The memory of a loaded model."""
 
     weights: WeightBytes
     context: int  # most tokens of a sequence
@@ -106,11 +111,11 @@ class MemoryPlan:
     block_bytes: int
     state_slots: int  # of recurrent states
     state_slot_bytes: int
-    workspace: int  # what a step takes while it runs, set apart
-    max_blocks: int  # that the cache could have at this context
-    max_context: int  # that one sequence could have
-    host_blocks: int = 0  # of main memory, for blocks that a GPU's cache has no room for
-    draft_bytes: int = 0  # weights of a draft model, whose cache and states count among the others
+    workspace: int  # reserved for a running step
+    max_blocks: int  # possible number of blocks at this context
+    max_context: int  # possible context of one sequence
+    host_blocks: int = 0  # in main memory, for blocks evicted from a GPU's cache
+    draft_bytes: int = 0  # weights of a draft model, whose cache and states are included in the others
 
     @property
     def cache_bytes(self) -> int:
@@ -126,18 +131,18 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Of what stays between steps."""
+        """Bytes that stay allocated between steps."""
         return self.weights.total + self.draft_bytes + self.cache_bytes + self.state_bytes
 
 
 def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: int = 1) -> MemoryPlan:
-    """What a model gets of `free` bytes. context: in tokens, None for as much of the usual as fits; users: who are
-    to have so much each.
+    """Plan a model's share of `free` bytes.
 
-    Raises DoesNotFit, with what would, and UsageError for a context that the model does not have.
+    context: in tokens, None for as much of the default as fits; users: number of sequences with this context.
+    Raises DoesNotFit with a remedy, and UsageError for a context that the model does not support.
     """
-    longest = needs.config.max_context
-    check_context(longest, context)
+    model_context = needs.config.max_context
+    check_context(model_context, context)
     weights = needs.weight_bytes
     if weights > free:
         raise DoesNotFit(
@@ -145,59 +150,62 @@ def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: i
             f"{format_bytes(free)} are free",
             "name a smaller model, or free memory",
         )
-    left = free - weights
-    rows = plan_state_slots(needs.state_slot_bytes, left)
-    left -= rows * needs.state_slot_bytes
+    remaining = free - weights
+    state_slots = plan_state_slots(needs.state_slot_bytes, remaining)
+    remaining -= state_slots * needs.state_slot_bytes
 
     def affordable(context: int) -> int:
-        share = max(0, left - needs.workspace(context)) * CACHE_SHARE[needs.device_type] // 100
-        return min(share // max(1, needs.block_bytes), MAX_BLOCKS)  # 0 bytes: no layer attends
+        share = max(0, remaining - needs.workspace(context)) * CACHE_SHARE[needs.device_type] // 100
+        return min(share // max(1, needs.block_bytes), MAX_BLOCKS)  # block_bytes is 0 if no layer attends
 
     def most_context(users: int) -> int:
         def too_long(blocks: int) -> bool:
-            return affordable(min(longest, blocks * BLOCK_SIZE)) < users * blocks
+            return affordable(min(model_context, blocks * BLOCK_SIZE)) < users * blocks
 
-        lengths = range(1, min(blocks_for(longest), MAX_BLOCKS) + 1)  # in blocks
-        return min(longest, bisect.bisect_left(lengths, True, key=too_long) * BLOCK_SIZE)
+        lengths = range(1, min(blocks_for(model_context), MAX_BLOCKS) + 1)  # in blocks
+        return min(model_context, bisect.bisect_left(lengths, True, key=too_long) * BLOCK_SIZE)
 
-    alone, most = most_context(1), most_context(users)
-    least = context or BLOCK_SIZE
-    if needs.state_slot_bytes and users > rows:
+    single_max, max_possible = most_context(1), most_context(users)
+    min_context = context or BLOCK_SIZE
+    if needs.state_slot_bytes and users > state_slots:
         needed = format_bytes(users * needs.state_slot_bytes)
-        what = f"{users} states of the recurrent layers need {needed}, and there is room for {rows}"
-        raise DoesNotFit(what, smaller_request(min(rows, affordable(least) // blocks_for(least)), alone))
-    if most < least:
-        fewer = smaller_request(affordable(least) // blocks_for(least), alone)
-        remedy = f"--context {most} fits" if most else fewer if users > 1 else None
-        raise DoesNotFit(shortage_message(needs, least, users, left), remedy or "free memory")
-    context = context or min(needs.default_context, most)
+        reason = f"{users} states of the recurrent layers need {needed}, and there is room for {state_slots}"
+        raise DoesNotFit(
+            reason,
+            smaller_request(min(state_slots, affordable(min_context) // blocks_for(min_context)), single_max),
+        )
+    if max_possible < min_context:
+        fewer_users = smaller_request(affordable(min_context) // blocks_for(min_context), single_max)
+        remedy = f"--context {max_possible} fits" if max_possible else fewer_users if users > 1 else None
+        raise DoesNotFit(shortage_message(needs, min_context, users, remaining), remedy or "free memory")
+    context = context or min(needs.default_context, max_possible)
     blocks = affordable(context)
     return MemoryPlan(
         weights=needs.weights,
         context=context,
         blocks=min(blocks, CACHED_CONTEXTS * blocks_for(context)),
         block_bytes=needs.block_bytes,
-        state_slots=rows,
+        state_slots=state_slots,
         state_slot_bytes=needs.state_slot_bytes,
         workspace=needs.workspace(context),
         max_blocks=blocks,
-        max_context=alone,
+        max_context=single_max,
         draft_bytes=weights - needs.weights.total,
     )
 
 
 def allocate_minimum(needs: MemoryNeeds, context: int | None = None) -> MemoryPlan:
-    """The least that one sequence can run in, whatever is free. Raises UsageError as `allocate`."""
+    """Return the minimum for one sequence, whatever is free. Raises UsageError like `allocate`."""
     check_context(needs.config.max_context, context)
     context = context or min(FORCED_CONTEXT, needs.default_context)
-    blocks, rows = blocks_for(context), MIN_STATE_SLOTS if needs.state_slot_bytes else 0
+    blocks, state_slots = blocks_for(context), MIN_STATE_SLOTS if needs.state_slot_bytes else 0
     workspace = needs.workspace(context)
     return MemoryPlan(
         weights=needs.weights,
         context=context,
         blocks=blocks,
         block_bytes=needs.block_bytes,
-        state_slots=rows,
+        state_slots=state_slots,
         state_slot_bytes=needs.state_slot_bytes,
         workspace=workspace,
         max_blocks=blocks,
@@ -209,36 +217,38 @@ def allocate_minimum(needs: MemoryNeeds, context: int | None = None) -> MemoryPl
 def check_context(max_context: int, requested: int | None) -> None:
     if requested is not None and not (type(requested) is int and 0 < requested <= max_context):
         raise UsageError(
-            f"a context of {requested!r} tokens is asked for", f"give a whole number up to {max_context}"
+            f"a context of {requested!r} tokens is not possible", f"give a whole number up to {max_context}"
         )
 
 
 def plan_state_slots(slot_bytes: int, free: int) -> int:
-    """How many recurrent states are kept: an eighth of the free memory, none if the model has no such layers."""
+    """Return how many recurrent states fit in an eighth of the free memory; 0 for a model without any."""
     if not slot_bytes:
         return 0
-    rows = min(MAX_STATE_SLOTS, free // 8 // slot_bytes)
-    if rows < MIN_STATE_SLOTS:
+    slots = min(MAX_STATE_SLOTS, free // 8 // slot_bytes)
+    if slots < MIN_STATE_SLOTS:
         raise DoesNotFit(
             f"two states of the recurrent layers need {format_bytes(2 * slot_bytes)}, and an eighth of the "
             f"{format_bytes(free)} that are free beside the weights is for them",
             "free memory",
         )
-    return rows
+    return slots
 
 
 def shortage_message(needs: MemoryNeeds, context: int, users: int, left: int) -> str:
-    """For so much context of each user. left: bytes beside weights and states."""
-    what = f"{users} contexts of {context} tokens need" if users > 1 else f"a context of {context} tokens needs"
+    """Return an error message for contexts that do not fit. left: bytes besides weights and states"""
+    requested = (
+        f"{users} contexts of {context} tokens need" if users > 1 else f"a context of {context} tokens needs"
+    )
     cache, step = users * blocks_for(context) * needs.block_bytes, needs.workspace(context)
     return (
-        f"{what} {format_bytes(cache)} and a step {format_bytes(step)}; {format_bytes(left)} are free "
+        f"{requested} {format_bytes(cache)} and a step {format_bytes(step)}; {format_bytes(left)} are free "
         f"beside the weights, and {CACHE_SHARE[needs.device_type]}% of what a step leaves of it is for contexts"
     )
 
 
 def smaller_request(max_users: int, context: int) -> str | None:
-    """max_users: users that there is room for; context: of one alone, 0 where none fits."""
+    """Return flags for a smaller request. max_users: users that fit; context: that fits for one, 0 for none"""
     if max_users:
         return f"--users {max_users} fits"
     return f"--users 1 --context {context} fits" if context else None
@@ -249,9 +259,11 @@ def blocks_for(tokens: int) -> int:
 
 
 def host_blocks(memory: MemoryPlan, free: int) -> int:
-    """How many blocks of a GPU's cache may be put aside in main memory, of which `free` bytes are free: as many as
-    the whole contexts that are kept for later, within a share of it."""
+    """Return how many blocks the host tier may hold: those of CACHED_CONTEXTS contexts, within HOST_SHARE.
+
+    free: bytes of free main memory
+    """
     if not memory.block_bytes:
         return 0
-    most = CACHED_CONTEXTS * blocks_for(memory.context)
-    return min(most, free * HOST_SHARE // 100 // memory.block_bytes)
+    wanted = CACHED_CONTEXTS * blocks_for(memory.context)
+    return min(wanted, free * HOST_SHARE // 100 // memory.block_bytes)

@@ -1,6 +1,6 @@
-"""What a model would take of a device, and how fast it would be there.
+"""The memory that a model would take on a device, and how fast it would be there.
 
-A model that does not fit is planned all the same: the plan says so. No torch is needed for a catalogued device.
+A model that does not fit is planned as well, and the plan says so. A catalogued device needs no torch.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from localllm.plan.speed import Speed, predict_speed
 from localllm.plan.weights import GGUF_BITS
 from localllm.quant.packing import ELEMENT_BYTES, KV_SCALE_BYTES, kv_element_bytes
 
-DEFAULT_PROMPT_TOKENS = 512  # tokens, where nobody asks for another
+DEFAULT_PROMPT_TOKENS = 512  # if none is requested
 
 
 @dataclass(frozen=True)
@@ -29,32 +29,32 @@ class Choice:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The rates that steps reach on this machine, and where that is known from."""
+    """The rates that steps are expected to reach on this machine, and their source."""
 
     bandwidth: float  # bytes/s
     flops: float
-    step_s: float  # seconds of each step beside reading and computing
+    step_s: float  # duration of a step besides reading and computing
     source: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model on a device. Sizes are bytes, lengths tokens."""
+    """A model on a device. Sizes are in bytes, lengths in tokens."""
 
     name: str
     hardware: DeviceSpec
-    stored_as: str | None  # the quantization of the files
-    chosen: Choice  # what was asked for; what follows is about it
-    choices: tuple[Choice, ...]  # every quantization, those of most bits first
+    stored_as: str | None  # quantization of the files
+    chosen: Choice  # the requested quantization, which the following fields describe
+    choices: tuple[Choice, ...]  # all quantizations, in descending order of bits
     users: int
     prompt: int
     max_context: int  # of the model
     kv_bytes_per_token: int
-    kv_bytes_per_token_in_8_bits: int  # as `--kv-dtype int8` or `fp8` keeps them
-    kv_bytes_per_sequence: int  # with the whole context
-    kv_bytes_read: int  # of it by a step of one sequence: of a window only that
+    kv_bytes_per_token_in_8_bits: int  # with `--kv-dtype int8` or `fp8`
+    kv_bytes_per_sequence: int  # at full context
+    kv_bytes_read: int  # by a step of one sequence: limited by windows
     state_bytes_per_sequence: int
-    activation_bytes: int  # what a step takes while it runs
+    activation_bytes: int  # of a running step
     expected: Speed | None
     expectation: Expectation | None
 
@@ -76,17 +76,17 @@ class Plan:
 
     @property
     def total_bytes(self) -> int:
-        """What all users need at once."""
+        """Bytes that all users need at once."""
         return self.fit.weights.total + self.kv_bytes + self.state_bytes + self.activation_bytes
 
     @property
     def remedy(self) -> str | None:
-        """What would fit; None where it does."""
+        """What would fit; None if it does."""
         return remedy(self.fit, (choice.fit for choice in self.choices)) if self.fit.refusal else None
 
     @property
     def best(self) -> Choice | None:
-        """The finest that fits of the model as it is stored and what `--quant` makes of it."""
+        """The stored model or the result of `--quant` with the most bits that fits."""
         return next((c for c in self.choices if c.fit.fits and c.fit.quant not in GGUF_BITS), None)
 
 
@@ -99,42 +99,42 @@ def plan_model(
     prompt: int | None = None,
     expectation: Expectation | None = None,
 ) -> Plan:
-    """What the model of `header` takes of `hardware`, by the code that `load` allocates by.
+    """Plan a model on a device, with the code by which `load` allocates.
 
-    prompt: tokens whose TTFT is predicted, None for a usual one. Raises UsageError for a wish that makes no
-    sense or a prompt beyond the context, and as `describe`.
+    prompt: tokens for which TTFT is predicted, None for a default. Raises UsageError for invalid options or a
+    prompt longer than the context, and like `parse_config`.
     """
     config = parse_config(header.config)
 
-    def speed_of(found: Fit, rates: DeviceSpec | Expectation) -> Speed:
-        # Nothing is expected of more users than the engine answers at once.
-        most = found.concurrent_users if isinstance(rates, Expectation) else options.users
+    def speed_of(fit: Fit, rates: DeviceSpec | Expectation) -> Speed:
+        # No more users are expected than the engine serves at once.
+        max_users = fit.concurrent_users if isinstance(rates, Expectation) else options.users
         return predict_speed(
             config,
-            found.weights,
-            ELEMENT_BYTES[found.dtype],
+            fit.weights,
+            ELEMENT_BYTES[fit.dtype],
             rates,
-            context=found.context,
-            prompt=prompt or min(DEFAULT_PROMPT_TOKENS, found.context),
-            users=min(options.users, most),
+            context=fit.context,
+            prompt=prompt or min(DEFAULT_PROMPT_TOKENS, fit.context),
+            users=min(options.users, max_users),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
-            kv=kv_element_bytes(found.kv_dtype),
+            kv=kv_element_bytes(fit.kv_dtype),
             chunk=TOKEN_BUDGET[hardware.device_type],
         )
 
-    found = {options.quant: fit_model(header, config, hardware, options, name=name)}
+    fits = {options.quant: fit_model(header, config, hardware, options, name=name)}
     for quant in (None,) if header.quantization or config.encoder else QUANT_ORDER:
-        found[quant] = found.get(quant) or fit_model(
+        fits[quant] = fits.get(quant) or fit_model(
             header, config, hardware, replace(options, quant=quant), name=name
         )
-    chosen = found[options.quant]
+    chosen = fits[options.quant]
     if prompt is not None and not 1 <= prompt <= chosen.context:
         raise UsageError(
-            f"a prompt of {prompt} tokens is asked for",
+            f"a prompt of {prompt} tokens is not possible",
             f"give one of 1 to {chosen.context} tokens, or a longer --context",
         )
     choices = {
-        quant: Choice(found[quant], speed_of(found[quant], hardware)) for quant in QUANT_ORDER if quant in found
+        quant: Choice(fits[quant], speed_of(fits[quant], hardware)) for quant in QUANT_ORDER if quant in fits
     }
     element = ELEMENT_BYTES[chosen.dtype]
     kv = kv_bytes_per_token(config, *kv_element_bytes(chosen.kv_dtype))

@@ -1,4 +1,4 @@
-"""What a decode step of a loaded model reads, for whoever shows it beside what this machine was measured to do."""
+"""The bytes that a decode step of a loaded model reads, to be displayed next to the measured bandwidth."""
 
 from collections import Counter
 
@@ -22,10 +22,12 @@ def step_reads(
     kept_per_token: float,
     bandwidth: float | None,
 ) -> StepReads:
-    """Of one request's step that brings one token: of a mixture the experts that one token goes to. A draft model
-    beside it is not counted."""
+    """Return the bytes of a step of one request with one token, reading the experts that one token selects.
+
+    A draft model is not included.
+    """
     element, scale = kv_element_bytes(kv_dtype)
-    sizes: Counter[int | None] = Counter()  # by the window of a layer
+    sizes: Counter[int | None] = Counter()  # by a layer's window
     for mixer in (layer.mixer for layer in config.layers):
         window = mixer.window if isinstance(mixer, AttentionConfig) else None
         sizes[window] += elements_read_per_token(mixer) * element + vectors_read_per_token(mixer) * scale

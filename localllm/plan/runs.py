@@ -1,7 +1,7 @@
-"""Which rates earlier answers reached on this machine, so that the next prediction is better: `runs.jsonl` in
-LOCALLLM_HOME, a line an answer, the newest last.
+"""The rates of earlier answers on this machine, to improve predictions: `runs.jsonl` in LOCALLLM_HOME, with one
+line per answer, the newest last.
 
-Knows no torch and no model: what it keeps and compares are names and numbers.
+No torch and no models: it stores and compares names and numbers.
 """
 
 import json
@@ -14,50 +14,50 @@ from typing import Any
 
 from localllm.files import write_atomic
 
-MIN_OUTPUT_TOKENS = 16  # of an answer that tells something about decoding
-MIN_PROMPT_TOKENS = 64  # tokens that tell something about prefill
-MAX_RUNS = 256  # runs in the file
-MAX_FILE_BYTES = 1_000_000  # of the file that are read
-COMPARABLE_FACTOR = 4.0  # times: models whose steps read as much as that reach about the same rates
+MIN_OUTPUT_TOKENS = 16  # of an answer that is informative about decoding
+MIN_PROMPT_TOKENS = 64  # of a prompt that is informative about prefill
+MAX_RUNS = 256  # in the file
+MAX_FILE_BYTES = 1_000_000  # that are read
+COMPARABLE_FACTOR = 4.0  # models that read up to this many times more or fewer bytes per step reach similar rates
 
 
 @dataclass(frozen=True)
 class Run:
-    """One answer."""
+    """The rates of one answer."""
 
     model: str
-    device: str  # by the name it gives itself
+    device: str  # as reported by the device
     dtype: str
-    form: str  # the weights' most frequent format
+    form: str  # most frequent weight format
     threads: int
-    context: int  # tokens at the end
-    bytes_per_token: float  # that a step of decoding read
+    context: int  # tokens at the end of the answer
+    bytes_per_token: float  # read by a decode step
     tokens_per_s: float
-    flops_per_s: float | None  # of prefill; None where the prompt was short
+    flops_per_s: float | None  # of prefill; None if the prompt was short
 
     @property
     def bandwidth(self) -> float:
         return self.bytes_per_token * self.tokens_per_s
 
     def is_comparable(self, other: "Run") -> bool:
-        """Does one tell something about the other?"""
+        """Return whether one run predicts the other."""
         setup = ("device", "dtype", "form", "threads")
-        near = 1 / COMPARABLE_FACTOR <= self.bytes_per_token / other.bytes_per_token <= COMPARABLE_FACTOR
-        return near and all(getattr(self, name) == getattr(other, name) for name in setup)
+        similar_bytes = 1 / COMPARABLE_FACTOR <= self.bytes_per_token / other.bytes_per_token <= COMPARABLE_FACTOR
+        return similar_bytes and all(getattr(self, name) == getattr(other, name) for name in setup)
 
 
 def record(home: Path, run: Run, note: Callable[[str], None]) -> None:
-    """Appends a run, and forgets the oldest of too many. `note` is told why that cannot be done."""
+    """Append a run, dropping the oldest beyond MAX_RUNS. note: receives the reason if that fails"""
     file = home / "runs.jsonl"
-    kept = [*read(file, note), run][-MAX_RUNS:]
+    runs = [*read(file, note), run][-MAX_RUNS:]
     try:
-        write_atomic(file, "".join(json.dumps(asdict(each)) + "\n" for each in kept))
+        write_atomic(file, "".join(json.dumps(asdict(entry)) + "\n" for entry in runs))
     except OSError as error:
-        note(f"note: what was measured is not kept: {error}")
+        note(f"note: the measurement could not be saved: {error}")
 
 
 def read(file: Path, note: Callable[[str], None]) -> list[Run]:
-    """The runs of a file; a line that is none is passed over with a note."""
+    """Return the runs of a file, skipping invalid lines with a note."""
     try:
         with file.open("rb") as stream:
             lines = stream.read(MAX_FILE_BYTES).splitlines()
@@ -68,7 +68,7 @@ def read(file: Path, note: Callable[[str], None]) -> list[Run]:
         return []
     runs = [run for run in map(parse, lines) if run]
     if len(runs) < len(lines):
-        note(f"note: {len(lines) - len(runs)} of {len(lines)} lines of {file} are no runs, and are not used")
+        note(f"note: {len(lines) - len(runs)} of {len(lines)} lines of {file} are invalid and ignored")
     return runs
 
 
@@ -80,8 +80,8 @@ def parse(line: bytes) -> Run | None:
         return None
     names = (run.model, run.device, run.dtype, run.form)
     numbers = (run.bytes_per_token, run.tokens_per_s, 1.0 if run.flops_per_s is None else run.flops_per_s)
-    good = all(isinstance(name, str) for name in names) and all(map(is_positive, numbers))
-    return run if good and type(run.threads) is int else None
+    is_valid = all(isinstance(name, str) for name in names) and all(map(is_positive, numbers))
+    return run if is_valid and type(run.threads) is int else None
 
 
 def is_positive(number: Any) -> bool:
@@ -90,10 +90,10 @@ def is_positive(number: Any) -> bool:
 
 @dataclass(frozen=True)
 class MedianRates:
-    """What several runs reached, as medians."""
+    """Median rates of several runs."""
 
     bandwidth: float  # bytes/s of decoding
-    flops_per_s: float | None  # of prefill; None where no prompt was long enough to tell
+    flops_per_s: float | None  # of prefill; None if all prompts were too short
     count: int
 
     @property
@@ -101,12 +101,12 @@ class MedianRates:
         return "one answer" if self.count == 1 else f"{self.count} answers"
 
 
-def median_rates(runs: list[Run], like: Run) -> MedianRates | None:
-    """Of the same model's runs in the same setup, else of those alike; None where there are none."""
-    near = [run for run in runs if run.is_comparable(like)]
-    near = [run for run in near if run.model == like.model] or near
-    if not near:
+def median_rates(runs: list[Run], setup: Run) -> MedianRates | None:
+    """Return the medians of the same model's comparable runs, or of all comparable runs; None without any."""
+    comparable = [run for run in runs if run.is_comparable(setup)]
+    comparable = [run for run in comparable if run.model == setup.model] or comparable
+    if not comparable:
         return None
-    computed = [run.flops_per_s for run in near if run.flops_per_s]
-    rate = statistics.median(computed) if computed else None
-    return MedianRates(statistics.median(run.bandwidth for run in near), rate, len(near))
+    prefill_rates = [run.flops_per_s for run in comparable if run.flops_per_s]
+    rate = statistics.median(prefill_rates) if prefill_rates else None
+    return MedianRates(statistics.median(run.bandwidth for run in comparable), rate, len(comparable))

@@ -1,8 +1,8 @@
-"""How fast a model can answer: the roofline (Williams et al. 2009). A step takes as long as reading its bytes, or
-as computing its products, whichever is more.
+"""Predicts speed by the roofline model (Williams et al. 2009): a step takes as long as reading its bytes or
+computing its products, whichever is longer.
 
-Knows no device but its two rates. With the rates that are published, or that a copy reaches, this is a ceiling;
-with those that this machine reached in such steps, an expectation.
+A device is represented by these two rates. With published rates, or those of a copy, the result is a ceiling; with
+rates that this machine reached in such steps, an expectation.
 """
 
 from dataclasses import dataclass
@@ -12,33 +12,33 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import SequenceStep, Step, WeightBytes, bytes_read, flops
 from localllm.plan.memory import TOKEN_BUDGET
 
-MAX_STEPS = 32  # of a prompt that are looked at one by one
+MAX_STEPS = 32  # of a prompt that are computed individually
 
 
 class DeviceRates(Protocol):
-    """`Hardware` has them, and what was measured."""
+    """The rates of a device, like DeviceSpec and Expectation."""
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that are read."""
+        """Bytes read per second."""
         ...
 
     @property
     def flops(self) -> float:
-        """Multiplications and additions a second."""
+        """Floating-point operations per second."""
         ...
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Times are seconds; rates are tokens a second of decoding."""
+    """Times are in seconds; rates are decoded tokens per second."""
 
-    ttft_s: float  # of the prompt, for a user who is alone
-    first_tokens_per_s: float  # of one user, while the cache is empty
-    tokens_per_s: float  # of one user, with the whole context in the cache
-    all_tokens_per_s: float  # of all users together, each with the whole context
-    users: int  # who those are
-    bound: Literal["memory", "compute"]  # what all users' steps wait for
+    ttft_s: float  # of the prompt, for a single user
+    first_tokens_per_s: float  # of a single user, with an empty cache
+    tokens_per_s: float  # of a single user, at full context
+    all_tokens_per_s: float  # of all users together, each at full context
+    users: int  # number of users in the previous field
+    bound: Literal["memory", "compute"]  # limit of all users' steps
 
 
 def predict_speed(
@@ -54,8 +54,9 @@ def predict_speed(
     kv: tuple[int, int] | None = None,
     chunk: int = TOKEN_BUDGET["cpu"],
 ) -> Speed:
-    """context, prompt: in tokens; element_bytes, kv: as `bytes_read`; step_s: what each step takes besides; chunk:
-    most tokens of a step."""
+    """Predict speed. context, prompt: in tokens; element_bytes, kv: see `bytes_read`; step_s: additional time per
+    step; chunk: most tokens of a step
+    """
 
     def reading(step: Step) -> float:
         return bytes_read(config, weights, step, element_bytes, kv) / rates.bandwidth
@@ -66,24 +67,27 @@ def predict_speed(
     def seconds(step: Step) -> float:
         return max(reading(step), computing(step)) + step_s
 
-    together = (SequenceStep(1, context, sequences=users),)
+    all_users = (SequenceStep(1, context, sequences=users),)
     return Speed(
         ttft_s=sum(seconds(step) * times for step, times in prefill_steps(prompt, chunk)),
         first_tokens_per_s=1 / seconds((SequenceStep(1, 1),)),
         tokens_per_s=1 / seconds((SequenceStep(1, context),)),
-        all_tokens_per_s=users / seconds(together),
+        all_tokens_per_s=users / seconds(all_users),
         users=users,
-        bound="memory" if reading(together) >= computing(together) else "compute",
+        bound="memory" if reading(all_users) >= computing(all_users) else "compute",
     )
 
 
 def prefill_steps(prompt: int, chunk: int) -> list[tuple[Step, float]]:
-    """The steps that a prompt is computed in, and how many each of them stands for: of more than MOST_STEPS some
-    that lie evenly, as their times grow evenly. Only the last gives logits."""
+    """Return the steps that compute a prompt, each with the number of steps that it represents.
+
+    For more than MAX_STEPS, evenly spaced ones are chosen, because durations grow linearly. Only the last computes
+    logits.
+    """
     count = -(-prompt // chunk)
-    chosen = range(count)
+    indices = range(count)
     if count > MAX_STEPS:
-        chosen = [i * (count - 1) // (MAX_STEPS - 1) for i in range(MAX_STEPS)]
-    ends = [min(prompt, (i + 1) * chunk) for i in chosen]
-    shares = [SequenceStep(end - i * chunk, end, int(end == prompt)) for i, end in zip(chosen, ends, strict=True)]
-    return [((share,), count / len(chosen)) for share in shares]
+        indices = [i * (count - 1) // (MAX_STEPS - 1) for i in range(MAX_STEPS)]
+    ends = [min(prompt, (i + 1) * chunk) for i in indices]
+    shares = [SequenceStep(end - i * chunk, end, int(end == prompt)) for i, end in zip(indices, ends, strict=True)]
+    return [((share,), count / len(indices)) for share in shares]

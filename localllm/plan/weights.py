@@ -1,6 +1,6 @@
-"""What each tensor of a checkpoint takes in memory once it is loaded, and what it would take quantized.
+"""The memory that each tensor of a checkpoint takes once it is loaded, and what it would take quantized.
 
-Knows headers alone; `runtime/weight_source.py` and the layers do what is told here, and a test compares the two.
+Uses headers only; `runtime/weight_source.py` and the layers load weights accordingly, and a test compares the two.
 """
 
 import re
@@ -37,55 +37,60 @@ from localllm.quant.packing import (
 )
 
 QUANTS = ("int8", "int4")
-# Bits a weight of a matrix, by its use. Q4_K_M keeps some matrices of the layers in Q6_K, and the head (llama.cpp,
-# src/llama-quant.cpp); 4.8 is what published Llamas and Qwens have on average.
+# Bits per weight of a matrix, by its use. Q4_K_M stores some matrices of the layers, and the head, in Q6_K
+# (llama.cpp,
+# src/llama-quant.cpp); 4.8 is the average of published Llama and Qwen models.
 GGUF_BITS = {
     "q8_0": {"layers": 8.5, "experts": 8.5, "head": 8.5, "tables": 8.5},
     "q4_k_m": {"layers": 4.8, "experts": 4.8, "head": 6.5625, "tables": 4.5},
 }
-# Where rows are no whole blocks of 256 it takes Q5_0 for Q4_K, and Q8_0 for Q6_K.
+# Rows that are not multiples of 256 are stored in Q5_0 instead of Q4_K, and in Q8_0 instead of Q6_K.
 UNEVEN_BITS = {"layers": 5.5, "experts": 5.5, "head": 8.5, "tables": 5.5}
 INT4_GROUP_SIZE = 128  # columns that share a scale in INT4
 MXFP4_GROUP_SIZE = 32
-GGUF_PLAIN = ("f32", "f16", "bf16")  # of a GPU in the model's dtype
+GGUF_PLAIN = ("f32", "f16", "bf16")  # converted to the model's dtype on a GPU
 GGUF_DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-FLOAT32_BYTES = 4  # norms, taps of convolutions, what decides between experts: float32, whatever the dtype
-MODEL_DTYPE_VECTORS = ("bias", "sinks")  # vectors that are not
+FLOAT32_BYTES = 4  # norms, convolution taps and router biases are float32 in every dtype
+MODEL_DTYPE_VECTORS = ("bias", "sinks")  # vectors in the model's dtype
 SPLIT_MATRIX = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.\w+")
 CONVOLUTION_TAPS = re.compile(r".*\.(conv1d|conv)\.weight")
-# Of the layers' matrices those that a quantizer leaves alone: they are small, and decide much.
+# Layer matrices that quantizers leave unquantized: they are small and influential.
 UNQUANTIZED_MATRIX = re.compile(r".*\.(router|shared_gate|in_proj_(b|a|ba)|kv_b_proj|k_b_proj|v_b_proj)\.weight")
 
-# What a matrix is stored in that is quantized otherwise than in blocks.
+# Suffixes of the tensors of a matrix that is quantized in another format than blocks.
 PACKED_SUFFIXES = (
     *(*CODE_SUFFIXES, *SCALE_SUFFIXES, *ORDER_SUFFIXES, "qzeros", "weight_zero_point", "weight_shape"),
     *("input_scale", "activation_scale", "input_scale_ub"),
 )
-ORDER_BYTES = 8  # of a column
+ORDER_BYTES = 8  # per column
 
-SHARED_ORDER = (".k_proj", ".v_proj", ".up_proj")  # below others that read the same columns, in the same order
-NOT_MATRICES = (".scales", "_scale", "_scale_inv", ".qzeros", "_zero_point")  # two-dimensional, too
+# Suffixes of matrices stacked below others with the same columns, whose order they share.
+SHARED_ORDER = (".k_proj", ".v_proj", ".up_proj")
+NOT_MATRICES = (".scales", "_scale", "_scale_inv", ".qzeros", "_zero_point")  # other two-dimensional tensors
 
 TensorSize = Callable[[str, TensorHeader], int]
 
 
 def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
-    """The dtype of most weights, as safetensors spells it; BF16 where most are blocks of GGUF, and on GPUs for the
-    rest of such files, too. device: `cpu` or `cuda`; gguf: as if it were a file of blocks."""
+    """Return the dtype of most weights, by safetensors' name.
+
+    For GGUF files it is BF16 if most are blocks, and on GPUs. device: `cpu` or `cuda`; gguf: as for a GGUF file in
+    blocks
+    """
     if gguf:
         return "BF16"
     sizes: dict[str, int] = {}
     for tensor in header.tensors.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.elements
     if header.gguf is not None:
-        most = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
-        return "F32" if most in ("F32", "F16") and device == "cpu" else "BF16"
+        most_frequent = max(sizes, key=lambda dtype: sizes[dtype], default="F32")
+        return "F32" if most_frequent in ("F32", "F16") and device == "cpu" else "BF16"
     floats = {dtype: size for dtype, size in sizes.items() if dtype in ("F64", "F32", "F16", "BF16")}
     return max(floats, key=lambda dtype: floats[dtype], default="F32")
 
 
 def check_quant(quant: str | None) -> None:
-    """Raises UsageError for one that is not known."""
+    """Raise UsageError for an unknown quantization."""
     if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
         raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join((*QUANTS, *GGUF_BITS))}")
 
@@ -93,14 +98,14 @@ def check_quant(quant: str | None) -> None:
 def weight_bytes(
     header: Header, config: ModelConfig, dtype: str, device: str, quant: str | None = None
 ) -> WeightBytes:
-    """What the weights take in memory on a kind of device; with `quant`, what they would take quantized so.
+    """Return the memory of the weights on a type of device; with `quant`, what they would take quantized.
 
-    quant: of QUANTS, which is what `--quant` makes of them, or of GGUF_BITS for about what a published GGUF file
-    of the model takes. Raises UsageError for one that is not known, or for weights that are stored quantized.
+    quant: of QUANTS, for the result of `--quant`, or of GGUF_BITS, for the approximate size of a published GGUF
+    file. Raises UsageError for an unknown one, or for weights that are stored quantized.
     """
     check_quant(quant)
     if quant is not None and header.quantization:
-        raise UsageError(f"these weights are stored as {header.quantization}", "leave out --quant")
+        raise UsageError(f"these weights are already quantized ({header.quantization})", "leave out --quant")
 
     scale = DTYPE_BYTES[stored_dtype(header, device)] if quant in QUANTS else 0
 
@@ -113,29 +118,30 @@ def weight_bytes(
             return gguf_packed_bytes(tensor, dtype, device) or loaded_bytes(header, name, tensor, dtype, device)
         return loaded_bytes(header, name, tensor, dtype, device)
 
-    found = sum_by_use(header, config, size)
+    sizes = sum_by_use(header, config, size)
     embedding = "embed_tokens.weight"
     if not config.tie_embeddings or embedding not in header.tensors:
-        return found
-    # The head is apart from the embedding once it is quantized, or in lanes or planes.
+        return sizes
+    # A quantized, interleaved or GPU-packed head is separate from the embedding.
     stored = header.tensors[embedding]
-    apart = quant in QUANTS or (quant is None and gguf_packed_bytes(stored, dtype, device))
+    head_is_separate = quant in QUANTS or (quant is None and gguf_packed_bytes(stored, dtype, device))
     return replace(
-        found, tables=found.tables + loaded_bytes(header, embedding, stored, dtype, device) * bool(apart)
+        sizes,
+        tables=sizes.tables + loaded_bytes(header, embedding, stored, dtype, device) * bool(head_is_separate),
     )
 
 
 def sum_by_use(header: Header, config: ModelConfig, size: TensorSize) -> WeightBytes:
-    """The tensors' sizes, added up by how a step reads them."""
-    found = {"layers": 0, "experts": 0, "head": 0, "tables": 0}
+    """Sum up the tensors' sizes by how a step reads them."""
+    sizes = {"layers": 0, "experts": 0, "head": 0, "tables": 0}
     for name, tensor in header.tensors.items():
         if not (config.tie_embeddings and name.startswith("lm_head.")):  # stored twice, read once
-            found[use_of(name, config.tie_embeddings)] += size(name, tensor)
-    return WeightBytes(**found)
+            sizes[use_of(name, config.tie_embeddings)] += size(name, tensor)
+    return WeightBytes(**sizes)
 
 
 def use_of(name: str, tied: bool) -> str:
-    """The field of WeightBytes that a tensor counts in."""
+    """Return the field of WeightBytes in which a tensor is counted."""
     if name.startswith("lm_head.") or (tied and name.startswith("embed_tokens.")):
         return "head"
     if name.startswith(("embed_tokens.", f"{PER_LAYER_TABLE}.")):
@@ -144,19 +150,22 @@ def use_of(name: str, tied: bool) -> str:
 
 
 def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, device: str) -> int:
-    """As `runtime.load` keeps it: floats in `dtype`, FP8 as well where no kernel reads it packed; matrices of a
-    GGUF file that nothing lays out otherwise, and a table that is looked up by row, as they are stored."""
+    """Return the memory of a tensor as loaded.
+
+    Floats are in `dtype`, and so is FP8 without a kernel; GGUF matrices without another layout, and tables that
+    are looked up by row, stay as stored.
+    """
     element, vector = ELEMENT_BYTES[dtype], len(tensor.shape) < 2
     if name.startswith(f"{PER_LAYER_TABLE}."):
         return tensor.nbytes
-    module, _, kind = name.rpartition(".")
-    if kind in PACKED_SUFFIXES and (matrix := find_packed_matrix(header, module)):
-        if kind in ORDER_SUFFIXES and module.endswith(SHARED_ORDER):
+    module, _, suffix = name.rpartition(".")
+    if suffix in PACKED_SUFFIXES and (matrix := find_packed_matrix(header, module)):
+        if suffix in ORDER_SUFFIXES and module.endswith(SHARED_ORDER):
             return 0
-        pieces = SPLIT_MATRIX.fullmatch(name)
-        if not pieces and stays_packed(matrix.format, device):
-            return part_bytes(matrix, kind, device)
-        return matrix.rows * matrix.columns * element if kind in CODE_SUFFIXES else 0
+        is_split = SPLIT_MATRIX.fullmatch(name)
+        if not is_split and stays_packed(matrix.format, device):
+            return part_bytes(matrix, suffix, device)
+        return matrix.rows * matrix.columns * element if suffix in CODE_SUFFIXES else 0
     if tensor.dtype == "U8":  # parts of MXFP4
         return tensor.elements if device == "cpu" else mxfp4_planes_bytes(tensor)
     if SPLIT_MATRIX.fullmatch(name):
@@ -167,69 +176,73 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
 
 
 def gguf_packed_bytes(tensor: TensorHeader, dtype: str, device: str) -> int | None:
-    """Of a matrix of a GGUF file in lanes or planes; None where its format stays as it is."""
-    form = tensor.dtype.lower()
+    """Return the memory of a GGUF matrix in interleaved or packed GPU layout; None if its layout does not
+    change.
+    """
+    block_format = tensor.dtype.lower()
     if tensor.offset is None:
         return None
     rows, columns = tensor.shape
     if device != "cpu":
-        plain = (
+        dense_bytes = (
             rows * columns * ELEMENT_BYTES[dtype]
-            if form in GGUF_PLAIN and form != GGUF_DTYPE_NAMES[dtype]
+            if block_format in GGUF_PLAIN and block_format != GGUF_DTYPE_NAMES[dtype]
             else None
         )
-        return gguf_gpu_packed_bytes(form, rows, columns) or plain
-    if form not in GGUF_INTERLEAVED_BYTES:
+        return gguf_gpu_packed_bytes(block_format, rows, columns) or dense_bytes
+    if block_format not in GGUF_INTERLEAVED_BYTES:
         return None
     return (
         -(-rows // TILE_ROWS)
         * TILE_ROWS
         * columns
-        // BLOCK_TYPE_BY_NAME[form].block_elements
-        * GGUF_INTERLEAVED_BYTES[form]
+        // BLOCK_TYPE_BY_NAME[block_format].block_elements
+        * GGUF_INTERLEAVED_BYTES[block_format]
     )
 
 
 def mxfp4_planes_bytes(tensor: TensorHeader) -> int:
-    """Of the codes [rows, groups, 16] or the scales [rows, groups] of a matrix."""
+    """Return the memory of the codes [rows, groups, 16] or scales [rows, groups] of an MXFP4 matrix on a GPU."""
     rows, groups, *codes = tensor.shape
-    found = gpu_packed_size(rows, groups * MXFP4_GROUP_SIZE, MXFP4_GROUP_SIZE, GPU_PACKED_BITS[MXFP4])
-    assert found
-    return found[0] if codes else found[1]
+    sizes = gpu_packed_size(rows, groups * MXFP4_GROUP_SIZE, MXFP4_GROUP_SIZE, GPU_PACKED_BITS[MXFP4])
+    assert sizes
+    return sizes[0] if codes else sizes[1]
 
 
-def part_bytes(matrix: PackedMatrix, kind: str, device: str) -> int:
-    """Of one tensor of a quantized matrix, once it is a part of a QuantizedTensor: in lanes or in planes."""
-    codes, numbers = matrix.code_bytes, matrix.rows * matrix.group_count
+def part_bytes(matrix: PackedMatrix, suffix: str, device: str) -> int:
+    """Return the memory of one tensor of a quantized matrix, in interleaved or packed GPU layout."""
+    codes, scales = matrix.code_bytes, matrix.rows * matrix.group_count
     bits = {INT4: 4, INT8: 8}.get(matrix.format)
     if device != "cpu" and matrix.format in GPU_PACKED_BITS:
-        laid = gpu_packed_size(matrix.rows, matrix.columns, matrix.group_size, GPU_PACKED_BITS[matrix.format])
-        codes, numbers = laid or (codes, numbers)
+        packed = gpu_packed_size(matrix.rows, matrix.columns, matrix.group_size, GPU_PACKED_BITS[matrix.format])
+        codes, scales = packed or (codes, scales)
     elif device == "cpu" and bits and (group := interleaved_group(matrix.group_size, matrix.columns, bits)):
         rows, columns = -(-matrix.rows // TILE_ROWS) * TILE_ROWS, interleaved_columns(group, matrix.columns)
-        codes, numbers = rows * columns * bits // 8, rows * columns // group
-    if kind in CODE_SUFFIXES:
+        codes, scales = rows * columns * bits // 8, rows * columns // group
+    if suffix in CODE_SUFFIXES:
         return codes
-    if kind in SCALE_SUFFIXES:
-        return numbers * DTYPE_BYTES[matrix.scale_dtype]
-    if kind in ("qzeros", "weight_zero_point"):
-        return numbers * matrix.has_zeros
-    return matrix.columns * ORDER_BYTES * matrix.act_order if kind in ORDER_SUFFIXES else 0
+    if suffix in SCALE_SUFFIXES:
+        return scales * DTYPE_BYTES[matrix.scale_dtype]
+    if suffix in ("qzeros", "weight_zero_point"):
+        return scales * matrix.has_zeros
+    return matrix.columns * ORDER_BYTES * matrix.act_order if suffix in ORDER_SUFFIXES else 0
 
 
 def is_multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
-    """Is it a matrix that x is multiplied by: of a layer, or the head?"""
-    matrix = name.endswith(".weight") and len(tensor.shape) == 2
-    return matrix and (name.startswith("layers.") or use_of(name, config.tie_embeddings) == "head")
+    """Return whether x is multiplied by it: a matrix of a layer, or the head."""
+    is_matrix = name.endswith(".weight") and len(tensor.shape) == 2
+    return is_matrix and (name.startswith("layers.") or use_of(name, config.tie_embeddings) == "head")
 
 
 def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, device: str) -> int:
-    """int8: a byte an element and a scale a row. int4: half a byte, and a scale for each 128 of a row. scale: its
-    bytes."""
+    """Return the memory of a matrix quantized by `--quant`. scale: bytes of a scale
+
+    int8: a byte per element and a scale per row; int4: half a byte, and a scale per 128 columns.
+    """
     rows, columns = tensor.shape
-    kind = "F32" if scale == FLOAT32_BYTES else "F16"
+    scale_dtype = "F32" if scale == FLOAT32_BYTES else "F16"
     if quant == INT8:
-        matrix = PackedMatrix(INT8, rows, columns, group_count=1, group_size=None, scale_dtype=kind)
+        matrix = PackedMatrix(INT8, rows, columns, group_count=1, group_size=None, scale_dtype=scale_dtype)
     else:
         matrix = PackedMatrix(
             INT4,
@@ -237,23 +250,22 @@ def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, device: str) -
             columns,
             group_count=-(-columns // INT4_GROUP_SIZE),
             group_size=INT4_GROUP_SIZE,
-            scale_dtype=kind,
+            scale_dtype=scale_dtype,
         )
     return part_bytes(matrix, "weight", device) + part_bytes(matrix, "weight_scale", device)
 
 
 def gguf_bytes(tensor: TensorHeader, quant: str, use: str) -> int:
-    """About what a published GGUF file has. use: as `use_of` tells it."""
-    uneven = quant == "q4_k_m" and tensor.shape[1] % K_QUANT_BLOCK
-    bits = UNEVEN_BITS if uneven else GGUF_BITS[quant]
+    """Return the approximate size in a published GGUF file. use: see `use_of`"""
+    is_uneven = quant == "q4_k_m" and tensor.shape[1] % K_QUANT_BLOCK
+    bits = UNEVEN_BITS if is_uneven else GGUF_BITS[quant]
     return round(tensor.elements * bits[use] / 8)
 
 
 def representative_matrix(header: Header) -> TensorHeader | PackedMatrix:
-    """The matrix of the layers that stands for all: the largest in the format that most of their bytes are in,
-    and of equal ones the one with most rows.
+    """Return a representative matrix of the layers: the largest in the format that most of their bytes have.
 
-    Raises DamagedModel where the layers have no matrix.
+    Among equal ones, it is the one with the most rows. Raises DamagedModel if the layers have no matrix.
     """
     matrices = {
         name: tensor
@@ -264,10 +276,10 @@ def representative_matrix(header: Header) -> TensorHeader | PackedMatrix:
     for tensor in matrices.values():
         sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.nbytes
     if not sizes:
-        raise DamagedModel(f"{header.path} holds no matrix of a layer", "fetch the model again")
-    most = max(sizes, key=lambda form: sizes[form])
-    name, found = max(
-        ((name, tensor) for name, tensor in matrices.items() if tensor.dtype == most),
-        key=lambda named: (named[1].elements, named[1].shape[0]),
+        raise DamagedModel(f"{header.path} contains no matrix of a layer", "fetch the model again")
+    most_frequent = max(sizes, key=lambda dtype: sizes[dtype])
+    name, tensor = max(
+        ((name, tensor) for name, tensor in matrices.items() if tensor.dtype == most_frequent),
+        key=lambda item: (item[1].elements, item[1].shape[0]),
     )
-    return find_packed_matrix(header, name.rpartition(".")[0]) or found
+    return find_packed_matrix(header, name.rpartition(".")[0]) or tensor

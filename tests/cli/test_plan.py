@@ -81,7 +81,7 @@ def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_
     assert captured.err == "" or captured.err.startswith("note: other programs kept")
     assert plan["device"]["measured"]
     assert 0 < plan["expected"]["tokens_per_s"] < plan["ceiling"]["tokens_per_s"]
-    assert plan["expectation"] == "products with matrices of this model's format and size"
+    assert plan["expectation"] == "matrix products in this model's format and size"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_
         (["--gpu", "h100x"], "no device is catalogued as 'h100x'"),
         (["--gpu", "h100", "--device", "cpu"], "leave one of them out"),
         (["--gpu", "h100", "--context", "999999999"], "give a whole number up to 131072"),
-        (["--gpu", "h100", "--users", "0"], "0 users are asked for"),
-        (["--gpu", "h100", "--prompt", "0"], "a prompt of 0 tokens is asked for"),
+        (["--gpu", "h100", "--users", "0"], "0 is not a number of users"),
+        (["--gpu", "h100", "--prompt", "0"], "a prompt of 0 tokens is not possible"),
         (["--gpu", "h100", "--quant", "int3"], "name one of int8, int4, q8_0, q4_k_m"),
         (["--gpu", "h100", "--dtype", "int3"], "there is no dtype 'int3'"),
     ],

@@ -31,7 +31,7 @@ def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
         read_bytes = bytes_read(config, llm.memory.weights, (SequenceStep(1, 128),), kind.itemsize)
         like = expected.run_setup("demo", header, kind, CPU, llm.origin.setup.threads, read_bytes)
         before = expected.expected_rates(header, config, like, kind, CPU, tmp_path, silent)
-        assert before.source == "products with matrices of this model's format and size"
+        assert before.source == "matrix products in this model's format and size"
         assert before.bandwidth > 0 and before.flops > 0 and before.step_s > 0
 
         short = llm.generate([5] * 80, SamplingParams(max_tokens=8, ignore_eos=True))

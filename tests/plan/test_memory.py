@@ -140,12 +140,12 @@ def test_a_shortage_is_told_with_the_arithmetic_and_what_saves_most() -> None:
     told = shortage_error(memory, "cuda:0", "bfloat16", quantized=False)
     assert told.exit_code == 3
     assert told.message == (
-        "cuda:0 has no memory left; 37.7 GB were planned: 16.1 GB for weights, 21.0 GB for a cache of 160096 "
+        "cuda:0 is out of memory; 37.7 GB were planned: 16.1 GB for weights, 21.0 GB for a cache of 160096 "
         "tokens, 622 MB for a step"
     )
-    assert (told.remedy or "").endswith("take less with --quant int4 or --context 16384 or --kv-dtype int8")
+    assert (told.remedy or "").endswith("use less with --quant int4 or --context 16384 or --kv-dtype int8")
     told = shortage_error(memory, "cuda:0", "int8", quantized=True)
-    assert (told.remedy or "").endswith("take less with --context 16384")
+    assert (told.remedy or "").endswith("use less with --context 16384")
 
 
 def needs_of(config: dict[str, Any], kind: str = "cpu") -> MemoryNeeds:

@@ -43,7 +43,7 @@ def test_a_line_that_is_no_run_is_passed_over_with_a_note(tmp_path: Path) -> Non
         file.write_text(f"{bad}\n{good}")
         notes: list[str] = []
         assert read(file, notes.append) == [RUN]
-        assert notes == [f"note: 1 of 2 lines of {file} are no runs, and are not used"]
+        assert notes == [f"note: 1 of 2 lines of {file} are invalid and ignored"]
     file.write_text(good.replace("10.0", "NaN"))
     assert read(file, notes.append) == []
     file.write_bytes(b"\xff\xfe" + good.encode())
@@ -54,7 +54,7 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     notes: list[str] = []
     record(tmp_path / "home", RUN, notes.append)
-    assert "is not kept" in notes[-1]
+    assert "could not be saved" in notes[-1]
 
 
 def test_runs_of_the_same_model_count_before_those_of_others() -> None:
