@@ -46,11 +46,11 @@ def test_a_device_that_is_not_here_is_never_replaced() -> None:
 @pytest.mark.parametrize(
     ("torch_cuda", "driver", "plugged_in", "hidden", "said"),
     [
-        (None, None, 1, None, "this torch is for the CPU alone"),
-        ("12.8", None, 1, None, "an NVIDIA GPU is here, and no driver is loaded"),
-        ("12.8", None, 0, None, "no NVIDIA GPU was found, and no driver is loaded"),
+        (None, None, 1, None, "this version of torch supports only CPUs"),
+        ("12.8", None, 1, None, "there is an NVIDIA GPU, but no driver is loaded"),
+        ("12.8", None, 0, None, "no NVIDIA GPU was found, but no driver is loaded"),
         ("12.8", "470.10", 1, None, "torch, made for CUDA 12.8, cannot use the driver 470.10"),
-        ("12.8", "575.57", 1, "", "CUDA_VISIBLE_DEVICES hides all"),
+        ("12.8", "575.57", 1, "", "CUDA_VISIBLE_DEVICES hides all GPUs"),
     ],
 )
 def test_why_there_is_no_gpu(

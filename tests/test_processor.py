@@ -57,7 +57,9 @@ def test_the_environment_names_a_level() -> None:
 def test_a_level_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: OLD)
     monkeypatch.setenv("LOCALLLM_CPU", "avx512")
-    with pytest.raises(UsageError, match="LOCALLLM_CPU is 'avx512', and this processor lacks it; name a lower"):
+    with pytest.raises(
+        UsageError, match="LOCALLLM_CPU is 'avx512', but this processor does not support it; name a lower"
+    ):
         processor.features()
     monkeypatch.setenv("LOCALLLM_CPU", "avx2")
     assert processor.features() == OLD

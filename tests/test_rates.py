@@ -142,7 +142,7 @@ def test_rates_of_a_busy_machine_are_told_and_not_kept(
     monkeypatch.setattr(rates, "MIN_CPU_SHARE", 2.0)
     notes: list[str] = []
     assert measure_this_machine(settings=settings, remeasure=True, note=notes.append).bandwidth != 2.0
-    assert len(notes) == 1 and "not kept" in notes[0]
+    assert len(notes) == 1 and "not saved" in notes[0]
     assert measure_this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
 
 
@@ -152,7 +152,7 @@ def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
     monkeypatch.setattr(rates, "free_bytes", lambda device: 8 * 4 * 32 * 64 * 4)  # for 4 of 10 matrices
     notes: list[str] = []
     assert measure_this_machine(settings=settings, note=notes.append).bandwidth > 0
-    assert len(notes) == 1 and "not kept" in notes[0]
+    assert len(notes) == 1 and "not saved" in notes[0]
     assert not (settings.home / "rates.json").exists()
 
 
@@ -214,7 +214,7 @@ def test_rates_that_cannot_be_kept_are_measured_each_time(settings: Settings, bl
         (settings.home / "rates.json").mkdir(parents=True)
     notes: list[str] = []
     assert measure_this_machine(settings=settings, note=notes.append).bandwidth > 0
-    assert len(notes) == 1 and "not kept" in notes[0]
+    assert len(notes) == 1 and "not be saved" in notes[0]
 
 
 def test_the_file_does_not_grow_for_ever(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

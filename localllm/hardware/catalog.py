@@ -1,7 +1,7 @@
-"""What a device can do: how much a model may use of its memory, how fast it reads and how fast it computes. The
-catalogue of `hardware.toml` holds what makers publish; what this machine reaches is measured in `measure.py`.
+"""The capabilities of devices: memory available to a model, bandwidth and compute rate.
 
-Imports no torch, and knows nothing of what is here.
+The catalogue `hardware.toml` contains what vendors publish; what this machine reaches is measured in `measure.py`.
+Imports no torch, and detects nothing.
 """
 
 import difflib
@@ -14,28 +14,26 @@ from pathlib import Path
 
 from localllm.errors import UsageError
 
-RESERVED_BYTES = 500_000_000  # of a GPU: the CUDA context and the libraries' workspaces
-IGNORED_IN_NAMES = re.compile(
-    r"nvidia|geforce|tesla|rtx|(?<=\d) ?gb\b|[^a-z0-9]+"
-)  # what a name may have or leave out
+RESERVED_BYTES = 500_000_000  # of a GPU: the CUDA context and workspaces of libraries
+IGNORED_IN_NAMES = re.compile(r"nvidia|geforce|tesla|rtx|(?<=\d) ?gb\b|[^a-z0-9]+")  # optional in names
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """One device, catalogued or measured."""
+    """A device, catalogued or measured."""
 
     name: str
     device_type: str
     """`cpu` or `cuda`"""
 
     memory_bytes: int
-    """What a model may use: of a catalogued GPU its capacity without RESERVED_BYTES"""
+    """Available to a model: of a catalogued GPU, its capacity without RESERVED_BYTES"""
 
     bandwidth: float
-    """Bytes a second that a stream through the memory reads: catalogued the peak, measured what is reached"""
+    """Bytes per second that are read sequentially: the published peak, or measured"""
 
     flops: float
-    """Operations a second of dense matrix products in 16 bits, one multiplication and addition being two"""
+    """Operations per second of dense 16-bit matrix products, counting multiplications and additions separately"""
 
     measured: bool
     source: str
@@ -43,29 +41,30 @@ class DeviceSpec:
 
 
 def find_device(name: str) -> DeviceSpec:
-    """The device of a name in any spelling: `H100 SXM`, `h100`, `rtx4090`, `4090`, `NVIDIA GeForce RTX 4090`.
+    """Return the device of a name in any spelling: `H100 SXM`, `h100`, `rtx4090`, `4090`, `NVIDIA GeForce RTX
+    4090`.
 
-    Raises UsageError, with near names, where it is not in the catalogue.
+    Raises UsageError with similar names if it is not in the catalogue.
     """
-    known = _by_spelling()
-    if found := known.get(_spelling(name)):
-        return found
-    close = difflib.get_close_matches(_spelling(name), known, n=8, cutoff=0.6)
-    near = list(dict.fromkeys(known[spelling].name for spelling in close))[:4]
-    guess = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(device_names())}"
-    raise UsageError(f"no device is catalogued as {name!r}", guess)
+    devices = _by_spelling()
+    if device := devices.get(_spelling(name)):
+        return device
+    similar = difflib.get_close_matches(_spelling(name), devices, n=8, cutoff=0.6)
+    names = list(dict.fromkeys(devices[spelling].name for spelling in similar))[:4]
+    suggestion = f"did you mean {' or '.join(names)}?" if names else f"these are: {', '.join(device_names())}"
+    raise UsageError(f"no device is catalogued as {name!r}", suggestion)
 
 
 def device_names() -> list[str]:
-    """Every catalogued device, in the order of the file."""
+    """Return the names of all catalogued devices, in the order of the file."""
     return list(dict.fromkeys(device.name for device in _by_spelling().values()))
 
 
 @functools.cache
 def _by_spelling() -> Mapping[str, DeviceSpec]:
-    """Each device under its name and its aliases; the devices in the order of the file."""
+    """Return devices by names and aliases, in the order of the file."""
     content = tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
-    known: dict[str, DeviceSpec] = {}
+    devices: dict[str, DeviceSpec] = {}
     for name, fields in content["devices"].items():
         device = DeviceSpec(
             name=name,
@@ -76,8 +75,8 @@ def _by_spelling() -> Mapping[str, DeviceSpec]:
             measured=False,
             source=content["sources"][fields["source"]],
         )
-        known |= {_spelling(spelling): device for spelling in (name, *fields.get("aliases", ()))}
-    return known
+        devices |= {_spelling(spelling): device for spelling in (name, *fields.get("aliases", ()))}
+    return devices
 
 
 def _spelling(name: str) -> str:

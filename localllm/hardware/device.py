@@ -1,5 +1,7 @@
-"""What is here: devices, their memory, the dtypes that run well on them. torch is imported inside functions, so
-that what needs no device needs no torch."""
+"""The devices of this machine, their memory, and the dtypes that run well on them.
+
+torch is imported inside functions, so that commands that need no device need no torch.
+"""
 
 from __future__ import annotations
 
@@ -23,25 +25,25 @@ if TYPE_CHECKING:
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 CLEAR_REFS = Path("/proc/self/clear_refs")
-UNLIMITED_BYTES = 2**60  # bytes; the first version of control groups writes 2**63 less a page for no limit
-NVIDIA, DISPLAY = "0x10de", "0x03"  # a maker and a class of PCI devices
+UNLIMITED_BYTES = 2**60  # version 1 of control groups represents no limit as 2**63 minus a page
+NVIDIA, DISPLAY = "0x10de", "0x03"  # a vendor and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
-KV_DTYPES = ("int8", "fp8")  # of keys and values, beside the model's own
+KV_DTYPES = ("int8", "fp8")  # of keys and values, besides the model's own dtype
 NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` takes the first GPU if torch has kernels for it, else the CPU; anything else is taken literally or
-    refused, never replaced.
+    """Return the device of a name; `auto` is the first GPU if torch has kernels for it, otherwise the CPU.
 
-    Raises NoSuchDevice where it is not here, UsageError where the name means nothing.
+    Any other name is used literally and never replaced. Raises NoSuchDevice if the device is not available, and
+    UsageError for an invalid name.
     """
     import torch
 
     if name == "cpu":
         return torch.device(name)
     if name != "auto" and not re.fullmatch(r"cuda(:\d{1,3})?", name):
-        raise UsageError(f"there is no device {name!r}", "name auto, cpu, cuda or cuda:N")
+        raise UsageError(f"{name!r} is not a device", "name auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
         return torch.device("cuda", 0) if count and has_torch_kernels(0) else torch.device("cpu")
@@ -53,35 +55,38 @@ def resolve_device(name: str) -> torch.device:
     if index >= count:
         raise NoSuchDevice(f"there is no device {name}", f"here are cuda:0 to cuda:{count - 1}")
     if not has_torch_kernels(index):
-        called = torch.cuda.get_device_name(index)
+        gpu_name = torch.cuda.get_device_name(index)
         raise NoSuchDevice(
-            f"this torch has no kernels for {name}, the {called}", f"install one that has; {NO_GPU_REMEDY}"
+            f"this torch has no kernels for {name}, the {gpu_name}", f"install one that has; {NO_GPU_REMEDY}"
         )
     return torch.device("cuda", index)
 
 
 def has_torch_kernels(index: int) -> bool:
-    """Has this torch kernels for the GPU?"""
+    """Return whether this torch has kernels for the GPU."""
     import torch
 
     return has_kernels(*torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
 
 
 def explain_no_gpu(torch_cuda: str | None, driver: str | None, plugged_in: int) -> str:
-    """torch_cuda: the CUDA that torch was made for, None: the CPU alone; driver: its version, None: not loaded."""
+    """Return why there is no CUDA device.
+
+    torch_cuda: CUDA version of torch, None if it is CPU-only; driver: its version, None if not loaded
+    """
     if torch_cuda is None:
-        return "there is no CUDA device: this torch is for the CPU alone"
+        return "there is no CUDA device: this version of torch supports only CPUs"
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return "there is no CUDA device: CUDA_VISIBLE_DEVICES hides all"
+        return "there is no CUDA device: CUDA_VISIBLE_DEVICES hides all GPUs"
     if driver is None:
-        here = "an NVIDIA GPU is here" if plugged_in else "no NVIDIA GPU was found"
-        return f"there is no CUDA device: {here}, and no driver is loaded"
+        detected = "there is an NVIDIA GPU" if plugged_in else "no NVIDIA GPU was found"
+        return f"there is no CUDA device: {detected}, but no driver is loaded"
     return f"there is no CUDA device: torch, made for CUDA {torch_cuda}, cannot use the driver {driver}"
 
 
 @contextmanager
 def device_context(device: torch.device) -> Iterator[None]:
-    """What this thread allocates, starts and captures without naming a device goes there."""
+    """Make the device this thread's default for allocations, launches and captures."""
     import torch
 
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -89,7 +94,7 @@ def device_context(device: torch.device) -> Iterator[None]:
 
 
 def reserve_bytes(device: torch.device, size: int) -> None:
-    """Have so many bytes of a GPU kept for this process's later tensors. Raises torch.OutOfMemoryError."""
+    """Reserve memory of a GPU in torch's allocator, for later tensors. Raises torch.OutOfMemoryError."""
     import torch
 
     if device.type == "cuda":
@@ -97,34 +102,33 @@ def reserve_bytes(device: torch.device, size: int) -> None:
 
 
 def release_cached(device: torch.device) -> None:
-    """What torch keeps of a GPU for later tensors goes back to all."""
+    """Release the memory that torch's allocator caches on a GPU."""
     import torch
 
     if device.type == "cuda":
-        with suppress(RuntimeError):  # a GPU that broke off releases nothing before the process ends
+        with suppress(RuntimeError):  # a failed GPU releases nothing before the process ends
             torch.cuda.empty_cache()
 
 
 def resolve_dtype(name: str, stored: str, device: torch.device) -> torch.dtype:
-    """As `dtype_for`."""
+    """Return the torch dtype of `dtype_for`."""
     import torch
 
     return getattr(torch, dtype_for(name, stored, device.type))
 
 
 def dtype_for(name: str, stored: str, device_type: str) -> str:
-    """`auto`: as stored, except that a CPU without fast 16-bit arithmetic computes in float32.
+    """Return the dtype to compute in; `auto` is the stored one, except on a CPU without fast 16-bit arithmetic.
 
-    `stored` is the dtype of the weights as safetensors spells it; device_type: `cpu`, which is this machine's, or
-    `cuda`.
-    Raises UsageError for an unknown name.
+    stored: dtype of the weights, by safetensors' name; device_type: `cpu`, for this machine's, or `cuda`. Raises
+    UsageError for an unknown name.
     """
     if name != "auto":
         if name not in DTYPES:
             raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
         return name
-    wanted = {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
-    if device_type == "cpu" and wanted != "float32":
+    preferred = {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
+    if device_type == "cpu" and preferred != "float32":
         import torch
 
         limited = processor.forced_level() in (
@@ -134,39 +138,39 @@ def dtype_for(name: str, stored: str, device_type: str) -> str:
         )  # such a processor has no such arithmetic
         if wanted == "float16" or limited or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "float32"
-    return wanted
+    return preferred
 
 
 def kv_dtype_for(name: str, dtype: str) -> str:
-    """What keys and values are kept in: `auto` is the model's dtype.
+    """Return the dtype of keys and values; `auto` is the model's dtype.
 
-    Raises UsageError for an unknown name, and for a dtype that is not the model's.
+    Raises UsageError for an unknown name, and for another float dtype than the model's.
     """
     if name == "auto":
         return dtype
     if name != dtype and name not in KV_DTYPES:
         if name in DTYPES:
-            said = f"keys and values are asked for in {name}, and the model computes in {dtype}"
+            message = f"keys and values cannot be in {name}, as the model computes in {dtype}"
         else:
-            said = f"there is no dtype {name!r} for keys and values"
-        raise UsageError(said, f"name auto, {dtype}, {' or '.join(KV_DTYPES)}")
+            message = f"there is no dtype {name!r} for keys and values"
+        raise UsageError(message, f"name auto, {dtype}, {' or '.join(KV_DTYPES)}")
     return name
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As `resolve_dtype` takes it: float32, bfloat16, ..."""
+    """Return a dtype's name, as for `resolve_dtype`: float32, bfloat16, ..."""
     return str(dtype).removeprefix("torch.")
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be taken now without pushing anything out."""
+    """Return the free memory of a device in bytes."""
     import torch
 
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
 
 
 def total_bytes(device: torch.device) -> int:
-    """Memory of the device, whoever uses it now; within what a container grants."""
+    """Return the total memory of a device in bytes, within a container's limit."""
     import psutil
     import torch
 
@@ -177,15 +181,14 @@ def total_bytes(device: torch.device) -> int:
 
 
 def free_host_bytes() -> int:
-    """Of the processor, in bytes, within what a container grants."""
+    """Return the free main memory in bytes, within a container's limit."""
     import psutil
 
     return int(min(psutil.virtual_memory().available, container_bytes()))
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no copy of a file, so that nobody else may have it. Where the system does not
-    tell them apart, mapped files that are read count, too."""
+    """Return this process's memory in bytes without mapped files, if the system distinguishes them."""
     import psutil
 
     used = psutil.Process().memory_info()
@@ -193,37 +196,38 @@ def anonymous_bytes() -> int:
 
 
 def container_bytes(groups: Path = CONTROL_GROUPS) -> float:
-    """What the memory limit of a Linux container leaves; infinity without one."""
+    """Return the memory that a Linux container's limit leaves; infinity without one."""
     limit, used = container_memory(groups) or (math.inf, 0)
     return max(0, limit - used)
 
 
 def container_memory(groups: Path = CONTROL_GROUPS) -> tuple[int, int] | None:
-    """Limit and use of a Linux container in bytes; None without a limit. Control groups of both versions.
+    """Return limit and usage of a Linux container in bytes; None without a limit. Supports both control group
+    versions.
 
-    Use counts copies of files that nobody reads right now; they make room when it is wanted, so they are left out.
+    Inactive file pages are excluded from usage, because they are reclaimed on demand.
     """
-    second = [groups / f"memory.{name}" for name in ("max", "current", "stat")]
-    first = [groups / f"memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")]
-    for limit, used, parts in (second, first):
+    version_2 = [groups / f"memory.{name}" for name in ("max", "current", "stat")]
+    version_1 = [groups / f"memory/memory.{name}" for name in ("limit_in_bytes", "usage_in_bytes", "stat")]
+    for limit, used, parts in (version_2, version_1):
         with suppress(OSError, ValueError):  # ValueError: `max`
-            in_bytes = int(limit.read_text())
-            if in_bytes < UNLIMITED_BYTES:
-                return in_bytes, max(0, int(used.read_text()) - _inactive_file_bytes(parts))
+            limit_bytes = int(limit.read_text())
+            if limit_bytes < UNLIMITED_BYTES:
+                return limit_bytes, max(0, int(used.read_text()) - _inactive_file_bytes(parts))
     return None
 
 
 def _inactive_file_bytes(parts: Path) -> int:
-    """Of this group and those below it, which the first version counts apart."""
+    """Return the inactive file pages of this group and its descendants."""
     try:
-        found = dict(line.split() for line in parts.read_text().splitlines())
+        statistics = dict(line.split() for line in parts.read_text().splitlines())
     except (OSError, ValueError):
         return 0
-    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+    return int(statistics.get("total_inactive_file", statistics.get("inactive_file", 0)))
 
 
 def usable_cores(groups: Path = CONTROL_GROUPS) -> float:
-    """Cores that this process may run on at once: those of its affinity, or what a container grants, maybe 1.5."""
+    """Return the cores that this process may use at once, by affinity or a container's quota, for example 1.5."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = map(int, (groups / "cpu.max").read_text().split())
@@ -235,14 +239,14 @@ def usable_cores(groups: Path = CONTROL_GROUPS) -> float:
 
 
 def device_name(device: torch.device) -> str:
-    """The name that a GPU or the processor gives itself."""
+    """Return the name that a GPU or processor reports."""
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
 
 
 def processor_name() -> str:
-    """Of Arm, which Linux gives no name, the architecture."""
+    """Return the processor's name; on Arm, for which Linux reports none, the architecture."""
     with suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith("model name")).partition(":")[2].strip()
@@ -250,8 +254,9 @@ def processor_name() -> str:
 
 
 def cpu_features() -> list[str]:
-    """What torch makes use of in this processor, the vectors first, and what LOCALLLM_CPU leaves to the compiled
-    kernels, if it is set."""
+    """Return the processor features that torch uses, vector extensions first, and the LOCALLLM_CPU level, if
+    set.
+    """
     import torch
 
     fast_bfloat16 = ["bfloat16"] if dtype_for("auto", "BF16", "cpu") == "bfloat16" else []
@@ -263,18 +268,18 @@ def cpu_features() -> list[str]:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU that torch sees."""
+    """A GPU that torch detects."""
 
     index: int
     name: str
     capability: str  # 9.0
-    runs: bool  # does this torch have kernels for it?
+    runs: bool  # torch has kernels for it
     memory_bytes: int
     free_bytes: int
 
 
 def list_gpus() -> list[Gpu]:
-    """Every GPU that torch can use, in its order; none is no error."""
+    """Return all GPUs that torch can use, in its order."""
     import torch
 
     def gpu(index: int) -> Gpu:
@@ -288,28 +293,28 @@ def list_gpus() -> list[Gpu]:
 
 
 def has_kernels(major: int, minor: int, architectures: Iterable[str]) -> bool:
-    """Does one of them, as `torch.cuda.get_arch_list` names them, run on a GPU of this capability?
+    """Return whether code for one of the architectures runs on a GPU of this capability.
 
-    Machine code (`sm_86`) runs on GPUs of its own major version that are not older, PTX (`compute_90`) on all that
-    are not older; both with an `a` behind (`sm_90a`) on that very capability alone, with an `f` on those of their
-    major version. Source: NVIDIA's manual of nvcc, "GPU Compilation".
+    architectures: as in `torch.cuda.get_arch_list`. Machine code (`sm_86`) runs on GPUs of the same major version
+    that are not older, PTX (`compute_90`) on all that are not older; with suffix `a` (`sm_90a`), both run on that
+    capability only, with `f` on its major version. Source: NVIDIA's manual of nvcc, "GPU Compilation".
     """
 
     def runs(architecture: str) -> bool:
-        named = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
-        if not named:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+        if not match:
             return False
-        oldest = (int(named[2]), int(named[3]))
-        if named[4] == "a":
+        oldest = (int(match[2]), int(match[3]))
+        if match[4] == "a":
             return oldest == (major, minor)
-        own = named[1] == "sm" or named[4] == "f"
-        return oldest <= (major, minor) and (oldest[0] == major or not own)
+        same_major_only = match[1] == "sm" or match[4] == "f"
+        return oldest <= (major, minor) and (oldest[0] == major or not same_major_only)
 
     return any(map(runs, architectures))
 
 
 def count_nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
-    """How many NVIDIA GPUs are plugged in, with a driver or without one; 0 where the system does not say."""
+    """Return the number of installed NVIDIA GPUs, with or without driver; 0 if unknown."""
     count = 0
     for device in pci.glob("*"):
         with suppress(OSError):
@@ -319,7 +324,7 @@ def count_nvidia_devices(pci: Path = Path("/sys/bus/pci/devices")) -> int:
 
 
 def nvidia_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    """The version of NVIDIA's driver that is loaded, None where there is none."""
+    """Return the version of the loaded NVIDIA driver; None if there is none."""
     with suppress(OSError):
         if found := re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", file.read_text()):
             return found[0]
@@ -327,7 +332,7 @@ def nvidia_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | Non
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory this process has held on the device so far; on the CPU mapped weights count once read."""
+    """Return the process's peak memory on the device; on a CPU, mapped weights count once read."""
     import torch
 
     if device.type == "cuda":
@@ -337,7 +342,7 @@ def peak_bytes(device: torch.device) -> int:
 
 
 def reset_peak_bytes(device: torch.device) -> bool:
-    """Let `peak_bytes` begin anew, at what is held now; False where the system cannot."""
+    """Reset `peak_bytes` to the current usage; returns False if the system does not support it."""
     import torch
 
     if device.type == "cuda":

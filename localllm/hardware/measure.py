@@ -1,7 +1,6 @@
-"""How fast this machine copies, reads and multiplies: measured once, in less than a second, and kept in the user's
-home.
+"""Measures once how fast this machine copies, reads and multiplies, in less than a second, and stores the results.
 
-Knows nothing of models. torch is imported inside functions, as in `device.py`.
+Independent of models. torch is imported inside functions, like in `device.py`.
 """
 
 from __future__ import annotations
@@ -32,26 +31,26 @@ if TYPE_CHECKING:
     import torch
 
 COLUMNS = 4096  # of a matrix, as in an 8B model
-MATRIX_ROWS = {"cpu": 4096, "cuda": 32768}  # on a GPU as many as make it forget the time of a launch
-BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**30}  # streamed through: several times what caches hold (docs/hardware.md)
-PREFILL_ROWS = {"cpu": 512, "cuda": 8192}  # rows of the other factor, as in a step of a long prompt
-REPEATS = 5  # the median of them counts, after one that warms up
-MAX_DURATION_S = 0.1  # on a slow machine fewer repeats do
-MIN_CPU_SHARE = 0.9  # share of the cores below which rates are those of a busy machine: noted, not kept
+MATRIX_ROWS = {"cpu": 4096, "cuda": 32768}  # on a GPU, enough to make launch overhead negligible
+BUFFER_BYTES = {"cpu": 2**28, "cuda": 2**30}  # several times the size of caches (docs/hardware.md)
+PREFILL_ROWS = {"cpu": 512, "cuda": 8192}  # rows of the other factor, as in a prefill step
+REPEATS = 5  # whose median counts, after one warm-up
+MAX_DURATION_S = 0.1  # fewer repeats suffice on a slow machine
+MIN_CPU_SHARE = 0.9  # below this share of the cores, rates are those of a busy machine: noted, not stored
 RATES_FILE = "rates.json"  # in the home folder
-MAX_SETUPS = 64  # setups in the file, the oldest of them forgotten
+MAX_SETUPS = 64  # in the file; the oldest are dropped
 
 Workload = Callable[[], object]
-Clock = Callable[[Workload], float]  # seconds that a run takes
+Clock = Callable[[Workload], float]  # returns the duration in seconds
 
 
 @dataclass(frozen=True)
 class RateSetup:
-    """What rates depend on; rates of another setup are not those of this one."""
+    """What rates depend on; only rates with the same setup are reused."""
 
-    device: str  # by the name it gives itself
+    device: str  # as reported by the device
     dtype: str
-    cores: float | None  # that may be used; None on a GPU, where the host's count does not matter
+    cores: float | None  # usable ones; None on a GPU
     threads: int | None
     torch: str  # its version
 
@@ -67,16 +66,16 @@ class RateSetup:
 @dataclass(frozen=True)
 class Rates:
     copy: float
-    """Bytes a second that a copy moves, those read and those written"""
+    """Bytes per second that a copy reads and writes"""
 
     read: float
-    """Bytes of weights a second that products of matrices with one row, as in decoding, get through"""
+    """Bytes of weights per second in matrix products with one row, as in decoding"""
 
     flops: float
-    """Operations a second of products of matrices with many rows, a multiplication and an addition being two"""
+    """Operations per second in products with many rows, counting multiplications and additions separately"""
 
     share: float
-    """Of the processor time that its threads could have had, what they got: 1 on a quiet machine, and on a GPU"""
+    """Share of the threads' possible processor time that they got: 1 on a quiet machine, and on a GPU"""
 
 
 def measure_this_machine(
@@ -87,25 +86,25 @@ def measure_this_machine(
     remeasure: bool = False,
     note: Callable[[str], None] = lambda text: None,
 ) -> DeviceSpec:
-    """A device of this machine, as fast as it was measured to be, and with the memory that is free now.
+    """Return a device of this machine with its measured rates and the memory that is free now.
 
-    device, dtype: as `resolve_device` and `resolve_dtype` take them, `auto` being what runs a bfloat16 model
-    remeasure: measure again what is known already
-    note: takes a line for the person where rates are not kept, or those kept not used
-    Raises NoSuchDevice and UsageError as those two do.
+    device, dtype: as for `resolve_device` and `resolve_dtype`; `auto` is what a bfloat16 model runs with
+    remeasure: measure even if rates are stored
+    note: receives a line if rates are not stored, or stored ones not used
+    Raises NoSuchDevice and UsageError like those functions.
     """
     settings = settings or Settings.from_environment()
-    place = resolve_device(settings.device if device == "auto" else device)
-    kind = resolve_dtype(settings.dtype if dtype == "auto" else dtype, "BF16", place)
-    rates = device_rates(place, kind, settings, remeasure=remeasure, note=note)
+    target = resolve_device(settings.device if device == "auto" else device)
+    torch_dtype = resolve_dtype(settings.dtype if dtype == "auto" else dtype, "BF16", target)
+    rates = device_rates(target, torch_dtype, settings, remeasure=remeasure, note=note)
     return DeviceSpec(
-        name=device_name(place),
-        device_type=place.type,
-        memory_bytes=free_bytes(place),
+        name=device_name(target),
+        device_type=target.type,
+        memory_bytes=free_bytes(target),
         bandwidth=rates.read,
         flops=rates.flops,
         measured=True,
-        source=f"measured here in {dtype_name(kind)}",
+        source=f"measured here in {dtype_name(torch_dtype)}",
     )
 
 
@@ -117,33 +116,33 @@ def device_rates(
     remeasure: bool,
     note: Callable[[str], None],
 ) -> Rates:
-    """The kept rates of a device, else measured and kept; `remeasure` and `note` as in `this_machine`."""
+    """Return the stored rates of a device, or measure and store them. See `measure_this_machine`."""
     import torch
 
-    file, before = settings.home / RATES_FILE, torch.get_num_threads()
-    torch.set_num_threads(settings.threads or before)
+    file, threads_before = settings.home / RATES_FILE, torch.get_num_threads()
+    torch.set_num_threads(settings.threads or threads_before)
     try:
         setup = RateSetup.of(device, dtype)
-        kept = _read(file, note)
-        if setup in kept and not remeasure:
-            return kept[setup]
-        small = buffer_bytes(device) < BUFFER_BYTES[device.type] // 2
+        stored = _read(file, note)
+        if setup in stored and not remeasure:
+            return stored[setup]
+        is_small = buffer_bytes(device) < BUFFER_BYTES[device.type] // 2
         rates = measure(device, dtype)
-        if small:
-            note("note: so little memory is free that caches may have been measured, which is not kept")
+        if is_small:
+            note("note: so little memory is free that caches may have been measured; the result is not saved")
         elif rates.share < MIN_CPU_SHARE:
             busy = f"other programs kept {1 - rates.share:.0%} of the cores busy"
-            note(f"note: {busy}, so what was measured is not kept")
+            note(f"note: {busy}, so the measurement is not saved")
         else:
-            kept.pop(setup, None)
-            _write(file, kept | {setup: rates}, note)
+            stored.pop(setup, None)
+            _write(file, stored | {setup: rates}, note)
         return rates
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
 
 
 def stored_rates(device: torch.device, dtype: torch.dtype, settings: Settings) -> Rates | None:
-    """Those of a device as `rates_of` keeps them; None where it was not measured so far."""
+    """Return the rates that `device_rates` stored; None if there are none."""
     setup = RateSetup.of(device, dtype)
     if setup.threads is not None and settings.threads:
         setup = replace(setup, threads=settings.threads)
@@ -151,12 +150,12 @@ def stored_rates(device: torch.device, dtype: torch.dtype, settings: Settings) -
 
 
 def buffer_bytes(device: torch.device) -> int:
-    """What is streamed through: little of a memory that is nearly full."""
+    """Return the size of the buffer to stream through, smaller if little memory is free."""
     return min(BUFFER_BYTES[device.type], free_bytes(device) // 8)
 
 
 def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None) -> Rates:
-    """All rates of a device with as many threads as torch uses now; `clock` is for tests."""
+    """Measure all rates of a device with torch's current number of threads. clock: for tests"""
     import torch
     import torch.nn.functional as F
 
@@ -164,35 +163,35 @@ def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None
     rows = MATRIX_ROWS[device.type]
     start, start_of_work = time.perf_counter(), time.process_time()
     with torch.inference_mode():
-        one = torch.rand(1, COLUMNS, device=device).to(dtype)  # numbers that vary: zeros heat a GPU less
-        many = one.repeat(PREFILL_ROWS[device.type], 1)
-        count = max(1, buffer_bytes(device) // (rows * one.nbytes))
-        matrices = torch.empty(count, rows, COLUMNS, dtype=dtype, device=device).copy_(one)
+        row = torch.rand(1, COLUMNS, device=device).to(dtype)  # varying values, because zeros heat a GPU less
+        rows_input = row.repeat(PREFILL_ROWS[device.type], 1)
+        count = max(1, buffer_bytes(device) // (rows * row.nbytes))
+        matrices = torch.empty(count, rows, COLUMNS, dtype=dtype, device=device).copy_(row)
         source, target = matrices.flatten().chunk(2)
         copy_s = median_seconds(clock, lambda: target.copy_(source))
-        read_s = median_seconds(clock, lambda: [F.linear(one, matrix) for matrix in matrices])
-        multiply_s = median_seconds(clock, lambda: F.linear(many, matrices[0]))
-    possible = (time.perf_counter() - start) * min(torch.get_num_threads(), usable_cores())
-    taken = min(time.process_time() - start_of_work, possible)  # other threads of the process may work too
+        read_s = median_seconds(clock, lambda: [F.linear(row, matrix) for matrix in matrices])
+        multiply_s = median_seconds(clock, lambda: F.linear(rows_input, matrices[0]))
+    available_s = (time.perf_counter() - start) * min(torch.get_num_threads(), usable_cores())
+    used_s = min(time.process_time() - start_of_work, available_s)  # excludes other threads of the process
     return Rates(
         copy=(source.nbytes + target.nbytes) / copy_s,
         read=matrices.nbytes / read_s,
-        flops=2 * rows * many.numel() / multiply_s,
-        share=1.0 if device.type == "cuda" else taken / possible,
+        flops=2 * rows * rows_input.numel() / multiply_s,
+        share=1.0 if device.type == "cuda" else used_s / available_s,
     )
 
 
 def median_seconds(clock: Clock, run: Workload) -> float:
-    """Seconds of a run: the median of several, after one that does not count."""
+    """Return the median duration of several runs in seconds, after one that is not counted."""
     clock(run)
-    taken: list[float] = []
-    while len(taken) < REPEATS and sum(taken) < MAX_DURATION_S:
-        taken.append(clock(run))
-    return statistics.median(taken)
+    durations: list[float] = []
+    while len(durations) < REPEATS and sum(durations) < MAX_DURATION_S:
+        durations.append(clock(run))
+    return statistics.median(durations)
 
 
 def device_clock(device: torch.device) -> Clock:
-    """The host's clock, or events on the stream of a GPU, which works on by itself."""
+    """Return a clock: the host's, or events on the stream of an asynchronous GPU."""
     import torch
 
     def by_host(run: Workload) -> float:
@@ -213,26 +212,26 @@ def device_clock(device: torch.device) -> Clock:
 
 
 def _read(file: Path, note: Callable[[str], None]) -> dict[RateSetup, Rates]:
-    """What is kept; nothing where the file is not there, or cannot be used."""
+    """Return the stored rates; empty if the file is missing or invalid."""
     try:
         return {RateSetup(**entry["setup"]): _checked(entry["rates"]) for entry in read_json(file).get("kept", ())}
     except (DamagedModel, OSError, TypeError, KeyError, ValueError, AttributeError) as error:
-        why = error.message if isinstance(error, DamagedModel) else f"{file} cannot be used ({error})"
-        note(f"note: {why}, so this machine is measured again")
+        reason = error.message if isinstance(error, DamagedModel) else f"{file} cannot be used ({error})"
+        note(f"note: {reason}, so this machine will be measured again")
         return {}
 
 
 def _checked(rates: dict[str, Any]) -> Rates:
-    """Raises ValueError or TypeError unless they are positive numbers."""
+    """Return the rates. Raises ValueError or TypeError unless they are positive numbers."""
     if not all(isinstance(rate, float) and 0 < rate < math.inf for rate in rates.values()):
-        raise ValueError("a rate is no positive number")
+        raise ValueError("a rate is not a positive number")
     return Rates(**rates)
 
 
-def _write(file: Path, kept: dict[RateSetup, Rates], note: Callable[[str], None]) -> None:
-    newest = list(kept.items())[-MAX_SETUPS:]
-    entries = [{"setup": vars(setup), "rates": vars(rates)} for setup, rates in newest]
+def _write(file: Path, rates_by_setup: dict[RateSetup, Rates], note: Callable[[str], None]) -> None:
+    latest = list(rates_by_setup.items())[-MAX_SETUPS:]
+    entries = [{"setup": vars(setup), "rates": vars(rates)} for setup, rates in latest]
     try:
         write_atomic(file, json.dumps({"kept": entries}, indent=1))
     except OSError as error:
-        note(f"note: what was measured is not kept: {error}")
+        note(f"note: the measurement could not be saved: {error}")

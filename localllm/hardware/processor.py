@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from localllm.errors import UsageError
 from localllm.settings import Settings
 
-# What a processor must have for a level, the highest first; without a conversion between float16 and float32 a
-# kernel would call into nowhere.
+# Features that a processor needs for a level, highest first. f16c is needed because kernels would otherwise call
+# missing
+# conversion functions.
 LEVELS = {
     "avx512": ("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avxvnni": ("avx2", "f16c", "fma", "avxvnni"),
     "avx2": ("avx2", "f16c", "fma"),
     "baseline": (),
 }
-BEYOND = {  # how the names of features begin that a level goes without
+BEYOND = {  # prefixes of features that a level excludes
     "avx512": (),
     "avxvnni": ("avx512", "avx10", "amx", "avxvnniint", "avxifma", "avxneconvert"),
     "avx2": ("avx512", "avx10", "amx", "avxvnni", "avxifma", "avxneconvert"),
@@ -43,13 +44,15 @@ NAMES = {"avxvnni": "x86-64-v3", "avx2": "x86-64-v3", "baseline": "x86-64"}  # o
 
 @functools.cache
 def forced_level() -> str | None:
-    """Return the level that LOCALLLM_CPU names; None: it names none.
+    """Return the level that LOCALLLM_CPU names; None if it names none.
 
     Raises UsageError if the value is not a level or the processor does not reach it.
     """
     level = Settings.from_environment().cpu
     if level is not None and not reaches_level(host_features(), level):
-        raise UsageError(f"LOCALLLM_CPU is {level!r}, and this processor lacks it", "name a lower level, or none")
+        raise UsageError(
+            f"LOCALLLM_CPU is {level!r}, but this processor does not support it", "name a lower level, or none"
+        )
     return level
 
 
@@ -64,15 +67,15 @@ def byte_product(features: Mapping[str, bool]) -> str:
 
 
 def limit_features(features: Mapping[str, bool], level: str | None) -> dict[str, bool]:
-    """Return the features with those beyond a level denied."""
+    """Return the features, with those beyond a level set to False."""
     beyond = () if level is None else BEYOND[level]
-    return {name: there and not name.startswith(beyond) for name, there in features.items()}
+    return {name: present and not name.startswith(beyond) for name, present in features.items()}
 
 
 @functools.cache
 def host_features() -> dict[str, bool]:
     """Return the features of this processor by LLVM's names; empty where LLVM cannot detect them."""
-    import llvmlite.binding as llvm  # here and below, so that a command that computes nothing does not wait for it
+    import llvmlite.binding as llvm  # imported here so that commands that do not compute start without it
 
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         return {"neon": True, "dotprod": True}  # every processor of Apple's has them, and LLVM detects none there
@@ -104,6 +107,6 @@ def target_cpu() -> str:
     import llvmlite.binding as llvm
 
     level = forced_level()
-    if level in NAMES and host_features().get("sse2"):  # the levels have names on x86 alone
+    if level in NAMES and host_features().get("sse2"):  # levels have names only on x86
         return NAMES[level]
     return llvm.get_host_cpu_name()

@@ -1,4 +1,4 @@
-"""Which versions of itself, Python and libraries a program runs with."""
+"""Versions of localllm, Python and libraries."""
 
 import importlib.metadata
 import platform
@@ -8,7 +8,7 @@ from localllm import __version__
 
 
 def library_versions(libraries: Iterable[str]) -> dict[str, str | None]:
-    """By name, those of the libraries (None: not installed) between localllm, Python and the system."""
+    """Return versions by name: localllm, Python, the libraries (None: not installed), and the system."""
 
     def version(name: str) -> str | None:
         try:
