@@ -6,6 +6,7 @@
     ├── ParameterOutOfRange  exit 2   400   a sampling parameter outside its range
     ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
     ├── DiskFull             exit 3   507   not enough room on the disk for a download
+    ├── NotWritable          exit 3   507   a folder in which nothing may be written
     ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
     ├── ContextOverflow      exit 4   400   the prompt is longer than the context
     ├── OutputInvalid        exit 5   500   the answer is not what a schema or grammar asked for
@@ -33,16 +34,24 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {near[0]}?" if near else "leave it out"
 
 
+# The words of strangers, as a hub, a file and a model write them: shown as what they are, never obeyed. They must
+# not move the cursor, set the title, or end the line of a log: ESC is shown as ␛ and so on.
+CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+CONTROL_PICTURES |= {code: 0xFFFD for code in range(0x80, 0xA0)}
+ONE_LINE_PICTURES = CONTROL_PICTURES | {ord("\t"): " ", ord("\n"): " ", 0x2028: " ", 0x2029: " "}
+
+
 class LocalLLMError(Exception):
-    """`message` says what is wrong, `remedy` what to do about it; `str()` joins them with a semicolon."""
+    """`message` says what is wrong, `remedy` what to do about it, each on one line without control characters;
+    `str()` joins them with a semicolon."""
 
     exit_code = 1
     http_status = 500
 
     def __init__(self, message: str, remedy: str | None = None):
-        super().__init__(f"{message}; {remedy}" if remedy else message)
-        self.message = message
-        self.remedy = remedy
+        self.message = message.translate(ONE_LINE_PICTURES)
+        self.remedy = remedy.translate(ONE_LINE_PICTURES) if remedy else remedy
+        super().__init__(f"{self.message}; {self.remedy}" if self.remedy else self.message)
 
 
 class UsageError(LocalLLMError):
@@ -73,6 +82,13 @@ class DoesNotFit(LocalLLMError):
 
 class DiskFull(LocalLLMError):
     """The disk has not enough room for what is to be written."""
+
+    exit_code = 3
+    http_status = 507
+
+
+class NotWritable(LocalLLMError):
+    """A folder, or the disk that it is on, takes no files: it is read-only, or another's."""
 
     exit_code = 3
     http_status = 507

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
-from localllm.errors import DamagedModel, DiskFull, LocalLLMError, UsageError
+from localllm.errors import DamagedModel, DiskFull, NotWritable, UsageError
 
 
 # Paths as people write them.
@@ -120,7 +120,7 @@ def refuse_lfs_pointer(file: Path, first_bytes: bytes) -> None:
 def explain_disk_errors(
     folder: Path, remedy: str = "name a folder that can", *, resumable: bool = False
 ) -> Iterator[None]:
-    """Turns the faults of a disk into sentences: DiskFull, and LocalLLMError where nothing may be written.
+    """Turns the faults of a disk into sentences: DiskFull, and NotWritable.
 
     remedy: its remedy; resumable: what is there already is found by the next run.
     """
@@ -132,5 +132,5 @@ def explain_disk_errors(
                 again = "make room, then run the same command again" + (": it goes on" if resumable else "")
                 raise DiskFull(f"the disk with {folder} is full", again) from error
             case errno.EROFS | errno.EACCES | errno.EPERM:
-                raise LocalLLMError(f"{folder} cannot be written ({error.strerror})", remedy) from error
+                raise NotWritable(f"{folder} cannot be written ({error.strerror})", remedy) from error
         raise

@@ -4,13 +4,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from localllm.errors import UsageError
-
-# The words of strangers on a terminal: shown as what they are, never obeyed.
-# They must not move the cursor or set the title: ESC is shown as ␛ and so on.
-CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
-CONTROL_PICTURES |= {code: 0xFFFD for code in range(0x80, 0xA0)}
-ONE_LINE_PICTURES = CONTROL_PICTURES | {ord("\t"): " ", ord("\n"): " ", 0x2028: " ", 0x2029: " "}
+from localllm.errors import CONTROL_PICTURES, ONE_LINE_PICTURES, UsageError
 
 
 def printable(text: str) -> str:
@@ -32,6 +26,7 @@ def format_columns(rows: Sequence[tuple[str, str]]) -> str:
 def format_table(rows: Sequence[Sequence[str]], alignments: str = "") -> str:
     """Columns as wide as their widest cell; alignments: where the cells of each stand, `<` or `>`, else to the
     left."""
+    rows = [[one_line(cell) for cell in row] for row in rows]  # some are the words of strangers
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     places = [f"{side}{width}" for side, width in zip(alignments.ljust(len(widths), "<"), widths, strict=True)]
     padded = ("  ".join(f"{cell:{place}}" for cell, place in zip(row, places, strict=True)) for row in rows)

@@ -17,6 +17,7 @@ from localllm.hardware.device import dtype_name
 from localllm.hub.gguf import is_gguf
 
 FLOATS = ("F64", "F32", "F16", "BF16")
+INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 
 
 class TensorReader(Protocol):
@@ -81,6 +82,12 @@ class Weights:
         if entry.shape != shape:
             raise DamagedModel(
                 f"the tensor {entry.name!r} has shape {list(entry.shape)}, but config.json implies {list(shape)}",
+                "fetch the model again",
+            )
+        if entry.dtype not in dtypes and entry.dtype in INTEGERS and self.header.quantization:
+            raise DamagedModel(
+                f"the tensor {entry.name!r} is stored as {entry.dtype}, and the scale to read it by is missing "
+                f"from {self.header.path}, or has another name",
                 "fetch the model again",
             )
         if entry.dtype not in dtypes:

@@ -166,7 +166,7 @@ def note(text: str) -> None:
         with suppress(OSError):
             # Calls of functions and the words of files and templates are remarks, too.
             # With its end in one piece: several threads remark.
-            sys.stderr.write((printable(text) if is_terminal(sys.stderr) else text) + "\n")
+            sys.stderr.write(printable(text) + "\n")
             sys.stderr.flush()
 
 

@@ -17,7 +17,7 @@ from localllm.hub.verify import (
     file_states,
     find_snapshots,
     hash_all,
-    hashable_blobs,
+    known_digests,
     repair,
 )
 
@@ -45,8 +45,8 @@ class VerifyResult:
 def verify_models(repo: RepoName | None, check_only: bool, as_json: bool) -> None:
     """Raises ModelNotFound where nothing of that name is here, DamagedModel where something wrong stays so."""
     out, all_found = StdoutWriter(), find_snapshots(repo)
-    todo = sorted({blob for found in all_found for blob in hashable_blobs(found)})
-    with byte_progress("verifying", sum(blob.stat().st_size for blob in todo)) as advanced:
+    todo = {path: digest for found in all_found for path, digest in known_digests(found).items()}
+    with byte_progress("verifying", sum(path.stat().st_size for path in todo)) as advanced:
         good = hash_all(todo, advanced)
     results = [_verify_snapshot(found, good, check_only, named=repo is not None) for found in all_found]
     if as_json:
@@ -76,7 +76,7 @@ def _verify_snapshot(found: Snapshot, good: dict[Path, bool], check_only: bool, 
             repair(found, before, show)
     except LocalLLMError as error:
         fault = error
-    good.update(hash_all([blob for blob in hashable_blobs(found) if not good.get(blob)]))
+    good.update(hash_all({path: digest for path, digest in known_digests(found).items() if not good.get(path)}))
     return VerifyResult(found, before, file_states(found, good), fault)
 
 

@@ -35,6 +35,7 @@ from tenacity.nap import sleep_using_event
 
 from localllm import __version__
 from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
+from localllm.formatting import one_line
 from localllm.hub.access import redact_credentials
 from localllm.hub.catalog import ungated_name
 from localllm.hub.names import DEFAULT_REVISION, RepoName
@@ -43,6 +44,7 @@ MAX_ATTEMPTS = 5  # without a new byte in between
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0
 MAX_RETRY_AFTER_S = 120  # by Retry-After; whoever asks for more is told to come back later
 RETRIABLE_STATUSES = (408, 429, 500, 502, 503, 504)
+EXPIRED_ADDRESS_STATUSES = (400, 401, 403)  # of Google's, and of Amazon's and others' hosts
 CONNECT_TIMEOUT_S = 10.0
 
 logging.set_verbosity_error()  # its warnings of retries would stand between the lines of our progress
@@ -122,8 +124,11 @@ def retrying(what: str, say: Say, end: Event) -> Retrying:
 
 
 def is_retriable(error: BaseException) -> bool:
-    """May it be gone in a moment? A broken connection may, a wrong name will not."""
+    """May it be gone in a moment? A broken connection may, a wrong name will not. The host of the files refuses an
+    address that has run out, and the Hub gives a new one to whoever asks again."""
     if isinstance(error, HfHubHTTPError):
+        if error.response.status_code in EXPIRED_ADDRESS_STATUSES and not _is_from_hub(error):
+            return True
         return error.response.status_code in RETRIABLE_STATUSES and retry_after_s(error) <= MAX_RETRY_AFTER_S
     return isinstance(error, httpx2.TransportError) and not isinstance(
         error, httpx2.UnsupportedProtocol | httpx2.ProxyError
@@ -159,7 +164,7 @@ def describe_error(error: BaseException) -> str:
         return f"nothing came for {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
     if isinstance(error, httpx2.TooManyRedirects):
         return "it redirects in circles"
-    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
+    return one_line(re.sub(r"^\[Errno -?\d+\] ", "", str(error))) or type(error).__name__
 
 
 @contextmanager

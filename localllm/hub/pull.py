@@ -4,6 +4,7 @@ The layout is that of `huggingface_hub`: contents in `blobs` under their digest,
 them, branches in `refs`. A branch moves to a new commit when all of that is here, so an old model stays whole.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, wait
@@ -16,6 +17,7 @@ from uuid import uuid4
 from huggingface_hub.file_download import _create_symlink
 
 from localllm.errors import DamagedModel, DiskFull, NetworkError
+from localllm.files import write_atomic
 from localllm.formatting import format_bytes
 from localllm.hub.cache import nearest_existing
 from localllm.hub.http import Say
@@ -25,7 +27,7 @@ from localllm.hub.partial import PARTIAL_SUFFIX, present_bytes
 from localllm.hub.ranges import read_range
 from localllm.hub.resolve import downloaded_path
 from localllm.hub.select import select_files
-from localllm.hub.store import blob_path, cached_commit, repo_root
+from localllm.hub.store import blob_path, cached_commit, digests_file, read_digests, repo_root
 from localllm.hub.threads import thread_pool
 from localllm.hub.transfer import FileTransfer, first_error, is_complete, writing_cache
 
@@ -131,6 +133,7 @@ def fetch_files(plan: PullPlan, progress: PullProgress) -> None:
         fault = first_error(coming)
     if fault:
         raise fault
+    keep_digests(plan, root)
     update_ref(listing, root)
 
 
@@ -156,6 +159,16 @@ def _fetch_content(
 def is_complete_copy(name: Path, file: RemoteFile) -> bool:
     """On file systems without links the cache has contents under their names, and only there."""
     return not name.is_symlink() and is_complete(name, file)
+
+
+def keep_digests(plan: PullPlan, root: Path) -> None:
+    """Of files that are no links, whose digest their blob's name would tell."""
+    listing, folder = plan.listing, root / "snapshots" / plan.listing.commit
+    copies = {file.path: file.digest for file in plan.files if is_complete_copy(folder / file.path, file)}
+    if copies:
+        with writing_cache(root):
+            known = read_digests(listing.repo.repo, listing.commit) | copies
+            write_atomic(digests_file(listing.repo.repo, listing.commit), json.dumps(known, indent=1))
 
 
 def update_ref(listing: Listing, root: Path) -> None:

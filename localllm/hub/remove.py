@@ -89,7 +89,7 @@ def plan_removal(repo: RepoName) -> Removal:
         return _removal(repo, here, gone, kept, repos={here.root})
     if not whole:
         return _removal(repo, here, gone, kept, files={file.link for file in files})
-    marks = (f"snapshots/{commit}", f".no_exist/{commit}", f"trees/{commit}.json")
+    marks = (f"snapshots/{commit}", f".no_exist/{commit}", f"trees/{commit}.json", f"digests/{commit}.json")
     snapshots = {here.root / mark for mark in marks if (here.root / mark).exists()}
     refs = {here.root / "refs" / ref for ref, other in here.refs.items() if other == commit}
     return _removal(repo, here, gone, kept, snapshots=snapshots, refs=refs)

@@ -18,6 +18,10 @@ class CachedFile:
     blob: Path | None  # that it links to, here or not; None where it is a copy, or a link to somewhere else
 
     @property
+    def content(self) -> Path:
+        return self.blob or self.link
+
+    @property
     def size(self) -> int:
         """Bytes; 0 where its content is not here."""
         return self.link.stat().st_size if self.link.is_file() else 0

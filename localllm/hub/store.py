@@ -35,6 +35,24 @@ def blob_path(repo: str, digest: str) -> Path:
     return repo_root(repo) / "blobs" / digest
 
 
+def digests_file(repo: str, commit: str) -> Path:
+    """Where the digests of files are kept whose contents lie under their names: on file systems without links."""
+    return repo_root(repo) / "digests" / f"{commit}.json"
+
+
+def read_digests(repo: str, commit: str) -> dict[str, str]:
+    """By path in the repository. Empty where none are kept, or something else is."""
+    try:
+        kept = read_json(digests_file(repo, commit))
+    except DamagedModel:
+        return {}
+    return {path: digest for path, digest in kept.items() if isinstance(digest, str) and is_digest(digest)}
+
+
+def is_digest(name: str) -> bool:
+    return bool(SHA256.fullmatch(name) or SHA1.fullmatch(name))
+
+
 def cached_commit(repo: str, revision: str = DEFAULT_REVISION) -> str | None:
     """The commit that a branch, a tag or a commit stood for when it was last asked; None if it is not here."""
     root = repo_root(repo)

@@ -1,10 +1,11 @@
-"""Are the files in the cache what the Hub gave? The name of a blob is the digest of what it should hold.
+"""Are the files in the cache what the Hub gave? The name of a blob is the digest of what it should hold;
+where the file system has no links, a pull keeps the digests beside the files.
 
 That is looked at without the network. What is damaged or missing is fetched again, of the same commit.
 """
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -22,7 +23,7 @@ from localllm.hub.partial import PARTIAL_SUFFIX
 from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
 from localllm.hub.resolve import has_safetensors
 from localllm.hub.snapshot import CachedFile, CachedRepo, files_of_model, gguf_models, snapshot_files
-from localllm.hub.store import SHA1, SHA256, cache_root, cached_commit, repo_root
+from localllm.hub.store import cache_root, cached_commit, is_digest, read_digests, repo_root
 
 HASH_WORKERS = 4  # hashed at a time
 READ_BYTES = 2**20
@@ -32,7 +33,7 @@ class State(StrEnum):
     GOOD = "good"
     DAMAGED = "damaged"
     MISSING = "missing"
-    UNKNOWN = "unknown"  # it is a copy, or its blob has another name than a digest
+    UNKNOWN = "unknown"  # another program's copy, or its blob has another name than a digest
 
 
 FAULTY = (State.DAMAGED, State.MISSING)
@@ -97,27 +98,33 @@ def _revisions(root: Path) -> list[Snapshot]:
     ]
 
 
-def hashable_blobs(found: Snapshot) -> list[Path]:
-    """The contents that can be looked at: those under a digest."""
-    names = (file.blob for file in found.files() if file.blob and file.blob.is_file())
-    return sorted({blob for blob in names if SHA256.fullmatch(blob.name) or SHA1.fullmatch(blob.name)})
+def known_digests(found: Snapshot) -> dict[Path, str]:
+    """The contents that can be looked at, each with the digest that it should have: the name of a blob, or what a
+    pull has kept of a file that is no link."""
+    kept = read_digests(found.repo.repo, found.commit)
+    known: dict[Path, str] = {}
+    for file in found.files():
+        digest = file.blob.name if file.blob else kept.get(file.path, "")
+        if is_digest(digest) and file.content.is_file():
+            known[file.content] = digest
+    return known
 
 
-def hash_all(paths: Sequence[Path], on_read: Callable[[int], object] = lambda _: None) -> dict[Path, bool]:
-    """Does each blob hold what its name says? `on_read` gets the bytes that were read, from several threads."""
+def hash_all(digests: Mapping[Path, str], on_read: Callable[[int], object] = lambda _: None) -> dict[Path, bool]:
+    """Has each content its digest? `on_read` gets the bytes that were read, from several threads."""
     end = Event()
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        coming = [pool.submit(_is_good, blob, on_read, end) for blob in paths]
+        coming = [pool.submit(_is_good, path, digest, on_read, end) for path, digest in digests.items()]
         try:
-            return {blob: future.result() for blob, future in zip(paths, coming, strict=True)}
+            return {path: future.result() for path, future in zip(digests, coming, strict=True)}
         finally:
             end.set()  # for Ctrl-C
 
 
-def _is_good(blob: Path, on_read: Callable[[int], object], end: Event) -> bool:
-    digest = new_hasher(blob.name, blob.stat().st_size)
+def _is_good(path: Path, expected: str, on_read: Callable[[int], object], end: Event) -> bool:
+    digest = new_hasher(expected, path.stat().st_size)
     try:
-        with blob.open("rb", buffering=0) as file:
+        with path.open("rb", buffering=0) as file:
             while (content := file.read(READ_BYTES)) and not end.is_set():
                 digest.update(content)
                 on_read(len(content))
@@ -125,7 +132,7 @@ def _is_good(blob: Path, on_read: Callable[[int], object], end: Event) -> bool:
         if error.errno == errno.EIO:  # the disk cannot read it any more
             return False
         raise
-    return digest.hexdigest() == blob.name
+    return digest.hexdigest() == expected
 
 
 def file_states(found: Snapshot, good: Mapping[Path, bool]) -> dict[str, State]:
@@ -137,9 +144,9 @@ def file_states(found: Snapshot, good: Mapping[Path, bool]) -> dict[str, State]:
 def _state(file: CachedFile, good: Mapping[Path, bool]) -> State:
     if not file.link.exists():
         return State.MISSING
-    if file.blob is None or file.blob not in good:
+    if file.content not in good:
         return State.UNKNOWN
-    return State.GOOD if good[file.blob] else State.DAMAGED
+    return State.GOOD if good[file.content] else State.DAMAGED
 
 
 def repair(found: Snapshot, states: Mapping[str, State], progress: PullProgress) -> None:
@@ -153,8 +160,8 @@ def repair(found: Snapshot, states: Mapping[str, State], progress: PullProgress)
     listing = fetch_listing(repo, progress.say)
     faulty = [path for path, fault in states.items() if fault in FAULTY]
     for file in found.files():
-        if file.blob and states.get(file.path) is State.DAMAGED and listing.find(file.path):
-            file.blob.unlink(missing_ok=True)
+        if states.get(file.path) is State.DAMAGED and listing.find(file.path):
+            file.content.unlink(missing_ok=True)
     while wanted := tuple(file for path in faulty if (file := listing.find(path))):
         fetch_files(plan_files(listing, wanted), progress)
         faulty = found.missing()  # an index that was damaged may name more; the next part of a GGUF model

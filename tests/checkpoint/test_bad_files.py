@@ -1,6 +1,8 @@
 """What a broken or hostile model folder gets: one sentence that names the fault, and the documented exit code."""
 
 import json
+import random
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
+from localllm.hub.catalog import PACKAGE_FOLDER
 from tests.tiny import make_checkpoint, make_engine
 
 Weights = dict[str, torch.Tensor]
@@ -284,3 +287,32 @@ def test_a_tied_head_that_is_stored_twice_and_old_rope_tables_are_no_leftovers(f
     edit_tensors(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(5)}))
     make_engine(folder)
     assert parse_config(read_header(folder).config).tie_embeddings
+
+
+def tensors_of(header):
+    try:
+        return {name: entry for name, entry in json.loads(header).items() if name != "__metadata__"}
+    except (ValueError, AttributeError):
+        return None
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("kind", ["float", "quantized"])
+def test_a_flipped_bit_in_a_header_is_told_as_damage(tmp_path, kind, seed):
+    folder = tmp_path / "model"
+    if kind == "quantized":
+        shutil.copytree(PACKAGE_FOLDER / "boxed" / "demo", folder)
+    else:
+        make_checkpoint(folder, "Llama", num_hidden_layers=1)
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    rng = random.Random(seed)
+    for _ in range(5):
+        changed = bytearray(content)
+        changed[rng.randrange(end)] ^= 1 << rng.randrange(8)
+        if tensors_of(changed[8:end]) == tensors_of(content[8:end]) and changed[:8] == content[:8]:
+            continue  # of the notes beside the tensors, which nobody reads
+        file.write_bytes(changed)
+        with pytest.raises(DamagedModel):
+            make_engine(folder)

@@ -315,6 +315,32 @@ def test_a_gated_repository_says_what_to_do_by_who_asks(tiny, cache, monkeypatch
     fetch("org/gated")
 
 
+def test_an_address_that_has_run_out_is_asked_for_anew(tiny, cache):
+    """The host of the files gives addresses that hold for an hour."""
+    tiny.disturb(faults.reset(len(weights()) // 2), "/cdn/")
+    expired = tiny.disturb(faults.refused(403, None, "Request has expired"), "/cdn/", times=3)
+    folder, watcher = fetch()
+    assert expired.met == 3
+    assert (folder / "model.safetensors").read_bytes() == weights()
+    assert any("it answers 403; trying again" in line for line in watcher.said)
+
+
+def test_a_host_of_files_that_refuses_every_address_is_given_up(tiny, cache):
+    tiny.disturb(faults.refused(403, None, "no"), "/cdn/", times=None)
+    with pytest.raises(NetworkError, match="does not give org/tiny: it answers 403"):
+        fetch()
+
+
+@pytest.mark.parametrize(
+    "address", ["\x1b]0;title\x07://x/", "ftp://x/\x9b2J", "http://\x1b[2J\t/", "//\x85:99999/"]
+)
+def test_the_words_of_a_hub_are_one_line_without_control_characters(tiny, cache, address):
+    tiny.disturb(faults.redirected(address), WEIGHTS, times=None)
+    with pytest.raises(NetworkError) as refused:
+        fetch()
+    assert str(refused.value).isprintable()
+
+
 def test_a_gated_original_names_the_edition_that_needs_no_login(tiny, cache):
     tiny.add("meta-llama/Llama-3.2-1B-Instruct", model_files(), gated="manual")
     with pytest.raises(AccessDenied, match=r"and accept them, or use llama3\.2:1b, which needs no login"):

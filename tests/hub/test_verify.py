@@ -11,8 +11,10 @@ from huggingface_hub import constants
 from localllm.errors import ModelNotFound, NetworkError
 from localllm.hub.names import RepoName
 from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.pull import plan_pull, pull
+from localllm.hub.remove import plan_removal
 from localllm.hub.resolve import resolve_model
-from localllm.hub.verify import State, file_states, find_snapshots, hash_all, hashable_blobs, repair
+from localllm.hub.verify import State, file_states, find_snapshots, hash_all, known_digests, repair
 from tests.hub import faults
 from tests.hub.downloaded import download
 from tests.hub.models import Watcher, model_files, weights
@@ -37,14 +39,14 @@ def tiny(fill):
 def look(repo=None):
     """What is not good, by repository and path."""
     found = find_snapshots(repo)
-    good = hash_all([blob for one in found for blob in hashable_blobs(one)])
+    good = hash_all({path: digest for one in found for path, digest in known_digests(one).items()})
     every = {(str(one.repo), path): state for one in found for path, state in file_states(one, good).items()}
     return {key: state for key, state in every.items() if state is not State.GOOD}
 
 
 def mend(repo):
     [found] = find_snapshots(repo)
-    repair(found, file_states(found, hash_all(hashable_blobs(found))), Watcher())
+    repair(found, file_states(found, hash_all(known_digests(found))), Watcher())
 
 
 def damage(file, at=0):
@@ -57,7 +59,7 @@ def damage(file, at=0):
 def test_what_the_hub_gave_is_good(tiny):
     assert look(TINY) == look() == {}
     [found] = find_snapshots(TINY)
-    assert file_states(found, hash_all(hashable_blobs(found))) == dict.fromkeys(FILES, State.GOOD)
+    assert file_states(found, hash_all(known_digests(found))) == dict.fromkeys(FILES, State.GOOD)
 
 
 @pytest.mark.quick_every(5)
@@ -191,6 +193,27 @@ def test_what_has_no_digest_is_unknown_and_left_alone(tiny, hub):
     assert look(TINY) == {("org/tiny", path): State.UNKNOWN for path in ("config.json", "elsewhere")}
 
 
+def test_files_without_links_are_looked_at_by_digests_that_a_pull_has_kept(hub, cache, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
+    monkeypatch.setattr("huggingface_hub.file_download._are_symlinks_supported_in_dir", {})
+    hub.add("org/tiny", FILES)
+    folder = pull(plan_pull(TINY, print), Watcher())
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    assert look(TINY) == {}
+    damage(folder / "model.safetensors", at=9)
+    assert look(TINY) == {("org/tiny", "model.safetensors"): State.DAMAGED}
+    mend(TINY)
+    assert look(TINY) == {}
+    assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    (cache / "models--org--tiny" / "digests" / f"{folder.name}.json").write_text(
+        '{"config.json": "../../x", "a": 3}'
+    )
+    assert set(look(TINY).values()) == {State.UNKNOWN}
+    plan_removal(TINY).strategy.execute()
+    assert not list(cache.rglob("*.json"))
+
+
 def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
     fill("org/tiny", FILES | {"config.json": b'{"new": 1}'})
     fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
@@ -206,7 +229,7 @@ def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
 def test_bytes_are_told_as_they_are_read(tiny):
     [found] = find_snapshots(TINY)
     told = []
-    hash_all(hashable_blobs(found), told.append)
+    hash_all(known_digests(found), told.append)
     assert sum(told) == sum(map(len, FILES.values()))
 
 
