@@ -30,7 +30,7 @@ def write_scripted(
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>", *special])
-    tokenizer.add_tokens([piece for piece in script if piece not in special])
+    tokenizer.add_tokens([piece for piece in script if piece not in special and piece not in vocabulary])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
     pieces = [tokenizer.encode(before).ids[-1], *map(tokenizer.token_to_id, [*script, "<|im_end|>"])]

@@ -131,7 +131,7 @@ def test_a_model_thinks_before_it_answers(tmp_path: Path) -> None:
 def test_what_cannot_be_kept_to_never_reaches_the_engine(demo: LLM) -> None:
     with pytest.raises(UsageError, match="uniqueItems at #"):
         demo.chat(HELLO, SamplingParams(grammar=of({"uniqueItems": True})))
-    with pytest.raises(UsageError, match="no room for calls"):
+    with pytest.raises(UsageError, match="a function has the name None"):
         demo.chat(HELLO, SamplingParams(grammar=of({})), tools=[{"type": "function"}])
     with pytest.raises(UsageError, match="ignore_eos"):
         SamplingParams(grammar=of({}), ignore_eos=True)

@@ -46,8 +46,6 @@ def execute_run(flags: Mapping[str, Any]) -> None:
         raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
     if raw and (arguments or tools or think is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
-    if tools and "grammar" in given:
-        raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
     if flags["draft_model"] and flags["draft"] is False:
         raise UsageError("--no-draft guesses nothing, and --draft-model guesses", "leave out one of them")
     if converses:

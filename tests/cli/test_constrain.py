@@ -79,7 +79,6 @@ def test_an_answer_that_was_cut_stays_on_stdout_and_the_exit_code_tells(schema, 
         (["--choice", "a,,b"], "give texts, none of them empty"),
         (["--regex", "a("], "unclosed group"),
         (["--choice", "a", "--ignore-eos"], "ignore_eos goes on where a grammar ends"),
-        (["--choice", "a", "--tools", "-"], "a grammar leaves no room for calls of tools"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_is_loaded(flags, said, localllm, engine, model):

@@ -3,8 +3,11 @@
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import anthropic
+import httpx2
 import jsonschema
 import openai
 import pytest
@@ -154,6 +157,54 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = write_scripted(tmp_path_factory.mktemp("caller") / "caller", ["Let me see.", "<tool_call>\n", call])
     with localllm.load(folder, device="cpu") as llm:
         yield llm
+
+
+CALLS, SAYS = ("<", ">"), ("{", "}")  # how the two begin and end; the grammar leaves little between them
+
+
+@pytest.mark.parametrize("script", [CALLS, SAYS])
+def test_beside_a_schema_the_answer_is_a_call_or_what_the_schema_asks_for(
+    tmp_path: Path, script: tuple[str, ...]
+) -> None:
+    """On every API, of a model that wants the one or the other."""
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    function: dict[str, Any] = {"name": "f", "strict": True}
+    functions: Any = [{"type": "function", "function": function}]
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    text: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+    none = {"type": "object", "additionalProperties": False}
+    theirs: Any = [{"name": "f", "strict": True, "input_schema": none}]
+    limit, called, said = 100, list[str](), list[str]()
+    with localllm.load(write_scripted(tmp_path / "m", script), device="cpu") as llm, serving(llm) as url:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            message = (
+                client.chat.completions.create(
+                    model="m", messages=HELLO, tools=functions, response_format=form, max_tokens=limit
+                )
+                .choices[0]
+                .message
+            )
+            called += [call.function.name for call in message.tool_calls or () if call.type == "function"]
+            said += filter(None, [message.content])
+            response = client.responses.create(
+                model="m", input="x", tools=[{"type": "function", **function}], text=text, max_output_tokens=limit
+            )
+            called += [item.name for item in response.output if item.type == "function_call"]
+            said += filter(None, [response.output_text])
+        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
+            config: Any = {"format": {"type": "json_schema", "schema": schema}}
+            done = claude.messages.create(
+                model="m", messages=HELLO, tools=theirs, output_config=config, max_tokens=limit
+            )
+            called += [block.name for block in done.content if block.type == "tool_use"]
+            said += [block.text for block in done.content if block.type == "text"]
+        asked = {"model": "m", "messages": HELLO, "tools": functions, "format": schema, "stream": False}
+        answer = httpx2.post(f"{url}/api/chat", json=asked).json()[
+            "message"
+        ]  # whose client knows no strict functions
+        called += [call["function"]["name"] for call in answer.get("tool_calls", ())]
+        said += filter(None, [answer["content"]])
+    assert (called, said) == ((["f"] * 4, []) if script is CALLS else ([], ['{"ok":false}'] * 4))
 
 
 def test_a_strict_function_gets_what_it_asks_for_once_the_model_calls_it(caller: LLM) -> None:

@@ -1,7 +1,7 @@
 """The grammar of an answer that calls functions, in the markup of the model at hand (`text/output/spelling.py`).
 
-Where a call is required, the answer is one, or several. Else it is text; once a call has begun, the rest of
-the answer is calls. Arguments of required calls and of strict functions keep to their schemas, those of others are
+Where a call is required, the answer is one, or several. Else it is text, or what a grammar asks of the content; once a
+call has begun, the rest of the answer is calls. Arguments of required calls and of strict functions keep to their schemas, those of others are
 any objects. What a model thinks before stands around all of that (`thoughts.py`).
 """
 
@@ -23,6 +23,7 @@ from localllm.text.output.channels import CHANNEL, MESSAGE, START, ChannelFormat
 from localllm.text.output.formats import BARE_JSON, HARMONY, OutputFormat
 from localllm.text.output.spelling import ID_SLOT, KEY_SLOT, NAME_SLOT, ParameterSyntax
 
+CONTENT_GRAMMAR = "content"  # the name of the grammar that the content keeps to
 ANY_OBJECT = '{"type": "object"}'
 TERMINALS = "ANY: /(?s:.*)/\nSOME: /(?s:.+)/\nKEY: /[a-zA-Z_][a-zA-Z0-9_]*/"
 
@@ -65,6 +66,8 @@ class ToolCallGrammar:
             self.rules.append(f"ID: /{spelling.id_pattern}/")
         if use.must_call:
             self.rules.append("start: calls")
+        elif self.constraint.content:
+            self.write_content_or_calls(self.constraint.content)
         elif self.output_format.channels:
             self.write_messages(self.output_format.channels)
         elif self.output_format.tools is None:
@@ -76,6 +79,17 @@ class ToolCallGrammar:
             self.rules += ["start: TEXT | calls", f"TEXT: /(\\s*([^\\s{self.tool_format.bare_begin}](?s:.*))?)?/"]
         else:
             self.write_text_before(self.tool_format, rest)
+
+    def write_content_or_calls(self, content: Grammar) -> None:
+        """A call from the beginning on, or content that keeps to a grammar, with nothing before either."""
+        self.grammars.append({**json.loads(compile_source(content)), "name": CONTENT_GRAMMAR})
+        held = f"@{CONTENT_GRAMMAR}"
+        if self.output_format.channels:
+            final = self.writer.literal(f"{CHANNEL}final{MESSAGE}")
+            held = f"{final if self.output_format.channels == HARMONY else self.writer.literal(MESSAGE)} {held}"
+        else:
+            held = self.reasoning.content_rule(held)
+        self.rules.append(f"start: {held}" if self.output_format.tools is None else f"start: calls | {held}")
 
     def write_messages(self, form: ChannelFormat) -> None:
         """A call, or a message to the user; gpt-oss may announce calls."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.errors import UsageError
-from localllm.request import MAX_SCHEMA_LEN, Request, ToolUse
+from localllm.request import MAX_SCHEMA_LEN, Grammar, Request, ToolUse
 
 FUNCTION_NAME = re.compile(r"[\w.\-]{1,256}")
 NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -26,20 +26,26 @@ class ToolConstraint:
 
     functions: tuple[ToolFunction, ...]
     tool_use: ToolUse
+    content: Grammar | None = None
+    """What an answer must be that calls none of them."""
 
     def is_strict(self, function: ToolFunction) -> bool:
         """Do its arguments keep to their schema? Those of a call that is required do."""
         return function.strict or self.tool_use.must_call
 
 
-def build_tool_constraint(tools: Iterable[Mapping[str, Any]], use: ToolUse) -> ToolConstraint | None:
-    """What a model must be held to; None: to nothing. A function without parameters takes none.
+def build_tool_constraint(
+    tools: Iterable[Mapping[str, Any]], use: ToolUse, content: Grammar | None = None
+) -> ToolConstraint | None:
+    """What a model must be held to; None: to nothing, or to `content` alone, where there are no tools. content: the
+    grammar of an answer that calls none. A function without parameters takes none.
 
     Raises UsageError for one without a name that can be read back, one whose parameters are no object's schema,
     two of one name, and a name that is asked for and not there.
     """
     tools = list(tools)
-    if use == ToolUse() and not any(_part(tool).get("strict") is True for tool in tools):
+    is_free = use == ToolUse() and not any(_part(tool).get("strict") is True for tool in tools)
+    if is_free and (content is None or not tools):
         return None
     found = [_function(_part(tool)) for tool in tools]
     names = [function.name for function in found]
@@ -54,12 +60,13 @@ def build_tool_constraint(tools: Iterable[Mapping[str, Any]], use: ToolUse) -> T
         raise UsageError(f"the function {missing!r} is to be called, and is not among the tools", "send it, too")
     if sum(len(function.schema) for function in found) > MAX_SCHEMA_LEN:
         raise UsageError(f"the tools have more than {MAX_SCHEMA_LEN:,} characters", "send fewer")
-    return ToolConstraint(tuple(function for function in found if not asked or function.name in asked), use)
+    allowed = tuple(function for function in found if not asked or function.name in asked)
+    return ToolConstraint(allowed, use, None if use.must_call else content)
 
 
 def request_tool_constraint(request: Request) -> ToolConstraint | None:
     """What its answer is held to."""
-    return build_tool_constraint(request.tools, request.tool_use)
+    return build_tool_constraint(request.tools, request.tool_use, request.params.grammar)
 
 
 def without_strict(tool: Mapping[str, Any]) -> Mapping[str, Any]:

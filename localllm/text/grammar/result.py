@@ -17,7 +17,8 @@ DECIMAL_DIGITS = 5000  # of a number that must be a multiple of another
 
 def check_answer(request: Request, completion: Completion, *, untrusted: bool = False) -> None:
     """`check_finished`, and of its calls `check_calls`."""
-    check_completion(request.params.grammar, completion, untrusted=untrusted)
+    if not completion.tool_calls or completion.text:  # who calls a function says nothing yet
+        check_completion(request.params.grammar, completion, untrusted=untrusted)
     calling = request_tool_constraint(request)
     if calling and completion.finish_reason is not FinishReason.LENGTH:
         check_tool_calls(calling, completion.tool_calls, check_patterns=not untrusted)

@@ -12,7 +12,7 @@ import pytest
 import tokenizers
 
 from localllm.errors import OutputInvalid
-from localllm.request import ToolUse
+from localllm.request import Grammar, GrammarKind, ToolUse
 from localllm.text.backends import byte_alphabet
 from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.grammar.functions import build_tool_constraint
@@ -216,3 +216,39 @@ def test_beside_a_strict_function_text_is_free(name: str, as_text: bool) -> None
         assert grammars.follow(asked, "").allowed(ids) == ids
     wrong = [*tokenizer.encode(begun(output) + "???", special=False)]
     assert len(grammars.follow(asked, "").allowed(wrong)) < len(wrong)
+
+
+@pytest.mark.quick_every(7)
+@pytest.mark.parametrize("as_text", [False, True])
+@pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
+def test_beside_a_schema_an_answer_is_calls_or_what_the_schema_asks_for(name: str, as_text: bool) -> None:
+    output = OUTPUTS[name]
+    tokenizer, grammars = model(output, as_text=as_text)
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    content = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema | {"additionalProperties": False}))
+    tools = [tool("weather", schema_of({}, []))]
+    asked = build_tool_constraint(tools, ToolUse(), content)
+    assert asked
+    head = ""
+    if output.channels:
+        head = "<|channel|>final<|message|>" if output.channels == formats.HARMONY else "<|message|>"
+    for text, fits in (('{"ok": true}', True), ('{"ok": 1}', False), ("Hi", False)):
+        ids = [*tokenizer.encode(head + text, special=False), END]
+        assert (grammars.follow(asked, "").allowed(ids) == ids) is fits, text
+    starts = begun(output).removeprefix("I say <b>. ")
+    ids = tokenizer.encode(starts, special=False)
+    assert grammars.follow(asked, "").allowed(ids) == ids
+    wrong = [*tokenizer.encode(starts + "???", special=False)]
+    assert len(grammars.follow(asked, "").allowed(wrong)) < len(wrong)
+    ended = 0
+    for seed in range(8):
+        tokens = tokenizer.token_bytes(tokenizer.vocab_size)
+        closers = {*CLOSERS, *(text.encode() for text in markup_of(output))}
+        said, done = walk(grammars.follow(asked, ""), tokens, {END}, seed, 4000, closers=closers)
+        if done:
+            deltas = route(output.make_parser("", tools), [said.decode(errors="replace")])
+            _, text, calls = joined(deltas)
+            ended += 1
+            assert bool(calls) != bool(text.strip()), deltas
+            assert calls or json.loads(text) in ({"ok": True}, {"ok": False}), deltas
+    assert ended
