@@ -286,6 +286,8 @@ def read_entry(file: Path, name: str, entry: Any) -> tuple[TensorHeader, tuple[i
         raise damaged_file(file, f"the header entry of {name!r} is malformed") from None
     if not is_valid:
         raise damaged_file(file, f"the header entry of {name!r} contains other values than numbers")
+    if dtype not in DTYPE_BYTES and dtype not in OTHER_DTYPES:
+        raise damaged_file(file, f"{name!r} is stored as {dtype!r}, which the format does not have")
     if dtype not in DTYPE_BYTES:
         raise UnsupportedModel(
             f"{name!r} in {file} is stored as {dtype!r}", f"these are supported: {', '.join(DTYPE_BYTES)}"

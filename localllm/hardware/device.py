@@ -131,12 +131,8 @@ def dtype_for(name: str, stored: str, device_type: str) -> str:
     if device_type == "cpu" and preferred != "float32":
         import torch
 
-        limited = processor.forced_level() in (
-            "avxvnni",
-            "avx2",
-            "baseline",
-        )  # such a processor has no such arithmetic
-        if wanted == "float16" or limited or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        limited = processor.forced_level() in ("avxvnni", "avx2", "baseline")  # levels without 16-bit arithmetic
+        if preferred == "float16" or limited or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return "float32"
     return preferred
 

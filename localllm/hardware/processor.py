@@ -39,7 +39,7 @@ INSTRUCTIONS = {  # as people write them
     "dotprod": "NEON with dot products",
     "generic": "those that every processor of its kind has",
 }
-NAMES = {"avxvnni": "x86-64-v3", "avx2": "x86-64-v3", "baseline": "x86-64"}  # of processors of such a level
+NAMES = {"avxvnni": "x86-64-v3", "avx2": "x86-64-v3", "baseline": "x86-64"}  # LLVM's names
 
 
 @functools.cache

@@ -242,11 +242,9 @@ class LLM:
         params = chat.params or self.default_params
         if (chat.tools or chat.template_arguments or chat.think is not None) and not chat.is_chat:
             raise UsageError("tools and template arguments are for a chat", "give the prompt as messages")
-        if chat.tools and params.grammar:
-            raise UsageError("a grammar leaves no room for calls of tools", "leave out one of them")
         if not all(isinstance(tool, Mapping) for tool in chat.tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
-        tool_constraint = build_tool_constraint(chat.tools or (), chat.tool_use)
+        tool_constraint = build_tool_constraint(chat.tools or (), chat.tool_use, params.grammar)
         if tool_constraint and params.ignore_eos:
             raise UsageError("ignore_eos goes on where a call ends", "leave it out")
         context = chat.context

@@ -13,9 +13,9 @@ from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.folder import weight_files
 from localllm.hub.store import parse_snapshot_path
 
-PARTIAL_SUFFIX = ".partial"  # ends the name of a folder that is being written
-RECIPE_FILE = "recipe.json"  # in an artefact: what it was made of, and how
-INSTEAD = "leave out --quant, or "  # of a remedy
+PARTIAL_SUFFIX = ".partial"  # of a folder that is being written
+RECIPE_FILE = "recipe.json"  # in an artefact: its source and recipe
+INSTEAD = "leave out --quant, or "  # start of a remedy
 UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantized (of a short name, NAME-bf16)"
 
 
