@@ -1,8 +1,8 @@
 """The grammar of an answer that calls functions, in the markup of the model at hand (`text/output/spelling.py`).
 
-Where a call is required, the answer is one, or several. Else it is text, or what a grammar asks of the content; once a
-call has begun, the rest of the answer is calls. Arguments of required calls and of strict functions keep to their schemas, those of others are
-any objects. What a model thinks before stands around all of that (`thoughts.py`).
+Where a call is required, the answer is one call or several. Otherwise it is text, or what a grammar demands of the
+content; once a call has begun, the rest of the answer is calls. Arguments of required calls and of strict functions
+follow their schemas, those of other functions are any objects. Reasoning stands before all of that (`thoughts.py`).
 """
 
 import json
