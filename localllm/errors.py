@@ -1,24 +1,39 @@
 """Every error a user can meet: one sentence with the remedy, an exit code and an HTTP status.
 
-    LocalLLMError            exit 1   500   a fault of ours
-    ├── UsageError           exit 2   400   an option or a request that makes no sense
-    ├── PromptRefused        exit 2   400   the same of a prompt, some of whose words it may have
+    LocalLLMError            exit 1   500   a fault of localllm
+    ├── UsageError           exit 2   400   an option, a parameter or a request that makes no sense
+    ├── PromptRefused        exit 2   400   the same, with words of the prompt in its message
     ├── ParameterOutOfRange  exit 2   400   a sampling parameter outside its range
+    ├── BadField             exit 2   400   a field of a request body that is wrong
+    ├── WrongDigest          exit 2   400   an upload whose content does not match its digest
     ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
-    ├── DiskFull             exit 3   507   not enough room on the disk for a download
-    ├── NotWritable          exit 3   507   a folder in which nothing may be written
-    ├── NoSuchDevice         exit 3   400   the device that was asked for is not here
+    ├── DiskFull             exit 3   507   not enough free space on the disk
+    ├── NotWritable          exit 3   507   a folder that cannot be written to
+    ├── NoSuchDevice         exit 3   400   the requested device is not in this machine
     ├── ContextOverflow      exit 4   400   the prompt is longer than the context
-    ├── OutputInvalid        exit 5   500   the answer is not what a schema or grammar asked for
-    ├── StoppedByLength      exit 6   500   `--fail-on-length`, and the answer was cut by a limit
+    ├── OutputInvalid        exit 5   500   the answer does not match its schema or grammar
+    ├── StoppedByLength      exit 6   500   a limit cut the answer, under `--fail-on-length`
     ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
-    ├── NetworkError         exit 7   502   the hub cannot be reached, or does not send what it announced
-    ├── AccessDenied         exit 8   403   the hub gives a model only to those who log in or accept its terms
+    ├── NetworkError         exit 7   502   the hub cannot be reached, or sends something unexpected
+    ├── ServerUnreachable    exit 7   502   no server answers at the address, or not in time
+    ├── NotLocalLLMServer    exit 7   502   the server at the address is not localllm
+    ├── AccessDenied         exit 8   403   the hub requires a login or accepted terms, or a server a key
     ├── ModelNotFound        exit 8   404   no model of that name
     ├── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
-    ├── Busy                 exit 1   503   no room for this request now, later there may be
-    ├── LinesFailed          exit 9   500   a batch is done, and some of its lines have failed
-    └── NotReproduced        exit 10  500   `localllm replay`, and the answer is another
+    ├── Busy                 exit 1   503   no capacity for this request now
+    ├── EngineFailed         exit 1   503   a GPU failed, and with it everything this process has on it
+    ├── MissingKey           exit 1   401   a request without a valid API key
+    ├── OriginRefused        exit 1   403   a request for another host, or from a page of another origin
+    ├── NoSuchRoute          exit 1   500   an unknown path or method; carries the router's status
+    ├── UnknownResponse      exit 1   404   `previous_response_id` names no kept response
+    ├── MalformedRequest     exit 1   500   not an HTTP request; carries its own status
+    ├── BodyTooLarge         exit 1   413   a request body over the limit
+    ├── BodyTooSlow          exit 1   408   a request body that does not arrive in time
+    ├── ReaderTooSlow        exit 1   408   a client that does not read its answer
+    ├── ClientLeft           exit 1   499   the client disconnected
+    ├── NotSupported         exit 1   501   a route of another server that localllm does not offer
+    ├── LinesFailed          exit 9   500   some lines of a batch failed
+    └── NotReproduced        exit 10  500   `localllm replay` got another answer
 
 Code and status belong to the class, so no other file holds a table of them. Exit 130: interrupted.
 """
@@ -70,7 +85,19 @@ class ParameterOutOfRange(UsageError):
 
 
 class PromptRefused(UsageError):
-    """Its message may have words of the prompt: whoever sent them is told, and no log."""
+    """A UsageError whose message may quote the prompt, so it is sent to the client and never logged."""
+
+
+class BadField(UsageError):
+    """A field of a request body that is wrong. `param` is its path, for example `messages.0.role`."""
+
+    def __init__(self, param: str, message: str, remedy: str | None = None):
+        super().__init__(message, remedy)
+        self.param = param
+
+
+class WrongDigest(UsageError):
+    """An upload whose content does not match its digest."""
 
 
 class DoesNotFit(LocalLLMError):
@@ -146,6 +173,20 @@ class NetworkError(LocalLLMError):
     http_status = 502
 
 
+class ServerUnreachable(LocalLLMError):
+    """No server answers at the address, or not in time."""
+
+    exit_code = 7
+    http_status = 502
+
+
+class NotLocalLLMServer(LocalLLMError):
+    """The server at the address is not localllm."""
+
+    exit_code = 7
+    http_status = 502
+
+
 class AccessDenied(LocalLLMError):
     """The hub wants a login, or that its page of the model is visited and terms are accepted; a server of localllm
     wants a key."""
@@ -176,6 +217,83 @@ class Busy(LocalLLMError):
     def __init__(self, message: str, remedy: str = "ask again later", retry_after: int = 5):
         super().__init__(message, remedy)
         self.retry_after = retry_after
+
+
+class EngineFailed(LocalLLMError):
+    """A GPU failed, and with it everything that this process has on it."""
+
+    http_status = 503
+
+
+class MissingKey(LocalLLMError):
+    """A request without a valid API key."""
+
+    http_status = 401
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, "send Authorization: Bearer KEY, or x-api-key: KEY")
+
+
+class OriginRefused(LocalLLMError):
+    """A request that names another host, or comes from a page of another origin."""
+
+    http_status = 403
+
+
+class NoSuchRoute(LocalLLMError):
+    """An unknown path or method; the router chooses the status."""
+
+    def __init__(self, message: str, remedy: str, http_status: int):
+        super().__init__(message, remedy)
+        self.http_status = http_status
+
+
+class UnknownResponse(LocalLLMError):
+    """`previous_response_id` names a response that was never kept, or was evicted."""
+
+    http_status = 404
+
+
+class MalformedRequest(LocalLLMError):
+    """Bytes that are not an HTTP request, or a request that does not arrive in time."""
+
+    def __init__(self, message: str, http_status: int = 400):
+        super().__init__(message, "send a valid HTTP/1.1 request")
+        self.http_status = http_status
+
+
+class BodyTooLarge(LocalLLMError):
+    """A request body over the limit."""
+
+    http_status = 413
+
+    def __init__(self, limit: int) -> None:
+        """limit: bytes"""
+        super().__init__(f"the body is larger than {limit / 2**20:.4g} MiB", "send a smaller one")
+
+
+class BodyTooSlow(LocalLLMError):
+    """A request body that does not arrive in time."""
+
+    http_status = 408
+
+
+class ReaderTooSlow(LocalLLMError):
+    """A client that does not read its answer."""
+
+    http_status = 408
+
+
+class ClientLeft(LocalLLMError):
+    """The client disconnected before there was a response."""
+
+    http_status = 499
+
+
+class NotSupported(LocalLLMError):
+    """A route of another server that localllm does not offer."""
+
+    http_status = 501
 
 
 class LinesFailed(LocalLLMError):

@@ -11,21 +11,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, TypeAdapter, ValidationError
 
-from localllm.errors import UsageError, did_you_mean
+from localllm.errors import BadField, UsageError, did_you_mean
 from localllm.request import nesting_depth
 
 MAX_NESTING = 256  # objects and lists; deeper ones end the stack of whoever walks through them later
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class BadField(UsageError):
-    """A field of a body that makes no sense or asks for what is not there. `param` is its path, say
-    `messages.0.role`."""
-
-    def __init__(self, param: str, message: str, remedy: str | None = None):
-        super().__init__(message, remedy)
-        self.param = param
 
 
 # Fields that other servers have and this one has not, without which an answer is not what was asked for.

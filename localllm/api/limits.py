@@ -6,7 +6,7 @@ grammars. How long a body may be is the server's.
 
 from collections.abc import Sized
 
-from localllm.api.body import BadField
+from localllm.errors import BadField
 
 MAX_PROMPTS = 128
 MAX_ANSWERS = 128  # to all prompts together

@@ -6,8 +6,8 @@ from typing import Any
 
 from localllm.api import limits
 from localllm.api.asked import ParsedRequest
-from localllm.api.body import BadField, StrictModel, validate
-from localllm.errors import UsageError
+from localllm.api.body import StrictModel, validate
+from localllm.errors import BadField, UsageError
 from localllm.request import SamplingParams
 from localllm.sampling import params_from_json
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from localllm.api.asked import ParsedRequest
-from localllm.api.body import BadField, parse_json_object
+from localllm.api.body import parse_json_object
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
     JsonObject,
@@ -22,7 +22,7 @@ from localllm.api.openai.responses import (
     text_completion_object,
 )
 from localllm.api.tokens import TokenTexts
-from localllm.errors import LocalLLMError, UsageError
+from localllm.errors import BadField, LocalLLMError, UsageError
 from localllm.request import SEED_BITS, Completion, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -18,8 +18,8 @@ import os.path
 from collections.abc import Callable
 
 from localllm.client.model import RemoteModel, open_model
-from localllm.client.server import ServerClient, ServerUnreachable
-from localllm.errors import LocalLLMError, UsageError
+from localllm.client.server import ServerClient
+from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
 from localllm.settings import Settings
 
 # Whether a running server answers instead of a model of this process.

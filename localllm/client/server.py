@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from localllm.client.http import Connection, Response
-from localllm.errors import AccessDenied, LocalLLMError, UsageError
+from localllm.errors import AccessDenied, LocalLLMError, NotLocalLLMServer, ServerUnreachable, UsageError
 from localllm.protocol.events import SERVER_NAME, error_from_json
 from localllm.settings import Settings
 
@@ -19,20 +19,6 @@ HANDSHAKE_TIMEOUT_S = 2.0  # for a server to say what it is
 START_REMEDY = "start one with `localllm serve`, or name it: LOCALLLM_HOST, --server"
 
 JsonObject = dict[str, Any]
-
-
-class ServerUnreachable(LocalLLMError):
-    """Nobody listens there, or not in time."""
-
-    exit_code = 7
-    http_status = 502
-
-
-class NotLocalLLMServer(LocalLLMError):
-    """A server that is not localllm."""
-
-    exit_code = 7
-    http_status = 502
 
 
 class ServerClient:

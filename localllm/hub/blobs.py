@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from localllm.errors import DiskFull, UsageError
+from localllm.errors import DiskFull, UsageError, WrongDigest
 from localllm.files import explain_disk_errors
 from localllm.formatting import format_bytes
 from localllm.hub.cache import nearest_existing
@@ -26,10 +26,6 @@ FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 SPARE_BYTES = 64 * 2**20  # of the disk are left alone
 DISK_CHECK_BYTES = 64 * 2**20  # after which the disk is looked at again
 MAX_FILES = 1000
-
-
-class WrongDigest(UsageError):
-    """A content that is not what its digest says."""
 
 
 def parse_digest(digest: str) -> str:

@@ -14,28 +14,13 @@ import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from localllm.errors import LocalLLMError
+from localllm.errors import MissingKey, OriginRefused
 
 HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 ANY_ORIGIN = "*"
 PREFLIGHT_MAX_AGE_S = 600  # for which a browser keeps the answer
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-class OriginRefused(LocalLLMError):
-    """A request that names another host or comes from a page of another origin."""
-
-    http_status = 403
-
-
-class MissingKey(LocalLLMError):
-    """A request without a key, or with another."""
-
-    http_status = 401
-
-    def __init__(self, what: str) -> None:
-        super().__init__(what, "send Authorization: Bearer KEY, or x-api-key: KEY")
 
 
 @dataclass(frozen=True)

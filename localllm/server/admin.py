@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.body import StrictModel, validate
 from localllm.api.openai.functions import ToolList, parse_tools
 from localllm.api.openai.messages import MessageList, parse_messages
-from localllm.errors import LocalLLMError
+from localllm.errors import BadField, EngineFailed
 from localllm.request import ChatRequest
 from localllm.server.body import read_json_body
 from localllm.server.guard import UNAUTHENTICATED
@@ -25,12 +25,6 @@ from localllm.server.prometheus import CONTENT_TYPE, ServerMetrics
 JsonObject = dict[str, Any]
 MAX_DETOKENIZE_TOKENS = 2**20  # of a body of /v1/detokenize
 TEMPLATE_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}]}
-
-
-class EngineFailed(LocalLLMError):
-    """A GPU has failed, and with it all that this process has on it."""
-
-    http_status = 503
 
 
 class TokenizeBody(StrictModel):

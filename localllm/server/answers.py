@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Protocol
 
-from localllm.errors import LocalLLMError
+from localllm.errors import ReaderTooSlow
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, Request
 from localllm.server.request_stats import CANCELLED, FAILED, current_request_stats
@@ -38,12 +38,6 @@ class RequestSubmitter(Protocol):
     @property
     def tokenizer(self) -> TokenDecoder: ...
     def submit(self, request: Request, deliver: Callable[[Delivered], object]) -> ClosableStream: ...
-
-
-class ReaderTooSlow(LocalLLMError):
-    """An answer that waits for a reader who takes none of it."""
-
-    http_status = 408
 
 
 class AnswerReader(AsyncIterator[tuple[int, GenerationEvent]]):

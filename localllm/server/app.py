@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, NoSuchRoute
 from localllm.server import (
     admin,
     anthropic,
@@ -32,14 +32,6 @@ from localllm.server.openapi import add_openapi_route
 from localllm.server.prometheus import ServerMetrics
 
 CLIENT_CLOSED_STATUS = 499  # nobody reads it; the logs of other servers have the number
-
-
-class NoSuchRoute(LocalLLMError):
-    """A path or a method that is not served. `http_status` as the router has it."""
-
-    def __init__(self, message: str, remedy: str, http_status: int):
-        super().__init__(message, remedy)
-        self.http_status = http_status
 
 
 def create_app(

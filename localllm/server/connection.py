@@ -12,19 +12,11 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, MalformedRequest
 from localllm.server.errors import error_response
 from localllm.server.limits import ConnectionLimits
 
 TOO_MANY_CONNECTIONS = {"error": "too many connections are open; try again later"}
-
-
-class MalformedRequest(LocalLLMError):
-    """What no HTTP request looks like, or one that does not come. `http_status` says which."""
-
-    def __init__(self, message: str, http_status: int = 400):
-        super().__init__(message, "send a request as HTTP/1.1 has it")
-        self.http_status = http_status
 
 
 class Connection(H11Protocol):

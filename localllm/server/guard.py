@@ -9,8 +9,8 @@ from time import monotonic
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.errors import LocalLLMError, UsageError
-from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, MissingKey, header_values
+from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, UsageError
+from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values
 from localllm.server.errors import error_response
 from localllm.server.limits import ConnectionLimits
 
@@ -23,21 +23,6 @@ READ_METHODS = ("GET", "HEAD")
 CORS_METHODS = b"GET, HEAD, POST, DELETE"
 HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")  # names of headers
 MAX_HEADER_NAMES_LEN = 1024  # characters of those
-
-
-class BodyTooLarge(LocalLLMError):
-    """A body over the limit."""
-
-    http_status = 413
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"the body is larger than {limit / 2**20:.4g} MiB", "send a smaller one")
-
-
-class BodyTooSlow(LocalLLMError):
-    """A body that does not come."""
-
-    http_status = 408
 
 
 class Guard:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any
 
-from localllm.errors import LocalLLMError
+from localllm.errors import ClientLeft, LocalLLMError
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import PullPlan
 from localllm.hub.store import SHA256
@@ -17,12 +17,6 @@ JsonObject = dict[str, Any]
 BackgroundWork = Callable[["ProgressReporter"], object]
 
 PROGRESS_INTERVAL_S = 0.1  # between two lines about one file
-
-
-class ClientLeft(LocalLLMError):
-    """Nobody waits for it any more."""
-
-    http_status = 499
 
 
 class ProgressReporter:

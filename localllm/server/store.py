@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from localllm.api.ollama.bodies import CopyBody, CreateBody, NameBody, PullBody, ShowBody, model_name, parse_body
 from localllm.api.ollama.creating import parse_create_request
 from localllm.api.ollama.responses import JsonObject, error_object
-from localllm.errors import LocalLLMError, ModelNotFound, UsageError
+from localllm.errors import LocalLLMError, ModelNotFound, NotSupported, UsageError
 from localllm.hardware.device import resolve_device, total_bytes
 from localllm.hub.blobs import BlobUpload, blob_file
 from localllm.hub.catalog import CatalogEntry
@@ -29,10 +29,6 @@ from localllm.server.openapi import route_docs
 from localllm.server.pulls import BackgroundWork, ProgressReporter, progress_lines
 from localllm.server.sse import ndjson_line, ndjson_response, run_until_disconnect
 from localllm.settings import Settings
-
-
-class NotSupported(LocalLLMError):
-    http_status = 501
 
 
 def router(models: ModelPool, inventory: Inventory) -> APIRouter:

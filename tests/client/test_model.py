@@ -10,8 +10,15 @@ import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.client.model import RemoteModel, open_model
-from localllm.client.server import NotLocalLLMServer, ServerClient, ServerUnreachable, parse_address
-from localllm.errors import ContextOverflow, LocalLLMError, ModelNotFound, UsageError
+from localllm.client.server import ServerClient, parse_address
+from localllm.errors import (
+    ContextOverflow,
+    LocalLLMError,
+    ModelNotFound,
+    NotLocalLLMServer,
+    ServerUnreachable,
+    UsageError,
+)
 from localllm.request import ChatRequest, Grammar, GrammarKind
 from localllm.sampling import params_to_json
 

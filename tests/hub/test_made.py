@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from localllm.errors import DamagedModel, DiskFull, ModelNotFound, UsageError
-from localllm.hub.blobs import BlobUpload, WrongDigest, blob_file, link_model_folder
+from localllm.errors import DamagedModel, DiskFull, ModelNotFound, UsageError, WrongDigest
+from localllm.hub.blobs import BlobUpload, blob_file, link_model_folder
 from localllm.hub.installed import installed_models
 from localllm.hub.made import edition_files, find_edition
 from localllm.hub.names import parse_name, strip_latest

@@ -6,8 +6,9 @@ import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.api.asked import ParsedRequest
+from localllm.errors import ReaderTooSlow
 from localllm.request import ChatRequest, GenerationEvent, Request
-from localllm.server.answers import EVENT_WEIGHT, AnswerReader, ReaderTooSlow
+from localllm.server.answers import EVENT_WEIGHT, AnswerReader
 
 BLOCK = 16  # tokens
 

@@ -13,8 +13,9 @@ from localllm.api import limits
 from localllm.api.anthropic.bodies import NEUTRAL_FIELDS, CountTokensBody, CustomTool, MessagesBody, ToolChoice
 from localllm.api.anthropic.messages import parse_messages
 from localllm.api.asked import ParsedRequest
-from localllm.api.body import IGNORED_FIELDS, BadField, validate
+from localllm.api.body import IGNORED_FIELDS, validate
 from localllm.api.openai.functions import ignore_tool
+from localllm.errors import BadField
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
 

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.body import StrictModel, validate
+from localllm.errors import BadField
 from localllm.modelfile.options import SAMPLING_OPTIONS
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from localllm.api.body import BadField
 from localllm.api.ollama.bodies import CreateBody, model_name, parse_body
+from localllm.errors import BadField
 from localllm.hub.made import find_edition
 from localllm.hub.names import is_path
 from localllm.modelfile.edition import Edition

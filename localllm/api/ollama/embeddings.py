@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import Field
 
-from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.body import StrictModel, validate
 from localllm.api.ollama.bodies import parse_keep_alive
+from localllm.errors import BadField
 from localllm.llm.embedding_inputs import Embeddings
 
 MAX_OLLAMA_INPUTS = 2048  # of one body

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.api import limits
-from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.body import StrictModel, validate
 from localllm.api.openai.functions import ignore_tool
+from localllm.errors import BadField
 
 ROLES = ("system", "user", "assistant", "tool")
 TEXT_ONLY_REMEDY = "this server reads text alone"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from localllm.api import limits
-from localllm.api.body import IGNORED_FIELDS, BadField, ignore_field
+from localllm.api.body import IGNORED_FIELDS, ignore_field
 from localllm.api.ollama.bodies import (
     ChatBody,
     CommonBody,
@@ -22,7 +22,7 @@ from localllm.api.ollama.bodies import (
 )
 from localllm.api.ollama.messages import TEXT_ONLY_REMEDY, parse_messages, parse_tools
 from localllm.api.openai.requests import parse_tool_use
-from localllm.errors import DamagedModel, UsageError
+from localllm.errors import BadField, DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import NEUTRAL, OPTION_TYPES, check_options, to_sampling_params
 from localllm.request import ChatRequest, Grammar, GrammarKind, Prompt, Request, SamplingParams, ToolUse

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from localllm.api.body import BadField, SchemaType, StrictModel, ignore_field
+from localllm.api.body import SchemaType, StrictModel, ignore_field
 from localllm.api.openai.functions import ToolList
 from localllm.api.openai.messages import MessageList
+from localllm.errors import BadField
 
 # Fields that have one value here, which may be sent.
 FIXED_VALUES: dict[str, Any] = {"modalities": ["text"]}

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.body import StrictModel, validate
+from localllm.errors import BadField
 from localllm.llm.embedding_inputs import Embeddings
 
 MAX_INPUTS = 2048  # of one body, as OpenAI documents

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, SchemaType, StrictModel, ignore_field, validate
+from localllm.api.body import SchemaType, StrictModel, ignore_field, validate
+from localllm.errors import BadField
 
 
 class FunctionDefinition(StrictModel):

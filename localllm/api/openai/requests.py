@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from localllm.api import limits
 from localllm.api.asked import ParsedRequest, PromptBody
-from localllm.api.body import BadField, StrictModel, ignore_field, validate
+from localllm.api.body import StrictModel, ignore_field, validate
 from localllm.api.openai.bodies import (
     ChatBody,
     CompletionBody,
@@ -23,7 +23,7 @@ from localllm.api.openai.bodies import (
 )
 from localllm.api.openai.functions import parse_tools
 from localllm.api.openai.messages import parse_messages
-from localllm.errors import ParameterOutOfRange
+from localllm.errors import BadField, ParameterOutOfRange
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
 

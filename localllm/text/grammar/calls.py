@@ -1,8 +1,9 @@
 """The grammar of an answer that calls functions, in the markup of the model at hand (`text/output/spelling.py`).
 
-Where a call is required, the answer is one call or several. Otherwise it is text, or what a grammar demands of the
-content; once a call has begun, the rest of the answer is calls. Arguments of required calls and of strict functions
-follow their schemas, those of other functions are any objects. Reasoning stands before all of that (`thoughts.py`).
+Where a call is required, the answer is one call or several. Otherwise it is text, or what a grammar demands of
+the content; once a call has begun, the rest of the answer is calls. Arguments of required calls and of strict
+functions follow their schemas, those of other functions are any objects. Reasoning comes before all of that
+(`thoughts.py`).
 """
 
 import json

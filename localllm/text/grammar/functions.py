@@ -37,8 +37,8 @@ class ToolConstraint:
 def build_tool_constraint(
     tools: Iterable[Mapping[str, Any]], use: ToolUse, content: Grammar | None = None
 ) -> ToolConstraint | None:
-    """The constraint on calls; None where there is none, or only `content` without tools. content: the grammar of an
-    answer that calls no function. A function without parameters takes none.
+    """The constraint on calls; None where there is none, or only `content` without tools. content: the grammar of
+    an answer that calls no function. A function without parameters takes none.
 
     Raises UsageError for one without a name that can be read back, one whose parameters are no object's schema,
     two of one name, and a name that is asked for and not there.

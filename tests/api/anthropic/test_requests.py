@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from localllm.api.anthropic.requests import parse_count_request, parse_message_request
-from localllm.api.body import BadField
-from localllm.errors import UsageError
+from localllm.errors import BadField, UsageError
 from localllm.request import SamplingParams, ToolUse
 
 DEFAULTS = SamplingParams(temperature=0.7, top_k=20)

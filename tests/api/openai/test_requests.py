@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from localllm.api.body import BadField, parse_json_object
+from localllm.api.body import parse_json_object
 from localllm.api.openai.bodies import FIXED_VALUES, NEUTRAL_FIELDS, UNSUPPORTED_FIELDS, WITHOUT_EFFECT
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses_api.requests import parse_response_request
-from localllm.errors import UsageError
+from localllm.errors import BadField, UsageError
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
 OWN = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)

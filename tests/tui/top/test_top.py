@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from localllm.client.server import ServerUnreachable
+from localllm.errors import ServerUnreachable
 from localllm.metrics import Slot
 from localllm.tui.top.app import ModelBoard, TopApp
 from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from localllm.api import limits
-from localllm.api.body import BadField, SchemaType, StrictModel, ignore_field, validate
+from localllm.api.body import SchemaType, StrictModel, ignore_field, validate
 from localllm.api.openai.responses_api.tools import LOCAL_SHELL, joined_name
+from localllm.errors import BadField
 
 Message = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]

@@ -6,17 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.api.body import BadField
-from localllm.errors import LocalLLMError
+from localllm.errors import BadField, UnknownResponse
 
 JsonObject = dict[str, Any]
 
 MAX_RESPONSES = 1024
 MAX_BYTES = 64 * 2**20  # of JSON, of all together; each holds the conversation up to it
-
-
-class UnknownResponse(LocalLLMError):
-    http_status = 404
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from localllm.api.asked import ParsedRequest
-from localllm.api.body import BadField, ignore_field, validate
+from localllm.api.body import ignore_field, validate
 from localllm.api.openai.requests import parse_chat_request
 from localllm.api.openai.responses_api.bodies import (
     FIXED_VALUES,
@@ -20,6 +20,7 @@ from localllm.api.openai.responses_api.bodies import (
 )
 from localllm.api.openai.responses_api.items import messages_from_input
 from localllm.api.openai.responses_api.tools import LOCAL_SHELL, declare_tools
+from localllm.errors import BadField
 from localllm.request import SamplingParams
 
 SHARED_FIELDS = (

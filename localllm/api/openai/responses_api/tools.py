@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localllm.api.body import BadField, StrictModel, validate
+from localllm.api.body import StrictModel, validate
 from localllm.api.openai.functions import ignore_tool
+from localllm.errors import BadField
 from localllm.request import ToolCall
 
 JsonObject = dict[str, Any]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from localllm.api.body import BadField
 from localllm.api.openai.responses_api.items import messages_from_input
+from localllm.errors import BadField
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
 SAID = {
