@@ -33,6 +33,10 @@ class Settings:
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
     auto"""
 
+    activations: str = "auto"
+    """LOCALLLM_ACTIVATIONS: `auto`, `24`, `16` or `8` bits of activations that meet packed weights on a CPU, where
+    `--activations` is not given. Default: auto"""
+
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
     """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of kernels. Default: ~/.cache"""
 
@@ -82,6 +86,7 @@ class Settings:
             cache=expand_path(environment.get("XDG_CACHE_HOME") or "~/.cache") / "localllm",
             threads=int(threads) if threads else None,
             kv_dtype=environment.get("LOCALLLM_KV_DTYPE") or "auto",
+            activations=environment.get("LOCALLLM_ACTIVATIONS") or "auto",
             cpu=cpu,
             draft=draft,
             graphs=parse_switch(environment, "LOCALLLM_GRAPHS", default="on"),

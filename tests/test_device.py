@@ -8,6 +8,7 @@ import torch
 from localllm.errors import NoSuchDevice, UsageError
 from localllm.hardware import processor
 from localllm.hardware.device import (
+    activation_bits_for,
     container_bytes,
     container_memory,
     count_nvidia_devices,
@@ -192,3 +193,23 @@ def test_kernels_run_on_their_own_generation(
 
 def test_the_gpus_are_those_that_torch_counts() -> None:
     assert len(list_gpus()) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "requested", "dtype", "bits"),
+    [
+        ("auto", "auto", "float32", 16),
+        ("auto", "float32", "float32", 24),
+        ("auto", "auto", "bfloat16", 16),
+        ("auto", "bfloat16", "bfloat16", 16),
+        ("8", "float32", "float32", 8),
+        ("24", "auto", "bfloat16", 24),
+    ],
+)
+def test_activations_keep_what_was_asked_for(name: str, requested: str, dtype: str, bits: int) -> None:
+    assert activation_bits_for(name, requested, dtype) == bits
+
+
+def test_activations_of_other_bits_are_refused() -> None:
+    with pytest.raises(UsageError, match="no activations of '12' bits; name auto, 24, 16, 8"):
+        activation_bits_for("12", "auto", "float32")

@@ -13,9 +13,10 @@ def test_nothing_set() -> None:
 
 def test_everything_set() -> None:
     names = {"HOME": "/tmp/x", "DEVICE": "cpu", "DTYPE": "float32", "THREADS": "3", "KV_DTYPE": "int8"}
+    names |= {"ACTIVATIONS": "8"}
     told = {f"LOCALLLM_{name}": value for name, value in names.items()} | {"XDG_CACHE_HOME": "/tmp/cache"}
     assert Settings.from_environment(told) == Settings(
-        Path("/tmp/x"), "cpu", "float32", 3, "int8", Path("/tmp/cache/localllm")
+        Path("/tmp/x"), "cpu", "float32", 3, "int8", "8", Path("/tmp/cache/localllm")
     )
 
 

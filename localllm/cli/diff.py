@@ -1,6 +1,7 @@
 """`localllm diff`: how far one model is from another."""
 
 import json
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -49,6 +50,16 @@ def diff(
             panel=options.Panel.LOADING,
         ),
     ] = None,
+    activations: options.Activations = None,
+    activations_b: Annotated[
+        str | None,
+        options.option(
+            "--activations-b",
+            text="Bits of activations of OTHER; default: --activations.",
+            metavar="BITS",
+            panel=options.Panel.LOADING,
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Measure how much two models differ.
@@ -68,8 +79,20 @@ def diff(
         from localllm.comparison.subject import find_subject
 
         quality = compare_models(
-            find_subject(reference, settings, device=device, dtype=dtype, kv_dtype=kv_dtype),
-            find_subject(other, settings, device=device, dtype=dtype_b or dtype, kv_dtype=kv_dtype_b or kv_dtype),
+            find_subject(
+                reference,
+                replace(settings, activations=activations or settings.activations),
+                device=device,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+            ),
+            find_subject(
+                other,
+                replace(settings, activations=activations_b or activations or settings.activations),
+                device=device,
+                dtype=dtype_b or dtype,
+                kv_dtype=kv_dtype_b or kv_dtype,
+            ),
             settings,
             content,
             text_name=text_name,

@@ -39,6 +39,7 @@ def load_model(
     dtype: str | None,
     context: int | None,
     kv_dtype: str | None = None,
+    activations: str | None = None,
     quant: str | None = None,
     force: bool = False,
     deterministic: bool | None = False,
@@ -58,6 +59,7 @@ def load_model(
     """
     settings = Settings.from_environment()
     settings = replace(settings, threads=settings.threads or threads, draft=draft or settings.draft)
+    settings = replace(settings, activations=activations or settings.activations)
     if grammar:
         from localllm.text.grammar.source import compile_source  # others need not wait for its library
 
@@ -84,6 +86,8 @@ def load_model(
         phases = {"import": imported_s, **llm.load_phases}
         say = watch.note if watch else note
         say(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
+        if llm.device == "cpu":
+            say(f"activations keep {llm.activation_bits} bits where they meet packed weights")
     return llm
 
 

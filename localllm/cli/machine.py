@@ -28,6 +28,7 @@ LOADING_FLAGS = {  # what they say is settled when a model is loaded
     "device": "--device",
     "dtype": "--dtype",
     "kv_dtype": "--kv-dtype",
+    "activations": "--activations",
     "quant": "--quant",
     "deterministic": "--deterministic",
     "draft": "--draft",

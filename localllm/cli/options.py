@@ -40,6 +40,15 @@ KVDType = Annotated[
     str | None,
     option("--kv-dtype", text="Data type of the KV cache: auto, int8 or fp8.", metavar="KV", panel=Panel.LOADING),
 ]
+Activations = Annotated[
+    str | None,
+    option(
+        "--activations",
+        text="Bits of activations multiplied with packed weights on a CPU: auto, 24, 16 or 8.",
+        metavar="BITS",
+        panel=Panel.LOADING,
+    ),
+]
 Context = Annotated[
     int | None, option(text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=Panel.LOADING)
 ]

@@ -103,6 +103,7 @@ def replay(
             device=device or _device_or_auto(setup.device),
             dtype=setup.dtype,
             kv_dtype=setup.kv_dtype,
+            activations=str(setup.activation_bits),
             quant=paper.model.quant,
             context=context or setup.context,
             threads=setup.threads,

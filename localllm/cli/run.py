@@ -42,6 +42,7 @@ def run(
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
+    activations: options.Activations = None,
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,

@@ -104,6 +104,7 @@ def serve(
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
+    activations: options.Activations = None,
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
     force: Annotated[
@@ -176,7 +177,7 @@ def serve(
         note(warning)
     with closing(bind(host, port)) as listener:
         where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-        where |= {"deterministic": deterministic, "force": force, "verbose": verbose}
+        where |= {"activations": activations, "deterministic": deterministic, "force": force, "verbose": verbose}
         from localllm.server.app import create_app
         from localllm.server.models import ModelPool
         from localllm.server.serve import Server

@@ -445,6 +445,7 @@ class LLM:
             engine.device,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            activation_bits=self.activation_bits,
             threads=self.worker.threads,
             context=self.context,
             token_budget=engine.token_budget,

@@ -21,6 +21,7 @@ class QuantizedTensor:
     shape: tuple[int, int]  # (out, in) of the weight
     parts: dict[str, Tensor]
     group: int | None = None
+    activation_bits: int | None = None  # that a CPU rounds x to; None: as many as its dtype has
 
     @property
     def nbytes(self) -> int:

@@ -43,6 +43,7 @@ class Setup:
     threads: int
     dtype: str
     kv_dtype: str
+    activation_bits: int  # that activations keep where they meet packed weights on a CPU
     context: int  # tokens
     token_budget: int  # most tokens of a step: longer prompts are computed in so large chunks
     block_size: int  # tokens of a block of the cache

@@ -102,7 +102,12 @@ class Decoder:
             source.weights.release()
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
-            self.lm_head = Linear(self.embedding.weight, dtype=source.dtype, on_read=source.weights.release)
+            self.lm_head = Linear(
+                self.embedding.weight,
+                dtype=source.dtype,
+                on_read=source.weights.release,
+                activation_bits=source.activation_bits,
+            )
         else:
             self.lm_head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)

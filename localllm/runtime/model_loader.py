@@ -32,11 +32,19 @@ def load_decoder(
     max_len: int,
     phases: PhaseTimer,
     on_part: OnPart = lambda done, total: None,
+    activation_bits: int | None = None,
 ) -> tuple[Decoder, float | None]:
     """Load a decoder. Also returns the read rate in bytes/s, None on a CPU, where weights are mapped."""
     spare = ("lm_head.weight",) if config.tie_embeddings else ()
     return build_from_files(
-        header, device, dtype, phases, spare, lambda source: Decoder(config, source, max_len), on_part
+        header,
+        device,
+        dtype,
+        phases,
+        spare,
+        lambda source: Decoder(config, source, max_len),
+        on_part,
+        activation_bits,
     )
 
 
@@ -67,6 +75,7 @@ def build_from_files(
     skipped_names: Collection[str],
     build: Callable[[WeightSource], T],
     on_part: OnPart = lambda done, total: None,
+    activation_bits: int | None = None,
 ) -> tuple[T, float | None]:
     """Build a model from mapped files on a CPU, or from a WeightLoader that reads ahead on a GPU.
 

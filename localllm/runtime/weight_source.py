@@ -27,16 +27,22 @@ class WeightSource:
     """
 
     def __init__(
-        self, weights: Weights, device: torch.device, dtype: torch.dtype, phases: PhaseTimer | None = None
+        self,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        phases: PhaseTimer | None = None,
+        activation_bits: int | None = None,
     ):
         """phases: records the time for repacking weights for kernels as `repack`."""
         self.weights = weights
         self.device = device
         self.dtype = dtype
         self.phases = phases or PhaseTimer()
+        self.activation_bits = activation_bits
 
     def under(self, name: str) -> "WeightSource":
-        return WeightSource(self.weights.scoped(name), self.device, self.dtype, self.phases)
+        return WeightSource(self.weights.scoped(name), self.device, self.dtype, self.phases, self.activation_bits)
 
     def has_matrix(self, name: str) -> bool:
         return has_matrix(self.weights, name)

@@ -29,7 +29,20 @@ MODEL = Model(
     "tiny", "/models/tiny", None, {"F16": 24}, "ab", "sha256", (FileDigest("config.json", 9, "cd", None),)
 )
 SETUP = Setup(
-    "cpu", "a processor", ("AVX2",), 1, "float32", "float32", 4096, 512, 16, "off", None, True, {"torch": "2.11"}
+    "cpu",
+    "a processor",
+    ("AVX2",),
+    1,
+    "float32",
+    "float32",
+    24,
+    4096,
+    512,
+    16,
+    "off",
+    None,
+    True,
+    {"torch": "2.11"},
 )
 
 

@@ -5,6 +5,7 @@ read as they are. Many rows of x are bound by multiplications; W is then dequant
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,7 @@ def prepare_weights(
     *weights: Tensor | QuantizedTensor,
     dtype: torch.dtype | None = None,
     on_read: Callable[[], None] = lanes.no_op,
+    activation_bits: int | None = None,
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Return weights that are multiplied with the same x in the layout that this device's kernels prefer.
 

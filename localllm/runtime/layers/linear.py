@@ -24,6 +24,7 @@ class Linear:
         bias: Tensor | None = None,
         dtype: torch.dtype | None = None,
         on_read: Callable[[], None] = lambda: None,
+        activation_bits: int | None = None,
     ):
         """dtype: of x; on_read: called whenever some of the weights have been read."""
         self.weights = kernels.prepare_weights(*weights, dtype=dtype, on_read=on_read)
@@ -42,7 +43,13 @@ class Linear:
         weights = source.matrices(names, columns, order)
         vector = source.concatenated_vectors(names, "bias") if bias else None
         with source.phases("repack"):
-            return cls(*weights, bias=vector, dtype=source.dtype, on_read=source.weights.release)
+            return cls(
+                *weights,
+                bias=vector,
+                dtype=source.dtype,
+                on_read=source.weights.release,
+                activation_bits=source.activation_bits,
+            )
 
     def __call__(
         self,

@@ -445,7 +445,7 @@ class Program:
         return Value(self, self.builder.shuffle_vector(shorts, shorts, ir.Constant(vector_type(INT), lanes)))
 
     def intrinsic_by_pieces(
-        self, name: str, bits: int, kinds: list[ir.Type], result: ir.Type, *vectors: Value
+        self, name: str, bits: int, kinds: list[ir.IntType], result: ir.IntType, *vectors: Value
     ) -> Value:
         """An intrinsic that takes vectors of `bits`, over vectors of 512; kinds: of their elements."""
         b, pieces, lanes = self.builder, VECTOR_BITS // bits, LANES * bits // VECTOR_BITS
@@ -488,6 +488,6 @@ def vector_type(kind: Any) -> ir.VectorType:
     return ir.VectorType(kind, LANES)
 
 
-def vector_of(kind: ir.Type, bits: int) -> ir.VectorType:
+def vector_of(kind: ir.IntType, bits: int) -> ir.VectorType:
     """As many integers as `bits` hold."""
     return ir.VectorType(kind, bits // cast(ir.IntType, kind).width)

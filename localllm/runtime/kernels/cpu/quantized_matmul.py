@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.hardware import processor
-from localllm.quant.packing import PANEL_ROWS, TILE_ROWS
+from localllm.quant.packing import INTERLEAVED_BITS, PANEL_ROWS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
@@ -32,8 +32,10 @@ def compile_matmul(layout: InterleavedLayout, split: SplitFormat, rows: int, out
     )
 
 
-def split_format(layout: InterleavedLayout, kind: torch.dtype) -> SplitFormat:
-    return SplitFormat.of(processor.byte_product(processor.features()), layout.bits, PLANES_BY_DTYPE[kind])
+def split_format(weight: QuantizedTensor, kind: torch.dtype) -> SplitFormat:
+    """How x of this dtype is split for the weight."""
+    planes = weight.activation_bits // 8 if weight.activation_bits else PLANES_BY_DTYPE[kind]
+    return SplitFormat.of(processor.byte_product(processor.features()), INTERLEAVED_BITS[weight.format], planes)
 
 
 @CompileOnce
@@ -46,7 +48,7 @@ def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
     if kind not in PLANES_BY_DTYPE:
         return
     layout = InterleavedLayout.from_weight(weight)
-    split = split_format(layout, kind)
+    split = split_format(weight, kind)
     compile_split.compile_ahead(kind, layout.group, split)
     for rows in (BLOCK_ROWS, 1):
         compile_matmul.compile_ahead(layout, split, rows, kind)
@@ -56,7 +58,7 @@ def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
 def matmul_small_m(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """x: [M, in] -> [M, out]: W is read once for every 4 rows."""
     layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
-    split, count = split_format(layout, x.dtype), len(x)
+    split, count = split_format(weight, x.dtype), len(x)
     rows = 1 if count == 1 else BLOCK_ROWS
     room = -(-count // rows) * rows
     tiles, groups, _ = weight.parts["scale"].shape

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,18 @@ def test_shorter_floats(form: str, dtype: torch.dtype, way: str) -> None:
     weight = integers(form, 21, 300, 32)
     scale = weight.parts["scale"].to(dtype)
     check(QuantizedTensor(form, weight.shape, weight.parts | {"scale": scale}, 32), way, dtype)
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q8_0", "q6_k"])
+def test_activations_keep_as_many_bits_as_they_are_given(form: str) -> None:
+    stored = blocks(form, 37, 512)
+    exact, x = dequantize(stored, torch.float64), rows_of(5, 512, torch.float32)
+    size = x.double().abs() @ exact.abs().T
+    lost = {}
+    for bits in (8, 16, 24):
+        weight = replace(laned(stored), activation_bits=bits)
+        lost[bits] = ((matmul_small_m(x, weight).double() - x.double() @ exact.T).abs() / size).max().item()
+    assert 2.0**-12 < lost[8] < 2.0**-6 and 2.0**-20 < lost[16] < 2.0**-14 and lost[24] < BOUND[torch.float32]
 
 
 @pytest.mark.parametrize("way", WAYS)
