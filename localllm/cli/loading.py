@@ -87,7 +87,7 @@ def load_model(
         say = watch.note if watch else note
         say(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
         if llm.device == "cpu":
-            say(f"activations keep {llm.activation_bits} bits where they meet packed weights")
+            say(f"activations      {llm.activation_bits} bits where they meet packed weights")
     return llm
 
 

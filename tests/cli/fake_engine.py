@@ -84,6 +84,7 @@ class FakeLLM:
     device = "cpu"
     dtype = "float32"
     kv_dtype = "float32"
+    activation_bits = 24
     weight_bytes = 12_000_000
     memory = MemoryPlan(WeightBytes(10_000_000, 0, 0, 2_000_000), 4096, 256, 16_000, 0, 0, 3_000_000, 256, 4096)
     load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})

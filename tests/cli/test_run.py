@@ -192,7 +192,7 @@ def test_the_seed_of_a_receipt_is_known_before_anything_is_guessed(localllm, eng
 def test_verbose_prints_every_measurement_to_stderr(localllm, model):
     code, out, err = localllm("run", model, "hello", "--verbose")
     assert (code, out) == (0, "1:hello")
-    loaded = "device weights cache workspace load load load"
+    loaded = "device weights cache workspace load load load activations"
     names = f"{loaded} load queue prompt prefill TTFT output ITL TPOT TPS"
     names += " drafts tokens/step E2E peak seed"
     assert [line.split()[0] for line in err.splitlines()] == names.split()

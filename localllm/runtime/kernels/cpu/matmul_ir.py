@@ -28,22 +28,34 @@ PAIRS_OF_16_BITS = 8  # that are added before they are widened
 
 @dataclass(frozen=True)
 class SplitFormat:
-    """How x is split into integers: `planes` bytes deep, and whether as words of 16 bits."""
+    """How x is split into integers: `planes` bytes deep, as bytes or as words of 16 bits, and with sums of single
+    planes or of two together."""
 
     planes: int
     words: bool
+    joined: bool
 
     @classmethod
     def of(cls, variant: str, bits: int, planes: int) -> "SplitFormat":
         """bits: of the codes of W that x meets; variant: as in Program."""
-        return cls(planes, bits == 8 and variant not in FOUR_BYTES)
+        joined = variant not in FOUR_BYTES
+        return cls(planes, joined and bits == 8, joined)
 
     @property
-    def digits(self) -> tuple[int, ...]:
-        """Bits of each of the integers that a number of x becomes, the highest first."""
-        if not self.words:
-            return (8,) * self.planes
-        return (16,) * (self.planes // 2) + (8,) * (self.planes % 2)
+    def digits(self) -> int:
+        """How many integers a number of x becomes, the highest first."""
+        return -(-self.planes // 2) if self.words else self.planes
+
+    @property
+    def sums(self) -> int:
+        """How many sums a group of x has, and its products with a row of W."""
+        return -(-self.planes // 2) if self.joined else self.planes
+
+    def sum_of(self, digit: int) -> tuple[int, int]:
+        """Which sum a digit counts in, and by how many bits it is shifted there."""
+        if self.words or not self.joined:
+            return digit, 0
+        return digit // 2, 8 if digit % 2 == 0 and digit + 1 < self.planes else 0
 
     @property
     def digit_bytes(self) -> int:
@@ -52,15 +64,15 @@ class SplitFormat:
 
     @property
     def column_bytes(self) -> int:
-        return len(self.digits) * self.digit_bytes
+        return self.digits * self.digit_bytes
 
     @property
     def record_bytes(self) -> int:
-        return 4 * (2 + len(self.digits))
+        return 4 * (2 + self.sums)
 
 
 def emit_split(p: Program, kind: torch.dtype, group: int, split: SplitFormat) -> None:
-    """x [rows, K] -> digits [digits, room, K] and records [rows, groups]: s, the sum of x, each digit's sum.
+    """x [rows, K] -> digits [digits, room, K] and records [rows, groups]: s, the sum of x, sums of digits.
 
     Of words, each four columns lie as 0, 2, 1, 3: the even bytes of W meet the first two."""
     x, bytes_, records = p.load_addresses(3)
@@ -75,15 +87,16 @@ def emit_split(p: Program, kind: torch.dtype, group: int, split: SplitFormat) ->
             largest, broken = p.maxnum(largest, p.absolute(part)), p.fma(part, p.vector(0.0), broken)
         top = p.reduce_max(largest)
         inverse = (limit / top).broadcast()
-        totals = [p.vector(0, INT)] * len(split.digits)
+        totals = [p.vector(0, INT)] * split.sums
         for i, part in enumerate(parts):
             rest = (part * inverse).round_to_int()
-            for level in reversed(range(len(split.digits))):  # the first digit is the highest
+            for level in reversed(range(split.digits)):  # the first digit is the highest
                 upper = (rest + 128).signed_shift(8)  # below the first, all digits have 8 bits
                 digit = rest - (upper << 8) if level else rest
                 plane = p.address(bytes_, room * groups * (group * level * split.digit_bytes))
                 p.store_digits(digit, plane, (g * group + i * LANES) * split.digit_bytes, split.words)
-                totals[level] = totals[level] + digit
+                at, shift = split.sum_of(level)
+                totals[at] = totals[at] + (digit << shift)
                 rest = upper
         sums = [p.reduce_sum_int(total) for total in totals]
         scale = top / limit + p.reduce_nan(broken)
@@ -92,7 +105,7 @@ def emit_split(p: Program, kind: torch.dtype, group: int, split: SplitFormat) ->
 
 
 def join_digits(levels: list[Value]) -> Value:
-    """int32 of each digit, the highest first -> the float32 that they stand for together."""
+    """int32 of each sum of digits, the highest first -> the float32 that they stand for together."""
     whole = levels[0].to_float32()
     for lower in levels[1:]:
         whole = whole * 256.0 + lower.to_float32()
@@ -110,7 +123,7 @@ def emit_matmul(p: Program, layout: InterleavedLayout, split: SplitFormat, rows:
         here = [
             [
                 p.address(bytes_, (count * i + first + row) * columns * split.digit_bytes)
-                for i in range(len(split.digits))
+                for i in range(split.digits)
             ]
             for row in range(rows)
         ]
@@ -187,7 +200,7 @@ def accumulate_steps(
 
 def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value) -> list[list[list[Value]]]:
     """The whole numbers sum(code * digit of x), code being less its zero point: of each group in a step, each row
-    of x, each digit."""
+    of x, each sum of its format."""
     p, layout, split = weight.program, weight.layout, x[0].split
     sums = []
     # Bytes that are taken for unsigned are larger by 128 than those of INT8.
@@ -198,14 +211,11 @@ def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value) -> list[list[
         if biased:
             zero = zero + 128
         if not layout.zero and not layout.zero_point and not biased:
-            sums.append([[p.vector(0, INT) for _ in row.digits] for row in x])
+            sums.append([[p.vector(0, INT)] * split.sums for _ in x])
         else:
             sums.append(
                 [
-                    [
-                        p.vector(0, INT) - zero * row.load_record(at, 2 + digit, INT)
-                        for digit in range(len(row.digits))
-                    ]
+                    [p.vector(0, INT) - zero * row.load_record(at, 2 + i, INT) for i in range(split.sums)]
                     for row in x
                 ]
             )
@@ -213,7 +223,7 @@ def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value) -> list[list[
     return dot(weight, x, step, sums)
 
 
-GroupSums = list[list[list[Value]]]  # of each group, row of x and digit
+GroupSums = list[list[list[Value]]]  # of each group, row of x and sum of its format
 
 
 def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
@@ -238,14 +248,14 @@ def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSu
 
 def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
     """Codes of 4 bits by instructions that add two products of bytes in 16 bits."""
-    p, layout = weight.program, weight.layout
-    ones = p.as_shorts(p.vector(0x00010001, INT))
+    p, layout, split = weight.program, weight.layout, x[0].split
     shorts: dict[tuple[int, int, int], list[Value]] = {}
 
     def widen(key: tuple[int, int, int]) -> None:
         group, row, digit = key
-        total = shorts.pop(key)
-        sums[group][row][digit] = sums[group][row][digit] + p.dot_pairs(sum_values(total), ones)
+        at, shift = split.sum_of(digit)
+        weights = p.as_shorts(p.vector(0x00010001 << shift, INT))
+        sums[group][row][at] = sums[group][row][at] + p.dot_pairs(sum_values(shorts.pop(key)), weights)
 
     for at, vector_ in enumerate(weight.load_step(step)):
         for half, shift in enumerate(layout.shifts):
