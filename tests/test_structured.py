@@ -62,7 +62,7 @@ def finished(llm: LLM, schemas: list[Schema]) -> int:
             check_content(of(schema), answer.text)
             count += 1
         else:  # nothing but the limit ends an answer early
-            assert answer.finish_reason is FinishReason.LENGTH and len(answer.token_ids) == MOST
+            assert answer.finish_reason is FinishReason.LENGTH and len(answer.token_ids) <= MOST
     return count
 
 

@@ -356,7 +356,7 @@ class Engine:
             constraint.advance(token)
         reason = None
         if is_end or (constraint and constraint.finished):
-            reason = FinishReason.STOP
+            reason = FinishReason.LENGTH if constraint and constraint.cut else FinishReason.STOP
         elif len(sequence.token_ids) >= sequence.max_len:
             reason = FinishReason.LENGTH
         return TokenEvent(sequence, token, logprob, finish_reason=reason, is_end_token=is_end)

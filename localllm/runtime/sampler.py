@@ -58,6 +58,11 @@ class Constraint(Protocol):
     """The grammar of one answer, which follows its tokens through `advance`."""
 
     @property
+    def cut(self) -> bool:
+        """Was the answer ended because it has no room left?"""
+        ...
+
+    @property
     def finished(self) -> bool:
         """Whether the grammar is complete, so that no token may follow, not even an end token."""
         ...

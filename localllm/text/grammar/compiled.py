@@ -12,12 +12,14 @@ import llguidance
 from llguidance import LLMatcher, LLTokenizer
 
 from localllm.errors import UsageError
-from localllm.request import GRAMMAR_NAMES, Grammar
+from localllm.request import GRAMMAR_NAMES, Grammar, GrammarKind
 from localllm.text.grammar.calls import ToolCallGrammar
+from localllm.text.grammar.closing import BACKSLASH, ELSEWHERE, IN_STRING, AnswerCloser
 from localllm.text.grammar.follow import GrammarFollower
 from localllm.text.grammar.functions import ToolConstraint
 from localllm.text.grammar.source import PARSER_LIMITS, compile_source, run_on_deep_stack
 from localllm.text.grammar.thoughts import ReasoningGrammar
+from localllm.text.output.channels import ChannelFormat
 from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer
 
@@ -56,6 +58,8 @@ class LLGuidanceVocabulary:
         return llguidance.LLTokenizer(self, eos_token=self.end_ids)  # pyright: ignore[reportArgumentType] - by its names
 
 
+CLOSING_LETTERS = frozenset((*IN_STRING, *ELSEWHERE, BACKSLASH, b"{", b"["))
+JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON)
 MAX_CACHED_GRAMMARS = 32  # compiled grammars
 MASK_THREADS = 2  # that find masks; a mask takes a tenth of a millisecond
 
@@ -88,10 +92,13 @@ class GrammarCompiler:
         """
         self._matcher(grammar, prompt_tail)
 
-    def follow(self, grammar: Grammar | ToolConstraint, prompt_tail: str | None = None) -> GrammarFollower:
-        """For one answer. Raises as `compile`."""
+    def follow(
+        self, grammar: Grammar | ToolConstraint, prompt_tail: str | None = None, max_tokens: int | None = None
+    ) -> GrammarFollower:
+        """For one answer of at most so many tokens, before which JSON is closed. Raises as `compile`."""
         matcher = self._matcher(grammar, prompt_tail).deep_copy()
-        return GrammarFollower(matcher, self._vocabulary.vocab_size, self._size, self._threads)
+        closer = self._closer if isinstance(grammar, ToolConstraint) or grammar.kind in JSON_KINDS else None
+        return GrammarFollower(matcher, self._vocabulary.vocab_size, self._size, self._threads, closer, max_tokens)
 
     def _matcher(self, grammar: Grammar | ToolConstraint, chat: str | None) -> LLMatcher:
         headed = isinstance(grammar, ToolConstraint)
@@ -137,6 +144,17 @@ class GrammarCompiler:
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
         return LLGuidanceVocabulary(self._tokenizer, self._size, self._ends, self._markup).to_llguidance()
+
+    @cached_property
+    def _closer(self) -> AnswerCloser:
+        tokens = self._tokenizer.token_bytes(self._size)
+        letters = {text: token for token, text in reversed(list(enumerate(tokens))) if text in CLOSING_LETTERS}
+        form = self._output.channels or self._output.reasoning
+        end = form.message_ends[0] if isinstance(form, ChannelFormat) else form.end if form else ""
+        control = self._token_of(end)
+        spelled = [control] if control is not None else self._tokenizer.encode_continuation(end) if end else []
+        ends = [end for end in self._ends if end < self._size]
+        return AnswerCloser(self._vocabulary.vocab_size, letters, spelled, ends)
 
     def _token_of(self, literal: str) -> int | None:
         return next(iter(self._tokenizer.added_token_ids((literal,))), None)

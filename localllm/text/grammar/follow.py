@@ -9,6 +9,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
+from localllm.text.grammar.closing import CHECKS, AnswerCloser
 
 TokenMask = NDArray[np.int32]
 WORD_BITS = 32  # bits
@@ -19,9 +20,24 @@ class GrammarFollower:
     and `fault` says why: other answers go on.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: int, size: int, threads: Executor):
-        """`matcher`: of this answer alone; `vocabulary`: its tokens; `size`: how many of them the model has."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary: int,
+        size: int,
+        threads: Executor,
+        closer: AnswerCloser | None = None,
+        max_tokens: int | None = None,
+    ):
+        """`matcher`: of this answer alone; `vocabulary`: its tokens; `size`: how many of them the model has;
+        `closer`: closes an answer that comes close to `max_tokens`."""
         self._matcher = matcher
+        self._closer = closer if max_tokens is not None else None
+        self._most = self._left = max_tokens or 0  # tokens that may come, and those that still may
+        self._closing: list[int] | None = None  # what comes from here on; None: what the model will
+        self._checked: int | None = None  # what was left when this was found out last
+        self.cut = False
+        """Was it closed before the model ended it?"""
         self._all_words = -(-vocabulary // WORD_BITS)
         self._words = -(-size // WORD_BITS)
         known = np.uint32(
@@ -54,15 +70,25 @@ class GrammarFollower:
 
     def advance(self, token_id: int) -> None:
         """The answer goes on with this token."""
-        self._settled().consume_token(token_id)
+        matcher = self._settled()
+        self._check_room()
+        if self._closing is not None:
+            self.cut = True
+            self._closing = self._closing[1:]
+        matcher.consume_token(token_id)
+        self._left -= 1
 
     def forced(self, most: int) -> list[int]:
         """Up to `most` tokens that spell what alone can come next."""
-        return self._settled().compute_ff_tokens()[:most]
+        matcher = self._settled()
+        return (matcher.compute_ff_tokens() if self._closing is None else self._closing)[:most]
 
     def allowed(self, drafts: Sequence[int]) -> list[int]:
         """The longest beginning of the drafts that may come."""
         drafts = list(drafts)
+        if self._closing is not None:
+            same = [draft == token for draft, token in zip(drafts, self._closing, strict=False)]
+            return drafts[: [*same, False].index(False)]
         return drafts[: self._settled().validate_tokens(drafts)]
 
     def _settled(self) -> LLMatcher:
@@ -71,12 +97,33 @@ class GrammarFollower:
             self._under_way.result()
         return self._matcher
 
+    def _check_room(self) -> None:
+        """Find out whether the answer is to be closed from here on."""
+        if self._closing is None and self._checked != self._left:
+            self._checked = self._left
+            self._closing = self._closing_path(self._left)
+
+    def _closing_path(self, left: int) -> list[int] | None:
+        """The way to the end, where it must be taken now."""
+        if self._closer is None or (left not in CHECKS and left != self._most):
+            return None
+        return self._closer.closing_path(self._matcher, left) or None
+
     def _masks(self, drafts: list[int]) -> list[TokenMask | None]:
+        self._check_room()
+        closing, left = self._closing, self._left
         masks = np.zeros((1 + len(drafts), self._all_words), np.int32)
         found: list[TokenMask | None] = []
         consumed = 0
         for mask, draft in zip(masks, [*drafts, -1], strict=True):
-            fill_next_token_bitmask(self._matcher, mask[None])
+            if closing is None and left < self._left:
+                closing = self._closing_path(left)
+            if closing:
+                mask[closing[0] // WORD_BITS] |= np.array(1 << closing[0] % WORD_BITS, np.uint32).view(np.int32)
+            else:
+                fill_next_token_bitmask(self._matcher, mask[None])
+            if closing is not None and not closing and self._closer:
+                self._closer.keep_ends(mask)
             if self._matcher.is_error():  # the mask says anything then
                 return [np.zeros_like(mask[: self._words])] * len(masks)
             mask[self._words - 1] &= self._last
@@ -84,6 +131,7 @@ class GrammarFollower:
             if draft < 0 or not mask[draft // WORD_BITS] >> draft % WORD_BITS & 1:
                 break
             self._matcher.consume_token(draft)
+            closing, left = closing and closing[1:], left - 1
             consumed += 1
         if consumed:
             self._matcher.rollback(consumed)

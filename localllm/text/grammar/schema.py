@@ -4,8 +4,9 @@
 Knows nothing of tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
+from urllib.parse import unquote
 
 from localllm.errors import UsageError
 from localllm.text.grammar.endless import find_endless_reference
@@ -78,6 +79,77 @@ def walk_schema(schema: Any, pointer: str = "#") -> Iterator[tuple[str, dict[str
                 yield from walk_schema(part, f"{pointer}/{keyword}/{index}")
         elif keyword in SCHEMA_KEYWORDS:
             yield from walk_schema(value, f"{pointer}/{keyword}")
+
+
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with no other properties than are listed, where an object lists some and says nothing of others:
+    a model that may invent names has no reason to end. Parts that are merged with others stay as they are."""
+    merged: set[str] = set()
+    while (more := merged | _merged_references(schema, merged)) != merged:
+        merged = more
+    return _closed(schema, "#", merged, is_merged="#" in merged)
+
+
+MERGING_KEYWORDS = ("allOf", "anyOf", "oneOf")
+
+
+def _subschemas(part: dict[str, Any], pointer: str, *, is_merged: bool) -> Iterator[tuple[str, Any, str, bool]]:
+    """The direct parts of a schema that are schemas: keyword and key or index, the part, its JSON pointer, and
+    whether it says something of the same object as others do."""
+    for keyword, value in part.items():
+        at = f"{pointer}/{keyword}"
+        within = keyword == "allOf" or (keyword in MERGING_KEYWORDS and (is_merged or _says_of_objects(part)))
+        if keyword in SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
+            yield from ((f"{keyword}/{name}", one, f"{at}/{_escaped(name)}", False) for name, one in value.items())
+        elif keyword in SCHEMA_LIST_KEYWORDS and isinstance(value, list):
+            yield from ((f"{keyword}/{index}", one, f"{at}/{index}", within) for index, one in enumerate(value))
+        elif keyword in SCHEMA_KEYWORDS:
+            yield keyword, value, at, False
+
+
+def _says_of_objects(part: dict[str, Any]) -> bool:
+    return not part.keys().isdisjoint(("properties", "required", "patternProperties", "allOf"))
+
+
+def _merged_references(schema: dict[str, Any], merged: Set[str]) -> set[str]:
+    """Pointers to parts that stand beside others for one object."""
+    found: set[str] = set()
+    waiting = [(schema, "#", "#" in merged)]
+    while waiting:
+        part, pointer, is_merged = waiting.pop()
+        if isinstance(part.get("$ref"), str) and (is_merged or _says_of_objects(part)):
+            found.add(unquote(part["$ref"]))
+        for _, one, at, within in _subschemas(part, pointer, is_merged=is_merged):
+            if isinstance(one, dict):
+                waiting.append((one, at, within or at in merged))
+    return found
+
+
+def _closed(part: Any, pointer: str, merged: Set[str], *, is_merged: bool) -> Any:
+    if not isinstance(part, dict):
+        return part
+    closed: dict[str, Any] = {
+        keyword: dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value
+        for keyword, value in part.items()
+    }
+    for name, one, at, within in _subschemas(part, pointer, is_merged=is_merged):
+        keyword, _, key = name.partition("/")
+        made = _closed(one, at, merged, is_merged=within or at in merged)
+        if not key and keyword in SCHEMA_KEYWORDS:
+            closed[keyword] = made
+        else:
+            closed[keyword][int(key) if isinstance(closed[keyword], list) else key] = made
+    properties = part.get("properties")
+    if (
+        isinstance(properties, dict)
+        and properties
+        and not is_merged
+        and part.keys().isdisjoint((*MERGING_KEYWORDS, "$ref", "additionalProperties", "patternProperties"))
+        and set(part.get("required", ())) <= properties.keys()
+        and part.get("minProperties", 0) <= len(properties)
+    ):
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _escaped(name: str) -> str:

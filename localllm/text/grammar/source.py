@@ -16,7 +16,7 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from localllm.errors import UsageError
 from localllm.request import GRAMMAR_NAMES, Grammar, GrammarKind
-from localllm.text.grammar.schema import check_schema, walk_schema
+from localllm.text.grammar.schema import check_schema, close_objects, walk_schema
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def _written(grammar: Grammar) -> dict[str, Any]:
 
 
 def _as_json(schema: dict[str, Any] | bool) -> dict[str, Any]:
-    text = json.dumps({} if schema is True else schema)
+    text = json.dumps(close_objects(schema) if isinstance(schema, dict) else {})
     try:
         return _grammar_of(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
     except ValueError as error:  # a number beyond all that it reads

@@ -157,6 +157,7 @@ class Chain:
 
     def __init__(self, sentence: list[int], forced_from: int):
         self.sentence, self.forced_from, self.at = sentence, forced_from, 0
+        self.cut = False
 
     @property
     def finished(self) -> bool:
