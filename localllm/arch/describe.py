@@ -96,4 +96,15 @@ def architecture_name(config: Mapping[str, Any]) -> str:
 def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the fields of a multimodal model's text part, and the outer fields that it lacks."""
     part = ConfigFields(config).section("text_config").values
-    return {**part, **config, **{name: value for name, value in part.items() if value is not None}}
+    stated = {name: value for name, value in part.items() if value is not None}
+    if part and (tied := ties_whole_model(config)) is not None:
+        stated["tie_word_embeddings"] = tied
+    return {**part, **config, **stated}
+
+
+def ties_whole_model(config: Mapping[str, Any]) -> bool | None:
+    """Whether a multimodal model says of the whole of it that head and embedding are one; Mistral 3's do unless
+    they say otherwise. None where only the text part says it."""
+    is_mistral3 = "Mistral3ForConditionalGeneration" in ConfigFields(config).texts("architectures")
+    stated = config.get("tie_word_embeddings")
+    return is_mistral3 or None if stated is None else ConfigFields(config).flag("tie_word_embeddings")

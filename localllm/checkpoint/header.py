@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from localllm.arch.describe import is_embedder, tensor_layout
+from localllm.arch.describe import is_embedder, tensor_layout, ties_whole_model
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import MAX_EXPERTS
@@ -171,11 +171,26 @@ def read_header(path: Path) -> Header:
     layout = tensor_layout(config)
     return Header(
         path=path,
-        config=config,
+        config=settle_tied_head(config, tensors),
         generation_config=read_json(path / "generation_config.json"),
         tensors=gather_tensors((path / file for file in files[1:]), layout) | dense_tensors(path, modules),
         layout=layout,
     )
+
+
+def settle_tied_head(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> dict[str, Any]:
+    """The configuration with what the tensors say of head and embedding, as `transformers` reads both.
+
+    Of one matrix that is both, the name is the embedding's in `tensors`, whichever it was stored under. Where the
+    whole of a multimodal model says that they are one and its text part that they are not, they are two if two are
+    stored.
+    """
+    head, embedding = "lm_head.weight", "embed_tokens.weight"
+    if head in tensors and embedding not in tensors:
+        tensors[embedding] = tensors.pop(head)
+    of_text = ConfigFields(config).section("text_config").values.get("tie_word_embeddings")
+    apart = of_text is False and head in tensors and ties_whole_model(config)
+    return config | {"tie_word_embeddings": False} if apart else config
 
 
 def read_gguf_header(path: Path) -> Header:

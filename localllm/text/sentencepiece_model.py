@@ -3,6 +3,7 @@
 Source of the numbers of fields: src/sentencepiece_model.proto of github.com/google/sentencepiece.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,7 @@ def _within(message: memoryview, begin: int, end: int) -> memoryview:
 
 FieldT = TypeVar("FieldT", int, float, bytes)
 
+TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a word in base 64 and its rank
 UNIGRAM, BPE_MODEL = 1, 2
 MAX_FILE_BYTES = 64 * 2**20  # bytes; the largest real one, of 262,000 tokens, has five megabytes
 MAX_ADDED_ID_GAP = 2**16  # how far beyond SentencePiece's own an added token may lie
@@ -98,8 +100,14 @@ def read_sentencepiece_model(file: Path) -> TokenizerDescription:
     """
     if file.stat().st_size > MAX_FILE_BYTES:
         raise damaged_file(file, "it is larger than any vocabulary")
+    content = file.read_bytes()
+    if TIKTOKEN_LINE.match(content):
+        raise UnsupportedModel(
+            f"{file} is a vocabulary of tiktoken, as Meta publishes Llama's, and has no special tokens",
+            "take an edition of the model with tokenizer.json",
+        )
     try:
-        pieces, trainer, normalizer = _parts(file.read_bytes())
+        pieces, trainer, normalizer = _parts(content)
         kind, unknown = trainer.get(3, UNIGRAM), trainer.get(40, 0)
         spacing = SpaceNormalization(
             bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), normalizer.get(2, b"")

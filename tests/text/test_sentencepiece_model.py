@@ -1,3 +1,4 @@
+import base64
 import json
 import random
 import shutil
@@ -199,3 +200,10 @@ def test_fields_are_bounded_by_the_bytes():
     for content in (b"\x08", b"\x08" + b"\xff" * 11, b"\x1a\xff\xff\xff\xff\x0f", b"\x25\x00", b"\x09" + bytes(8)):
         with pytest.raises(ValueError):
             list(read_fields(memoryview(content)))
+
+
+def test_a_vocabulary_of_tiktoken_is_refused_by_its_name(tmp_path):
+    lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(256)]
+    (tmp_path / "tokenizer.model").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UnsupportedModel, match=r"a vocabulary of tiktoken.*; take an edition .* tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)

@@ -206,7 +206,9 @@ def gemma4_mixers(hf: ConfigFields) -> list[AttentionConfig]:
 def gemma4_layer_fields(hf: ConfigFields, index: int, layer_type: str) -> ConfigFields:
     """Return the fields with a layer's overrides, from `per_layer_config` or the fields for full layers."""
     if hf.has("per_layer_config"):
-        sizes = hf.section("per_layer_config").section(str(index)).values
+        layers = hf.section("per_layer_config")  # newer versions of transformers write 05 for 5
+        name = next((name for name in layers.values if name.isdecimal() and int(name) == index), str(index))
+        sizes = layers.section(name).values
     elif layer_type == "full_attention":
         heads = hf.values.get("num_global_key_value_heads") if hf.flag("attention_k_eq_v") else None
         sizes = {"head_dim": hf.size("global_head_dim")} | ({"num_key_value_heads": heads} if heads else {})
