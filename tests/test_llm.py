@@ -298,7 +298,7 @@ def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypa
 
     monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
     with pytest.raises(
-        DoesNotFit, match=r"cpu has no memory left; .* were planned: 1\.04 MB for weights, .* less with"
+        DoesNotFit, match=r"cpu is out of memory; .* were planned: 1\.04 MB for weights, .* less with"
     ):
         llm.generate(PROMPT, GREEDY)
     monkeypatch.setattr(llm.worker.engine.runner, "launch", launch)
@@ -312,13 +312,13 @@ def test_a_gpu_that_breaks_off_ends_every_answer_and_the_model(
     def fail(batch: object) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
 
-    said = r"the GPU broke off \(CUDA error: device-side assert triggered\); load"
+    said = r"the GPU failed \(CUDA error: device-side assert triggered\); load"
     with localllm.load(shared("stories260K")) as llm:
         monkeypatch.setattr(llm.worker.engine.runner, "launch", fail)
         with pytest.raises(LocalLLMError, match=said):
             llm.generate(PROMPT, GREEDY) if asked == "while answering" else llm.logits([1, 2])
         llm.worker.thread.join()
-        with pytest.raises(LocalLLMError, match=r"the GPU broke off .*; load it again"):
+        with pytest.raises(LocalLLMError, match=r"the GPU failed .*; load it again"):
             llm.generate(PROMPT, GREEDY)
 
 
