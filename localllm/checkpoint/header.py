@@ -169,11 +169,12 @@ def read_header(path: Path) -> Header:
     if modules := read_modules(path):
         config[POOLING] = read_pooling(path, modules)
     layout = tensor_layout(config)
+    tensors = gather_tensors((path / file for file in files[1:]), layout)
     return Header(
         path=path,
         config=settle_tied_head(config, tensors),
         generation_config=read_json(path / "generation_config.json"),
-        tensors=gather_tensors((path / file for file in files[1:]), layout) | dense_tensors(path, modules),
+        tensors=tensors | dense_tensors(path, modules),
         layout=layout,
     )
 

@@ -29,6 +29,7 @@ UNLIMITED_BYTES = 2**60  # version 1 of control groups represents no limit as 2*
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a vendor and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8", "fp8")  # of keys and values, besides the model's own dtype
+ACTIVATIONS = ("auto", "24", "16", "8")  # bits of activations that meet packed weights on a CPU
 NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
 
 

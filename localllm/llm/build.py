@@ -59,7 +59,14 @@ def build(found: FoundModel, planned: LoadPlan, request: LoadRequest) -> BuiltMo
         ):
             with phases("weights"):
                 decoder, read_bytes_per_s = load_decoder(
-                    found.header, found.config, device, planned.dtype, memory.context, phases, request.on_part
+                    found.header,
+                    found.config,
+                    device,
+                    planned.dtype,
+                    memory.context,
+                    phases,
+                    request.on_part,
+                    planned.activation_bits,
                 )
             use_graphs = request.settings.graphs and triton_runs_on(device)
             spec = CacheSpec(

@@ -93,6 +93,7 @@ class ModelParts:
     worker: Worker
     caches: CacheAllocation
     kv_dtype: str
+    activation_bits: int  # that a CPU keeps where activations meet packed weights
     pending_load_s: float = 0.0  # the first request waited for it, later ones did not
 
     def __post_init__(self) -> None:
@@ -124,6 +125,7 @@ class LLM:
         self.device = str(parts.worker.engine.device)
         self.dtype = dtype_name(parts.worker.engine.dtype)
         self.kv_dtype = parts.kv_dtype
+        self.activation_bits = parts.activation_bits
         self.deterministic = parts.worker.engine.deterministic
         self.recommended = self.default_params = parts.recommended
         self.chat_format = parts.chat_format
@@ -310,7 +312,8 @@ class LLM:
             eos_ids=self.chat_format.eos_ids,
             max_len=limit,
             stopwatch=Stopwatch(request.arrival, load_s),
-            constraint=grammars.follow(constraint, self.prompt_tail(request)) if constraint else None,
+            constraint=constraint
+            and grammars.follow(constraint, self.prompt_tail(request), limit - len(request.prompt_ids)),
         )
         router, shown = self.output_parser(request)
         return self.worker.submit(sequence, self, router, shown, deliver)

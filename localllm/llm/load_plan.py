@@ -6,7 +6,7 @@ import torch
 
 from localllm.arch.fields import ConfigFields
 from localllm.checkpoint.tokenizer import read_tokenizer
-from localllm.hardware.device import free_host_bytes
+from localllm.hardware.device import activation_bits_for, free_host_bytes
 from localllm.llm.chat_format import ChatFormat, ChatFormats
 from localllm.llm.find import FoundModel, LoadRequest
 from localllm.plan.fit import Fit, check_fit
@@ -41,6 +41,7 @@ class LoadPlan:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     deterministic: bool
+    activation_bits: int  # that a CPU keeps where activations meet packed weights
 
 
 def plan(found: FoundModel, request: LoadRequest) -> LoadPlan:
@@ -77,7 +78,16 @@ def plan(found: FoundModel, request: LoadRequest) -> LoadPlan:
         check_deterministic(found.config, request.device, kv_dtype)
     elif request.deterministic is None:
         deterministic = why_not_deterministic(found.config, request.device, kv_dtype) is None
-    return LoadPlan(text, recommended, fit, memory, dtype, kv_dtype, deterministic)
+    return LoadPlan(
+        text=text,
+        recommended=recommended,
+        fit=fit,
+        memory=memory,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        deterministic=deterministic,
+        activation_bits=activation_bits_for(request.settings.activations, found.options.dtype, fit.dtype),
+    )
 
 
 def read_text_format(found: FoundModel) -> TextFormat:

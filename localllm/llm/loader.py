@@ -132,5 +132,6 @@ def start(found: FoundModel, planned: LoadPlan, built: BuiltModel, request: Load
         worker=worker,
         caches=caches,
         kv_dtype=planned.fit.kv_dtype,
+        activation_bits=planned.activation_bits,
     )
     return LLM(parts, found.ref.edition)

@@ -92,7 +92,7 @@ def build_from_files(
         read_bytes += count
 
     if device.type == "cpu":
-        model = build(WeightSource(Weights(header, on_read=on_read), device, dtype, phases))
+        model = build(WeightSource(Weights(header, on_read=on_read), device, dtype, phases, activation_bits))
         on_part(total, total)
         return model, None
     with WeightLoader(tensors, CudaCopier(device), phases=phases) as loader:

@@ -43,12 +43,16 @@ def prepare_weights(
     """Return weights that are multiplied with the same x in the layout that this device's kernels prefer.
 
     The values are unchanged, in as few tensors as possible. dtype: of x if known, to start compiling its kernels;
-    on_read: see `to_lanes`.
+    on_read: see `to_lanes`; activation_bits: see `QuantizedTensor`.
     """
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
     stacked = apply_layout(packed, dtype, on_read) if packed and len(packed) == len(weights) else None
     prepared = (
         (stacked,) if stacked is not None else tuple(prepare_weight(weight, dtype, on_read) for weight in weights)
+    )
+    prepared = tuple(
+        replace(weight, activation_bits=activation_bits) if isinstance(weight, QuantizedTensor) else weight
+        for weight in prepared
     )
     for weight in prepared:
         if dtype and isinstance(weight, QuantizedTensor) and weight.format in INTERLEAVED_BITS:

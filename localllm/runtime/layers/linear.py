@@ -26,8 +26,11 @@ class Linear:
         on_read: Callable[[], None] = lambda: None,
         activation_bits: int | None = None,
     ):
-        """dtype: of x; on_read: called whenever some of the weights have been read."""
-        self.weights = kernels.prepare_weights(*weights, dtype=dtype, on_read=on_read)
+        """dtype: of x; on_read: called whenever some of the weights have been read; activation_bits: see
+        `QuantizedTensor`."""
+        self.weights = kernels.prepare_weights(
+            *weights, dtype=dtype, on_read=on_read, activation_bits=activation_bits
+        )
         self.bias = bias  # [out]
 
     @classmethod
