@@ -118,7 +118,6 @@ def test_tokens_of_a_prompt_and_of_messages_are_those_that_the_model_reads(demo_
         ("/v1/detokenize", {"tokens": [10**9]}, "tokens"),
         ("/v1/detokenize", {"tokens": ["3"]}, "tokens.0"),
         ("/v1/apply-template", {"messages": []}, "messages"),
-        ("/v1/apply-template", {"messages": MESSAGES, "wings": 2}, "wings"),
     ],
 )
 def test_what_makes_no_sense_is_named(demo_url, path, body, param):

@@ -99,7 +99,6 @@ def test_openai_takes_every_form_of_input(client: openai.OpenAI, embedder: Embed
         ({"input": "a", "dimensions": 49}, None),
         ({"input": "a", "dimensions": "5"}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
-        ({"input": "a", "truncate": True}, "truncate"),
         ({"input": "the cat " * 20}, None),
     ],
 )
@@ -162,9 +161,7 @@ def test_ollama_loads_a_model_by_asking_for_nothing(theirs: ollama.Client, embed
         ("embed", {"input": "a", "keep_alive": "soon"}),
         ("embed", {"input": "a", "keep_alive": True}),
         ("embed", {"input": "a", "options": {"num_ctx": "many"}}),
-        ("embed", {"input": "a", "prompt": "a"}),
         ("embeddings", {"prompt": ["a"]}),
-        ("embeddings", {"input": "a"}),
     ],
 )
 def test_ollama_is_told_what_makes_no_sense(path: str, fields: Any, url: str, embedder: Embedder) -> None:

@@ -163,9 +163,6 @@ def test_num_ctx_is_a_limit_that_is_told(client: ollama.Client, demo: LLM) -> No
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"typical_p": 0.5}, "typical_p"),
-        ({"mirostat": 1}, "mirostat"),
-        ({"temprature": 1}, "did you mean temperature"),
         ({"num_ctx": "many"}, 'option "num_ctx" must be of type integer'),
         ({"stop": "x"}, 'option "stop" must be of type array'),
         ({"top_p": 7}, "top_p is 7"),

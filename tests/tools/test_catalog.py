@@ -18,7 +18,7 @@ from tests.tiny import make_checkpoint
 from tools.catalog import differing, stated_license
 
 ROOT = Path(__file__).parents[2]
-NAME, REPO = "smollm2:135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
+NAME, REPO = "smollm2:135m-bf16", "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @pytest.fixture

@@ -137,5 +137,5 @@ def test_ten_thousand_keys_and_large_numbers_of_digits_are_read_in_time(demo_url
     """Neither hashes that collide nor digits that take the square of their number."""
     began = time.monotonic()
     said = told(demo_url, "/v1/completions", ASKED | {f"x{number}": number for number in range(100_000)})
-    assert said.status == 400
+    assert said.status == 200 and len(str(said.headers)) < 1000
     assert time.monotonic() - began < 10
