@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.errors import UsageError
+from localllm.errors import PromptRefused, UsageError
 from localllm.hub.blobs import link_model_folder, remove_unused_uploads
 from localllm.hub.made import find_edition
 from localllm.hub.names import strip_latest
@@ -72,9 +72,14 @@ def resolve_source(edition: Edition) -> Edition:
 
 
 def check_template(source: str) -> None:
-    """Raises UsageError for what is no Jinja."""
+    """Raises UsageError, or DamagedModel, for what is no Jinja, or does not write what a user says."""
     template = ChatTemplate({"default": source})
+    question = {"role": "user", "content": "What is a cat?"}
     try:
         template.check()
+        if question["content"] not in template.render([question]).text:
+            raise UsageError("the chat template leaves out what the user says", "write message.content into it")
+    except PromptRefused:
+        pass  # it may want more of a conversation than one question
     finally:
         template.close()

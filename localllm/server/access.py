@@ -3,7 +3,8 @@ headers alone; `guard.py` holds every request against them.
 
 A page of the web can make its visitor's browser send requests here. Under its own name that it points here (DNS
 rebinding), Host names a stranger; across origins, Origin or Sec-Fetch-Site does. All are refused, unless the name
-or the origin was listed.
+or the origin was listed. Pages of this machine and of its programs may ask, as with Ollama: no stranger can give a
+page such an origin. So may containers, under names of the private domain `internal`.
 """
 
 import hashlib
@@ -18,6 +19,11 @@ from localllm.errors import MissingKey, OriginRefused
 
 HOST_HEADER = re.compile(r"(?P<name>\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 ANY_ORIGIN = "*"
+LOCAL_ORIGIN = re.compile(
+    r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|"
+    r"(app|tauri|vscode-webview|vscode-file)://[A-Za-z0-9.@_-]*(:\d{1,5})?"
+)
+PRIVATE_DOMAIN = ".internal"  # which no public name server knows
 PREFLIGHT_MAX_AGE_S = 600  # for which a browser keeps the answer
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -45,11 +51,11 @@ class AccessPolicy:
     def scheme(self) -> str:
         return "https" if self.tls else "http"
 
-    def check_host(self, headers: Headers) -> str:
-        """The Host header, with its port or without. Raises Refused where it is not this machine's own: one that a
-        browser finds without asking a name server that a stranger may rule."""
+    def check_host(self, headers: Headers, client: str = "") -> str:
+        """The Host header, with its port or without; client: the address that asks. Raises OriginRefused where it
+        is not this machine's own: one that a browser finds without asking a name server that a stranger may rule."""
         hosts = header_values(headers, b"host")
-        if len(hosts) == 1 and self.is_own_host(hosts[0]):
+        if len(hosts) == 1 and (self.is_own_host(hosts[0]) or is_private_name(hosts[0], client)):
             return hosts[0]
         remedy = "ask as localhost or 127.0.0.1, or serve with --host-name"
         raise OriginRefused(f"the Host header is {', '.join(hosts) or 'missing'}", remedy)
@@ -77,7 +83,10 @@ class AccessPolicy:
             if (
                 len(origins) == 1
                 and origin != "null"
-                and not self.origins.isdisjoint((origin.lower(), ANY_ORIGIN))
+                and (
+                    LOCAL_ORIGIN.fullmatch(origin.lower())
+                    or not self.origins.isdisjoint((origin.lower(), ANY_ORIGIN))
+                )
             ):
                 return origin
             what = f"a page of {', '.join(origins)} may not ask here"
@@ -98,6 +107,16 @@ class AccessPolicy:
         matches = [hmac.compare_digest(key_digest(one), key) for one in sent for key in sorted(self.keys)]
         if not any(matches):
             raise MissingKey("the key is not one of this server's" if any(sent) else "this server asks for a key")
+
+
+def is_private_name(host: str, client: str) -> bool:
+    """Is it a name of the private domain, such as host.docker.internal, and asked by a machine nearby?"""
+    found = HOST_HEADER.fullmatch(host)
+    try:
+        address = ipaddress.ip_address(client)
+    except ValueError:
+        return False
+    return bool(found) and found["name"].lower().endswith(PRIVATE_DOMAIN) and address.is_private
 
 
 def header_values(headers: Headers, name: bytes) -> list[str]:

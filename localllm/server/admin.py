@@ -70,7 +70,7 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
     @routes.post("/v1/tokenize", **route_docs(TokenizeBody, {"model": "demo", "prompt": "Hello"}))
     async def tokenize(request: Request) -> JsonObject:
         """As vLLM has it: a prompt, or messages through the chat template."""
-        asked = validate(TokenizeBody, drop_nulls(await read_json_body(request)))
+        asked = validate(TokenizeBody, drop_nulls(await read_model_body(request, models)))
         if (asked.prompt is None) == (asked.messages is None):
             raise BadField("prompt", "give a prompt or messages, and one of them", "leave out the other")
         if asked.prompt is not None and asked.tools is not None:
@@ -87,7 +87,7 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
 
     @routes.post("/v1/detokenize", **route_docs(DetokenizeBody, {"model": "demo", "tokens": [1, 2]}))
     async def detokenize(request: Request) -> JsonObject:
-        asked = validate(DetokenizeBody, await read_json_body(request))
+        asked = validate(DetokenizeBody, await read_model_body(request, models))
         with await models.lease(asked.model) as lease:
             llm = lease.loaded.llm
             size = llm.config.vocab_size
@@ -98,8 +98,9 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
     @routes.post("/v1/apply-template", **route_docs(TemplateBody, TEMPLATE_EXAMPLE))
     async def apply_template(request: Request) -> JsonObject:
         """The text that a model reads for messages, and the ids of its tokens."""
-        asked = validate(TemplateBody, drop_nulls(await read_json_body(request)))
+        asked = validate(TemplateBody, drop_nulls(await read_model_body(request, models)))
         with await models.lease(asked.model) as lease:
+            lease.ensure_chat_template()
             llm = lease.llm
             tokens = await asyncio.to_thread(llm.encode, to_chat_request(asked))
             text = await asyncio.to_thread(llm.tokenizer.decode, tokens, skip_special=False)

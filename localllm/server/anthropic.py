@@ -18,7 +18,7 @@ from localllm.llm.llm import collect_completion
 from localllm.request import Request as Prepared
 from localllm.request import SamplingParams
 from localllm.server.answers import AnswerReader
-from localllm.server.body import read_json_body
+from localllm.server.body import read_model_body
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
 from localllm.server.openapi import route_docs
@@ -38,8 +38,9 @@ def router(models: ModelPool) -> APIRouter:
 
     @routes.post("/count_tokens", **route_docs(CountTokensBody, COUNT_EXAMPLE))
     async def count_tokens(request: Request) -> JsonObject:
-        body = await read_json_body(request)
+        body = await read_model_body(request, models)
         with await models.lease(parse_count_request(body, SamplingParams()).model) as lease:
+            lease.ensure_chat_template()
             asked = parse_count_request(body, lease.llm.default_params)
             return {"input_tokens": await asyncio.to_thread(asked.count_prompt_tokens, lease.llm)}
 
@@ -48,9 +49,10 @@ def router(models: ModelPool) -> APIRouter:
 
 async def answer(models: ModelPool, request: Request) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
-    body = await read_json_body(request)
+    body = await read_model_body(request, models)
     lease = await models.lease(parse_message_request(body, SamplingParams()).model)
     with lease:
+        lease.ensure_chat_template()
         asked = parse_message_request(body, lease.llm.default_params)
         [prepared] = await asyncio.to_thread(asked.prepare, lease.llm)
         headers = {"request-id": request_id()}

@@ -24,7 +24,7 @@ from localllm.api.ollama.embeddings import (
 )
 from localllm.api.openai.embeddings import EmbeddingsBody, openai_embeddings_object, parse_openai_embeddings
 from localllm.llm.embedding_inputs import Embeddings
-from localllm.server.body import read_json_body
+from localllm.server.body import read_model_body
 from localllm.server.inventory import Inventory
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
@@ -46,7 +46,7 @@ def router(models: ModelPool, inventory: Inventory) -> APIRouter:
 
     @routes.post("/v1/embeddings", **route_docs(EmbeddingsBody, EXAMPLE))
     async def embeddings(request: Request) -> Response:
-        asked = parse_openai_embeddings(await read_json_body(request))
+        asked = parse_openai_embeddings(await read_model_body(request, models))
         with await models.lease(asked.model) as lease:
             embed = partial(lease.embedder.embed, asked.input, dimensions=asked.dimensions)
             found = await run_until_disconnect(request, run_embed(threads, embed))
@@ -55,7 +55,7 @@ def router(models: ModelPool, inventory: Inventory) -> APIRouter:
     @routes.post("/api/embed", **route_docs(EmbedBody, EXAMPLE))
     async def embed(request: Request) -> Response:
         came = time.perf_counter()
-        asked = parse_embed_request(await read_json_body(request))
+        asked = parse_embed_request(await read_model_body(request, models))
         with await room_for(asked) as lease:
             load_s = time.perf_counter() - came
             found = await embed_inputs(request, threads, lease, asked)
@@ -65,7 +65,7 @@ def router(models: ModelPool, inventory: Inventory) -> APIRouter:
 
     @routes.post("/api/embeddings", **route_docs(LegacyEmbeddingsBody, {"model": "demo", "prompt": "a cat"}))
     async def old(request: Request) -> Response:
-        asked = parse_legacy_embeddings(await read_json_body(request))
+        asked = parse_legacy_embeddings(await read_model_body(request, models))
         with await room_for(asked) as lease:
             return JSONResponse(legacy_embedding_object(await embed_inputs(request, threads, lease, asked)))
 

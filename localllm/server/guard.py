@@ -52,14 +52,17 @@ class Guard:
         headers, reading = scope["headers"], scope["method"] in READ_METHODS
         if scope["http_version"] not in HTTP_VERSIONS:
             raise UsageError(f"HTTP/{scope['http_version']} is not spoken here", "send HTTP/1.1")
-        host = self.access.check_host(headers)
+        host = self.access.check_host(headers, scope["client"][0] if scope.get("client") else "")
         is_page = reading and bool(PAGE_PATHS.fullmatch(scope["path"]))
-        if self.access.origins:
+        if self.access.origins or header_values(headers, b"origin"):
             body.cors_headers.append((b"vary", b"Origin"))
         if origin := self.access.check_origin(headers, host, is_page=is_page):
             body.cors_headers += [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
-                (b"access-control-expose-headers", b"Retry-After, X-Request-Id, X-Localllm-Ignored"),
+                (
+                    b"access-control-expose-headers",
+                    b"Retry-After, X-Request-Id, X-Localllm-Ignored, X-Localllm-Template",
+                ),
             ]
             if scope["method"] == "OPTIONS" and header_values(headers, b"access-control-request-method"):
                 return preflight_response(headers)  # browsers send no key with it

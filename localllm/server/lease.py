@@ -3,7 +3,7 @@ loaded when. On the event loop."""
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Protocol
@@ -79,6 +79,16 @@ class Lease:
         """The model, or its edition. Raises as `LoadedModel.chat_model`."""
         model = self.loaded.chat_model
         return model.edited(self.edition) if self.edition else model
+
+    def ensure_chat_template(self) -> None:
+        """Let a model without a chat template answer chats by a plain one; the account of the request says so."""
+        if self.llm.has_chat_template:
+            return
+        own = self.llm.edition or Edition("")
+        parameters = {"stop": [FALLBACK_STOP], **own.parameters}
+        self.llm = self.llm.edited(replace(own, template=FALLBACK_TEMPLATE, parameters=parameters))
+        if account := current_request_stats():
+            account.template = FALLBACK_TEMPLATE_NAME
 
     @property
     def embedder(self) -> EmbeddingModel:

@@ -30,6 +30,7 @@ log = logging.getLogger("localllm.requests")
 CLIENT_CLOSED_STATUS = 499  # the status of an answer that nobody waited for, as other servers write it
 MAX_VALUE_LEN = 256  # characters of a path or a name
 IGNORED_HEADER = "X-Localllm-Ignored"
+TEMPLATE_HEADER = "X-Localllm-Template"  # with the name of the chat template that stands in for a missing one
 CHANGES_ANSWER_SUFFIX = ";changes-answer"
 HEADER_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # that a name in a header does not have
 MAX_HEADER_NAME_LEN = 80  # characters of a field's name in a header
@@ -127,6 +128,8 @@ class RequestLogger:
                 headers["X-Request-Id"] = account.id
                 if account.ignored.names:
                     headers[IGNORED_HEADER] = ignored_header(account.ignored)
+                if account.template:
+                    headers[TEMPLATE_HEADER] = account.template
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body", False)
 
@@ -195,6 +198,7 @@ def request_fields(scope: Scope, account: RequestStats, status: int, seconds: fl
         "seconds": round(seconds, 4),
         "error": account.error and account.error[:MAX_VALUE_LEN],
         "model": account.model,
+        "template": account.template,
     }
     if account.finish_reasons:
         fields |= {

@@ -27,7 +27,7 @@ from localllm.llm.llm import collect_completion
 from localllm.request import GenerationEvent
 from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader
-from localllm.server.body import read_json_body
+from localllm.server.body import read_model_body
 from localllm.server.inventory import Inventory
 from localllm.server.lease import Lease, LoadedModel
 from localllm.server.models import ModelPool
@@ -96,7 +96,7 @@ async def answer(
 ) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
     came = time.perf_counter()
-    asked = parse(await read_json_body(request))
+    asked = parse(await read_model_body(request, models))
     if asked.is_load_only and asked.keep_alive == 0:
         await unload_model(models, asked.model)
         return JSONResponse(empty_answer(asked, "unload"))
@@ -104,6 +104,8 @@ async def answer(
     with lease:
         if asked.is_load_only:
             return JSONResponse(empty_answer(asked, "load"))
+        if isinstance(asked, OllamaChat):
+            lease.ensure_chat_template()
         clock = RequestTimes(came, time.perf_counter())
         # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
         llm, prepared = await asyncio.to_thread(asked.prepare, lease.llm)

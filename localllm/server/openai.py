@@ -32,7 +32,7 @@ from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader
-from localllm.server.body import read_json_body
+from localllm.server.body import read_model_body
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
 from localllm.server.openapi import route_docs
@@ -96,10 +96,12 @@ def system_fingerprint(llm: LLM) -> str:
 
 async def answer(models: ModelPool, request: Request, parse: RequestParser) -> Response:
     """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
-    body = await read_json_body(request)
+    body = await read_model_body(request, models)
     # What makes no sense loads no model; whose own parameters stand where the body has none.
     lease = await models.lease(parse(body, SamplingParams()).model)
     with lease:
+        if parse is parse_chat_request:
+            lease.ensure_chat_template()
         asked = parse(body, lease.llm.default_params)
         name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
         stamp = ResponseHeader(name, int(time.time()), lease.name, system_fingerprint(lease.llm))

@@ -90,6 +90,7 @@ def route_docs(
 def body_schema(body: type[BaseModel]) -> Schema:
     """Whose `$defs` `openapi_document` puts where its references look for them. Unknown fields may be sent."""
     schema = body.model_json_schema(ref_template=COMPONENTS + "{model}")
+    schema["required"] = [name for name in schema.get("required", ()) if name != "model"]  # the only one loaded
     for part in (schema, *schema.get("$defs", {}).values()):
         if part.get("additionalProperties") is False:
             del part["additionalProperties"]

@@ -38,6 +38,9 @@ class RequestStats:
     error: str | None = None
     """What the client was told went wrong."""
 
+    template: str | None = None
+    """The chat template that stands in for the one that the model lacks."""
+
     ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
     def answer_ended(

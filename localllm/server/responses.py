@@ -21,7 +21,7 @@ from localllm.llm.llm import collect_completion
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader
-from localllm.server.body import read_json_body
+from localllm.server.body import read_model_body
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
 from localllm.server.openapi import route_docs
@@ -37,10 +37,11 @@ def responses_router(models: ModelPool) -> APIRouter:
 
     @routes.post("/responses", **route_docs(ResponseBody, RESPONSES_EXAMPLE, stream_type="text/event-stream"))
     async def respond(request: Request) -> Response:
-        body = kept.expand(await read_json_body(request))
+        body = kept.expand(await read_model_body(request, models))
         # What makes no sense loads no model.
         lease = await models.lease(parse_response_request(body, SamplingParams()).model)
         with lease:
+            lease.ensure_chat_template()
             asked = parse_response_request(body, lease.llm.default_params)
             stamp = ResponseHeader(f"resp_{secrets.token_hex(12)}", int(time.time()), lease.name)
             answer = ResponseStream(stamp, parse_response_body(body), asked, lease.token_texts)

@@ -5,8 +5,10 @@ import json
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+import httpx2
 import pytest
 
+from localllm.server.access import AccessPolicy, OriginRefused
 from localllm.server.limits import ConnectionLimits
 
 MOST_BODY = ConnectionLimits().max_body_bytes
@@ -62,13 +64,89 @@ def test_a_name_that_a_stranger_points_here_is_refused(demo_url, hosts, path):
 
 @pytest.mark.parametrize(
     "origin",
-    ["https://evil.example", "null", "http://localhost:3000", "https://localhost", "http://localhost.evil"],
+    [
+        "https://evil.example",
+        "null",
+        "http://localhost.evil",
+        "http://127.0.0.1.evil.example",
+        "http://localhost@evil.example",
+        "file://",
+        "app://x/../y",
+        "chrome-extension://abc",
+    ],
 )
 @pytest.mark.parametrize("method", ["POST", "OPTIONS"])
 def test_a_page_of_another_origin_is_refused_and_may_read_nothing(demo_url, origin, method):
     status, headers, _ = ask(demo_url, named("localhost", ("Origin", origin)), method=method)
     assert status == 403
     assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "https://localhost",
+        "http://127.0.0.1:5173",
+        "http://[::1]:8080",
+        "app://obsidian.md",
+        "tauri://localhost",
+        "vscode-webview://1gq0a",
+        "vscode-file://vscode-app",
+    ],
+)
+def test_a_page_of_this_machine_or_of_one_of_its_programs_may_ask_and_read(demo_url, origin):
+    asked = {"Origin": origin}
+    answer = httpx2.get(f"{demo_url}/v1/models", headers=asked)
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+    assert answer.headers["vary"] == "Origin"
+    before = httpx2.options(demo_url, headers={**asked, "Access-Control-Request-Method": "POST"})
+    assert (before.status_code, before.headers["access-control-allow-origin"]) == (204, origin)
+
+
+@pytest.mark.parametrize(
+    ("host", "client", "is_known"),
+    [
+        ("host.docker.internal:11434", "172.17.0.2", True),
+        ("HOST.containers.internal", "127.0.0.1", True),
+        ("host.docker.internal", "8.8.8.8", False),
+        ("host.docker.internal", "", False),
+        ("internal", "127.0.0.1", False),
+        ("internal.evil.example", "127.0.0.1", False),
+        ("evil.example", "127.0.0.1", False),
+    ],
+)
+def test_containers_ask_under_names_of_the_private_domain(host, client, is_known):
+    headers = [(b"host", host.encode())]
+    if is_known:
+        assert AccessPolicy().check_host(headers, client) == host
+    else:
+        with pytest.raises(OriginRefused):
+            AccessPolicy().check_host(headers, client)
+
+
+def test_head_and_options_are_answered_everywhere(demo_url):
+    for path in (
+        "/v1/models",
+        "/v1/models/demo",
+        "/health",
+        "/api/tags",
+        "/api/ps",
+        "/metrics",
+        "/openapi.json",
+        "/",
+    ):
+        got, head = httpx2.get(demo_url + path), httpx2.head(demo_url + path)
+        assert (got.status_code, head.status_code, head.content) == (200, 200, b"") and got.content, path
+        assert head.headers["content-type"] == got.headers["content-type"]
+        options = httpx2.options(demo_url + path)
+        assert options.status_code == 204 and {"GET", "HEAD"} <= set(options.headers["allow"].split(", ")), path
+    options = httpx2.options(f"{demo_url}/v1/chat/completions")
+    assert (options.status_code, options.headers["allow"]) == (204, "POST, OPTIONS")
+    assert httpx2.options(f"{demo_url}/v1/responses/x").headers["allow"] == "DELETE, GET, HEAD, OPTIONS"
+    assert (
+        httpx2.options(f"{demo_url}/nowhere").status_code == httpx2.head(f"{demo_url}/nowhere").status_code == 404
+    )
 
 
 def test_a_page_of_the_servers_own_may_ask(demo_url):

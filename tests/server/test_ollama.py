@@ -179,9 +179,7 @@ def test_options_that_change_no_answer_are_taken(client: ollama.Client, demo: LL
     assert client.chat("demo", MESSAGES, options=options).message.content == demo.chat(MESSAGES, GREEDY).text
 
 
-def test_what_a_model_cannot_do_is_said_as_ollama_says_it(
-    client: ollama.Client, stories_client: ollama.Client
-) -> None:
+def test_what_a_model_cannot_do_is_said_as_ollama_says_it(client: ollama.Client) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     with pytest.raises(ollama.ResponseError, match="does not support tools"):
         client.chat("demo", MESSAGES, tools=[tool])
@@ -189,8 +187,6 @@ def test_what_a_model_cannot_do_is_said_as_ollama_says_it(
         client.chat("demo", MESSAGES, think=True)
     with pytest.raises(ollama.ResponseError, match="does not support insert"):
         client.generate("demo", "a", suffix="b")
-    with pytest.raises(ollama.ResponseError, match="does not support chat"):
-        stories_client.chat("stories260K", MESSAGES)
     with pytest.raises(ollama.ResponseError, match="images"):
         client.generate("demo", "a", images=[b"\x89PNG"])
     assert client.chat("demo", MESSAGES, think=False, options=OPTIONS).message.content

@@ -106,7 +106,6 @@ def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
     [
         ("/api/chat", b"", 400, "missing request body"),
         ("/api/generate", b"{", 400, "no JSON"),
-        ("/api/chat", {"messages": HI}, 400, "model is missing"),
         ("/api/chat", {"model": "none", "messages": HI}, 404, "model 'none' not found"),
         ("/api/generate", {"model": "none", "prompt": "a"}, 404, "model 'none' not found"),
         ("/api/chat", {"model": "demo", "messages": HI, "top_logprobs": 21}, 400, "must be between 0 and 20"),

@@ -88,10 +88,6 @@ class OllamaChat(OllamaRequest):
 
     def prepare(self, llm: OllamaModel) -> tuple[Any, Request]:
         """What answers, and the request. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
-        if not llm.has_chat_template:
-            raise UsageError(
-                f'"{self.model}" does not support chat', "it has no chat template: create an edition with one"
-            )
         with_tools = self.tools is not None and not self.tool_use.must_call
         arguments = thinking_arguments(llm, self, with_tools=with_tools)
         chat = ChatRequest(
