@@ -52,8 +52,8 @@ class AccessPolicy:
         return "https" if self.tls else "http"
 
     def check_host(self, headers: Headers, client: str = "") -> str:
-        """The Host header, with its port or without; client: the address that asks. Raises OriginRefused where it
-        is not this machine's own: one that a browser finds without asking a name server that a stranger may rule."""
+        """The Host header, with its port or without. client: the client's address. Raises OriginRefused where the
+        host is not this machine's own: a name that browsers resolve without asking a foreign name server."""
         hosts = header_values(headers, b"host")
         if len(hosts) == 1 and (self.is_own_host(hosts[0]) or is_private_name(hosts[0], client)):
             return hosts[0]

@@ -16,7 +16,7 @@ from localllm.api.openai.functions import ToolList, parse_tools
 from localllm.api.openai.messages import MessageList, parse_messages
 from localllm.errors import BadField, EngineFailed
 from localllm.request import ChatRequest
-from localllm.server.body import read_json_body
+from localllm.server.body import read_model_body
 from localllm.server.guard import UNAUTHENTICATED
 from localllm.server.models import ModelPool
 from localllm.server.openapi import route_docs
@@ -77,6 +77,7 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
             parse_tools(asked.tools)  # a prompt has no use for them, but what is wrong is refused
         with await models.lease(asked.model) as lease:
             if asked.prompt is None:
+                lease.ensure_chat_template()
                 tokens = await asyncio.to_thread(lease.llm.encode, to_chat_request(asked))
             else:
                 special, encode = asked.add_special_tokens is not False, lease.loaded.llm.tokenizer.encode

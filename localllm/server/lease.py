@@ -14,6 +14,18 @@ from localllm.llm.embedder import Embedder
 from localllm.llm.embedding_inputs import EmbeddingModel
 from localllm.llm.llm import LLM
 from localllm.modelfile.edition import Edition
+from localllm.server.request_stats import current_request_stats
+
+FALLBACK_TEMPLATE_NAME = "plain"
+FALLBACK_TEMPLATE = """\
+{%- if bos_token is defined and bos_token %}{{ bos_token }}{% endif -%}
+{%- for message in messages -%}
+{%- if message.role == "system" %}{{ message.content }}
+{% else %}{{ {"user": "User", "assistant": "Assistant"}.get(message.role, "Tool") }}: {{ message.content or "" }}
+{% endif -%}
+{%- endfor -%}
+Assistant:"""
+FALLBACK_STOP = "\nUser:"
 
 
 @dataclass(eq=False)
@@ -81,12 +93,13 @@ class Lease:
         return model.edited(self.edition) if self.edition else model
 
     def ensure_chat_template(self) -> None:
-        """Let a model without a chat template answer chats by a plain one; the account of the request says so."""
+        """Give a model without a chat template a plain one, and note that in the statistics of the request."""
         if self.llm.has_chat_template:
             return
         own = self.llm.edition or Edition("")
         parameters = {"stop": [FALLBACK_STOP], **own.parameters}
-        self.llm = self.llm.edited(replace(own, template=FALLBACK_TEMPLATE, parameters=parameters))
+        self.edition = replace(own, template=FALLBACK_TEMPLATE, parameters=parameters)
+        self.llm = self.llm.edited(self.edition)
         if account := current_request_stats():
             account.template = FALLBACK_TEMPLATE_NAME
 
