@@ -1,6 +1,6 @@
-"""The kinds of tokenizers that GGUF, SentencePiece and tekken files describe, built in the Rust library.
+"""Builds tokenizers of GGUF, SentencePiece and tekken files with the Rust library.
 
-Knows nothing of files, nor of tokens put around a text.
+Independent of files, and of tokens added around a text.
 """
 
 from collections.abc import Iterable
@@ -16,38 +16,40 @@ from localllm.text.pretokenizers import PreTokenizer
 from localllm.text.vocabulary import MARKUP_TYPES, UNENCODABLE, UNMERGED_TYPES, TokenType, Vocabulary
 
 SPACE = "▁"
-MIN_TABLE_BYTES = 256 * 4  # bytes of the table's first level: an entry for each byte
+MIN_TABLE_BYTES = 256 * 4  # size of the table's first level, with an entry for each byte
 
 Merges = Iterable[tuple[str, str]]
 
 
 @dataclass(frozen=True)
 class SpaceNormalization:
-    """What SentencePiece does to a text before it is tokenized."""
+    """SentencePiece's normalization of a text before tokenization."""
 
     add_prefix_space: bool = True
-    """A space is put before it, and before what follows an added token; decoding takes off the first."""
+    """Prepend a space to the text, and to what follows an added token; decoding removes the first."""
 
     collapse_spaces: bool = False
-    """Runs of spaces count as one, and those around the text as none."""
+    """Collapse runs of spaces, and strip those around the text."""
 
     precompiled_charsmap: bytes = b""
-    """A compiled table of what stands for what, as it is in files. The library looks up whole graphemes, as in
-    the tokenizer.json editions: a mark on a replaced character may be lost, which SentencePiece keeps."""
+    """A compiled replacement table, as stored in files. The library looks up whole graphemes, like the
+    tokenizer.json versions: a mark on a replaced character may be lost, unlike in SentencePiece."""
 
     def __post_init__(self):
-        """Raises ValueError for a table that is none: from one the library takes sizes unchecked."""
+        """Raise ValueError for an invalid table, whose sizes the library would not check."""
         size = int.from_bytes(self.precompiled_charsmap[:4], "little")
         if self.precompiled_charsmap and (
             size % 4 or not MIN_TABLE_BYTES <= size <= len(self.precompiled_charsmap) - 4
         ):
-            raise ValueError(f"its table of characters has {len(self.precompiled_charsmap)} bytes and says {size}")
+            raise ValueError(
+                f"its table of characters has {len(self.precompiled_charsmap)} bytes, but states {size}"
+            )
 
 
 def build_byte_level_bpe(
     vocabulary: Vocabulary, merges: Merges, pre_tokenizer: PreTokenizer, unknown_token: str | None
 ) -> tokenizers.Tokenizer:
-    """BPE over the bytes of words, each byte written as a character of GPT-2's alphabet."""
+    """Build BPE over the bytes of words, each byte represented by a character of GPT-2's alphabet."""
     ids, unknown_token = _ids_and_unknown(vocabulary, unknown_token, byte_alphabet().values())
     model = BPE(ids, _first(merges), unk_token=unknown_token, ignore_merges=pre_tokenizer.ignore_merges)
     backend = tokenizers.Tokenizer(model)
@@ -59,20 +61,20 @@ def build_byte_level_bpe(
 
 
 def find_byte_aliases(vocabulary: Vocabulary) -> dict[int, tuple[int, ...]]:
-    """The bytes of added tokens that the library would decode as if each letter were one: DeepSeek adds `ù`."""
+    """Return byte tokens for added tokens that the library would decode letter by letter: DeepSeek adds `ù`."""
     alphabet = byte_alphabet()
     letters = {letter for letter in alphabet.values() if not letter.isascii()}
-    found = {}
-    for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
-        if kind == TokenType.USER_DEFINED and letters & set(token) and set(token) <= set(alphabet.values()):
+    aliases = {}
+    for i, (token, token_type) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):
+        if token_type == TokenType.USER_DEFINED and letters & set(token) and set(token) <= set(alphabet.values()):
             ids = [vocabulary.ids.get(alphabet[byte]) for byte in token.encode()]
             if None not in ids:
-                found[i] = tuple(ids)
-    return found
+                aliases[i] = tuple(ids)
+    return aliases
 
 
 def byte_alphabet() -> dict[int, str]:
-    """GPT-2's character for each byte: the visible ones of Latin-1 stand for themselves."""
+    """Return GPT-2's character for each byte; visible Latin-1 characters represent themselves."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     visible = sorted(range(256), key=lambda byte: (chr(byte) not in letters, byte))
     return dict(zip(visible, letters, strict=True))
@@ -81,42 +83,54 @@ def byte_alphabet() -> dict[int, str]:
 def build_score_bpe(
     vocabulary: Vocabulary, unknown: str | None, spacing: SpaceNormalization
 ) -> tokenizers.Tokenizer:
-    """SentencePiece's BPE, whose merges follow from the scores of the tokens."""
+    """Build SentencePiece's BPE, whose merges are derived from the scores of tokens."""
     entries = zip(vocabulary.tokens, vocabulary.types, vocabulary.scores, strict=True)
-    scored = {token: score for token, kind, score in entries if kind not in UNMERGED_TYPES}
-    merges = derive_merges(((-score, token) for token, score in scored.items()), scored)
+    scores = {token: score for token, token_type, score in entries if token_type not in UNMERGED_TYPES}
+    merges = derive_merges(((-score, token) for token, score in scores.items()), scores)
     return build_character_bpe(vocabulary, merges, unknown, spacing)
 
 
 def build_character_bpe(
     vocabulary: Vocabulary, merges: Merges, unknown: str | None, spacing: SpaceNormalization
 ) -> tokenizers.Tokenizer:
-    """BPE over characters, spaces among them; what the vocabulary lacks is written as bytes, else as unknown."""
+    """Build BPE over characters including spaces; characters that the vocabulary lacks become bytes or unknown."""
     ids, unknown = _ids_and_unknown(vocabulary, unknown, (f"<0x{byte:02X}>" for byte in range(256)))
     model = BPE(ids, _first(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     return _with_spaces(tokenizers.Tokenizer(model), spacing)
 
 
 def build_unigram(vocabulary: Vocabulary, unknown_id: int, spacing: SpaceNormalization) -> tokenizers.Tokenizer:
-    """SentencePiece's unigram: the tokens of the highest sum of scores."""
+    """Build SentencePiece's unigram model: the tokens with the highest sum of scores."""
     if not all(vocabulary.tokens):
-        raise UnsupportedModel("a unigram vocabulary with an empty token does not run", "fetch another edition")
-    kinds, scores = vocabulary.types, vocabulary.scores
-    written = [score for score, kind in zip(scores, kinds, strict=True) if kind not in UNMERGED_TYPES]
-    least = min(written, default=0.0)  # a token that no text becomes shall not win, nor shift the unknown's score
+        raise UnsupportedModel(
+            "a unigram vocabulary with an empty token is not supported", "use another version of the model"
+        )
+    types, scores = vocabulary.types, vocabulary.scores
+    text_scores = [
+        score for score, token_type in zip(scores, types, strict=True) if token_type not in UNMERGED_TYPES
+    ]
+    # A token that is never produced must neither win nor shift the unknown token's score.
+    min_score = min(text_scores, default=0.0)
     pieces = [
-        (token, least if kind in UNMERGED_TYPES else score)
-        for token, kind, score in zip(vocabulary.tokens, kinds, scores, strict=True)
+        (token, min_score if token_type in UNMERGED_TYPES else score)
+        for token, token_type, score in zip(vocabulary.tokens, types, scores, strict=True)
     ]
     return _with_spaces(tokenizers.Tokenizer(Unigram(pieces, unknown_id, byte_fallback=True)), spacing)
 
 
 def build_word_piece(vocabulary: Vocabulary, unknown_token: str) -> tokenizers.Tokenizer:
-    """BERT's: the longest pieces of each word from the left. GGUF marks those that begin a word, not those that go
-    on, and says nothing of letters: a vocabulary without capitals has lost them, and accents with them."""
+    """Build BERT's WordPiece: the longest pieces of each word from the left.
+
+    GGUF marks pieces that begin a word, rather than those that continue one, and does not state whether the model
+    is cased: a vocabulary without capital letters is uncased, and strips accents.
+    """
     pieces = [
-        token if kind in MARKUP_TYPES or is_bracketed(token) else token[1:] if token[:1] == SPACE else f"##{token}"
-        for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        token
+        if token_type in MARKUP_TYPES or is_bracketed(token)
+        else token[1:]
+        if token[:1] == SPACE
+        else f"##{token}"
+        for token, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
     ]
     ids = dict(zip(reversed(pieces), range(len(pieces) - 1, -1, -1), strict=True))
     cased = any(any("A" <= c <= "Z" for c in piece) and not is_bracketed(piece) for piece in pieces)
@@ -134,8 +148,11 @@ def is_bracketed(token: str) -> bool:
 def _ids_and_unknown(
     vocabulary: Vocabulary, unknown: str | None, needed: Iterable[str]
 ) -> tuple[dict[str, int], str | None]:
-    """Ids by token. Without an unknown token the library would drop what a vocabulary that lacks a needed token
-    cannot write: there it becomes UNWRITABLE."""
+    """Return ids by token.
+
+    Without an unknown token, the library would drop what a vocabulary lacking a needed token cannot encode: it
+    becomes UNENCODABLE.
+    """
     ids = vocabulary.ids
     if unknown is not None or ids.keys() >= set(needed):
         return ids, unknown
@@ -143,7 +160,7 @@ def _ids_and_unknown(
 
 
 def _first(merges: Merges) -> list[tuple[str, str]]:
-    """Of equal merges the first counts, as in llama.cpp; the library would take the last."""
+    """Keep the first of equal merges, like llama.cpp; the library would use the last."""
     return list(dict.fromkeys(merges))
 
 

@@ -1,9 +1,9 @@
-"""Control tokens that somebody wrote in a message: found, marked through the template, and taken out again.
+"""Control tokens written in messages: finds them, marks them through the template, and removes the marks.
 
-A user may type `<|im_start|>`. As a control token it would let them speak as the system; it must reach the
-model as the text it is. A template mixes messages with control tokens of its own, so the literals inside
-messages are wrapped in a pair of private-use characters that stand nowhere else in the chat, and the rendered
-text is cut at them. The characters never leave this package.
+A user may type `<|im_start|>`. As a control token, it would let them speak as the system; it must reach the model
+as plain text. A template mixes messages with its own control tokens, so literals inside messages are wrapped in a
+pair of private-use characters that occur nowhere else in the chat, and the rendered text is split at them. The
+characters never leave this package.
 """
 
 import bisect
@@ -20,7 +20,7 @@ _PRIVATE_USE = range(0xF0000, 0xF0000 + 0xFFFE)
 
 @dataclass(frozen=True)
 class ChatPiece:
-    """A stretch of a rendered chat. `literal`: a control token that came from a message and is only text."""
+    """A part of a rendered chat. `literal`: a control token from a message, which is plain text."""
 
     text: str
     literal: bool = False
@@ -28,18 +28,18 @@ class ChatPiece:
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A chat as the template wrote it, for `Tokenizer.encode_chat`."""
+    """A chat as rendered by the template, for `Tokenizer.encode_chat`."""
 
     pieces: tuple[ChatPiece, ...]
 
     @property
     def text(self) -> str:
-        """The whole, for people. Encoded as a prompt, it lets control tokens in messages through."""
+        """The entire text, for display. Encoding it as a prompt would let control tokens in messages through."""
         return "".join(piece.text for piece in self.pieces)
 
 
 def find_unused_characters(text: str) -> tuple[str, str]:
-    """Two private-use characters that are not in the text, nor their JSON escapes.
+    """Return two private-use characters that are not in the text, nor are their JSON escapes.
 
     Raises StopIteration if there are none.
     """
@@ -53,17 +53,17 @@ def _escaped(character: str) -> str:
 
 
 class LiteralMarker:
-    """Some tokens as they are written, to be found in texts. `marks` is a pair of unused characters."""
+    """Finds tokens by their spelling in texts. `marks` is a pair of unused characters."""
 
     def __init__(self, literals: Collection[str]):
         self._sorted = sorted(literals)
         self._longest = max(map(len, literals), default=0)
-        # A tokenizer of these tokens alone finds them in one pass, longest first, as the model's own does.
+        # A tokenizer with only these tokens finds them in one pass, longest first, like the model's own.
         self._finder = tokenizers.Tokenizer(tokenizers.models.BPE())
         self._finder.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in literals])
 
     def mark(self, value: Any, marks: tuple[str, str]) -> Any:
-        """A copy of this JSON value with every literal in its strings and keys wrapped in the marks."""
+        """Return a copy of a JSON value with every literal in its strings and keys wrapped in the marks."""
         if isinstance(value, str):
             return self._mark_string(value, marks)
         if isinstance(value, Mapping):
@@ -73,12 +73,15 @@ class LiteralMarker:
         return value
 
     def split(self, text: str, marks: tuple[str, str]) -> RenderedChat:
-        """Take the marks out. One that lost its partner (a template may cut strings) still parts the text."""
+        """Split at the marks and remove them.
+
+        A mark without its partner (templates may cut strings) also splits.
+        """
         start, end = marks
         for mark in marks:
-            text = text.replace(_escaped(mark), mark)  # a template may write JSON with ensure_ascii
+            text = text.replace(_escaped(mark), mark)  # a template may use ensure_ascii
         parts = re.split(f"{start}([^{start}{end}]*){end}|[{start}{end}]", text)
-        # Plain text stands at even places, what was marked at odd ones; None for a lone mark.
+        # Plain text is at even indices, marked text at odd ones; None for a single mark.
         pieces = (ChatPiece(part, i % 2 == 1 and self._has(part)) for i, part in enumerate(parts) if part)
         return RenderedChat(tuple(pieces))
 
@@ -93,12 +96,14 @@ class LiteralMarker:
             parts += text[done:begin], start, text[begin:stop], end
             done = stop
         marked = "".join(parts) + text[done:]
-        bare = marked.rstrip()
-        if any(self._begins_with(bare[-length:]) for length in range(1, min(self._longest, len(bare) + 1))):
-            # The next part of the message could complete the literal: a lone mark parts them.
-            return bare + end + marked[len(bare) :]
+        stripped = marked.rstrip()
+        if any(
+            self._begins_with(stripped[-length:]) for length in range(1, min(self._longest, len(stripped) + 1))
+        ):
+            # The next part of the message could complete the literal: a single mark separates them.
+            return stripped + end + marked[len(stripped) :]
         return marked
 
-    def _begins_with(self, half: str) -> bool:
-        place = bisect.bisect_left(self._sorted, half)
-        return place < len(self._sorted) and self._sorted[place].startswith(half)
+    def _begins_with(self, prefix: str) -> bool:
+        index = bisect.bisect_left(self._sorted, prefix)
+        return index < len(self._sorted) and self._sorted[index].startswith(prefix)

@@ -1,4 +1,4 @@
-"""Which tokens end an answer by how they are written: files may name one of several, or none."""
+"""Finds the tokens that end an answer by their spelling: files may name only one of several, or none."""
 
 from collections.abc import Collection, Iterable
 
@@ -8,22 +8,20 @@ END_TOKENS = (
     *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<｜end▁of▁sentence｜>"),
 )
 MESSAGE_END = "<|end|>"
-CALL_END_TOKENS = (
-    {"<|return|>", "<|call|>"},
-    {"<|calls|>", "<|flush|>"},
-)  # beside these, <|end|> ends a message only
-# These end an answer where a template writes them; elsewhere they may be anything.
+# With either of these pairs, <|end|> only ends a message.
+CALL_END_TOKENS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+# These end an answer if a template uses them; otherwise their meaning is unknown.
 TEMPLATE_END_TOKENS = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>")
 
 
 def find_end_tokens(tokens: Collection[str], known: Iterable[str] = END_TOKENS) -> set[str]:
-    """Those of the tokens that end an answer, whatever model has them; llama.cpp knows the same."""
-    written = {token for token in known if token in tokens}
-    return written - {MESSAGE_END} if any(pair <= written for pair in CALL_END_TOKENS) else written
+    """Return the tokens that end an answer in any model; llama.cpp uses the same list."""
+    end_tokens = {token for token in known if token in tokens}
+    return end_tokens - {MESSAGE_END} if any(pair <= end_tokens for pair in CALL_END_TOKENS) else end_tokens
 
 
 def find_turn_end_tokens(templates: Collection[str], added_tokens: Collection[str]) -> set[str]:
-    """The added tokens that end a turn in a chat template, or begin that of somebody else."""
+    """Return the added tokens that end a turn in a chat template, or begin another speaker's."""
     source = "\n".join(templates)
     return find_end_tokens(
         {token for token in added_tokens if token in source}, (*END_TOKENS, *TEMPLATE_END_TOKENS)

@@ -1,10 +1,9 @@
-"""How few tokens a text can have, told by its length alone: a text that is far too long is not tokenized to be
-refused.
+"""A lower bound of a text's token count from its length alone, to reject far too long texts without tokenizing.
 
-A token stands for no more characters than it is written with. So a text of so many characters has no fewer tokens
-than that over the longest one's; the same holds of its letters and digits alone, of which the longest token has
-fewer: whitespace and lines of dashes make the longest. Where a tokenizer may drop something, or make one token of
-any number of characters, nothing is told.
+A token represents at most as many characters as its spelling has. So a text has at least its length divided by the
+longest token's; the same holds for its letters and digits alone, of which the longest token has fewer, because
+whitespace and lines of dashes make the longest. If a tokenizer may drop characters, or combine any number of them
+to one token, no bound is known.
 """
 
 import json
@@ -17,59 +16,53 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 LETTERS_AND_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 NOT_LETTERS_OR_DIGITS = bytes(set(range(256)) - set(LETTERS_AND_DIGITS))
-MAX_COMPOSED_CHARACTERS = (
-    4  # characters that become one at most: Unicode's FAQ on normalization, of canonical decompositions
-)
+MAX_COMPOSED_CHARACTERS = 4  # that become one: Unicode's FAQ on normalization, for canonical decompositions
 COMPOSING_NORMALIZERS = ("NFC", "NFKC")
-LOSSLESS_NORMALIZERS = (
-    "Prepend",
-    "NFD",
-    "NFKD",
-    "Lowercase",
-    *COMPOSING_NORMALIZERS,
-)  # normalizers that drop no character
-LOSSLESS_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")  # pre-tokenizers that drop none
-SPLITTING_PRE_TOKENIZERS = ("Split", "Punctuation")  # those that may
+# Normalizers and pre-tokenizers that drop no character.
+LOSSLESS_NORMALIZERS = ("Prepend", "NFD", "NFKD", "Lowercase", *COMPOSING_NORMALIZERS)
+LOSSLESS_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")
+SPLITTING_PRE_TOKENIZERS = ("Split", "Punctuation")  # these may drop characters
 
 
 @dataclass(frozen=True)
 class TokenCountBound:
-    """Of one tokenizer. None: nothing is known."""
+    """The bound for one tokenizer. None: unknown."""
 
-    max_characters: int | None  # that one token may stand for
-    max_letters: int | None  # ASCII letters and digits that one token may stand for
-    composes: bool  # several characters may become one before they are looked up
+    max_characters: int | None  # per token
+    max_letters: int | None  # ASCII letters and digits per token
+    composes: bool  # several characters may be composed to one first
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Tokenizer, tokens: list[str]) -> "TokenCountBound":
-        """tokens: all of them as they are written, added ones among them. Takes a moment for each."""
+        """Compute the bound. tokens: spellings of all tokens, including added ones"""
         normalizers = flatten_steps(tokenizer.normalizer, "normalizers")
-        splits = flatten_steps(tokenizer.pre_tokenizer, "pretokenizers")
+        pre_tokenizers = flatten_steps(tokenizer.pre_tokenizer, "pretokenizers")
         composes = any(part["type"] in COMPOSING_NORMALIZERS for part in normalizers)
         if not (
             all(map(is_lossless_normalizer, normalizers))
-            and all(map(is_lossless_pre_tokenizer, splits))
+            and all(map(is_lossless_pre_tokenizer, pre_tokenizers))
             and covers_letters(tokenizer)
         ):
             return cls(None, None, composes)
         strips = any(token.lstrip or token.rstrip for token in tokenizer.get_added_tokens_decoder().values())
-        whole = not strips and covers_all_characters(
-            tokenizer, any(part["type"] == "ByteLevel" for part in splits)
+        covers_all = not strips and covers_all_characters(
+            tokenizer, any(part["type"] == "ByteLevel" for part in pre_tokenizers)
         )
-        longest = max(map(len, tokens), default=0) if whole else None
-        return cls(longest or None, max(map(count_letters, tokens), default=0) or None, composes)
+        max_characters = max(map(len, tokens), default=0) if covers_all else None
+        return cls(max_characters or None, max(map(count_letters, tokens), default=0) or None, composes)
 
     def min_tokens(self, text: str) -> int:
-        """No way of writing the text has fewer; 0 where nothing is known."""
-        strange = len(text) - len(text.encode("ascii", "ignore"))
-        found = 0
+        """Return a lower bound of the text's token count; 0 if unknown."""
+        non_ascii = len(text) - len(text.encode("ascii", "ignore"))
+        bound = 0
         if self.max_characters:
-            found = -(
-                -len(text) // (self.max_characters * (MAX_COMPOSED_CHARACTERS if self.composes and strange else 1))
+            bound = -(
+                -len(text)
+                // (self.max_characters * (MAX_COMPOSED_CHARACTERS if self.composes and non_ascii else 1))
             )
-        if self.max_letters:  # each that becomes part of a composed character takes one beyond ASCII
-            found = max(found, -(-(count_letters(text) - strange * self.composes) // self.max_letters))
-        return found
+        if self.max_letters:  # each character composed from letters is not ASCII, and uses up at most one letter
+            bound = max(bound, -(-(count_letters(text) - non_ascii * self.composes) // self.max_letters))
+        return bound
 
 
 def count_letters(text: str) -> int:
@@ -77,19 +70,19 @@ def count_letters(text: str) -> int:
 
 
 def flatten_steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """A normalizer or pre-tokenizer as tokenizer.json has it, one after the other."""
-    left, found = [json.loads(component.__getstate__())] if component else [], []
-    while left:
-        part = left.pop()
+    """Return the steps of a normalizer or pre-tokenizer as in tokenizer.json."""
+    remaining, steps = [json.loads(component.__getstate__())] if component else [], []
+    while remaining:
+        part = remaining.pop()
         if part["type"] == "Sequence":
-            left += part[name]
+            remaining += part[name]
         else:
-            found.append(part)
-    return found
+            steps.append(part)
+    return steps
 
 
 def is_lossless_normalizer(normalizer: dict[str, Any]) -> bool:
-    """A space for another character is the one replacement there is."""
+    """Return whether the normalizer drops no character; the only accepted replacement is of spaces."""
     if normalizer["type"] == "Replace":
         return normalizer["pattern"] == {"String": " "} and len(normalizer["content"]) > 0
     return normalizer["type"] in LOSSLESS_NORMALIZERS
@@ -102,7 +95,7 @@ def is_lossless_pre_tokenizer(split: dict[str, Any]) -> bool:
 
 
 def covers_letters(tokenizer: Tokenizer) -> bool:
-    """Is a letter never a part of something unknown, of which any number may become one token?"""
+    """Return whether letters never belong to an unknown token, which may represent any number of them."""
     model = tokenizer.model
     if not isinstance(model, BPE | Unigram):
         return False
@@ -111,7 +104,7 @@ def covers_letters(tokenizer: Tokenizer) -> bool:
 
 
 def covers_all_characters(tokenizer: Tokenizer, byte_level: bool) -> bool:
-    """Does each character take a part of a token of its own, whichever it is?"""
+    """Return whether each character takes up a part of some token."""
     model: Any = tokenizer.model
     if byte_level and isinstance(model, BPE):
         needed = ByteLevel.alphabet()
@@ -119,4 +112,4 @@ def covers_all_characters(tokenizer: Tokenizer, byte_level: bool) -> bool:
         needed = [f"<0x{byte:02X}>" for byte in range(256)]
     else:
         return isinstance(model, BPE) and model.unk_token is not None and not model.fuse_unk
-    return all(model.token_to_id(each) is not None for each in needed)
+    return all(model.token_to_id(token) is not None for token in needed)

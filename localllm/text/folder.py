@@ -1,15 +1,15 @@
-"""What the files beside tokenizer.json say: names of special tokens, and chat templates."""
+"""Reads the files next to tokenizer.json: names of special tokens, and chat templates."""
 
 from pathlib import Path
 
 from localllm.errors import DamagedModel
 from localllm.files import damaged_file, read_json
 
-MAX_TEMPLATE_BYTES = 2**20  # bytes; real ones have up to 30,000
+MAX_TEMPLATE_BYTES = 2**20  # real ones have up to 30,000
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:
-    """`{"bos_token": "<s>", ...}`; tokenizer_config.json goes before special_tokens_map.json.
+    """Return `{"bos_token": "<s>", ...}`; tokenizer_config.json takes precedence over special_tokens_map.json.
 
     Raises DamagedModel if a file is not a JSON object.
     """
@@ -17,30 +17,30 @@ def read_special_tokens(path: Path) -> dict[str, str]:
         **read_json(path / "special_tokens_map.json"),
         **read_json(path / "tokenizer_config.json"),
     }
-    named: dict[str, str] = {}
+    literals: dict[str, str] = {}
     for name, value in config.items():
         literal = value.get("content") if isinstance(value, dict) else value
         if name.endswith("_token") and isinstance(literal, str):
-            named[name] = literal
-    return named
+            literals[name] = literal
+    return literals
 
 
 def read_chat_templates(path: Path) -> dict[str, str]:
-    """Templates by name. Files of their own go before tokenizer_config.json, as in `transformers`.
+    """Return templates by name. Separate files take precedence over tokenizer_config.json, as in `transformers`.
 
-    Raises DamagedModel if a file is too large, not UTF-8 or not JSON, or of no known form.
+    Raises DamagedModel if a file is too large, not UTF-8, not JSON, or has an unknown structure.
     """
     files = {"default": path / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
     files = {name: file for name, file in files.items() if file.is_file()}
-    if long := next((file for file in files.values() if file.stat().st_size > MAX_TEMPLATE_BYTES), None):
-        raise damaged_file(long, "it is larger than any chat template")
+    if oversized := next((file for file in files.values() if file.stat().st_size > MAX_TEMPLATE_BYTES), None):
+        raise damaged_file(oversized, "it is larger than any chat template")
     try:
-        found = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+        templates = {name: file.read_text(encoding="utf-8") for name, file in files.items()}
     except UnicodeDecodeError as error:
         raise DamagedModel(f"a chat template in {path} is not UTF-8: {error}", "fetch the model again") from error
-    if found:
-        return found
+    if templates:
+        return templates
     holders = ("tokenizer_config.json", "chat_template.json")
     entries = (read_json(path / name).get("chat_template") for name in holders)
     entry = next(filter(None, entries), None)
@@ -49,9 +49,9 @@ def read_chat_templates(path: Path) -> dict[str, str]:
     if isinstance(entry, str):
         return {"default": entry}
     try:
-        named = {template["name"]: template["template"] for template in entry}
+        templates_by_name = {template["name"]: template["template"] for template in entry}
     except (TypeError, KeyError) as error:
         raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again") from error
-    if not all(isinstance(text, str) for text in (*named, *named.values())):
+    if not all(isinstance(text, str) for text in (*templates_by_name, *templates_by_name.values())):
         raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again")
-    return named
+    return templates_by_name

@@ -1,6 +1,6 @@
-"""The tokenizer that the metadata of a GGUF file describes. Knows nothing of the file but its metadata.
+"""Builds the tokenizer that a GGUF file's metadata describes.
 
-What holds where a key is missing follows llama.cpp (src/llama-vocab.cpp), the format's reference.
+Defaults of missing keys follow llama.cpp (src/llama-vocab.cpp), the format's reference.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -48,26 +48,25 @@ SPECIAL_TOKEN_KEYS = {
     "eos_token": "eos",
     "unk_token": "unknown",
     "pad_token": "padding",
-    "sep_token": "seperator",  # so spelt in the format
+    "sep_token": "seperator",  # as spelled in the format
     "mask_token": "mask",
 }
-MISSING_ID = 2**32 - 1  # -1, as some converters write "none"
-PHI3_UNSTRIPPED_TOKENS = frozenset(
-    {"<unk>", "<s>", "<|endoftext|>"}
-)  # its other added tokens swallow whitespace after them
+MISSING_ID = 2**32 - 1  # -1, which some converters write for "none"
+# Phi-3's other added tokens strip whitespace after them.
+PHI3_UNSTRIPPED_TOKENS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
 def read_gguf_tokenizer(metadata: Mapping[str, Any], file: Path) -> TokenizerDescription:
     """Build the tokenizer of a GGUF file.
 
-    Raises DamagedModel for keys of a wrong kind or that contradict each other, UnsupportedModel for a model or
-    pre-tokenizer that does not run; whatever the Rust library raises passes through.
+    Raises DamagedModel for keys of a wrong type or that contradict each other, and UnsupportedModel for an
+    unsupported model or pre-tokenizer; exceptions of the Rust library are not caught.
     """
     return _Metadata(metadata, file).build()
 
 
 class _Metadata:
-    """The keys of `tokenizer.`, each checked where it is read."""
+    """The keys of `tokenizer.`, each checked when it is read."""
 
     def __init__(self, metadata: Mapping[str, Any], file: Path):
         self._metadata = metadata
@@ -75,8 +74,8 @@ class _Metadata:
         self._model = self._get("ggml.model", str)
         if self._model not in MODELS:
             raise UnsupportedModel(
-                f"the tokenizer of {file} is of the kind {self._model!r}",
-                f"those that run are {', '.join(MODELS)}",
+                f"the tokenizer of {file} has type {self._model!r}",
+                f"these are supported: {', '.join(MODELS)}",
             )
         self._vocabulary = self._read_vocabulary()
         self._ids = {name: self._id(name) for name in (*SPECIAL_TOKEN_KEYS.values(), "eot", "eom")}
@@ -85,7 +84,7 @@ class _Metadata:
         ending = self._ending()
         types = list(self._vocabulary.types)
         for token in ending:
-            if self._vocabulary.tokens[token] in END_TOKENS:  # some converters call them normal
+            if self._vocabulary.tokens[token] in END_TOKENS:  # some converters mark them as normal
                 types[token] = TokenType.CONTROL
         vocabulary = replace(self._vocabulary, types=types, added_token_options=self._matching())
         backend, begins, ends = self._backend(vocabulary, ending)
@@ -93,29 +92,35 @@ class _Metadata:
         last = "seperator" if self._model == "bert" else "eos"
         begin, end = self._around("bos", begins), self._around(last, ends)
         set_bos_eos(backend, begin, end)
-        named = {name: vocabulary.literal(self._ids[key]) for name, key in SPECIAL_TOKEN_KEYS.items()}
+        literals = {name: vocabulary.literal(self._ids[key]) for name, key in SPECIAL_TOKEN_KEYS.items()}
         return TokenizerDescription(
             self._file,
             backend,
-            {name: literal for name, literal in named.items() if literal},
+            {name: literal for name, literal in literals.items() if literal},
             self._chat_templates(),
             ending,
             vocabulary.aliases | (find_byte_aliases(vocabulary) if self._model == "gpt2" else {}),
         )
 
     def _backend(self, vocabulary: Vocabulary, ending: Collection[int]) -> tuple[tokenizers.Tokenizer, bool, bool]:
-        """The tokenizer, and whether BOS goes first and EOS last by default."""
+        """Return the tokenizer, and whether BOS and EOS are added by default."""
         unknown = vocabulary.literal(self._ids["unknown"])
         if self._ids["unknown"] in ending:
-            unknown = None  # named for want of one: it would end the text where a character is unknown
+            # An end token that was named only for lack of another; it would end texts with unknown characters.
+            unknown = None
         if self._model == "gpt2":
             name = self._get("ggml.pre", str, "") or DEFAULT
             if name not in PRE_TOKENIZERS:
                 raise UnsupportedModel(
-                    f"{self._file} names the pre-tokenizer {name!r}", f"known are {', '.join(PRE_TOKENIZERS)}"
+                    f"{self._file} names the pre-tokenizer {name!r}",
+                    f"these are supported: {', '.join(PRE_TOKENIZERS)}",
                 )
-            words = PRE_TOKENIZERS[name]
-            return build_byte_level_bpe(vocabulary, self._merges(), words, unknown), words.adds_bos, False
+            pre_tokenizer = PRE_TOKENIZERS[name]
+            return (
+                build_byte_level_bpe(vocabulary, self._merges(), pre_tokenizer, unknown),
+                pre_tokenizer.adds_bos,
+                False,
+            )
         if self._model == "gemma4":
             return (
                 build_character_bpe(
@@ -133,8 +138,8 @@ class _Metadata:
             return build_score_bpe(vocabulary, unknown, SpaceNormalization(prefix)), True, False
         if self._ids["unknown"] is None:
             raise damaged_file(self._file, "its unigram vocabulary has no unknown token")
-        one_space = self._get("ggml.remove_extra_whitespaces", bool, False)
-        spacing = SpaceNormalization(prefix, one_space, self._bytes("ggml.precompiled_charsmap"))
+        collapse_spaces = self._get("ggml.remove_extra_whitespaces", bool, False)
+        spacing = SpaceNormalization(prefix, collapse_spaces, self._bytes("ggml.precompiled_charsmap"))
         return build_unigram(vocabulary, self._ids["unknown"], spacing), False, True
 
     def _read_vocabulary(self) -> Vocabulary:
@@ -160,42 +165,46 @@ class _Metadata:
             control = default is not None and default < count and self._vocabulary.types[default] in ADDED_TYPES
             return default if control else None
         if not 0 <= token < count:
-            raise damaged_file(self._file, f"tokenizer.{key} is {token} and there are {count} tokens")
+            raise damaged_file(self._file, f"tokenizer.{key} is {token}, but there are {count} tokens")
         return token
 
     def _around(self, name: str, default: bool) -> tuple[str, int] | None:
-        """The token put before or after each text, and its id."""
+        """Return the token added before or after each text, and its id."""
         key = f"ggml.add_{name}_token"
-        wanted = self._get(key, bool, None)
+        is_added = self._get(key, bool, None)
         if self._model == "gemma4" and name == "bos":
-            wanted = True  # early conversions say no, and the model is lost without it
+            is_added = True  # early conversions set false, but the model needs it
         token = self._ids[name]
         literal = self._vocabulary.literal(token)
         if token is not None and literal:
-            return (literal, token) if (default if wanted is None else wanted) else None
-        if wanted:
-            raise damaged_file(self._file, f"tokenizer.{key} is true and it names no such token")
+            return (literal, token) if (default if is_added is None else is_added) else None
+        if is_added:
+            raise damaged_file(self._file, f"tokenizer.{key} is true, but there is no such token")
         return None
 
     def _ending(self) -> tuple[int, ...]:
         ids = self._vocabulary.ids  # no key lists the tokens that end an answer
-        written = find_end_tokens(ids)
-        # gpt-oss files may name the end of a message, and an answer has several.
-        message_end = None if MESSAGE_END in written else ids.get(MESSAGE_END)
-        keyed = [self._ids[name] for name in ("eos", "eot", "eom")]
-        named = [token for token in keyed if token not in (None, message_end)]
-        return tuple(dict.fromkeys([*named, *sorted(ids[end] for end in written)]))
+        end_tokens = find_end_tokens(ids)
+        # gpt-oss files may name the end of a message, several of which are in an answer.
+        message_end = None if MESSAGE_END in end_tokens else ids.get(MESSAGE_END)
+        ids_from_keys = [self._ids[name] for name in ("eos", "eot", "eom")]
+        named_ids = [token for token in ids_from_keys if token not in (None, message_end)]
+        return tuple(dict.fromkeys([*named_ids, *sorted(ids[end] for end in end_tokens)]))
 
     def _matching(self) -> dict[str, dict[str, bool]]:
-        """Phi-3's tokens that swallow whitespace: no key says so, and llama.cpp goes by the model's name too."""
+        """Return options of Phi-3's tokens that strip whitespace; like llama.cpp, it relies on the model's
+        name.
+        """
         name = str(self._metadata.get("general.name", "")).lower()
         if "phi-3" not in name and "phi3" not in name:
             return {}
         tokens = zip(self._vocabulary.tokens, self._vocabulary.types, strict=True)
-        swallowing = (
-            token for token, kind in tokens if kind in ADDED_TYPES and token not in PHI3_UNSTRIPPED_TOKENS
+        stripping = (
+            token
+            for token, token_type in tokens
+            if token_type in ADDED_TYPES and token not in PHI3_UNSTRIPPED_TOKENS
         )
-        return {token: {"rstrip": True} for token in swallowing}
+        return {token: {"rstrip": True} for token in stripping}
 
     def _chat_templates(self) -> dict[str, str]:
         names = self._list("chat_templates", str, [])
@@ -205,26 +214,26 @@ class _Metadata:
         return {name: self._get(key, str) for name, key in keys.items()}
 
     def _bytes(self, name: str) -> bytes:
-        found = self._list(name, int, [])
-        if not all(-128 <= byte < 256 for byte in found):  # the format has signed and unsigned bytes
+        values = self._list(name, int, [])
+        if not all(-128 <= byte < 256 for byte in values):  # the format has signed and unsigned bytes
             raise damaged_file(self._file, f"tokenizer.{name} is not made of bytes")
-        return bytes(byte % 256 for byte in found)
+        return bytes(byte % 256 for byte in values)
 
     def _list(
         self, name: str, kind: type[ValueT] | tuple[type, ...], default: list[ValueT] | Any = ...
     ) -> list[ValueT]:
-        found = self._get(name, Sequence, default)
-        kinds = kind if isinstance(kind, tuple) else (kind,)
-        if isinstance(found, str) or not set(map(type, found)) <= set(kinds):
-            raise damaged_file(self._file, f"tokenizer.{name} is not a list of {kinds[0].__name__}")
-        return list(found)
+        values = self._get(name, Sequence, default)
+        types = kind if isinstance(kind, tuple) else (kind,)
+        if isinstance(values, str) or not set(map(type, values)) <= set(types):
+            raise damaged_file(self._file, f"tokenizer.{name} is not a list of {types[0].__name__}")
+        return list(values)
 
     def _get(self, name: str, kind: type[ValueT], default: Any = ...) -> Any:
-        """The value of `tokenizer.<name>`; without a default the key must be there."""
-        found = self._metadata.get(f"tokenizer.{name}", default)
-        if found is default and default is not ...:
-            return found
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
-            what = "is missing" if found is ... else f"is no {kind.__name__}"
-            raise damaged_file(self._file, f"tokenizer.{name} {what}")
-        return found
+        """Return the value of `tokenizer.<name>`; without a default, the key is required."""
+        value = self._metadata.get(f"tokenizer.{name}", default)
+        if value is default and default is not ...:
+            return value
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            problem = "is missing" if value is ... else f"is not of type {kind.__name__}"
+            raise damaged_file(self._file, f"tokenizer.{name} {problem}")
+        return value

@@ -1,6 +1,6 @@
-"""Fill in the middle: a text before a gap and one behind it as the prompt that models of code were trained with.
+"""Fill in the middle: encodes the text before and after a gap as the prompt that code models were trained with.
 
-Which tokens mark the two is told by how they are written, as llama.cpp does it. Knows nothing of requests.
+The tokens that mark them are found by their spelling, as in llama.cpp.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from localllm.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """Control tokens as they are written."""
+    """Control tokens by their spelling."""
 
     prefix: str  # the text before the gap
-    suffix: str  # the text behind it
-    middle: str = ""  # what fills it; "": the text before the gap stands last, and the answer goes on from it
+    suffix: str  # after the gap
+    middle: str = ""  # begins the answer; "": the text before the gap comes last, and the answer continues it
 
 
 INFILL_TOKENS = (
@@ -28,7 +28,7 @@ INFILL_TOKENS = (
     InfillTokens("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
     InfillTokens("[PREFIX]", "[SUFFIX]"),  # Codestral
 )
-# These end what fills a gap, beside what ends every answer: the next file of a repository, or padding.
+# These end an infill answer besides all end tokens: the next file of a repository, or padding.
 INFILL_END_TOKENS = (
     *("<|fim_pad|>", "<|fim_suffix|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>"),
     *("<fim_pad>", "<file_sep>", "<|code_suffix|>", "▁<EOT>", "<｜fim▁hole｜>"),
@@ -36,28 +36,32 @@ INFILL_END_TOKENS = (
 
 
 def find_infill_tokens(tokenizer: Tokenizer) -> InfillTokens | None:
-    """Those of this tokenizer; None: its model was not trained to fill gaps."""
+    """Return this tokenizer's infill tokens; None if its model was not trained for infilling."""
     return next((marks for marks in INFILL_TOKENS if {marks.prefix, marks.suffix} <= tokenizer.added_tokens), None)
 
 
 def encode_infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
-    """Token ids of the prompt. Control tokens written in either text are encoded as the text they are.
+    """Return token ids of the prompt, with control tokens in either text encoded as plain text.
 
-    Raises UnsupportedModel where the tokenizer has no such tokens, and UsageError as `Tokenizer.encode` does.
+    Raises UnsupportedModel if the tokenizer has no infill tokens, and UsageError like `Tokenizer.encode`.
     """
     marks = find_infill_tokens(tokenizer)
     if marks is None:
-        raise UnsupportedModel("this model does not fill gaps", "leave the suffix out, or ask a model of code")
-    before, behind, answer = (_ids(tokenizer, mark) for mark in (marks.prefix, marks.suffix, marks.middle))
-    # As the models' own tokenizers do: the text before the gap is the beginning of one, that behind it is not.
-    before += tokenizer.encode_chat(RenderedChat((ChatPiece(prefix, literal=True),) if prefix else ()))
-    behind += tokenizer.encode_continuation(suffix) if suffix else []
-    parts = before + behind + answer if marks.middle else behind + before
+        raise UnsupportedModel(
+            "this model does not support infilling", "leave the suffix out, or use a code model"
+        )
+    prefix_ids, suffix_ids, middle_ids = (
+        _ids(tokenizer, mark) for mark in (marks.prefix, marks.suffix, marks.middle)
+    )
+    # As in the models' own tokenizers, the text before the gap is encoded as a beginning, the one after it is not.
+    prefix_ids += tokenizer.encode_chat(RenderedChat((ChatPiece(prefix, literal=True),) if prefix else ()))
+    suffix_ids += tokenizer.encode_continuation(suffix) if suffix else []
+    parts = prefix_ids + suffix_ids + middle_ids if marks.middle else suffix_ids + prefix_ids
     return tokenizer.encode("") + parts
 
 
 def infill_end_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that end what fills a gap."""
+    """Return the tokens that end an infill answer."""
     return tuple(sorted(tokenizer.added_token_ids(INFILL_END_TOKENS)))
 
 

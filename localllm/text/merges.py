@@ -1,4 +1,6 @@
-"""The merges of a BPE whose file gives only an order of its tokens: SentencePiece by scores, tiktoken by ranks."""
+"""Derives the merges of BPE tokenizers whose files only order their tokens: by SentencePiece scores or tiktoken
+ranks.
+"""
 
 from collections.abc import Container, Iterable
 from itertools import groupby
@@ -8,12 +10,11 @@ from operator import itemgetter
 def derive_merges(
     ranked_tokens: Iterable[tuple[float, str]], known_tokens: Container[str]
 ) -> list[tuple[str, str]]:
-    """All pairs of known tokens that make a token, the ones to merge first at the begin.
+    """Return all pairs of known tokens that form a token, in merge order.
 
     ranked_tokens: tokens with their ranks; the lowest rank is merged first. Both formats merge the leftmost of
-    pairs of
-    equal rank; the library ranks every pair, so pairs of one rank go by the longer left part, as whoever merges
-    from the left has it. Source: `SentencePieceExtractor` of transformers.
+    pairs with equal rank; the library ranks every pair, so pairs with equal rank are sorted by the length of their
+    left part, which corresponds to merging from the left. Source: `SentencePieceExtractor` of transformers.
     """
     merges: list[tuple[str, str]] = []
     for _, group in groupby(sorted(ranked_tokens, key=itemgetter(0)), key=itemgetter(0)):

@@ -1,4 +1,4 @@
-"""Messages as callers send them, made ready for templates. Knows nothing of Jinja."""
+"""Normalizes messages from callers for templates."""
 
 import json
 from collections.abc import Mapping
@@ -10,22 +10,25 @@ Message = Mapping[str, Any]
 
 
 def normalize_message(message: Message) -> Message:
-    """With its text as one string: parts of type `text` are joined. Raises UsageError for what is no text."""
+    """Return the message with its text as one string, joining parts of type `text`.
+
+    Raises UsageError for other content.
+    """
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise UsageError("a message has no role", "give each a role and a content")
     if isinstance(content, str) or (content is None and message.get("tool_calls")):
         return message
     parts = content if isinstance(content, list) else [content]
-    found = [p.get("text") for p in parts if isinstance(p, Mapping) and p.get("type") == "text"]
-    texts = [text for text in found if isinstance(text, str)]
+    texts_or_none = [p.get("text") for p in parts if isinstance(p, Mapping) and p.get("type") == "text"]
+    texts = [text for text in texts_or_none if isinstance(text, str)]
     if len(texts) < len(parts):
-        raise UsageError(f"the content of a {role} message is no text", "this model reads text alone")
+        raise UsageError(f"the content of a {role} message is not text", "this model reads only text")
     return {**message, "content": "".join(texts)}
 
 
 def convert_tool_arguments(message: Message, *, as_text: bool) -> Message:
-    """With the arguments of its tool calls as JSON text, or as objects where the text holds one."""
+    """Return the message with its tool call arguments as JSON text, or as objects if they can be parsed."""
     calls = message.get("tool_calls")
     if not isinstance(calls, list):
         return message

@@ -1,8 +1,8 @@
-"""How the words of byte-level BPE are cut: the patterns that GGUF names in `tokenizer.ggml.pre`.
+"""The patterns that split text for byte-level BPE, by their GGUF names in `tokenizer.ggml.pre`.
 
-A pattern cuts the text into its matches and what lies between them; the next one cuts those pieces again. Patterns
-are those of the models' own tokenizer.json where llama.cpp only approximates them (`gpt-4o`, `tekken`, `kimi-k2`),
-else those of llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe`). Characters beyond ASCII are escaped.
+A pattern splits the text into its matches and the parts between them; the next one splits these again. Patterns
+are from the models' own tokenizer.json where llama.cpp only approximates them (`gpt-4o`, `tekken`, `kimi-k2`),
+otherwise from llama.cpp (src/llama-vocab.cpp, `llm_tokenizer_bpe`). Characters beyond ASCII are escaped.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ QWEN35 = (
 
 
 def _cased(suffix: str, digits: str, beyond: str = "") -> str:
-    """Words that end where lower case turns to upper; `suffix` may follow, `beyond` is left out of the letters."""
+    """Return a pattern for words that end where lower case turns to upper case.
+
+    suffix: may follow a word; beyond: excluded from the letters
+    """
     before = r"[^\r\n\p{L}\p{N}]?"
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{beyond}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{beyond}]"
@@ -72,7 +75,7 @@ _EXAONE_MOE = (
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """ignore_merges: a word that is a token is that token, however it would merge; begins: BOS is put first."""
+    """ignore_merges: a word that is a token is not merged; adds_bos: BOS is added by default."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -89,7 +92,7 @@ _O200K = PreTokenizer((O200K,))
 _BAILING_MOE = PreTokenizer((_BAILING,))
 _BLOOM = PreTokenizer((_NO_PUNCTUATION,))
 
-DEFAULT = "default"  # where a file names none
+DEFAULT = "default"  # if a file names none
 
 PRE_TOKENIZERS = {
     DEFAULT: PreTokenizer((r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),

@@ -1,4 +1,4 @@
-"""The process in which templates are rendered, seen from outside: start it, ask it, end it."""
+"""Starts, queries and ends the process in which templates are rendered."""
 
 import json
 import os
@@ -14,14 +14,14 @@ from pathlib import Path
 from localllm.errors import DamagedModel, LocalLLMError
 
 TEMPLATE_PROCESS = Path(__file__).with_name("template_process.py")
-START_LIMIT_S = 30.0  # a cold disk under load; about 0.1 s otherwise
-RENDER_LIMIT_S = 2.0  # by the clock; the program's own limit of CPU time ends it before
+START_LIMIT_S = 30.0  # for a cold disk under load; about 0.1 s otherwise
+RENDER_LIMIT_S = 2.0  # wall-clock time; the process's own limit of CPU time ends it earlier
 
 
 class TemplateSandbox:
-    """A process with little memory and little time, started when needed and replaced when it dies.
+    """A process with limited memory and time, started on demand and replaced when it dies.
 
-    Safe to use from several threads, one rendering at a time.
+    Safe to use from several threads, with one rendering at a time.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class TemplateSandbox:
             self._start()
 
     def request(self, request: bytes) -> dict[str, str]:
-        """Send one line of JSON, return the answer.
+        """Send one line of JSON and return the response.
 
         Raises DamagedModel if the process died of the request, LocalLLMError if it cannot be started.
         """
@@ -47,23 +47,22 @@ class TemplateSandbox:
                 self._ready = True
                 line = self._exchange(process, request + b"\n", RENDER_LIMIT_S)
                 if not line.endswith(b"\n"):
-                    raise DamagedModel(
-                        _cause(process), "the template is at fault, or the conversation is too long"
-                    )
+                    raise DamagedModel(_cause(process), "the template is broken, or the conversation is too long")
                 return json.loads(line)
             except BaseException:
-                self._end()  # an interrupted exchange would leave its answer for the next one
+                self._end()  # otherwise the next exchange would receive this response
                 raise
 
     def close(self) -> None:
-        """End the process, if there is one. Asking again starts another."""
+        """End the process, if there is one. The next request starts another."""
         with self._lock:
             self._end()
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()
-            # -P: nothing from the folder of the program or the user; the group of its own gets no Ctrl-C
+            # -P: import nothing from the folder of the program or the user; its own process group receives no
+            # Ctrl-C
             command = [sys.executable, "-P", str(TEMPLATE_PROCESS)]
             pipe = subprocess.PIPE
             try:
@@ -81,7 +80,7 @@ class TemplateSandbox:
         self._process, self._ready = None, False
 
     def _exchange(self, process: subprocess.Popen[bytes], request: bytes, limit_s: float) -> bytes:
-        """Write, then read a line; less than a line if the process died or took too long."""
+        """Write a request, then read a line; it is incomplete if the process died or took too long."""
         assert process.stdin and process.stdout
         with suppress(BrokenPipeError):
             process.stdin.write(request)
@@ -102,7 +101,7 @@ def _cause(process: subprocess.Popen[bytes]) -> str:
     try:
         code = process.wait(timeout=0.2)
     except subprocess.TimeoutExpired:
-        code = -signal.SIGPROF  # still at it
+        code = -signal.SIGPROF  # still running
     if code == -signal.SIGPROF:
         return "the chat template ran for too long and was stopped"
     return "the chat template used too much memory"

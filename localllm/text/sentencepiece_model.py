@@ -1,6 +1,6 @@
-"""A folder whose tokenizer is SentencePiece's `tokenizer.model`, with what tokenizer_config.json adds to it.
+"""Reads a tokenizer from SentencePiece's `tokenizer.model`, with additions from tokenizer_config.json.
 
-Source of the numbers of fields: src/sentencepiece_model.proto of github.com/google/sentencepiece.
+Source of field numbers: src/sentencepiece_model.proto of github.com/google/sentencepiece.
 """
 
 import re
@@ -22,44 +22,44 @@ from localllm.text.vocabulary import (
     set_bos_eos,
 )
 
-# The fields of a protocol buffer message, bounded by its bytes. Knows nothing of any schema.
+# The fields of a protocol buffer message, independent of a schema.
 FieldValue = int | float | bytes
 
 
 def read_fields(message: memoryview) -> Iterator[tuple[int, FieldValue]]:
-    """Number and value of each field: an int, a 32-bit float, or the bytes of a string or message within.
+    """Yield number and value of each field: an int, a 32-bit float, or the bytes of a string or message.
 
-    Raises ValueError where the bytes are no message. Groups and 64-bit fields are in no schema read here.
-    Source: protobuf.dev/programming-guides/encoding.
+    Raises ValueError if the bytes are not a message. Groups and 64-bit fields are in no schema read here. Source:
+    protobuf.dev/programming-guides/encoding.
     """
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
         wire = tag & 7
         if wire == 0:
-            value, place = _varint(message, place)
+            value, position = _varint(message, position)
             yield tag >> 3, value
         elif wire == 2:
-            size, place = _varint(message, place)
-            place += size
-            yield tag >> 3, bytes(_within(message, place - size, place))
+            size, position = _varint(message, position)
+            position += size
+            yield tag >> 3, bytes(_within(message, position - size, position))
         elif wire == 5:
-            place += 4
-            yield tag >> 3, struct.unpack("<f", _within(message, place - 4, place))[0]
+            position += 4
+            yield tag >> 3, struct.unpack("<f", _within(message, position - 4, position))[0]
         else:
-            raise ValueError(f"a field of wire type {wire} at byte {place}")
+            raise ValueError(f"a field of wire type {wire} at byte {position}")
 
 
-def _varint(message: memoryview, place: int) -> tuple[int, int]:
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
     while shift < 70:  # ten bytes hold 64 bits
-        byte = _within(message, place, place + 1)[0]
-        place += 1
+        byte = _within(message, position, position + 1)[0]
+        position += 1
         value |= (byte & 127) << shift
         if byte < 128:
-            return value, place
+            return value, position
         shift += 7
-    raise ValueError(f"a number of more than ten bytes at byte {place}")
+    raise ValueError(f"a number of more than ten bytes at byte {position}")
 
 
 def _within(message: memoryview, begin: int, end: int) -> memoryview:
@@ -72,14 +72,14 @@ FieldT = TypeVar("FieldT", int, float, bytes)
 
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a word in base 64 and its rank
 UNIGRAM, BPE_MODEL = 1, 2
-MAX_FILE_BYTES = 64 * 2**20  # bytes; the largest real one, of 262,000 tokens, has five megabytes
-MAX_ADDED_ID_GAP = 2**16  # how far beyond SentencePiece's own an added token may lie
+MAX_FILE_BYTES = 64 * 2**20  # the largest real one, with 262,000 tokens, has five megabytes
+MAX_ADDED_ID_GAP = 2**16  # how far an added token's id may exceed SentencePiece's own
 SPECIAL_TOKEN_FIELDS = {"unk_token": (40, 0), "bos_token": (41, 1), "eos_token": (42, 2), "pad_token": (43, -1)}
 ADDED_TOKEN_OPTIONS = ("lstrip", "rstrip", "single_word")
 
 
 class _Message:
-    """The last value of each field, of the kind and with the default that the schema gives it."""
+    """The last value of each field, with the type and default of the schema."""
 
     def __init__(self, content: bytes):
         self._fields = dict(read_fields(memoryview(content)))
@@ -87,16 +87,16 @@ class _Message:
     def get(self, number: int, default: FieldT) -> FieldT:
         value = self._fields.get(number, default)
         if not isinstance(value, type(default)):
-            raise ValueError(f"field {number} is no {type(default).__name__}")
+            raise ValueError(f"field {number} is not of type {type(default).__name__}")
         return value
 
 
 def read_sentencepiece_model(file: Path) -> TokenizerDescription:
-    """Build the tokenizer; added tokens, names and BOS come from the JSON files beside it.
+    """Build the tokenizer; added tokens, names and BOS come from the JSON files next to it.
 
-    A space goes before the text and before what follows an added token, whatever `legacy` says: as in the
-    tokenizer.json and GGUF editions of such models. Raises DamagedModel if a file cannot be understood,
-    UnsupportedModel for a kind of model that does not run; what the Rust library raises passes through.
+    A space is prepended to the text and to what follows an added token, regardless of `legacy`, as in the
+    tokenizer.json and GGUF versions of such models. Raises DamagedModel if a file cannot be parsed,
+    UnsupportedModel for an unsupported model type; exceptions of the Rust library are not caught.
     """
     if file.stat().st_size > MAX_FILE_BYTES:
         raise damaged_file(file, "it is larger than any vocabulary")
@@ -112,40 +112,42 @@ def read_sentencepiece_model(file: Path) -> TokenizerDescription:
         spacing = SpaceNormalization(
             bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), normalizer.get(2, b"")
         )
-        unlike_others = trainer.get(24, 0) or not normalizer.get(5, 1)
-        own = {name: trainer.get(*field) for name, field in SPECIAL_TOKEN_FIELDS.items()}
+        is_unsupported = trainer.get(24, 0) or not normalizer.get(5, 1)
+        trained_ids = {name: trainer.get(*field) for name, field in SPECIAL_TOKEN_FIELDS.items()}
     except ValueError as error:
-        raise damaged_file(file, f"it is no SentencePiece model ({error})") from None
-    if kind not in (UNIGRAM, BPE_MODEL) or unlike_others:
-        raise UnsupportedModel(f"{file} is of a kind that does not run", "look for an edition with tokenizer.json")
+        raise damaged_file(file, f"it is not a SentencePiece model ({error})") from None
+    if model_type not in (UNIGRAM, BPE_MODEL) or is_unsupported:
+        raise UnsupportedModel(f"{file} has an unsupported model type", "look for a version with tokenizer.json")
     pieces = check_vocabulary(pieces, file)
     config = read_json(file.parent / "tokenizer_config.json")
     vocabulary = check_vocabulary(_with_added(pieces, file.parent, config), file)
-    named = {name: pieces.tokens[token] for name, token in own.items() if 0 <= token < len(pieces.tokens)}
-    special_tokens = named | read_special_tokens(file.parent)
+    literals = {
+        name: pieces.tokens[token] for name, token in trained_ids.items() if 0 <= token < len(pieces.tokens)
+    }
+    special_tokens = literals | read_special_tokens(file.parent)
     if not 0 <= unknown < len(pieces.tokens):
-        raise damaged_file(file, "its unknown token is none of its tokens")
-    if kind == BPE_MODEL:
+        raise damaged_file(file, "its unknown token is not one of its tokens")
+    if model_type == BPE_MODEL:
         backend = build_score_bpe(vocabulary, vocabulary.literal(unknown), spacing)
     else:
         backend = build_unigram(vocabulary, unknown, spacing)
     register_added_tokens(backend, vocabulary)
-    around = {
+    bos_eos = {
         name: (special_tokens[name], vocabulary.ids[special_tokens[name]])
         for name in ("bos_token", "eos_token")
         if special_tokens.get(name) in vocabulary.ids
     }
-    begin = around.get("bos_token") if config.get("add_bos_token", kind == BPE_MODEL) else None
-    end = around.get("eos_token") if config.get("add_eos_token", False) else None
+    begin = bos_eos.get("bos_token") if config.get("add_bos_token", model_type == BPE_MODEL) else None
+    end = bos_eos.get("eos_token") if config.get("add_eos_token", False) else None
     set_bos_eos(backend, begin, end)
-    eos_ids = (around["eos_token"][1],) if "eos_token" in around else ()
+    eos_ids = (bos_eos["eos_token"][1],) if "eos_token" in bos_eos else ()
     return TokenizerDescription(
         file, backend, special_tokens, read_chat_templates(file.parent), eos_ids, vocabulary.aliases
     )
 
 
 def _parts(content: bytes) -> tuple[Vocabulary, _Message, _Message]:
-    """The pieces, and how they were trained and are normalized. Raises ValueError."""
+    """Return the pieces, and the trainer and normalizer specs. Raises ValueError."""
     tokens: list[str] = []
     types: list[int] = []
     scores: list[float] = []
@@ -154,7 +156,7 @@ def _parts(content: bytes) -> tuple[Vocabulary, _Message, _Message]:
         if number not in (1, 2, 3):
             continue
         if not isinstance(value, bytes):
-            raise ValueError(f"field {number} is no message")
+            raise ValueError(f"field {number} is not a message")
         if number == 1:
             piece = _Message(value)
             tokens.append(piece.get(1, b"").decode())
@@ -166,7 +168,7 @@ def _parts(content: bytes) -> tuple[Vocabulary, _Message, _Message]:
 
 
 def _with_added(pieces: Vocabulary, folder: Path, config: dict[str, Any]) -> Vocabulary:
-    """The pieces, and the tokens that the folder adds or puts in their place, each at the id it says."""
+    """Return the pieces with the tokens that the folder adds or replaces, each at its stated id."""
     tokens, types, scores = list(pieces.tokens), list(pieces.types), list(pieces.scores)
     matching: dict[str, dict[str, bool]] = {}
     for token, literal, options in _added(folder, config):
@@ -183,13 +185,15 @@ def _with_added(pieces: Vocabulary, folder: Path, config: dict[str, Any]) -> Voc
 
 
 def _added(folder: Path, config: dict[str, Any]) -> list[tuple[int, str, dict[str, Any]]]:
-    """Id, literal and options of each added token; `added_tokens.json` is the older place."""
+    """Return id, literal and options of each added token; `added_tokens.json` is the older file."""
     try:
-        found = [(token, literal, {}) for literal, token in read_json(folder / "added_tokens.json").items()]
+        added = [(token, literal, {}) for literal, token in read_json(folder / "added_tokens.json").items()]
         decoder = config.get("added_tokens_decoder", {})
-        found += [(int(token), options["content"], options) for token, options in decoder.items()]
+        added += [(int(token), options["content"], options) for token, options in decoder.items()]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise damaged_file(folder / "tokenizer_config.json", "its added tokens have no known form") from None
-    if not all(type(token) is int and isinstance(literal, str) for token, literal, _ in found):
-        raise damaged_file(folder / "added_tokens.json", "its tokens have no known form")
-    return found
+        raise damaged_file(
+            folder / "tokenizer_config.json", "its added tokens have an unknown structure"
+        ) from None
+    if not all(type(token) is int and isinstance(literal, str) for token, literal, _ in added):
+        raise damaged_file(folder / "added_tokens.json", "its tokens have an unknown structure")
+    return added

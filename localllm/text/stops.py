@@ -1,17 +1,17 @@
-"""Stop strings in a stream of text. Knows nothing of tokens."""
+"""Finds stop strings in a stream of text."""
 
 from typing import Any
 
-_END = object()  # marks a node of the trie where a stop string is complete
+_END = object()  # marks a node of the trie that completes a stop string
 
 
 class StopStrings:
-    """Ends a text before a stop string, wherever the borders of its pieces fall.
+    """Ends a text before a stop string, wherever the boundaries of its pieces are.
 
-    The stop string that is complete first wins; of those complete at the same character, the one that
-    started first. So the answer does not depend on how the text was cut. What may still become a stop string
-    is held back, never more than the longest one; time per character is bounded by the longest, too, and does
-    not depend on their number.
+    The stop string that is completed first wins; among those completed at the same character, the one that started
+    first. So the result does not depend on how the text was split. Text that may still become a stop string is
+    held back, at most the length of the longest one; time per character is bounded by the longest as well,
+    regardless of their number.
     """
 
     def __init__(self, stops: tuple[str, ...]):
@@ -22,12 +22,14 @@ class StopStrings:
                 node = node.setdefault(character, {})
             node[_END] = stop
         self._held = ""
-        self._begun: list[tuple[int, dict[Any, Any]]] = []  # (start in _held, how far in the trie), oldest first
+        self._begun: list[tuple[int, dict[Any, Any]]] = []  # (start in _held, node of the trie), oldest first
         self.matched: str | None = None
         """The stop string that ended the text."""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to give out, and whether a stop string was found; after that, nothing is."""
+        """Return the text that can be released, and whether a stop string was found; nothing is released after
+        that.
+        """
         if self.matched is not None or not self._root:
             return ("" if self.matched is not None else text), self.matched is not None
         first_new = len(self._held)
@@ -43,7 +45,7 @@ class StopStrings:
         return self._give(self._begun[0][0] if self._begun else len(self._held)), False
 
     def finish(self) -> str:
-        """What was held back, as the text ends here; nothing if a stop string was found. Another may begin."""
+        """Return the text that was held back, nothing if a stop string was found. A new text may begin."""
         self._begun = []
         return "" if self.matched is not None else self._give(len(self._held))
 

@@ -1,4 +1,4 @@
-"""A folder whose tokenizer is Mistral's tekken.json: tiktoken's ranks of byte strings, after the special tokens.
+"""Reads a tokenizer from Mistral's tekken.json: tiktoken's ranks of byte strings, after the special tokens.
 
 Source: `Tekkenizer` of github.com/mistralai/mistral-common.
 """
@@ -25,7 +25,7 @@ from localllm.text.vocabulary import (
 
 PATTERNS = {pattern: PreTokenizer((pattern,), ignore_merges=True) for pattern in (TEKKEN, O200K)}
 DEFAULT_SPECIAL_TOKENS = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-# What files of up to version 7 leave out.
+# Not contained in files of up to version 7.
 V7_SPECIAL_TOKENS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
@@ -34,10 +34,10 @@ V7_SPECIAL_TOKENS = (
 
 
 def read_tekken(file: Path) -> TokenizerDescription:
-    """Build the tokenizer. BOS goes before every text, as in these models' other editions.
+    """Build the tokenizer. BOS is added to every text, as in other versions of these models.
 
-    Raises DamagedModel if the file cannot be understood, UnsupportedModel for a pattern that is not known: a
-    stranger's regular expression could take for ever. What the Rust library raises passes through.
+    Raises DamagedModel if the file cannot be parsed, UnsupportedModel for an unknown pattern: an untrusted regular
+    expression could take forever. Exceptions of the Rust library are not caught.
     """
     content = read_json(file)
     try:
@@ -45,26 +45,26 @@ def read_tekken(file: Path) -> TokenizerDescription:
         special = _special(content)
         words = _words(content, len(special))
     except (KeyError, TypeError, ValueError) as error:
-        raise damaged_file(file, f"it is no tekken.json ({error!r})") from None
+        raise damaged_file(file, f"it is not a tekken.json ({error!r})") from None
     if pattern not in PATTERNS:
-        raise UnsupportedModel(f"{file} cuts texts by a pattern that is not known", "use another edition")
+        raise UnsupportedModel(f"{file} splits text by an unknown pattern", "use another version")
     tokens = special + words
     types = [TokenType.CONTROL] * len(special) + [TokenType.NORMAL] * len(words)
     vocabulary = check_vocabulary(Vocabulary(tokens, types, [0.0] * len(tokens)), file)
-    known = frozenset(words)
-    merges = derive_merges(enumerate(words), known)
+    known_words = frozenset(words)
+    merges = derive_merges(enumerate(words), known_words)
     ids = vocabulary.ids
     backend = build_byte_level_bpe(vocabulary, merges, PATTERNS[pattern], None)
     register_added_tokens(backend, vocabulary)
-    named = {
+    literals = {
         name: literal for name, literal in DEFAULT_SPECIAL_TOKENS.items() if literal in ids
     } | read_special_tokens(file.parent)
-    begin, end = named.get("bos_token"), named.get("eos_token")
+    begin, end = literals.get("bos_token"), literals.get("eos_token")
     set_bos_eos(backend, (begin, ids[begin]) if begin in ids else None, None)
     return TokenizerDescription(
         file,
         backend,
-        named,
+        literals,
         read_chat_templates(file.parent),
         (ids[end],) if end in ids else (),
         vocabulary.aliases,
@@ -72,29 +72,29 @@ def read_tekken(file: Path) -> TokenizerDescription:
 
 
 def _special(content: Mapping[str, Any]) -> list[str]:
-    """The special tokens by id, filled up to the number that the file reserves."""
+    """Return the special tokens by id, padded to the number that the file reserves."""
     count = content["config"]["default_num_special_tokens"]
-    listed = content.get("special_tokens")
-    found = dict(enumerate(V7_SPECIAL_TOKENS))
-    if listed is not None:
-        found = {entry["rank"]: entry["token_str"] for entry in listed}
-        if len(found) < len(listed):
-            raise ValueError("two special tokens have one rank")
+    entries = content.get("special_tokens")
+    tokens = dict(enumerate(V7_SPECIAL_TOKENS))
+    if entries is not None:
+        tokens = {entry["rank"]: entry["token_str"] for entry in entries}
+        if len(tokens) < len(entries):
+            raise ValueError("two special tokens have the same rank")
     if not all(
-        type(rank) is int and 0 <= rank < count and isinstance(token, str) for rank, token in found.items()
+        type(rank) is int and 0 <= rank < count and isinstance(token, str) for rank, token in tokens.items()
     ):
-        raise ValueError("a special token has no place")
-    if not len(found) <= count <= len(content["vocab"]):
+        raise ValueError("a special token has an invalid rank")
+    if not len(tokens) <= count <= len(content["vocab"]):
         raise ValueError(f"{count} special tokens")
-    return [found.get(rank, f"<SPECIAL_{rank}>") for rank in range(count)]
+    return [tokens.get(rank, f"<SPECIAL_{rank}>") for rank in range(count)]
 
 
 def _words(content: Mapping[str, Any], special: int) -> list[str]:
-    """The byte strings by rank, in GPT-2's alphabet; the file may hold more than its vocabulary takes."""
+    """Return the byte strings by rank, in GPT-2's alphabet; the file may contain more than its vocabulary uses."""
     count = content["config"]["default_vocab_size"] - special
     entries = content["vocab"][:count]
     if not 0 < count == len(entries) or any(entry["rank"] != rank for rank, entry in enumerate(entries)):
-        raise ValueError("its ranks are not those of its vocabulary")
-    written = byte_alphabet()
+        raise ValueError("its ranks do not match its vocabulary")
+    alphabet = byte_alphabet()
     words = (base64.b64decode(entry["token_bytes"], validate=True) for entry in entries)
-    return [word.decode("latin-1").translate(written) for word in words]
+    return [word.decode("latin-1").translate(alphabet) for word in words]

@@ -1,8 +1,8 @@
-"""The process that renders chat templates: a program of its own, which knows nothing of localllm.
+"""The process that renders chat templates: a separate program without imports from localllm.
 
-A template comes with the model, so it is a stranger's code. Jinja's sandbox keeps it from the machine but not
-from computing or allocating without end; the limits of a process do. The program reads requests from stdin
-and writes answers to stdout, one JSON object a line, and ends when stdin does, hence with its parent.
+A template comes with the model, so it is untrusted code. Jinja's sandbox isolates it from the machine but does not
+limit its time and memory; the limits of a process do. The program reads requests from stdin and writes responses
+to stdout, one JSON object per line, and ends when stdin does, hence with its parent.
 """
 
 import functools
@@ -17,10 +17,10 @@ from typing import Any
 import jinja2
 from jinja2 import ext, meta, nodes, parser, sandbox, utils
 
-CPU_LIMIT_S = 0.9  # of one rendering; a real one takes a few milliseconds
+CPU_LIMIT_S = 0.9  # per rendering; a typical one takes a few milliseconds
 MEMORY_LIMIT_BYTES = 512 * 2**20  # the process starts with 30 MB
-MAX_OUTPUT_CHARACTERS = 16 * 2**20  # characters, more than any context holds
-MAX_ERROR_CHARACTERS = 500  # characters of an error
+MAX_OUTPUT_CHARACTERS = 16 * 2**20  # more than any context holds
+MAX_ERROR_CHARACTERS = 500  # of an error message
 
 
 class TemplateRefusal(Exception):
@@ -28,13 +28,13 @@ class TemplateRefusal(Exception):
 
 
 class OutputTooLong(Exception):
-    """The rendered text went over the limit."""
+    """The rendered text exceeded the limit."""
 
 
 class Generation(ext.Extension):
-    """`{% generation %}` names what the model said, for training; to render, its body is all there is."""
+    """`{% generation %}` marks what the model said, for training; rendering only renders its body."""
 
-    tags = {"generation"}  # noqa: RUF012 - as the class above has it
+    tags = {"generation"}  # noqa: RUF012 - as in the parent class
 
     def parse(self, parser: parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -46,14 +46,14 @@ class Generation(ext.Extension):
 
 
 class Environment(sandbox.ImmutableSandboxedEnvironment):
-    """Jinja's strictest, where a forbidden attribute is an error at once and not merely undefined."""
+    """Jinja's strictest environment, in which a forbidden attribute is an error rather than undefined."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
         raise jinja2.exceptions.SecurityError(f"{attribute!r} of a {type(obj).__name__} is forbidden")
 
 
 class SandboxedDict:
-    """`dict` without its other methods, some of which would change what the sandbox keeps unchanged."""
+    """`dict` without its other methods, some of which would modify what the sandbox protects."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -63,10 +63,10 @@ class SandboxedDict:
 
 
 class Namespace(utils.Namespace):
-    """Jinja's, without names that begin with an underscore."""
+    """Jinja's Namespace without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
-        self, *rest = args  # so that a template may write namespace(self=1)
+        self, *rest = args  # so that a template may use namespace(self=1)
         names = dict(*rest, **kwargs)
         for name in names:
             _check_name(name)
@@ -87,7 +87,7 @@ def _raise_exception(message: Any) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # templates tell the model the date where the user is
+    return datetime.now().strftime(form)  # templates include the user's local date
 
 
 def _tojson(
@@ -102,7 +102,7 @@ def _tojson(
 
 @functools.cache
 def _environment() -> Environment:
-    """The environment that `transformers` gives templates."""
+    """Return the environment that `transformers` uses for templates."""
     extensions = (Generation, ext.loopcontrols)
     environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _tojson
@@ -121,25 +121,25 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _arguments(source: str) -> str:
-    """The names that a template reads from outside, with spaces between.
+    """Return the names that a template reads from outside, separated by spaces.
 
-    A name that it sets itself counts only where it looks whether somebody else did, or reads it before.
+    A name that the template assigns only counts if it tests whether the name is defined, or reads it first.
     """
     tree = _environment().parse(source)
-    first: dict[str, str] = {}
+    first_use: dict[str, str] = {}
     for name in _names(tree):
-        first.setdefault(name.name, name.ctx)
-    asked = {name for name, context in first.items() if context == "load"}
+        first_use.setdefault(name.name, name.ctx)
+    read_names = {name for name, context in first_use.items() if context == "load"}
     for node in tree.find_all((nodes.Test, nodes.Filter)):
         if node.name in ("defined", "undefined", "default", "d") and isinstance(node.node, nodes.Name):
-            asked.add(node.node.name)
-    own = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
+            read_names.add(node.node.name)
+    assigned = {node.name for node in tree.find_all(nodes.Name) if node.ctx == "store"}
     outside = meta.find_undeclared_variables(tree) - _environment().globals.keys()
-    return " ".join(sorted(outside - (own - asked)))
+    return " ".join(sorted(outside - (assigned - read_names)))
 
 
 def _names(node: nodes.Node) -> Iterator[nodes.Name]:
-    """In the order in which they are met: what is assigned comes before the name that it is assigned to."""
+    """Yield names in evaluation order: an assigned expression comes before its target."""
     if isinstance(node, nodes.Name):
         yield node
     children = (node.node, node.target) if isinstance(node, nodes.Assign) else node.iter_child_nodes()
@@ -153,13 +153,13 @@ def _render(source: str, variables: dict[str, Any]) -> str:
     for piece in _compile(source).generate(variables):
         length += len(piece)
         if length > MAX_OUTPUT_CHARACTERS:
-            raise OutputTooLong(f"it writes more than {MAX_OUTPUT_CHARACTERS} characters")
+            raise OutputTooLong(f"it produces more than {MAX_OUTPUT_CHARACTERS} characters")
         pieces.append(piece)
     return "".join(pieces)
 
 
 def handle_request(request: dict[str, Any]) -> dict[str, str]:
-    """`text`; or `refused`, the template's own words; or `failed`, with this conversation; or `damaged`.
+    """Return `text`; or `refused` with the template's message; or `failed` for this conversation; or `damaged`.
 
     Without variables, nothing is rendered, and the text is that of `_arguments`.
     """
@@ -179,33 +179,33 @@ def handle_request(request: dict[str, Any]) -> dict[str, str]:
     ) as error:
         return {"damaged": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]}
     except MemoryError:
-        sys.exit(1)  # what is left of the memory is not worth keeping: a new process is
+        sys.exit(1)  # a new process is safer than continuing with little memory
     except Exception as error:
         return {"failed": f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]}
 
 
 def _limit_memory() -> None:
-    with suppress(ImportError):  # Windows has no limits
+    with suppress(ImportError):  # Windows has no resource limits
         import resource
 
         limits = {
             resource.RLIMIT_AS: MEMORY_LIMIT_BYTES,
             resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_FSIZE: 0,  # it writes to a pipe only
+            resource.RLIMIT_FSIZE: 0,  # it only writes to a pipe
         }
-        for limit, value in limits.items():
-            with suppress(ValueError, OSError):  # the process may live under a lower limit already
-                resource.setrlimit(limit, (value, value))
+        for limit, limit_bytes in limits.items():
+            with suppress(ValueError, OSError):  # the process may already have a lower limit
+                resource.setrlimit(limit, (limit_bytes, limit_bytes))
 
 
 def _limit_time(seconds: float) -> None:
-    """SIGPROF, which nothing here catches, ends the process after this much CPU time; 0 lifts the limit."""
+    """End the process by SIGPROF, which is not handled here, after this much CPU time; 0 removes the limit."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _limit_memory()
     _compile("{{ 1 }}").render()  # the first use loads parts of Jinja
     sys.stdout.buffer.write(b"ready\n")

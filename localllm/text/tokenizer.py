@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the model's own tokenizer. Knows nothing of Jinja or of streams."""
+"""Converts text to token ids and back with the model's own tokenizer."""
 
 import base64
 import json
@@ -30,27 +30,32 @@ from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
 from localllm.text.vocabulary import UNENCODABLE, TokenizerDescription
 
-# What each token of a vocabulary adds to a text, as bytes: a token may be half a character.
+# The bytes that each token adds to a text: a token may be a part of a character.
 #
-# Does token by token what a decoder of the Rust library does to all of them; knows nothing of who asks.
-SPACE_DECODERS = ("Replace", "Metaspace")  # write SPACE as a space
-TEXT_EDGE_DECODERS = ("Fuse", "Strip")  # change its two ends alone
+# Does for single tokens what a decoder of the Rust library does for all of them.
+SPACE_DECODERS = ("Replace", "Metaspace")  # decode SPACE as a space
+TEXT_EDGE_DECODERS = ("Fuse", "Strip")  # only change the ends of a text
 
 
 def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) -> list[bytes]:
-    """Of each token as its file spells it, b"" for None. Raises UnsupportedModel for an unknown decoder."""
-    described: Any = decoder.__getstate__() if decoder else b'{"type": "none at all"}'
-    steps = list(_steps(json.loads(described)))
-    kinds = {step["type"] for step in steps}
-    if kinds == {"ByteLevel"}:
+    """Return the bytes of each token as spelled in its file, b"" for None.
+
+    Raises UnsupportedModel for an unknown decoder.
+    """
+    serialized: Any = decoder.__getstate__() if decoder else b'{"type": "none at all"}'
+    steps = list(_steps(json.loads(serialized)))
+    types = {step["type"] for step in steps}
+    if types == {"ByteLevel"}:
         return [b"" if token is None else _of_alphabet(token) for token in tokens]
     replaced = [step["pattern"] for step in steps if step["type"] == "Replace"]
-    if kinds <= {*SPACE_DECODERS, *TEXT_EDGE_DECODERS, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
-        in_bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)} if "ByteFallback" in kinds else {}
-        return [b"" if t is None else in_bytes.get(t) or t.replace(SPACE, " ").encode() for t in tokens]
+    if types <= {*SPACE_DECODERS, *TEXT_EDGE_DECODERS, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
+        fallback_bytes = (
+            {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)} if "ByteFallback" in types else {}
+        )
+        return [b"" if t is None else fallback_bytes.get(t) or t.replace(SPACE, " ").encode() for t in tokens]
     raise UnsupportedModel(
-        f"the decoder of this tokenizer ({', '.join(sorted(kinds))}) tells no bytes of tokens",
-        "ask without a schema or grammar",
+        f"the decoder of this tokenizer ({', '.join(sorted(types))}) does not define bytes of tokens",
+        "use no schema or grammar",
     )
 
 
@@ -66,26 +71,28 @@ _BYTES = {ord(letter): byte for byte, letter in byte_alphabet().items()}
 
 
 def _of_alphabet(token: str) -> bytes:
-    """As the library: a token of which one letter is not of the alphabet is a text."""
-    written = token.translate(_BYTES)
-    return written.encode("latin-1") if all(ord(letter) in _BYTES for letter in token) else token.encode()
+    """Return a token's bytes; like in the library, a token with a letter outside the alphabet is text."""
+    translated = token.translate(_BYTES)
+    return translated.encode("latin-1") if all(ord(letter) in _BYTES for letter in token) else token.encode()
 
 
-# A folder whose tokenizer is the `tokenizer.json` of Hugging Face's library, which reads it itself.
+# Folders with the `tokenizer.json` of Hugging Face's library.
 CHARSMAP_KEY = "precompiled_charsmap"
 
 
 def read_tokenizer_json(file: Path) -> TokenizerDescription:
-    """Read it and its companions. Raises DamagedModel for those; what the Rust library raises passes through."""
+    """Read tokenizer.json and its companion files.
+
+    Raises DamagedModel for the latter; exceptions of the Rust library are not caught.
+    """
     if file.stat().st_size > MAX_JSON_BYTES:
         raise damaged_file(file, "it is larger than any vocabulary")
     content = file.read_bytes()
     check_sections(read_sections(content), str(file))
     if CHARSMAP_KEY.encode() in content or b"\\u00" in content:  # or escapes may spell it; parsing all takes time
         for table in _tables(parse_json(content, file).get("normalizer")):
-            SpaceNormalization(
-                precompiled_charsmap=base64.b64decode(table)
-            )  # which checks it: a wrong size in one ends the process
+            # Validates the table: a wrong size in it would end the process.
+            SpaceNormalization(precompiled_charsmap=base64.b64decode(table))
     backend = tokenizers.Tokenizer.from_buffer(content)
     special_tokens = read_special_tokens(file.parent)
     eos = backend.token_to_id(special_tokens.get("eos_token", ""))
@@ -94,7 +101,7 @@ def read_tokenizer_json(file: Path) -> TokenizerDescription:
 
 
 def _tables(normalizer: Any) -> Iterator[str]:
-    """The tables of characters anywhere in it."""
+    """Yield the tables of characters anywhere in a normalizer."""
     for part in normalizer if isinstance(normalizer, list) else [normalizer]:
         if isinstance(part, dict):
             if isinstance(part.get(CHARSMAP_KEY), str):
@@ -105,44 +112,42 @@ def _tables(normalizer: Any) -> Iterator[str]:
 _READERS: dict[str, Callable[[Path], TokenizerDescription]] = dict(
     zip(TOKENIZER_FILES, (read_tokenizer_json, read_tekken, read_sentencepiece_model), strict=True)
 )
-TYPICAL_TOKEN_CHARACTERS = (
-    4  # characters of a token: texts with more for each of a context are mostly too long for it
-)
+TYPICAL_TOKEN_CHARACTERS = 4  # per token: texts with more than this times a context are mostly too long for it
 _NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class Tokenizer:
-    """One model's tokenizer, and what its files say about special tokens and chat templates.
+    """One model's tokenizer, with special tokens and chat templates from its files.
 
-    `tokenizer.json` decides, as in `transformers` 5: `add_bos_token` of tokenizer_config.json counts for
-    nothing beside it, its post-processor says what is put before and after a text.
+    `tokenizer.json` takes precedence, as in `transformers` 5: `add_bos_token` of tokenizer_config.json is ignored
+    if it exists, and its post-processor determines what is added before and after a text.
 
-    `decode(encode(text, special=False))` is the text for byte-level tokenizers, and for those that fall back to
-    bytes, but for what the model's own edition changes: its normalizer (NFC in Qwen's tokenizer.json, not in its
-    GGUF edition), U+2581 where it stands for a space, whitespace that an added token swallows, and the space that
-    SentencePiece puts before what follows an added token.
+    `decode(encode(text, special=False))` is the text for byte-level tokenizers, and for those with byte fallback,
+    except for changes by the model's normalizer (NFC in Qwen's tokenizer.json, not in its GGUF version), U+2581
+    where it represents a space, whitespace that an added token strips, and the space that SentencePiece prepends
+    to what follows an added token.
     """
 
     special_tokens: dict[str, str]
-    """Named special tokens, as templates use them: {"bos_token": "<s>", ...}."""
+    """Named special tokens, as used in templates: {"bos_token": "<s>", ...}."""
 
     chat_templates: dict[str, str]
-    """Jinja sources by name; most models have none or "default" alone."""
+    """Jinja sources by name; most models have none or only "default"."""
 
     control_tokens: frozenset[str]
     """Literals of tokens that are markup, never text: `special` in tokenizer.json, or named in the config."""
 
     added_tokens: frozenset[str]
-    """Literals of all tokens that are matched before the text is tokenized, control tokens among them."""
+    """Literals of all tokens that are matched before tokenization, including control tokens."""
 
     special_ids: dict[int, str]
-    """Literals by id of the tokens that `decode` leaves out."""
+    """Literals by id of the tokens that `decode` omits."""
 
     eos_ids: tuple[int, ...]
-    """Tokens that end an answer: the named one, and those of `ends.py`. generation_config.json may know more."""
+    """Tokens that end an answer: the named one, and those of `ends.py`. generation_config.json may add more."""
 
-    def __init__(self, described: TokenizerDescription):
-        backend = described.backend
+    def __init__(self, description: TokenizerDescription):
+        backend = description.backend
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -151,25 +156,25 @@ class Tokenizer:
         self._source = described.file.name
         self._same_as = described.aliases
         self._unwritable = backend.token_to_id(UNENCODABLE)
-        self.special_tokens = dict(described.special_tokens)
-        self.chat_templates = dict(described.chat_templates)
+        self.special_tokens = dict(description.special_tokens)
+        self.chat_templates = dict(description.chat_templates)
         added = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.content}
-        named = set(self.special_tokens.values())
+        named_literals = set(self.special_tokens.values())
         self.added_tokens = frozenset(token.content for token in added.values())
         self.control_tokens = frozenset(
-            token.content for token in added.values() if token.special or token.content in named
+            token.content for token in added.values() if token.special or token.content in named_literals
         )
         self.special_ids = {index: token.content for index, token in added.items() if token.special}
         self._added = {index: token.content for index, token in added.items()}
-        ends = find_turn_end_tokens(self.chat_templates.values(), self.added_tokens)
-        of_turn = sorted(index for index, token in added.items() if token.content in ends)
-        self.eos_ids = tuple(dict.fromkeys([*described.eos_ids, *of_turn]))
+        turn_ends = find_turn_end_tokens(self.chat_templates.values(), self.added_tokens)
+        turn_end_ids = sorted(index for index, token in added.items() if token.content in turn_ends)
+        self.eos_ids = tuple(dict.fromkeys([*description.eos_ids, *turn_end_ids]))
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:
-        """Read the first of TOKENIZER_FILES that is there, and its companions.
+        """Read the first of TOKENIZER_FILES that exists, and its companion files.
 
-        Raises UnsupportedModel if there is none or it does not run, DamagedModel if a file cannot be understood.
+        Raises UnsupportedModel if there is none or it is not supported, DamagedModel if a file cannot be parsed.
         """
         file = next((path / name for name in TOKENIZER_FILES if (path / name).is_file()), None)
         if file is None:
@@ -180,62 +185,66 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, Any], file: Path) -> Self:
-        """Build what the metadata of a GGUF file describes; `file` is named in errors.
+        """Build the tokenizer from a GGUF file's metadata. file: for error messages
 
-        Raises UnsupportedModel if it does not run, DamagedModel if it contradicts itself.
+        Raises UnsupportedModel if it is not supported, DamagedModel if it is inconsistent.
         """
         with _raise_damaged(f"the tokenizer of {file} cannot be built"):
             return cls(read_gguf_tokenizer(metadata, file))
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, added ones among them. A model's embedding may have more rows."""
+        """Number of tokens, including added ones. A model's embedding may have more rows."""
         return self._backend.get_vocab_size(with_added_tokens=True) - (self._unwritable is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """All of it as a `tokenizer.json` would say it, whichever file it came from."""
+        """Return the tokenizer as the content of a `tokenizer.json`, whichever file it was read from."""
         return json.loads(self._backend.to_str())
 
     def token(self, index: int) -> str | None:
-        """The token of an id as its file spells it, in the vocabulary's own characters; None of no token."""
-        if index in self._added:  # the backend spells those as its normalizer leaves them
+        """Return the token of an id as spelled in its file; None if there is no such token."""
+        if index in self._added:  # the backend returns these after normalization
             return self._added[index]
         return None if index == self._unwritable else self._backend.id_to_token(index)
 
     def added_token_ids(self, literals: Collection[str]) -> frozenset[int]:
-        """The added tokens that are written so."""
+        """Return the ids of added tokens with these literals."""
         return frozenset(index for index, literal in self._added.items() if literal in literals)
 
     def token_bytes(self, count: int) -> list[bytes]:
-        """What each id below `count` adds to a text amid it; b"" of no token. Raises UnsupportedModel where the
-        decoder does not say."""
-        spelled = (self.token(index) for index in range(count))
-        found = token_bytes(spelled, self._backend.decoder)
-        for index, same in self._same_as.items():
+        """Return the bytes that each id below `count` adds in the middle of a text; b"" for no token.
+
+        Raises UnsupportedModel if the decoder does not define them.
+        """
+        tokens = (self.token(index) for index in range(count))
+        values = token_bytes(tokens, self._backend.decoder)
+        for index, parts in self._same_as.items():
             if index < count:
-                found[index] = b"".join(found[part] for part in same)
-        return found
+                values[index] = b"".join(values[part] for part in parts)
+        return values
 
     def min_token_count(self, text: str, limit: int) -> int:
-        """A text cannot have fewer tokens; 0 where that is not known, or they may well be `limit` or less."""
+        """Return a lower bound of the text's token count; 0 if unknown, or if the count may well be within
+        `limit`.
+        """
         if len(text) <= limit * TYPICAL_TOKEN_CHARACTERS:
             return 0
         return self._fewest.min_tokens(text)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids of a prompt. Control tokens written in it become control ids: it is no chat message.
+        """Return token ids of a prompt. Control tokens in it become control ids: it is not a chat message.
 
-        `special` adds what the model wants before and after a text (BOS, EOS). Raises UsageError if the text
-        holds lone surrogates, which are no characters, or one that the vocabulary cannot write; DamagedModel if
-        the tokenizer's file contradicts itself.
+        special: add the model's tokens before and after a text (BOS, EOS). Raises UsageError if the text contains
+        lone surrogates, or a character that the vocabulary cannot encode; DamagedModel if the tokenizer's file is
+        inconsistent.
         """
         return self._encode(text, special=special)
 
     def encode_chat(self, chat: RenderedChat) -> list[int]:
-        """Token ids of a rendered chat: nothing is put before it, as the template writes its own BOS.
+        """Return token ids of a rendered chat, without adding tokens, as the template writes BOS itself.
 
-        Its literal pieces are control tokens that somebody wrote in a message. They are encoded as the
-        text they are. Raises UsageError if the tokenizer knows no such way, or as `encode` does.
+        Its literal pieces are control tokens in messages, which are encoded as text. Raises UsageError if the
+        tokenizer cannot do that, or like `encode`.
         """
         ids: list[int] = []
         for piece in chat.pieces:
@@ -244,16 +253,16 @@ class Tokenizer:
         return ids
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Token ids of a text amid another. Control tokens written in it are encoded as the text they are."""
+        """Return token ids of a text in the middle of another, with control tokens in it encoded as text."""
         return self._encode_on(text, self._encode_literal)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of these ids. Bytes that are no character become U+FFFD; ids of no token are left out."""
+        """Return the text of these ids. Invalid bytes become U+FFFD; ids without token are omitted."""
         if self._same_as:
-            ids = [same for token in ids for same in self._same_as.get(token, (token,))]
+            ids = [alias for token in ids for alias in self._same_as.get(token, (token,))]
         if self._unwritable in ids:  # a row of the embedding beyond the vocabulary
             ids = [token for token in ids if token != self._unwritable]
-        with _raise_damaged(f"{self._source} contradicts itself"):
+        with _raise_damaged(f"{self._source} is inconsistent"):
             return self._backend.decode(ids, skip_special_tokens=skip_special)
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
@@ -267,7 +276,7 @@ class Tokenizer:
         return self._encode(text, special=False)
 
     def _encode_literal(self, text: str) -> list[int]:
-        """The steps of `tokenizers` without the first, which matches added tokens."""
+        """Run the steps of `tokenizers` except the first, which matches added tokens."""
         _check_characters(text)
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
         check_normalized_length(text, normalizer, self._growth)
@@ -276,16 +285,16 @@ class Tokenizer:
             words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
         if not self._added.keys().isdisjoint(ids):
-            raise PromptRefused(f"this model's tokenizer cannot write {text!r} as text", "leave it out")
+            raise PromptRefused(f"this model's tokenizer cannot encode {text!r} as text", "leave it out")
         return self._checked(ids)
 
     def _checked(self, ids: list[int]) -> list[int]:
         if self._unwritable is not None and self._unwritable in ids:
-            raise UsageError("the text has a character that this model's vocabulary cannot write", "leave it out")
+            raise UsageError("the text has a character that this model's vocabulary cannot encode", "leave it out")
         return ids
 
     def _encode_on(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
-        """Encode amid a text: after a newline, so that SentencePiece puts no space before it."""
+        """Encode in the middle of a text: after a newline, so that SentencePiece prepends no space."""
         ids = encode("\n" + text)
         newline = self._newline_ids
         return ids[len(newline) :] if ids[: len(newline)] == newline else encode(text)
@@ -302,7 +311,7 @@ class Tokenizer:
 
 @contextmanager
 def _raise_damaged(message: str) -> Iterator[None]:
-    """Make DamagedModel of what the Rust library raises: any Exception, or a panic, which is none."""
+    """Raise DamagedModel for exceptions of the Rust library, including panics, which are BaseExceptions."""
     try:
         yield
     except (LocalLLMError, *_NEVER_DAMAGE):

@@ -1,6 +1,6 @@
-"""The tokens of a vocabulary as GGUF and SentencePiece list them, and how they reach the Rust library.
+"""The tokens of a vocabulary as listed by GGUF and SentencePiece, and their registration in the Rust library.
 
-Both number the kinds of tokens alike. Knows nothing of the files they come from.
+Both formats use the same numbers for token types.
 """
 
 import math
@@ -26,18 +26,19 @@ class TokenType(IntEnum):
 
 
 MARKUP_TYPES = (TokenType.CONTROL, TokenType.UNKNOWN)
-ADDED_TYPES = (*MARKUP_TYPES, TokenType.USER_DEFINED)  # found in a text before it is tokenized
+ADDED_TYPES = (*MARKUP_TYPES, TokenType.USER_DEFINED)  # matched before tokenization
 UNMERGED_TYPES = (*MARKUP_TYPES, TokenType.BYTE)
-UNENCODABLE = (
-    "\0unwritable"  # stands beyond the vocabulary for what it cannot write, where it has no unknown token
-)
-MAX_TOKEN_CHARACTERS = 1024  # characters; the longest real ones are runs of 512 spaces
-MAX_TOTAL_CHARACTERS = 2**23  # of all tokens together: four times those of the largest real vocabulary
+UNENCODABLE = "\0unwritable"  # an extra token for what a vocabulary without unknown token cannot encode
+MAX_TOKEN_CHARACTERS = 1024  # the longest real ones are runs of 512 spaces
+MAX_TOTAL_CHARACTERS = 2**23  # of all tokens: four times those of the largest real vocabulary
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens by id, with as many types and scores. An empty one encodes nothing; of equal ones the first."""
+    """Tokens by id, with their types and scores.
+
+    An empty token encodes nothing; among equal ones, the first is used.
+    """
 
     tokens: Sequence[str]
     types: Sequence[int]
@@ -49,23 +50,23 @@ class Vocabulary:
     def ids(self) -> dict[str, int]:
         """Ids by token, without the empty one."""
         last = len(self.tokens) - 1
-        found = dict(zip(reversed(self.tokens), range(last, -1, -1), strict=True))
-        found.pop("", None)
-        return found
+        ids = dict(zip(reversed(self.tokens), range(last, -1, -1), strict=True))
+        ids.pop("", None)
+        return ids
 
     @cached_property
     def aliases(self) -> dict[int, tuple[int, ...]]:
-        """The id that encodes, for each later id of an equal token."""
+        """The encoding id for each later id of an equal token."""
         return {i: (self.ids[token],) for i, token in enumerate(self.tokens) if token and self.ids[token] != i}
 
     def literal(self, token: int | None) -> str | None:
-        """How a token is written; None for no token and for one that encodes nothing."""
+        """Return a token's spelling; None for None and for an empty token."""
         return (self.tokens[token] or None) if token is not None else None
 
 
 @dataclass(frozen=True)
 class TokenizerDescription:
-    """What a file says of a tokenizer, in the words of `Tokenizer`. same_as: ids that decode as others do."""
+    """A tokenizer as described by a file. aliases: ids that decode like others."""
 
     file: Path
     backend: tokenizers.Tokenizer
@@ -76,7 +77,7 @@ class TokenizerDescription:
 
 
 def check_vocabulary(vocabulary: Vocabulary, file: Path) -> Vocabulary:
-    """The vocabulary itself. Raises DamagedModel if it is none, or would cost more than any real one."""
+    """Return the vocabulary. Raises DamagedModel if it is invalid or far larger than any real one."""
     tokens, types, scores = vocabulary.tokens, vocabulary.types, vocabulary.scores
     if not tokens:
         raise damaged_file(file, "its vocabulary is empty")
@@ -89,28 +90,28 @@ def check_vocabulary(vocabulary: Vocabulary, file: Path) -> Vocabulary:
     try:
         "".join(tokens).encode()
     except UnicodeEncodeError:
-        raise damaged_file(file, "it has tokens with half a character, a lone surrogate") from None
+        raise damaged_file(file, "it has tokens with lone surrogates") from None
     if not 0 <= min(types) <= max(types) <= max(TokenType):
         raise damaged_file(file, "it has tokens of a type that does not exist")
     if not all(map(math.isfinite, scores)):
-        raise damaged_file(file, "it has scores that are no numbers")
+        raise damaged_file(file, "it has scores that are not finite")
     return vocabulary
 
 
 def register_added_tokens(backend: tokenizers.Tokenizer, vocabulary: Vocabulary) -> None:
-    """Tell the library which tokens are matched before a text is tokenized, and which of them are markup."""
+    """Register the tokens that are matched before tokenization, distinguishing markup."""
     markup: dict[str, tokenizers.AddedToken] = {}
     others: dict[str, tokenizers.AddedToken] = {}
-    for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
-        if token and kind in ADDED_TYPES:
+    for token, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True):
+        if token and token_type in ADDED_TYPES:
             options = {"normalized": False, **vocabulary.added_token_options.get(token, {})}
-            (markup if kind in MARKUP_TYPES else others)[token] = tokenizers.AddedToken(token, **options)
+            (markup if token_type in MARKUP_TYPES else others)[token] = tokenizers.AddedToken(token, **options)
     backend.add_special_tokens(list(markup.values()))
     backend.add_tokens([added for token, added in others.items() if token not in markup])
 
 
 def set_bos_eos(backend: tokenizers.Tokenizer, bos: tuple[str, int] | None, eos: tuple[str, int] | None) -> None:
-    """Put a token (literal and id) before, and one after, every text that is encoded with special tokens."""
+    """Add a token (literal and id) before, and one after, every text that is encoded with special tokens."""
     if bos or eos:
         names = [*(["begin"] if bos else []), "$A", *(["end"] if eos else [])]
         tokens = [

@@ -94,7 +94,7 @@ def test_what_makes_no_sense_is_told_before_anything_is_loaded(flags, said, loca
         ('{"enum": []}', "--schema", "anyOf is empty"),
         ("{", "--schema", "the JSON schema is not JSON"),
         ("answer = 3", "--grammar", "is neither a Lark nor a GBNF grammar"),
-        ('start: "a', "--grammar", "the Lark grammar cannot be kept to"),
+        ('start: "a', "--grammar", "the Lark grammar cannot be used"),
     ],
 )
 def test_a_bad_file_is_told_before_a_model_is_pulled(content, flag, said, tmp_path, localllm, engine):

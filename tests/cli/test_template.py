@@ -157,7 +157,7 @@ def test_a_system_prompt_that_a_template_refuses(localllm, tmp_path):
     assert (code, out) == (2, "")
     assert err == (
         "error: the chat template refuses this conversation: System role not supported; "
-        "it may know no system prompt: say it in the first question\n"
+        "it may not support system prompts: put it in the first question\n"
     )
 
 

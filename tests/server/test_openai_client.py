@@ -148,5 +148,5 @@ def test_a_gap_is_filled_up_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_gap_is_for_models_that_fill_gaps(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="does not fill gaps"):
+    with pytest.raises(openai.BadRequestError, match="does not support infilling"):
         client.completions.create(model="demo", prompt="def f(", suffix="return x", max_tokens=4)

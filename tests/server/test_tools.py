@@ -109,7 +109,8 @@ def test_a_named_function_is_called_once_where_calls_are_not_parallel(
         )
         calls = done.choices[0].message.tool_calls
         assert done.choices[0].finish_reason == "stop"
-        assert calls and [call.function.name for call in calls] == ["get_news"] and are_valid(calls)  # type: ignore[union-attr]
+        # type: ignore[union-attr].
+        assert calls and [call.function.name for call in calls] == ["get_news"] and are_valid(calls)
 
 
 def test_of_allowed_tools_no_other_is_called(client: openai.OpenAI, ignorant: LLM) -> None:
@@ -117,7 +118,8 @@ def test_of_allowed_tools_no_other_is_called(client: openai.OpenAI, ignorant: LL
     done = client.chat.completions.create(
         **asked(ignorant, tool_choice={"type": "allowed_tools", "allowed_tools": allowed}, seed=1)
     )
-    assert {call.function.name for call in done.choices[0].message.tool_calls or ()} == {"weather"}  # type: ignore[union-attr]
+    # type: ignore[union-attr].
+    assert {call.function.name for call in done.choices[0].message.tool_calls or ()} == {"weather"}
 
 
 def test_calls_are_streamed_for_the_client_that_collects_them(client: openai.OpenAI, ignorant: LLM) -> None:
@@ -129,14 +131,17 @@ def test_calls_are_streamed_for_the_client_that_collects_them(client: openai.Ope
         found = stream.get_final_completion().choices[0]
     assert "tool_calls.function.arguments.done" in kinds
     assert found.finish_reason == whole.finish_reason == "tool_calls"
-    told = [[(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]  # type: ignore[union-attr]
+    # type: ignore[union-attr].
+    told = [[(call.id, call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
             for choice in (whole, found)]  # fmt: skip
     assert told[0] == told[1]
 
 
 def test_what_cannot_be_held_to_is_refused_with_the_function(client: openai.OpenAI, ignorant: LLM) -> None:
     unkept = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}
-    with pytest.raises(openai.BadRequestError, match=r"the function f cannot be held to: the schema's not at #"):
+    with pytest.raises(
+        openai.BadRequestError, match=r"the function f cannot be constrained: the schema's not at #"
+    ):
         client.chat.completions.create(**asked(ignorant, tools=[unkept], tool_choice="required"))
     assert client.chat.completions.create(**asked(ignorant, tools=[unkept], max_tokens=3)).choices
 

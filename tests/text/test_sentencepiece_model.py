@@ -126,14 +126,14 @@ def test_the_folder_adds_tokens_and_says_what_goes_around_a_text(tmp_path: Path)
     ("content", "why"),
     [
         (b"", "vocabulary is empty"),
-        (b"\xff" * 20, "no SentencePiece model"),
-        (field(1, 7), "field 1 is no message"),
-        (field(1, message(f1=b"\xff")), "no SentencePiece model"),
-        (field(1, message(f1=7)), "field 1 is no bytes"),
-        (field(1, b"abc")[:-1], "no SentencePiece model"),
-        (model([("a", float("nan"), 1)], BPE), "scores that are no numbers"),
+        (b"\xff" * 20, "not a SentencePiece model"),
+        (field(1, 7), "field 1 is not a message"),
+        (field(1, message(f1=b"\xff")), "not a SentencePiece model"),
+        (field(1, message(f1=7)), "field 1 is not of type bytes"),
+        (field(1, b"abc")[:-1], "not a SentencePiece model"),
+        (model([("a", float("nan"), 1)], BPE), "scores that are not finite"),
         (model([("a", 0.0, 9)], BPE), "type that does not exist"),
-        (model(SPECIAL, BPE) + field(2, message(f3=BPE, f40=99)), "unknown token is none"),
+        (model(SPECIAL, BPE) + field(2, message(f3=BPE, f40=99)), "unknown token is not one of"),
         (model(SPECIAL, UNIGRAM, table=b"\xff\xff\xff\xff"), "table of characters"),
     ],
 )
@@ -151,7 +151,7 @@ def test_a_damaged_model_is_named(tmp_path: Path, content: bytes, why: str):
     ],
 )
 def test_a_model_of_another_kind_does_not_run(tmp_path: Path, content: bytes):
-    with pytest.raises(UnsupportedModel, match=r"tokenizer\.model is of a kind"):
+    with pytest.raises(UnsupportedModel, match=r"tokenizer\.model has an unsupported model type"):
         build(tmp_path, content)
 
 

@@ -84,7 +84,7 @@ def test_it_goes_before_tokenizer_model_and_after_tokenizer_json(tmp_path: Path,
 def test_a_pattern_of_a_stranger_does_not_run(tmp_path: Path):
     content = tekken(WORDS, 30)
     content["config"]["pattern"] = "(a*)*b"
-    with pytest.raises(UnsupportedModel, match=r"tekken\.json cuts texts by a pattern"):
+    with pytest.raises(UnsupportedModel, match=r"tekken\.json splits text by an unknown pattern"):
         build(tmp_path, content)
     content["config"]["pattern"] = O200K
     assert build(tmp_path, content).encode("ab's", special=False) == [30 + 256, 30 + ord("'"), 30 + ord("s")]

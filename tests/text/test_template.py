@@ -236,7 +236,7 @@ def test_the_error_says_what_was_wrong(template_of: Any):
     )
     assert "UsageError: the chat template cannot render this conversation (UndefinedError" in error("{{ a.b.c }}")
     assert "DamagedModel: the chat template is broken (line 1: unexpected" in error("{% if")
-    with pytest.raises(UsageError, match="refuses this conversation: no; it may know no system prompt"):
+    with pytest.raises(UsageError, match="refuses this conversation: no; it may not support system prompts"):
         template_of("{{ raise_exception('no') }}").render(MESSAGES)
     assert "DamagedModel: the chat template ran for too long" in error(HOSTILE["nested loops"])
     assert "DamagedModel: the chat template used too much memory" in error(HOSTILE["a long string"])

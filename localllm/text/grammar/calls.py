@@ -1,4 +1,4 @@
-"""The grammar of an answer that calls functions, in the markup of the model at hand (`text/output/spelling.py`).
+"""The grammar of an answer that calls functions, in the model's own markup (`text/output/spelling.py`).
 
 Where a call is required, the answer is one call or several. Otherwise it is text, or what a grammar demands of
 the content; once a call has begun, the rest of the answer is calls. Arguments of required calls and of strict
@@ -30,41 +30,42 @@ TERMINALS = "ANY: /(?s:.*)/\nSOME: /(?s:.+)/\nKEY: /[a-zA-Z_][a-zA-Z0-9_]*/"
 
 
 class ToolCallGrammar:
-    """Writes it for one answer of one model."""
+    """Builds the grammar for one answer of one model."""
 
     def __init__(
         self,
         output: OutputFormat,
-        frame: ReasoningGrammar,
+        reasoning: ReasoningGrammar,
         token_of: Callable[[str], int | None],
-        calling: ToolConstraint,
+        constraint: ToolConstraint,
     ):
-        """`token_of`: the control token that is written so, if there is one. Raises UsageError for what cannot be
-        kept to."""
+        """`token_of`: returns the control token with this text, if there is one. Raises UsageError for constraints
+        that are not supported.
+        """
         self.output_format = output
-        self.reasoning = frame
-        self.constraint = calling
+        self.reasoning = reasoning
+        self.constraint = constraint
         self.tool_format = output.tools or BARE_JSON
         self.syntax = output.channels.syntax if output.channels else self.tool_format.syntax
         self.markup = output.markup(with_tools=True)
         self.writer = MarkupWriter(self.markup, token_of)
         self.rules: list[str] = []
         self.grammars: list[dict[str, Any]] = []
-        self.arguments = [self.arguments_rule(*numbered) for numbered in enumerate(calling.functions)]
+        self.arguments = [self.arguments_rule(*numbered) for numbered in enumerate(constraint.functions)]
         self.write_rules()
 
     def grammar_parts(self) -> list[dict[str, Any]]:
-        """Grammars in llguidance's JSON, BODY the first."""
+        """Return grammars in llguidance's JSON, BODY first."""
         return [{"name": BODY_RULE, "lark_grammar": "\n".join([*self.rules, TERMINALS])}, *self.grammars]
 
     def write_rules(self) -> None:
-        literal, spelling, use = self.writer.literal, self.syntax, self.constraint.tool_use
-        several = use.parallel and spelling.separator is not None
-        more = f"({literal(spelling.separator or '')} call)*" if several else ""
-        rest = f"{more} {literal(spelling.calls_end)}"
-        self.rules += [f"call: {self.call_options()}", f"calls: {literal(spelling.calls_begin)} call {rest}"]
-        if spelling.id_pattern:
-            self.rules.append(f"ID: /{spelling.id_pattern}/")
+        literal, syntax, use = self.writer.literal, self.syntax, self.constraint.tool_use
+        several = use.parallel and syntax.separator is not None
+        following = f"({literal(syntax.separator or '')} call)*" if several else ""
+        closing = f"{following} {literal(syntax.calls_end)}"
+        self.rules += [f"call: {self.call_options()}", f"calls: {literal(syntax.calls_begin)} call {closing}"]
+        if syntax.id_pattern:
+            self.rules.append(f"ID: /{syntax.id_pattern}/")
         if use.must_call:
             self.rules.append("start: calls")
         elif self.constraint.content:
@@ -79,7 +80,7 @@ class ToolCallGrammar:
         elif self.tool_format.bare_begin:  # an answer that begins otherwise is no call for routers either
             self.rules += ["start: TEXT | calls", f"TEXT: /(\\s*([^\\s{self.tool_format.bare_begin}](?s:.*))?)?/"]
         else:
-            self.write_text_before(self.tool_format, rest)
+            self.write_text_before(self.tool_format, closing)
 
     def write_content_or_calls(self, content: Grammar) -> None:
         """A call from the beginning on, or content that keeps to a grammar, with nothing before either."""
@@ -95,29 +96,31 @@ class ToolCallGrammar:
     def write_messages(self, form: ChannelFormat) -> None:
         """A call, or a message to the user; gpt-oss may announce calls."""
         literal = self.writer.literal
-        if form != HARMONY:
+        if channels != HARMONY:
             self.rules.append(f"start: calls | {literal(MESSAGE)} ANY")
             return
         self.rules += [
             "start: announced* (calls | final)",
             f'announced: {literal(CHANNEL)} "commentary" {literal(MESSAGE)} said',
-            *self.writer.text_until("said", "SPOKEN", form.message_ends[0] + START + "assistant"),
-            f"SPOKEN: ANY & ~(ANY {quote(form.message_ends[0])} ANY)",
+            *self.writer.text_until("said", "SPOKEN", channels.message_ends[0] + START + "assistant"),
+            f"SPOKEN: ANY & ~(ANY {quote(channels.message_ends[0])} ANY)",
             f'final: {literal(CHANNEL)} "final" {literal(MESSAGE)} ANY',
         ]
 
-    def write_text_before(self, form: ToolCallFormat, rest: str) -> None:
-        """Text, up to where a call begins, if one does."""
-        mark = form.begin[0]
+    def write_text_before(self, tool_format: ToolCallFormat, rest: str) -> None:
+        """Text up to the beginning of a call, if there is one."""
+        marker = tool_format.begin[0]
         self.rules += [
             f"start: {self.reasoning.content_rule('TEXT')} | head "
-            f"({self.call_options(self.syntax.calls_begin, mark)}) {rest}",
-            *self.writer.text_until("head", "TEXT", mark),
-            f"TEXT: ANY & ~(ANY {quote(mark)} ANY)",
+            f"({self.call_options(self.syntax.calls_begin, marker)}) {rest}",
+            *self.writer.text_until("head", "TEXT", marker),
+            f"TEXT: ANY & ~(ANY {quote(marker)} ANY)",
         ]
 
     def call_options(self, before: str = "", without: str = "") -> str:
-        """A call of any of the functions; `before` it, but for what is `without`."""
+        """Return alternatives for a call of any function, each preceded by `before`, minus the prefix
+        `without`.
+        """
         opened = (
             (before + self.syntax.call_begin).replace(NAME_SLOT, function.name).removeprefix(without)
             for function in self.constraint.functions
@@ -127,24 +130,23 @@ class ToolCallGrammar:
         )
 
     def literal_with_id(self, text: str) -> str:
-        """Of a text that may have an ID in it."""
+        """Return the Lark literal of a text that may contain an ID slot."""
         return " ID ".join(self.writer.literal(part) for part in text.split(ID_SLOT))
 
     def arguments_rule(self, place: int, function: ToolFunction) -> str:
-        """The arguments of a call, and what closes it."""
+        """Return the arguments of a call, and the markup that closes it."""
         close = self.literal_with_id(self.syntax.call_end)
         strict = self.constraint.is_strict(function)
-        form = self.syntax.parameters
+        parameter_syntax = self.syntax.parameters
         with _name_function_in_errors(function):
-            if form is None:
+            if parameter_syntax is None:
                 return f"{self.json_rule(f'arguments_{place}', function.schema if strict else ANY_OBJECT)} {close}"
             if strict:
-                return f"{self.parameter_rules(place, function, form)} {close}"
-        if form.text_before is None:
-            pair = (
-                f"{self.writer.literal(form.before.removeprefix(KEY_SLOT))} {self.json_rule('anything', 'true')}"
-            )
-            return f"(KEY {pair} ({quote(form.separator)} KEY {pair})*)? {close}"
+                return f"{self.parameter_rules(place, function, parameter_syntax)} {close}"
+        if parameter_syntax.text_before is None:
+            before = self.writer.literal(parameter_syntax.before.removeprefix(KEY_SLOT))
+            pair = f"{before} {self.json_rule('anything', 'true')}"
+            return f"(KEY {pair} ({quote(parameter_syntax.separator)} KEY {pair})*)? {close}"
         inside = self.writer.control_tokens((*self.tool_format.inner_markup, self.tool_format.string_quote))
         between = f"({' | '.join(('SOME', *inside))})* " if inside else ""
         self.rules += [f"any_{place}: {between}rest_{place}"]
@@ -152,7 +154,7 @@ class ToolCallGrammar:
         return f"any_{place}"
 
     def json_rule(self, name: str, schema: str) -> str:
-        """A value of this schema."""
+        """Return the rule for a value of this schema."""
         if all(part["name"] != name for part in self.grammars):
             self.grammars.append(
                 {**json.loads(compile_source(Grammar(GrammarKind.JSON_SCHEMA, schema))), "name": name}
@@ -160,7 +162,7 @@ class ToolCallGrammar:
         return f"@{name}"
 
     def parameter_rules(self, place: int, function: ToolFunction, form: ParameterSyntax) -> str:
-        """Each parameter after the other; those that are required first where something stands between them."""
+        """Return the rules of each parameter in turn; required ones come first if a separator is used."""
         schema = json.loads(function.schema)
         check_schema(schema)
         parameters = parse_parameters(schema, form)
@@ -188,24 +190,24 @@ class ToolCallGrammar:
         return parameter_sequence(names, quote(form.separator) if form.separator else "")
 
     def forbidden_texts(self, after: str) -> str:
-        """What a router would take for the end of something."""
+        """Return texts that a parser would treat as the end of a value."""
         ends = {after.strip(), self.syntax.call_end.strip(), *self.markup} - {""}
         return " | ".join(quote(end) for end in sorted(ends))
 
 
 def parameter_sequence(names: list[tuple[str, bool]], between: str) -> str:
-    """Rules one after the other, those not required maybe; something between each two."""
+    """Return rules in sequence, optional unless required, with `between` as separator."""
     if not between:
         return " ".join(name if required else f"{name}?" for name, required in names)
-    always = [name for name, required in names if required]
-    maybe = [name for name, required in names if not required]
-    followed = " ".join(f"({between} {name})?" for name in maybe)
-    if always or not maybe:
-        return f" {between} ".join(always) + " " + followed
-    firsts = []
-    for place, name in enumerate(maybe):
-        firsts.append(name + "".join(f" ({between} {later})?" for later in maybe[place + 1 :]))
-    return f"({' | '.join(firsts)})?"
+    required_names = [name for name, required in names if required]
+    optional = [name for name, required in names if not required]
+    followed = " ".join(f"({between} {name})?" for name in optional)
+    if required_names or not optional:
+        return f" {between} ".join(required_names) + " " + followed
+    options = []
+    for place, name in enumerate(optional):
+        options.append(name + "".join(f" ({between} {later})?" for later in optional[place + 1 :]))
+    return f"({' | '.join(options)})?"
 
 
 @contextmanager
@@ -214,5 +216,5 @@ def _name_function_in_errors(function: ToolFunction) -> Iterator[None]:
         yield
     except UsageError as error:
         raise UsageError(
-            f"the function {function.name} cannot be held to: {error.message}", error.remedy
+            f"the function {function.name} cannot be constrained: {error.message}", error.remedy
         ) from None

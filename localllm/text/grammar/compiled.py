@@ -1,4 +1,4 @@
-"""The grammars of one model: compiled against its tokens, kept, and followed by each answer that asks for one."""
+"""Grammars compiled for one model's tokens, cached, and followed by each answer that requests one."""
 
 import json
 import threading
@@ -24,9 +24,9 @@ from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer
 
 
-# A model's vocabulary as llguidance wants it. Made once a model: it takes about a second of 150,000 tokens.
+# A model's vocabulary in llguidance's interface. Built once per model: about a second for 150,000 tokens.
 class LLGuidanceVocabulary:
-    """`llguidance.TokenizerWrapper`, which goes by these names; its own would try the tokenizer out."""
+    """Implements `llguidance.TokenizerWrapper` by duck typing; the original would run the tokenizer as a test."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -35,11 +35,12 @@ class LLGuidanceVocabulary:
         self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int], markup: Collection[str]
     ):
         """`vocab_size`: rows of the model's embedding, of which those without a token are never allowed;
-        `end_token_ids`: tokens
-        that end an answer; `markup`: literals that are more than text, besides the tokenizer's own."""
+        `end_token_ids`: tokens that end an answer; `markup`: literals that are treated as control tokens, besides
+        the tokenizer's own.
+        """
         tokens = tokenizer.token_bytes(vocab_size)
         self.end_ids = sorted(end for end in end_token_ids if end < vocab_size)
-        if not self.end_ids:  # one that no model can say: an answer ends where nothing may follow
+        if not self.end_ids:  # a token that no model can generate: an answer ends where nothing may follow
             self.end_ids = [vocab_size]
             tokens.append(b"")
         self.tokens: Sequence[bytes] = tokens
@@ -61,18 +62,18 @@ class LLGuidanceVocabulary:
 CLOSING_LETTERS = frozenset((*IN_STRING, *ELSEWHERE, BACKSLASH, b"{", b"["))
 JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON)
 MAX_CACHED_GRAMMARS = 32  # compiled grammars
-MASK_THREADS = 2  # that find masks; a mask takes a tenth of a millisecond
+MASK_THREADS = 2  # that compute masks; a mask takes a tenth of a millisecond
 
 
 class GrammarCompiler:
-    """Safe to use from several threads."""
+    """Thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int], output_format: OutputFormat
     ):
-        """`vocab_size`: how many tokens the model has, also such as the tokenizer does not know; `end_ids`: those
-        that end
-        an answer."""
+        """`vocab_size`: the model's number of tokens, including those that the tokenizer lacks; `end_ids`: tokens
+        that end an answer.
+        """
         self._tokenizer = tokenizer
         self._size = vocab_size
         self._ends = end_ids
@@ -82,13 +83,13 @@ class GrammarCompiler:
         self._kept: OrderedDict[tuple[Grammar | ToolConstraint, str | None], LLMatcher] = OrderedDict()
         self._threads = ThreadPoolExecutor(MASK_THREADS, "localllm-masks")
         self._compiling = threading.Lock()
-        self._looking = threading.Lock()  # whoever wants one that is there does not wait for another's compilation
+        self._looking = threading.Lock()  # so that a cached grammar need not wait for another one's compilation
 
     def compile(self, grammar: Grammar | ToolConstraint, prompt_tail: str | None = None) -> None:
-        """Make ready to follow it; `prompt_tail`: how the prompt of a chat ends, whose answer may begin with
-        thoughts.
+        """Prepare to follow a grammar; `prompt_tail`: end of a chat's prompt, after which reasoning may come
+        first.
 
-        Raises UsageError for a grammar that cannot be kept to, UnsupportedModel where tokens say no bytes.
+        Raises UsageError for an unsupported grammar, UnsupportedModel if tokens do not map to bytes.
         """
         self._matcher(grammar, prompt_tail)
 
@@ -100,40 +101,40 @@ class GrammarCompiler:
         closer = self._closer if isinstance(grammar, ToolConstraint) or grammar.kind in JSON_KINDS else None
         return GrammarFollower(matcher, self._vocabulary.vocab_size, self._size, self._threads, closer, max_tokens)
 
-    def _matcher(self, grammar: Grammar | ToolConstraint, chat: str | None) -> LLMatcher:
-        headed = isinstance(grammar, ToolConstraint)
-        around = None if chat is None else self._frame.for_prompt(chat, has_markup=headed)
-        if kept := self._found(grammar, around):
-            return kept
+    def _matcher(self, grammar: Grammar | ToolConstraint, prompt_tail: str | None) -> LLMatcher:
+        has_markup = isinstance(grammar, ToolConstraint)
+        frame = None if prompt_tail is None else self._frame.for_prompt(prompt_tail, has_markup=has_markup)
+        if cached := self._found(grammar, frame):
+            return cached
         with self._compiling:
-            matcher = self._found(grammar, around) or self._compiled(grammar, around)
+            matcher = self._found(grammar, frame) or self._compiled(grammar, frame)
         with self._looking:
-            self._kept[grammar, around] = matcher
+            self._kept[grammar, frame] = matcher
             if len(self._kept) > MAX_CACHED_GRAMMARS:
                 self._kept.popitem(last=False)
         return matcher
 
-    def _found(self, grammar: Grammar | ToolConstraint, around: str | None) -> LLMatcher | None:
+    def _found(self, grammar: Grammar | ToolConstraint, frame: str | None) -> LLMatcher | None:
         with self._looking:
-            if matcher := self._kept.get((grammar, around)):
-                self._kept.move_to_end((grammar, around))
+            if matcher := self._kept.get((grammar, frame)):
+                self._kept.move_to_end((grammar, frame))
             return matcher
 
-    def _compiled(self, grammar: Grammar | ToolConstraint, around: str | None) -> LLMatcher:
+    def _compiled(self, grammar: Grammar | ToolConstraint, frame: str | None) -> LLMatcher:
         parts = self._parts(grammar)
-        if around is not None:
-            parts.insert(0, {"lark_grammar": around})
-        text = json.dumps({"grammars": parts})
+        if frame is not None:
+            parts.insert(0, {"lark_grammar": frame})
+        source = json.dumps({"grammars": parts})
 
         def compiled() -> LLMatcher:
-            matcher = LLMatcher(self._vocabulary, text, log_level=0, limits=PARSER_LIMITS)
-            matcher.deep_copy().compute_bitmask()  # what is too much for the first token is found out here
+            matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=PARSER_LIMITS)
+            matcher.deep_copy().compute_bitmask()  # reports now if the first token is too complex
             return matcher
 
         matcher = run_on_deep_stack(compiled)
         if reason := matcher.get_error():
             called = "tools" if isinstance(grammar, ToolConstraint) else GRAMMAR_NAMES[grammar.kind]
-            raise UsageError(f"the {called} cannot be kept to: {' '.join(reason.split())[:300]}")
+            raise UsageError(f"the {called} cannot be used: {' '.join(reason.split())[:300]}")
         return matcher
 
     def _parts(self, grammar: Grammar | ToolConstraint) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Does a JSON schema have any finite value? One that requires itself again and again has none."""
+"""Determines whether a JSON schema has a finite value; one that endlessly requires itself has none."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,10 @@ from urllib.parse import unquote
 
 
 def find_endless_reference(schema: Mapping[str, Any]) -> str | None:
-    """The first reference whose schema has no finite value, as a JSON pointer; None where all have one.
+    """Return the first reference whose schema has no finite value, as a JSON pointer; None if all have one.
 
-    The least fixed point: a schema is finite once all that it requires is. What a pointer does not lead to counts
-    as finite here: the compiler of the schema says that it is not there.
+    Computes the least fixed point: a schema is finite once all its required parts are. Unresolvable pointers count
+    as finite here; the schema's compiler reports them.
     """
     waiting = sorted(_references(schema))
     finite: set[str] = set()
@@ -20,13 +20,13 @@ def find_endless_reference(schema: Mapping[str, Any]) -> str | None:
             if _is_finite(resolve_pointer(schema, pointer), finite):
                 finite.add(pointer)
         grown = len(finite) > before
-        # Chains of references are as often written forwards as backwards.
+        # Chains of references occur in either order.
         waiting = [pointer for pointer in reversed(waiting) if pointer not in finite]
     return min(waiting, default=None)
 
 
 def _references(part: Any) -> set[str]:
-    """Every local reference. One too many, in a `const` say, names nothing and is finite."""
+    """Return every local reference. False positives, such as in a `const`, resolve to nothing and are finite."""
     if isinstance(part, dict):
         own = {part["$ref"]} if isinstance(part.get("$ref"), str) else set[str]()
         return own.union(*map(_references, part.values()))
@@ -34,7 +34,7 @@ def _references(part: Any) -> set[str]:
 
 
 def resolve_pointer(schema: Any, pointer: str) -> Any:
-    """What a local pointer leads to; True where that is nothing."""
+    """Return what a local pointer refers to; True if that does not exist."""
     if pointer != "#" and not pointer.startswith("#/"):
         return True
     for step in unquote(pointer).split("/")[1:]:
@@ -60,7 +60,7 @@ def _is_finite(part: Any, finite: set[str]) -> bool:
         options = part.get(keyword)
         if options and not any(_is_finite(each, finite) for each in options):
             return False
-    types = part.get("type", "null")  # without one, anything may come
+    types = part.get("type", "null")  # without a type, any value is allowed
     kinds = {"object": _is_finite_object, "array": _is_finite_array}
     each = [types] if isinstance(types, str) else types
     return not each or any(kind not in kinds or kinds[kind](part, finite) for kind in each)

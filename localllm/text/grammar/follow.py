@@ -1,4 +1,4 @@
-"""Follows one answer through its grammar: which tokens may come next, found out beside the model's own work."""
+"""Follows one answer through its grammar: computes which tokens may come next, in parallel with the model."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
@@ -16,8 +16,8 @@ WORD_BITS = 32  # bits
 
 
 class GrammarFollower:
-    """A `Constraint` of the engine, driven by one thread. Where the grammar's limits are reached nothing may come,
-    and `fault` says why: other answers go on.
+    """A `Constraint` of the engine, driven by one thread. If the grammar's limits are reached, no token is allowed
+    and `fault` holds the reason; other answers continue.
     """
 
     def __init__(
@@ -40,21 +40,21 @@ class GrammarFollower:
         """Was it closed before the model ended it?"""
         self._all_words = -(-vocabulary // WORD_BITS)
         self._words = -(-size // WORD_BITS)
-        known = np.uint32(
+        valid_bits = np.uint32(
             2 ** (size % WORD_BITS or WORD_BITS) - 1
         )  # of the last word, the tokens that the model has
-        self._last = known.view(np.int32)
+        self._last = valid_bits.view(np.int32)
         self._threads = threads
         self._under_way: Future[list[TokenMask | None]] | None = None
 
     @property
     def finished(self) -> bool:
-        """Nothing more may come, not even an end token."""
+        """Whether nothing more may follow, not even an end token."""
         return self._settled().is_stopped() and not self.fault
 
     @property
     def fault(self) -> LocalLLMError | None:
-        """Why the grammar cannot be followed further."""
+        """Why the grammar cannot be followed further, if so."""
         reason = self._settled().get_error()
         if not reason:
             return None
@@ -62,8 +62,9 @@ class GrammarFollower:
         return LocalLLMError(f"the grammar cannot be followed further: {reason.splitlines()[0]}", remedy)
 
     def begin(self, drafts: Sequence[int]) -> Callable[[], list[TokenMask | None]]:
-        """Begin to find the masks of the 1 + len(drafts) next positions, int32 [ceil(size / 32)] each: bit t % 32
-        of word t // 32 is set if the token t may come. None behind a draft that may not."""
+        """Start computing the masks of the 1 + len(drafts) next positions, int32 [ceil(size / 32)] each: bit t %
+        32 of word t // 32 is set if token t is allowed. None after a draft that is not allowed.
+        """
         self._settled()
         self._under_way = self._threads.submit(self._masks, list(drafts))
         return self._under_way.result
@@ -84,7 +85,7 @@ class GrammarFollower:
         return (matcher.compute_ff_tokens() if self._closing is None else self._closing)[:most]
 
     def allowed(self, drafts: Sequence[int]) -> list[int]:
-        """The longest beginning of the drafts that may come."""
+        """Return the longest allowed prefix of the drafts."""
         drafts = list(drafts)
         if self._closing is not None:
             same = [draft == token for draft, token in zip(drafts, self._closing, strict=False)]
@@ -92,7 +93,7 @@ class GrammarFollower:
         return drafts[: self._settled().validate_tokens(drafts)]
 
     def _settled(self) -> LLMatcher:
-        """The matcher, once no thread works with it."""
+        """Return the matcher once no thread uses it."""
         if self._under_way:
             self._under_way.result()
         return self._matcher
@@ -113,7 +114,7 @@ class GrammarFollower:
         self._check_room()
         closing, left = self._closing, self._left
         masks = np.zeros((1 + len(drafts), self._all_words), np.int32)
-        found: list[TokenMask | None] = []
+        results: list[TokenMask | None] = []
         consumed = 0
         for mask, draft in zip(masks, [*drafts, -1], strict=True):
             if closing is None and left < self._left:
@@ -127,7 +128,7 @@ class GrammarFollower:
             if self._matcher.is_error():  # the mask says anything then
                 return [np.zeros_like(mask[: self._words])] * len(masks)
             mask[self._words - 1] &= self._last
-            found.append(mask[: self._words])
+            results.append(mask[: self._words])
             if draft < 0 or not mask[draft // WORD_BITS] >> draft % WORD_BITS & 1:
                 break
             self._matcher.consume_token(draft)
@@ -135,4 +136,4 @@ class GrammarFollower:
             consumed += 1
         if consumed:
             self._matcher.rollback(consumed)
-        return found + [None] * (len(masks) - len(found))
+        return results + [None] * (len(masks) - len(results))

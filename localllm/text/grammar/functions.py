@@ -1,4 +1,4 @@
-"""The functions that a model is told of, as a grammar needs them: names, and JSON schemas of their arguments."""
+"""The functions given to a model, as its grammar needs them: names, and JSON schemas of their arguments."""
 
 import json
 import re
@@ -22,7 +22,7 @@ class ToolFunction:
 
 @dataclass(frozen=True)
 class ToolConstraint:
-    """Functions that may be called, and what is asked."""
+    """Functions that may be called, and how."""
 
     functions: tuple[ToolFunction, ...]
     tool_use: ToolUse
@@ -30,7 +30,7 @@ class ToolConstraint:
     """What an answer must be that calls none of them."""
 
     def is_strict(self, function: ToolFunction) -> bool:
-        """Do its arguments keep to their schema? Those of a call that is required do."""
+        """Whether its arguments must follow their schema; always so for required calls."""
         return function.strict or self.tool_use.must_call
 
 
@@ -40,25 +40,25 @@ def build_tool_constraint(
     """The constraint on calls; None where there is none, or only `content` without tools. content: the grammar of
     an answer that calls no function. A function without parameters takes none.
 
-    Raises UsageError for one without a name that can be read back, one whose parameters are no object's schema,
-    two of one name, and a name that is asked for and not there.
+    Raises UsageError for a name that cannot be parsed back, parameters that are not an object's schema, duplicate
+    names, and a requested name that does not exist.
     """
     tools = list(tools)
     is_free = use == ToolUse() and not any(_part(tool).get("strict") is True for tool in tools)
     if is_free and (content is None or not tools):
         return None
-    found = [_function(_part(tool)) for tool in tools]
-    names = [function.name for function in found]
+    functions = [_function(_part(tool)) for tool in tools]
+    names = [function.name for function in functions]
     if use.must_call and not names:
-        raise UsageError("a call is required, and there are no tools", "send tools, too")
+        raise UsageError("a call is required, but there are no tools", "send tools, too")
     if not names:
         return None
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"two functions have the name {twice}", "give each one of its own")
-    asked = (use.name,) if use.name is not None else use.allowed
-    if missing := next((name for name in asked if name not in names), None):
-        raise UsageError(f"the function {missing!r} is to be called, and is not among the tools", "send it, too")
-    if sum(len(function.schema) for function in found) > MAX_SCHEMA_LEN:
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"two functions have the name {duplicate}", "give each a unique name")
+    requested = (use.name,) if use.name is not None else use.allowed
+    if missing := next((name for name in requested if name not in names), None):
+        raise UsageError(f"the function {missing!r} is to be called, but is not among the tools", "send it, too")
+    if sum(len(function.schema) for function in functions) > MAX_SCHEMA_LEN:
         raise UsageError(f"the tools have more than {MAX_SCHEMA_LEN:,} characters", "send fewer")
     allowed = tuple(function for function in found if not asked or function.name in asked)
     return ToolConstraint(allowed, use, None if use.must_call else content)
@@ -70,7 +70,7 @@ def request_tool_constraint(request: Request) -> ToolConstraint | None:
 
 
 def without_strict(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As a template is told of it: `strict` is for us."""
+    """Return the tool as a template sees it; `strict` is for the grammar only."""
     function = tool.get("function")
     if isinstance(function, Mapping):
         return {**tool, "function": without_strict(function)}
@@ -88,5 +88,5 @@ def _function(part: Mapping[str, Any]) -> ToolFunction:
         raise UsageError(f"a function has the name {name!r}", "use letters, digits, _, - and .")
     schema = NO_PARAMETERS if schema is None else schema
     if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
-        raise UsageError(f"the parameters of {name} are no object's schema", 'send {"type": "object", ...}')
+        raise UsageError(f"the parameters of {name} are not an object's schema", 'send {"type": "object", ...}')
     return ToolFunction(name, json.dumps({"type": "object", **schema}), part.get("strict") is True)

@@ -1,4 +1,4 @@
-"""Is a finished text what was asked for? Answered without masks and tokens, as whoever reads it would see it."""
+"""Checks whether a finished text follows its grammar, without masks and tokens, as its reader would see it."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from localllm.request import Completion, FinishReason, Grammar, GrammarKind, Req
 from localllm.text.grammar.functions import ToolConstraint, request_tool_constraint
 from localllm.text.grammar.source import PARSER_LIMITS, compile_source, run_on_deep_stack
 
-DECIMAL_DIGITS = 5000  # of a number that must be a multiple of another
+DECIMAL_DIGITS = 5000  # of a number checked for being a multiple of another
 
 
 def check_answer(request: Request, completion: Completion, *, untrusted: bool = False) -> None:
@@ -25,28 +25,32 @@ def check_answer(request: Request, completion: Completion, *, untrusted: bool = 
 
 
 def check_completion(grammar: Grammar | None, completion: Completion, *, untrusted: bool = False) -> None:
-    """Raises OutputInvalid as `check`. What a limit has cut says so itself, by its finish_reason.
+    """Raises OutputInvalid as `check_content`. Answers cut off by a limit are not checked; see their
+    finish_reason.
 
-    untrusted: by the grammar alone, in time that grows with the text. Python may take for ever to match a
-    pattern, and lets no other thread run meanwhile.
+    untrusted: check only by the grammar, in time that grows only with the text. Python may match a pattern
+    indefinitely, blocking all other threads.
     """
     if grammar and completion.finish_reason is not FinishReason.LENGTH:
         (_check_text if untrusted else check_content)(grammar, completion.text)
 
 
-def check_tool_calls(calling: ToolConstraint, calls: Sequence[ToolCall], *, check_patterns: bool = True) -> None:
-    """Raises OutputInvalid where the calls are not what was asked for. check_patterns: also of functions whose
-    schema has patterns, for which the mask has to do otherwise."""
-    if calling.tool_use.must_call and not calls:
+def check_tool_calls(
+    constraint: ToolConstraint, calls: Sequence[ToolCall], *, check_patterns: bool = True
+) -> None:
+    """Raises OutputInvalid if the calls violate the constraint. check_patterns: also check functions whose schema
+    has patterns, which otherwise rely on the mask.
+    """
+    if constraint.tool_use.must_call and not calls:
         raise OutputInvalid("the answer calls no function")
-    if len(calls) > 1 and not calling.tool_use.parallel:
+    if len(calls) > 1 and not constraint.tool_use.parallel:
         raise OutputInvalid(f"the answer has {len(calls)} calls instead of one")
-    functions = {function.name: function for function in calling.functions}
+    functions = {function.name: function for function in constraint.functions}
     for call in calls:
         function = functions.get(call.name)
         if function is None:
-            raise OutputInvalid(f"the answer calls {call.name}, which is no function that it may call")
-        if calling.is_strict(function) and (check_patterns or '"pattern' not in function.schema):
+            raise OutputInvalid(f"the answer calls {call.name}, which is not a function that it may call")
+        if constraint.is_strict(function) and (check_patterns or '"pattern' not in function.schema):
             try:
                 _check_json(call.arguments, json.loads(function.schema))
             except OutputInvalid as error:
@@ -54,7 +58,7 @@ def check_tool_calls(calling: ToolConstraint, calls: Sequence[ToolCall], *, chec
 
 
 def check_content(grammar: Grammar, content: str) -> None:
-    """Raises OutputInvalid where the content is not what the grammar asks for, and says where."""
+    """Raises OutputInvalid, with the place, if the content does not follow the grammar."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             _check_json(content, grammar.schema)
@@ -68,7 +72,8 @@ def check_content(grammar: Grammar, content: str) -> None:
 
 
 def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
-    from jsonschema import Draft202012Validator, exceptions, validators  # 0.1 s that no other answer waits for
+    # Imported late: takes 0.1 s that other answers do not need.
+    from jsonschema import Draft202012Validator, exceptions, validators
     from referencing import Registry
 
     try:
@@ -77,7 +82,7 @@ def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
         raise OutputInvalid(f"the answer is not JSON ({error})") from None
     schema = json.loads(json.dumps(schema), parse_float=parse_exact_number)
     kind = validators.validator_for(schema, default=Draft202012Validator)
-    # An empty registry: nothing is fetched, whatever a reference names.
+    # An empty registry: no reference is fetched.
     validator = kind(schema, registry=Registry(), format_checker=kind.FORMAT_CHECKER)
     try:
         with localcontext(prec=DECIMAL_DIGITS):
@@ -91,8 +96,9 @@ def _check_json(content: str, schema: dict[str, Any] | bool) -> None:
 
 
 def parse_exact_number(number: str) -> Decimal | float:
-    """As a decimal: whether 0.3 is a multiple of 0.1 is no matter of binary fractions. 1e-99999999999999999999 is
-    none, and 0."""
+    """Parse as a decimal: whether 0.3 is a multiple of 0.1 must not depend on binary fractions.
+    1e-99999999999999999999 is not a valid decimal and becomes 0.
+    """
     try:
         return Decimal(number)
     except InvalidOperation:
@@ -100,20 +106,20 @@ def parse_exact_number(number: str) -> Decimal | float:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _check_text(grammar: Grammar, content: str) -> None:
-    """By the same grammar over bytes instead of a model's tokens. One that names tokens says nothing of a text."""
+    """Check with the same grammar over bytes instead of tokens. A grammar that names tokens is not checked."""
     tokenizer = llguidance.LLTokenizer("byte")
-    text = f'{{"grammars": [{compile_source(grammar)}]}}'
-    matcher = run_on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, text, log_level=0, limits=PARSER_LIMITS))
+    source = f'{{"grammars": [{compile_source(grammar)}]}}'
+    matcher = run_on_deep_stack(lambda: llguidance.LLMatcher(tokenizer, source, log_level=0, limits=PARSER_LIMITS))
     if matcher.is_error():
         return
-    said = content.encode()
-    consumed = matcher.try_consume_tokens(list(said))
-    if consumed < len(said):
-        rest = said[consumed : consumed + 40].decode(errors="replace")
+    data = content.encode()
+    consumed = matcher.try_consume_tokens(list(data))
+    if consumed < len(data):
+        rest = data[consumed : consumed + 40].decode(errors="replace")
         raise OutputInvalid(f"the answer leaves its {grammar.kind} at byte {consumed}: {rest!r}")
     if not matcher.is_accepting():
         raise OutputInvalid(f"the answer ends before its {grammar.kind} does")

@@ -1,7 +1,8 @@
-"""What of a JSON schema can be kept to, told by keyword and place; what cannot is refused, never passed over.
+"""Determines which parts of a JSON schema can be enforced, by keyword and place; others are rejected, never
+ignored.
 
-`llguidance` refuses most of what it does not know and passes over the rest: this walk closes the difference.
-Knows nothing of tokens.
+`llguidance` rejects most unknown keywords and ignores the rest; this check covers the difference. Independent of
+tokens.
 """
 
 from collections.abc import Iterator, Set
@@ -12,7 +13,7 @@ from localllm.errors import UsageError
 from localllm.text.grammar.endless import find_endless_reference
 
 DRAFTS = ("draft-04", "draft-06", "draft-07", "draft/2019-09", "draft/2020-12")
-MAX_EXACT_INTEGER = 2**53  # of a bound: up to here neighbouring whole numbers are different floats
+MAX_EXACT_INTEGER = 2**53  # of a bound: up to here neighbouring integers are distinct floats
 
 SCHEMA_KEYWORDS = ("items", "additionalItems", "additionalProperties")  # keywords whose value is a schema,
 SCHEMA_LIST_KEYWORDS = ("items", "prefixItems", "anyOf", "oneOf", "allOf")  # or a list of them,
@@ -22,7 +23,7 @@ VALUE_KEYWORDS = (
     *("minLength", "maxLength", "pattern", "format"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
 )
-# Keywords that restrict nothing; `discriminator` is OpenAPI's hint at what `oneOf` says anyway.
+# Keywords that restrict nothing; `discriminator` is OpenAPI's hint for a `oneOf`.
 ANNOTATION_KEYWORDS = (
     *("$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "examples", "example"),
     *("deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding", "discriminator"),
@@ -37,24 +38,25 @@ REMEDIES = {
 
 
 def check_schema(schema: dict[str, Any] | bool) -> None:
-    """Raises UsageError, with keyword and place, for what is no JSON schema, for what cannot be kept to, and for
-    references that lead in a circle."""
+    """Raises UsageError, with keyword and place, for an invalid JSON schema, unsupported keywords, and circular
+    references.
+    """
     if schema is False:
         raise UsageError("the JSON schema is false, which nothing satisfies", "give an object")
     if schema is True:
         return
     draft = schema.get("$schema")
     if draft is not None and not (isinstance(draft, str) and any(known in draft for known in DRAFTS)):
-        raise UsageError(f"$schema is {draft!r}", f"known are {', '.join(DRAFTS)}")
+        raise UsageError(f"$schema is {draft!r}", f"these are supported: {', '.join(DRAFTS)}")
     _check_form(schema)
     try:
         _check_parts(schema)
         place = find_endless_reference(schema)
-    except (TypeError, AttributeError) as error:  # a draft does not check what it has no word for: $defs in 4 to 7
+    except (TypeError, AttributeError) as error:  # drafts 4 to 7 do not check keywords they lack, such as $defs
         raise UsageError(f"the JSON schema has a value of the wrong type ({error})") from None
     if place:
         remedy = "make one of them optional, or allow null"
-        raise UsageError(f"the schema at {place} requires itself again without an end", remedy)
+        raise UsageError(f"the schema at {place} requires itself endlessly", remedy)
 
 
 def _check_parts(schema: dict[str, Any]) -> None:
@@ -66,7 +68,7 @@ def _check_parts(schema: dict[str, Any]) -> None:
 
 
 def walk_schema(schema: Any, pointer: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object of a schema that is itself a schema, with its JSON pointer."""
+    """Yield every object in a schema that is itself a schema, with its JSON pointer."""
     if not isinstance(schema, dict):
         return
     yield pointer, schema
@@ -157,8 +159,9 @@ def _escaped(name: str) -> str:
 
 
 def _check_form(schema: dict[str, Any]) -> None:
-    """Raises UsageError where it breaks the rules of its draft."""
-    from jsonschema import Draft202012Validator, SchemaError, validators  # 0.1 s that no other answer waits for
+    """Raises UsageError if a schema violates its draft."""
+    # Imported late: takes 0.1 s that other answers do not need.
+    from jsonschema import Draft202012Validator, SchemaError, validators
 
     try:
         validators.validator_for(schema, default=Draft202012Validator).check_schema(schema)
@@ -169,7 +172,7 @@ def _check_form(schema: dict[str, Any]) -> None:
 
 
 def _why_not(keyword: str, value: Any, part: dict[str, Any], *, at_root: bool) -> str | None:
-    """Why this keyword cannot be kept to, or None."""
+    """Return why this keyword cannot be enforced, or None."""
     if keyword not in SUPPORTED_KEYWORDS and (keyword == "x-guidance" or not keyword.startswith("x-")):
         return "is not supported"
     if keyword == "$ref" and not value.startswith("#"):
@@ -177,7 +180,7 @@ def _why_not(keyword: str, value: Any, part: dict[str, Any], *, at_root: bool) -
     if keyword in ("$id", "id") and not at_root:
         return "is not supported: it changes what references mean"
     if keyword == "minProperties" and value - len(part.get("required", ())) > 1:
-        return "asks for names that nobody can keep different"
+        return "requires names whose uniqueness cannot be enforced"
     if (
         keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
         and abs(value) > MAX_EXACT_INTEGER

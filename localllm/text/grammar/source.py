@@ -1,7 +1,7 @@
-"""A `Grammar` in the words of llguidance, checked as far as it can be without a model's tokens.
+"""Converts a `Grammar` to llguidance's format and checks it as far as possible without a model's tokens.
 
-A grammar may come from a stranger: its size is bounded by `Grammar`, what the compiler spends by `LIMITS`, and it
-is compiled on a stack that the longest chain of names fits on.
+A grammar may be untrusted: `Grammar` limits its size, `PARSER_LIMITS` the compiler's work, and it is compiled on a
+stack large enough for the longest chain of names.
 """
 
 import json
@@ -20,8 +20,8 @@ from localllm.text.grammar.schema import check_schema, close_objects, walk_schem
 
 T = TypeVar("T")
 
-PARSER_LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # 2 kB a state
-# Between the parts of JSON: nothing, a space, or a new line and its indentation; never space without an end.
+PARSER_LIMITS = llguidance.LLParserLimits(max_lexer_states=50_000, verbose_errors=False)  # 2 kB per state
+# Between the parts of JSON: nothing, a space, or line breaks with indentation; never unlimited white space.
 JSON_OPTIONS: Any = {
     "item_separator": ",",
     "key_separator": ":",
@@ -30,11 +30,11 @@ JSON_OPTIONS: Any = {
     "coerce_one_of": False,
     "lenient": False,
 }
-DEEP_STACK_BYTES = 2**29  # bytes of address space: a chain of 10,000 names takes a tenth
+DEEP_STACK_BYTES = 2**29  # bytes of address space: a chain of 10,000 names needs a tenth
 OVERLAPPING_OPTIONS = (
-    "options of oneOf may overlap; anyOf is supported, or a required string of its own const in each"
+    "options of oneOf may overlap; anyOf is supported, or a required string with a unique const in each"
 )
-NEEDS_TOKENS = "no tokenizer"  # begins what it says of special tokens
+NEEDS_TOKENS = "no tokenizer"  # prefix of messages about special tokens
 BODY_RULE = "body"
 _UNSEEN = re.compile(r"\b(temperature|max_tokens|stop)\s*=")
 _REGEX_ERROR = re.compile(r" error: (.*?)(?: 1 \||$)")
@@ -43,32 +43,34 @@ _ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8}
 
 @lru_cache(maxsize=64)
 def compile_source(grammar: Grammar) -> str:
-    """The grammar in llguidance's JSON, under the name BODY.
+    """Return the grammar in llguidance's JSON, named BODY.
 
-    Raises UsageError for what cannot be kept to: an unsupported keyword and its place, a schema that nothing
-    satisfies, a syntax error.
+    Raises UsageError for what is not supported: a keyword with its place, a schema that nothing satisfies, a
+    syntax error.
     """
-    written = json.dumps({"name": BODY_RULE, **_written(grammar)})
-    if reason := _refusal(written):
-        raise UsageError(f"the {GRAMMAR_NAMES[grammar.kind]} cannot be kept to: {_reason(grammar, reason)}")
-    return written
+    source = json.dumps({"name": BODY_RULE, **_written(grammar)})
+    if reason := _refusal(source):
+        raise UsageError(f"the {GRAMMAR_NAMES[grammar.kind]} cannot be used: {_reason(grammar, reason)}")
+    return source
 
 
 def run_on_deep_stack(function: Callable[[], T]) -> T:
-    """What the function gives, run by a thread of its own: the compiler follows chains of names by recursion."""
+    """Return the function's result, computed in a separate thread: the compiler follows chains of names
+    recursively.
+    """
     results: list[T] = []
     with _ONE_AT_A_TIME:
-        usual = threading.stack_size(DEEP_STACK_BYTES)
+        default_size = threading.stack_size(DEEP_STACK_BYTES)
         try:
             thread = threading.Thread(target=lambda: results.append(function()))
             thread.start()
         finally:
-            threading.stack_size(usual)
+            threading.stack_size(default_size)
     thread.join()
     return results[0]
 
 
-_ONE_AT_A_TIME = threading.Lock()  # the size of new threads' stacks is the process's
+_ONE_AT_A_TIME = threading.Lock()  # the stack size of new threads is global to the process
 
 
 def _written(grammar: Grammar) -> dict[str, Any]:
@@ -95,29 +97,31 @@ def _as_json(schema: dict[str, Any] | bool) -> dict[str, Any]:
     text = json.dumps(close_objects(schema) if isinstance(schema, dict) else {})
     try:
         return _grammar_of(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS))
-    except ValueError as error:  # a number beyond all that it reads
+    except ValueError as error:  # a number outside its range
         raise UsageError(f"the JSON schema cannot be read: {error}") from None
 
 
-def _grammar_of(written: str) -> dict[str, Any]:
-    content = json.loads(written)["grammars"][0]
+def _grammar_of(source: str) -> dict[str, Any]:
+    content = json.loads(source)["grammars"][0]
     return {name: value for name, value in content.items() if name != "name" and value is not None}
 
 
 def _from_gbnf(text: str) -> str:
-    """Raises UsageError for what the converter does not know: token references, an unknown rule, no `root`."""
+    """Raises UsageError for what the converter does not support: token references, unknown rules, no `root`."""
     try:
         return gbnf_to_lark(_ESCAPE.sub(_unescaped, text))
     except GbnfToLarkError as error:
         raise UsageError(f"the GBNF grammar cannot be read: {error}") from None
     except RecursionError:
         raise UsageError("the GBNF grammar is nested too deeply", "give the inner parts names") from None
-    except Exception as error:  # the converter raises bare ones
+    except Exception as error:  # the converter raises bare exceptions
         raise UsageError(f"the GBNF grammar cannot be converted: {error}") from None
 
 
 def _unescaped(escape: re.Match[str]) -> str:
-    """A character by its number, as the converter understands it, which takes the zeros from \\u00e9."""
+    r"""Return an escaped character in the form that the converter understands, which drops the zeros of
+    \\u00e9.
+    """
     digits = escape[1] or escape[2] or escape[3]
     code = int(digits, 16) if digits else 0x110000
     if code > 0x10FFFF or 0xD800 <= code < 0xE000:
@@ -125,27 +129,27 @@ def _unescaped(escape: re.Match[str]) -> str:
     return chr(code) if code > 0x7F or chr(code).isalnum() else f"\\x{code:02X}"
 
 
-def _refusal(written: str) -> str:
-    """Why llguidance refuses a grammar, or passes over a part of it; "" where it does neither."""
-    grammar = f'{{"grammars": [{written}]}}'
-    _, said = run_on_deep_stack(
+def _refusal(source: str) -> str:
+    """Return why llguidance rejects a grammar or ignores part of it; "" if neither."""
+    grammar = f'{{"grammars": [{source}]}}'
+    _, messages = run_on_deep_stack(
         lambda: llguidance.LLMatcher.validate_grammar_with_warnings(grammar, None, limits=PARSER_LIMITS)
     )
-    return next((words for words in said if not words.startswith(NEEDS_TOKENS)), "")
+    return next((message for message in messages if not message.startswith(NEEDS_TOKENS)), "")
 
 
 def _reason(grammar: Grammar, reason: str) -> str:
-    """In one line, with the place in a schema."""
+    """Return the reason as one line, with the place in a schema."""
     line = OVERLAPPING_OPTIONS if reason.startswith("oneOf") else " ".join(reason.split())[:300]
-    if grammar.kind is GrammarKind.REGEX and (wrong := _REGEX_ERROR.search(line)):
-        return wrong[1]
+    if grammar.kind is GrammarKind.REGEX and (syntax_error := _REGEX_ERROR.search(line)):
+        return syntax_error[1]
     if grammar.kind is not GrammarKind.JSON_SCHEMA or not isinstance(grammar.schema, dict):
         return line
     return f"{line} (at {_place(grammar.schema, reason)})"
 
 
 def _place(schema: dict[str, Any], reason: str) -> str:
-    """The innermost part of a schema that is refused for the same reason when it stands alone."""
+    """Return the innermost part of a schema that is rejected for the same reason on its own."""
     shared = {name: schema[name] for name in ("$schema", "$defs", "definitions") if name in schema}
 
     def blamed() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Texts of markup in Lark: control tokens where a model has them, else letters."""
+"""Markup texts in Lark: as control tokens if the model has them, otherwise as characters."""
 
 import json
 import re
@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection
 
 
 class MarkupWriter:
-    """`literals`: markup that may be control tokens, or has some in it; `token_of`: the control token that is
-    written so, if there is one."""
+    """`literals`: markup that may be or contain control tokens; `token_of`: returns the control token with this
+    text, if there is one.
+    """
 
     def __init__(self, literals: Collection[str], token_of: Callable[[str], int | None]):
         found = {literal: token_of(literal) for literal in literals if literal}
@@ -16,20 +17,20 @@ class MarkupWriter:
         self._parts = re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
 
     def literal(self, text: str) -> str:
-        """The text alone; nothing of an empty one."""
+        """Return the Lark form of exactly this text; empty for an empty text."""
         parts = filter(None, self._parts.split(text))
         return " ".join(f"<[{self._tokens[part]}]>" if part in self._tokens else quote(part) for part in parts)
 
     def control_tokens(self, literals: Collection[str]) -> list[str]:
-        """Those of them that are control tokens."""
+        """Return those literals that are control tokens."""
         return [f"<[{self._tokens[literal]}]>" for literal in literals if literal in self._tokens]
 
     def text_until(self, rule: str, body: str, text: str) -> list[str]:
-        """Rules for whatever the terminal `body` matches, and the text behind it, where it comes first."""
+        """Return rules for a match of the terminal `body` followed by the first occurrence of the text."""
         first, *rest = self._parts.split(text)
         if not rest:
             return [f"{rule}[suffix={quote(text)}]: {body}"]
-        # No letters can be a token, so the longest match ends right before it.
+        # Characters cannot match a control token, so the longest match ends right before it.
         letters = f"{rule.upper()}: {body} {quote(first)}" if first else f"{rule.upper()}: {body}"
         return [f"{rule}: {rule.upper()} {self.literal(''.join(rest))}", letters]
 

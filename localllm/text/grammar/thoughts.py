@@ -1,14 +1,14 @@
-"""The grammar of a whole answer around the one of its content: a model thinks first, and nothing keeps it from it.
+"""Wraps the grammar of an answer's content in the grammar of the whole answer, so that a model can reason first.
 
-What an answer looks like follows from the model's markup (`text/output`) and from how its prompt ends:
+The structure follows from the model's markup (`text/output`) and the end of its prompt:
 
-    the prompt has opened the thoughts    thoughts, their end, the content
-    the prompt has closed them            the content
-    neither                               the content, or thoughts before it: the model chooses
+    the prompt opened reasoning           reasoning, its end, the content
+    the prompt closed it                  the content
+    neither                               the content, with optional reasoning first
     the model writes messages             any messages to itself, then one to the user: the content
 
-Thoughts hold no control token, and no end token ends them. Up to two spaces or line ends may stand between them
-and the content; routers leave those out.
+Reasoning contains no control tokens, and no end token ends it. Up to two spaces or line breaks may separate it
+from the content; parsers drop those.
 """
 
 import json
@@ -29,18 +29,20 @@ ANSWER_HEADERS = ((CHANNEL, "final", MESSAGE), (MESSAGE,))
 
 
 class ReasoningGrammar:
-    """Writes it in Lark for one model. `token_of`: the control token that is written so, if there is one."""
+    """Builds the Lark for one model. `token_of`: returns the control token with this text, if there is one."""
 
     def __init__(self, output: OutputFormat, token_of: Callable[[str], int | None]):
         self._output = output
         self._token_of = token_of
 
     def for_prompt(self, prompt: str, *, has_markup: bool = False) -> str | None:
-        """For the answer to a chat whose prompt ends like this; None where it is the content alone.
+        """Return the rules for the answer to a chat prompt that ends like this; None if they are the content
+        alone.
 
-        has_markup: markup of its own stands before the content, which is more than that."""
+        has_markup: the content has its own leading markup, which must not be skipped.
+        """
         if self._output.channels:
-            return self._messages(self._output.channels, headed=has_markup)
+            return self._messages(self._output.channels, has_markup=has_markup)
         if self._output.reasoning is None:
             return None
         return self._tagged(
@@ -48,35 +50,36 @@ class ReasoningGrammar:
         )
 
     def content_rule(self, rule: str) -> str:
-        """The content, and control tokens that may stand around it."""
-        silent = self._output.reasoning.content_markup if self._output.reasoning else ()
-        *before, after = (self._spelled(token) for token in silent) if silent else ("",)
-        around = [*(f"{token}? " for token in before), rule, f" {after}?"]
-        return "".join(around) if after.startswith("<") else rule
+        """Return the content with control tokens that may surround it."""
+        markup = self._output.reasoning.content_markup if self._output.reasoning else ()
+        *before, after = (self._spelled(token) for token in markup) if markup else ("",)
+        parts = [*(f"{token}? " for token in before), rule, f" {after}?"]
+        return "".join(parts) if after.startswith("<") else rule
 
-    def _messages(self, form: ChannelFormat, *, headed: bool) -> str:
+    def _messages(self, form: ChannelFormat, *, has_markup: bool) -> str:
         kind = int(form != HARMONY)
         end, start = self._spelled(form.message_ends[0]), self._spelled(START)
         again = f'{self._spelled(*REASONING_HEADERS[kind])} thought {start} "assistant"'
-        head = "" if headed else self._spelled(*ANSWER_HEADERS[kind])
+        head = "" if has_markup else self._spelled(*ANSWER_HEADERS[kind])
         return f"start: ({again})* {head} body\n{self._thought(form.message_ends[0], end)}"
 
     def _tagged(self, form: ReasoningFormat, prompt: str, answer: str) -> str | None:
         begin, end = self._spelled(*self._parts(form)), self._spelled(form.end)
         if prompt.endswith(form.begin):
             answer = f"thought gap {answer}"
-        elif not prompt.endswith(form.end) and begin.startswith("<"):  # text could be the content's own beginning
+        elif not prompt.endswith(form.end) and begin.startswith("<"):  # plain text could also begin the content
             answer = f"({begin} thought gap)? {answer}"
         return None if answer == "body" else f"start: {answer}\n{self._thought(form.end, end)}"
 
     def _parts(self, form: ReasoningFormat) -> tuple[str, ...]:
-        """What stands before thoughts, cut behind a control token that it begins with."""
+        """Return the parts of the opening markup: a leading control token, then the rest."""
         first = next((token for token in form.inner_markup if form.begin.startswith(token)), form.begin)
         return tuple(filter(None, (first, form.begin.removeprefix(first))))
 
     def _thought(self, end: str, spelled: str) -> str:
-        """The rules for thoughts and what ends them, a control token or a text. The token's text ends them for
-        routers, too, so it may not be spelled out before it."""
+        """Return the rules for reasoning and its end, a control token or a text. The text of that token also ends
+        reasoning for parsers, so it must not occur before it.
+        """
         if spelled.startswith("<"):
             rule = f"thought: THOUGHT {spelled}\nTHOUGHT: ANY & ~(ANY END ANY)"
         else:
@@ -84,6 +87,6 @@ class ReasoningGrammar:
         return f"{rule}\nEND: {json.dumps(end)}{RULES}"
 
     def _spelled(self, *literals: str) -> str:
-        """As control tokens where they are, else as text."""
+        """Return literals as control tokens if they exist, otherwise as text."""
         tokens = ((self._token_of(literal), literal) for literal in literals)
         return " ".join(json.dumps(text) if token is None else f"<[{token}]>" for token, text in tokens)

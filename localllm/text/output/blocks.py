@@ -1,4 +1,4 @@
-"""A stretch of an answer that may be tool calls: collected until its end is sure, then read at once."""
+"""A part of an answer that may be tool calls: buffered until its end is certain, then parsed at once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,75 +10,80 @@ from localllm.text.output.markers import MarkupScanner
 from localllm.text.output.reader import MalformedCall, TextReader
 from localllm.text.output.spelling import ToolCallSyntax
 
-_TAIL = 80  # characters before an end that are looked at
+_TAIL = 80  # characters before an end marker that are examined
 
 
 @dataclass(frozen=True)
 class ToolCallFormat:
-    """How the tool calls of a model stand in its answers."""
+    """How tool calls appear in a model's answers."""
 
     read: CallReader
     begin: tuple[str, ...]
     """Markup before calls."""
 
     end: str = ""
-    """Markup after them; without it, calls are the last of an answer."""
+    """Markup after calls; without it, calls extend to the end of the answer."""
 
     string_quote: str = ""
-    """What strings stand in; an end within a string is text."""
+    """Quotes around strings; an end marker within a string is text."""
 
     expected_next: tuple[str, ...] = ()
-    """What comes next after `begin`; anything else is no call, and the answer need not wait for the end."""
+    """What must follow `begin`; anything else is not a call, and is output without waiting for the end."""
 
     expected_before_end: str = ""
-    """What stands right before an end; anything else, and it is text."""
+    """What must directly precede an end marker; otherwise it is text."""
 
     inner_markup: tuple[str, ...] = ()
     """Markup between `begin` and `end` that may be control tokens."""
 
     bare_begin: str = ""
-    """What an answer begins with that is a call without markup."""
+    """First character of a call without markup, at the beginning of an answer."""
 
     syntax: ToolCallSyntax = field(kw_only=True)
-    """How such a model is made to write calls."""
+    """How the grammar makes such a model write calls."""
 
 
 class ToolCallBlock:
-    """One such stretch. After `push` gave a rest, or `finish`, either `calls` or `raw` is what it was."""
+    """One such part.
+
+    Once `push` returns text or `finish` is called, either `calls` or `raw_text` holds the result.
+    """
 
     calls: list[ToolCall]
     raw_text: str
 
-    def __init__(self, form: ToolCallFormat, begin: str, schemas: Mapping[str, Any]):
-        """`begin`: the markup that was found, "" for a bare call."""
-        self._form = form
+    def __init__(self, tool_format: ToolCallFormat, begin: str, schemas: Mapping[str, Any]):
+        """`begin`: the markup found, "" for a bare call."""
+        self._form = tool_format
         self._begin = begin
         self._schemas = schemas
         self._pieces: list[str] = []
-        self._tail = ""  # of what is in the pieces
+        self._tail = ""  # of the text in `_pieces`
         self._unread = ""
-        self._begun = not form.expected_next
+        self._begun = not tool_format.expected_next
         self._in_quotes = False
-        escapes = ("\\\\", '\\"') if form.string_quote == '"' else ()
-        # Where strings have no quotes, the beginning of a block may stand in one.
-        again = form.begin if form.string_quote else ()
-        self._markers = MarkupScanner((form.end, form.string_quote, *escapes, *again) if form.end else ())
+        escapes = ("\\\\", '\\"') if tool_format.string_quote == '"' else ()
+        # If strings have no quotes, a begin marker may be part of one.
+        begin_markers = tool_format.begin if tool_format.string_quote else ()
+        self._markers = MarkupScanner(
+            (tool_format.end, tool_format.string_quote, *escapes, *begin_markers) if tool_format.end else ()
+        )
         self.calls, self.raw_text = [], ""
 
     def push(self, text: str) -> str | None:
-        """What comes after the block; None while it goes on."""
+        """Return the text after the block; None while it continues."""
         self._unread += text
         if not self._begun and not self._begins():
             return self._rejected()
-        while self._begun and (found := self._markers.search(self._unread)):
-            marker = found.group()
-            self._settle(found.start())
+        while self._begun and (match := self._markers.search(self._unread)):
+            marker = match.group()
+            self._settle(match.start())
             self._unread = self._unread[len(marker) :]
             if marker == self._form.end and not self._in_quotes and self._may_end():
                 self._read(marker)
                 return self._unread
             if marker in self._form.begin and not self._in_quotes:
-                self._read("")  # its end was forgotten, or it was no call: the next one may be
+                self._read("")  # its end was omitted, or it was not a call: the next one may be
                 return marker + self._unread
             if marker == self._form.string_quote:
                 self._in_quotes = not self._in_quotes
@@ -88,12 +93,12 @@ class ToolCallBlock:
         return None
 
     def finish(self) -> None:
-        """The answer ends here, maybe before the block's end was said."""
+        """The answer ends here, possibly before the block's end marker."""
         self._settle(len(self._unread))
         self._read("")
 
     def _begins(self) -> bool:
-        """Can this still be a call?"""
+        """Whether this can still be a call."""
         text = self._unread.lstrip()
         self._begun = text.startswith(self._form.expected_next)
         return self._begun or any(first.startswith(text) for first in self._form.expected_next)

@@ -1,6 +1,6 @@
-"""Tool calls as models write them, to `ToolCall`s: one function for each way of writing.
+"""Parses tool calls as models write them into `ToolCall`s: one function per notation.
 
-Each reads the whole text between the markup of `formats.py` and raises Malformed where it is anything else.
+Each function parses the whole text between the markup of `formats.py`, and raises MalformedCall for anything else.
 """
 
 import re
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[\w.\-]+")
 
 
 def read_json_calls(reader: TextReader) -> ToolCalls:
-    """`{"name": ..., "arguments": {...}}`, a list of those, or several in a row."""
+    """Parse `{"name": ..., "arguments": {...}}`, a list of those, or several in sequence."""
     calls: ToolCalls = []
     while not reader.at_end():
         found = reader.read_json()
@@ -35,7 +35,7 @@ def read_json_calls(reader: TextReader) -> ToolCalls:
 
 
 def read_mistral(reader: TextReader) -> ToolCalls:
-    """A list as above, or `name[CALL_ID]id[ARGS]{...}` again and again."""
+    """Parse a JSON list of calls, or repeated `name[CALL_ID]id[ARGS]{...}`."""
     if reader.accept("["):
         reader.position -= 1
         return read_json_calls(reader)
@@ -50,7 +50,9 @@ def read_mistral(reader: TextReader) -> ToolCalls:
 
 
 def read_qwen_functions(reader: TextReader) -> ToolCalls:
-    """Qwen3-Coder: `<function=name><parameter=key>value</parameter></function>`, line ends around the value."""
+    """Qwen3-Coder: `<function=name><parameter=key>value</parameter></function>`, with line breaks around the
+    value.
+    """
     calls: ToolCalls = []
     while not reader.at_end():
         reader.expect("<function=")
@@ -71,7 +73,7 @@ def read_functionary(reader: TextReader) -> ToolCalls:
 
 
 def invocation_reader(prefix: str) -> CallReader:
-    """`<invoke name="f"><parameter name="key" string="true">value</parameter></invoke>`, tags with this prefix."""
+    """`<invoke name="f"><parameter name="key" string="true">value</parameter></invoke>`, with prefixed tags."""
 
     def read(reader: TextReader) -> ToolCalls:
         calls: ToolCalls = []
@@ -103,7 +105,7 @@ def read_glm(reader: TextReader) -> ToolCalls:
 
 
 def read_deepseek(reader: TextReader) -> ToolCalls:
-    """V3: `function<｜tool▁sep｜>name`, then JSON in a code block; V3.1: `name<｜tool▁sep｜>` and bare JSON."""
+    """V3: `function<｜tool▁sep｜>name`, then JSON in a code block; V3.1: `name<｜tool▁sep｜>` and plain JSON."""
     calls: ToolCalls = []
     while not reader.at_end():
         reader.expect("<｜tool▁call▁begin｜>")
@@ -119,7 +121,7 @@ def read_deepseek(reader: TextReader) -> ToolCalls:
 
 
 def read_kimi(reader: TextReader) -> ToolCalls:
-    """`functions.name:0<|tool_call_argument_begin|>{...}`; what stands before the JSON is the id, too."""
+    """`functions.name:0<|tool_call_argument_begin|>{...}`; the text before the JSON is also the call's id."""
     calls: ToolCalls = []
     while not reader.at_end():
         reader.expect("<|tool_call_begin|>")
@@ -158,33 +160,33 @@ def read_pythonic(reader: TextReader) -> ToolCalls:
 
 
 def read_harmony_arguments(name: str, reader: TextReader) -> ToolCalls:
-    """The arguments as JSON, in a message to the function of this name."""
+    """Parse the JSON arguments in a message to this function."""
     return _only(reader, [_call(name, reader.read_json())])
 
 
 def read_glimmer(name: str, reader: TextReader) -> ToolCalls:
-    """Invocations between tags of their own, in a message to the function that they name as well."""
+    """Parse invocations between additional tags, in a message to the function that they also name."""
     reader.expect("<atem:function_calls>")
     inner = reader.read_until("</atem:function_calls>")
     return _only(reader, invocation_reader("atem:")(TextReader(inner, reader.schemas)))
 
 
-def _from_json(found: Any) -> ToolCall:
-    function = found.get("function", found) if isinstance(found, dict) else None
-    if not isinstance(function, dict) or not isinstance(found, dict):
-        raise MalformedCall("a call is no object")
+def _from_json(value: Any) -> ToolCall:
+    function = value.get("function", value) if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(value, dict):
+        raise MalformedCall("a call is not an object")
     name = function.get("name", function.get("tool_name"))
-    call_id = found.get("id", found.get("tool_call_id", ""))
+    call_id = value.get("id", value.get("tool_call_id", ""))
     arguments = function.get("arguments", function.get("parameters"))
     return _call(name, arguments, call_id if isinstance(call_id, str) else "")
 
 
 def _call(name: Any, arguments: Any, call_id: str = "") -> ToolCall:
     if isinstance(arguments, str):
-        arguments = parse_json_or_text(arguments)  # some models write the JSON into a string
+        arguments = parse_json_or_text(arguments)  # some models write the JSON as a string
     arguments = {} if arguments is None else arguments
     if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(arguments, dict):
-        raise MalformedCall("no name of a function, or arguments without names")
+        raise MalformedCall("no function name, or arguments without names")
     return ToolCall(name, dump_arguments(arguments), call_id)
 
 

@@ -1,6 +1,6 @@
-"""The router for answers that are messages with headers, as gpt-oss writes them (the harmony format).
+"""The parser for answers that consist of messages with headers, as gpt-oss writes them (the harmony format).
 
-<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>final<|message|>answer<|return|>
+<|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>answer<|return|>
 <|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{...}<|call|>
 """
 
@@ -17,7 +17,7 @@ from localllm.text.output.spelling import ToolCallSyntax
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN = "<|constrain|>"
-MAX_HEADER_CHARACTERS = 300  # characters; what goes on for longer is no header
+MAX_HEADER_CHARACTERS = 300  # a longer text is not a header
 NON_FUNCTION_RECIPIENTS = ("", "user", "self", "all")
 
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w*)")
@@ -26,7 +26,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]*)")
 
 @dataclass(frozen=True)
 class ChannelFormat:
-    """How such messages end, and how a message to a function of this name is read."""
+    """Markers that end such messages, and the parser for a message to the function of a given name."""
 
     message_ends: tuple[str, ...]
     read_calls: Callable[[str, TextReader], list[ToolCall]]
@@ -38,33 +38,33 @@ class ChannelFormat:
 
 
 class ChannelParser:
-    """A `Router`. Reasoning is what goes to the channel `analysis` or to the model itself; a message to a function
-    is a call, if there are any functions; everything else is content, as is text that is no message. A header that
-    was cut off says nothing.
+    """An `OutputParser`. Messages to the channel `analysis` or to the model itself are reasoning; a message to a
+    function is a call, if there are any functions; everything else is content, including text outside of messages.
+    A truncated header outputs nothing.
     """
 
-    def __init__(self, form: ChannelFormat, schemas: Mapping[str, Any]):
-        """`schemas` as in `Reader`, empty without functions. The prompt has begun the first header."""
-        self._form = form
+    def __init__(self, channel_format: ChannelFormat, schemas: Mapping[str, Any]):
+        """`schemas` as in `TextReader`, empty without functions. The prompt has begun the first header."""
+        self._form = channel_format
         self._schemas = schemas
-        self._markers = MarkupScanner(form.markers)
-        self._header: str | None = ""  # so far; None in the body of a message
+        self._markers = MarkupScanner(channel_format.markers)
+        self._header: str | None = ""  # text so far; None in the body of a message
         self._kind = EventType.CONTENT
         self._function = ""
-        self._call: list[str] = []  # the message to the function, so far
+        self._call: list[str] = []  # text of the message to the function so far
         self._unread = ""
 
     def push(self, text: str) -> list[OutputDelta]:
         self._unread += text
         deltas: list[OutputDelta] = []
         while True:
-            found = self._markers.search(self._unread)
-            settled = found.start() if found else len(self._unread) - self._markers.count_partial(self._unread)
-            text, self._unread = self._unread[:settled], self._unread[found.end() if found else settled :]
+            match = self._markers.search(self._unread)
+            settled = match.start() if match else len(self._unread) - self._markers.count_partial(self._unread)
+            text, self._unread = self._unread[:settled], self._unread[match.end() if match else settled :]
             self._take(text, deltas)
-            if found is None:
+            if match is None:
                 return deltas
-            self._meet(found.group(), deltas)
+            self._meet(match.group(), deltas)
 
     def finish(self) -> list[OutputDelta]:
         deltas: list[OutputDelta] = []
@@ -74,7 +74,7 @@ class ChannelParser:
         return deltas
 
     def _take(self, text: str, deltas: list[OutputDelta]) -> None:
-        """Text of a header or a message."""
+        """Add text to the current header or message."""
         if not text:
             return
         if self._header is not None:
@@ -98,10 +98,10 @@ class ChannelParser:
     def _begin_message(self, header: str) -> None:
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         receiver = recipient[1] if recipient else ""
-        thinks = receiver == "self" or (channel is not None and channel[1] == "analysis")
+        is_reasoning = receiver == "self" or (channel is not None and channel[1] == "analysis")
         is_call = bool(self._schemas) and receiver not in NON_FUNCTION_RECIPIENTS
         self._function = receiver.removeprefix("functions.") if is_call else ""
-        self._kind = EventType.REASONING if thinks else EventType.CONTENT
+        self._kind = EventType.REASONING if is_reasoning else EventType.CONTENT
         self._header = None
 
     def _end_message(self, deltas: list[OutputDelta]) -> None:

@@ -1,4 +1,4 @@
-"""A piece of an answer, told apart from the rest; and what a router of them promises."""
+"""One piece of a parsed answer, and the interface of parsers that produce them."""
 
 from typing import NamedTuple, Protocol
 
@@ -6,7 +6,7 @@ from localllm.request import EventType, ToolCall
 
 
 class OutputDelta(NamedTuple):
-    """Text of one kind, or a whole tool call."""
+    """Text of one kind, or a complete tool call."""
 
     kind: EventType
     text: str = ""
@@ -14,10 +14,10 @@ class OutputDelta(NamedTuple):
 
 
 class OutputParser(Protocol):
-    """Takes an answer as it comes and gives its pieces, the same ones joined wherever the text was cut.
+    """Parses an answer incrementally; the concatenated pieces do not depend on how the text was split.
 
-    Joined, the pieces hold every character of the answer but the markup that was understood, and the white
-    space next to that. Whatever looks like a tool call and cannot be read as one is content.
+    They hold every character of the answer except recognized markup and adjacent white space. Text that looks like
+    a tool call but cannot be parsed as one is content.
     """
 
     def push(self, text: str) -> list[OutputDelta]: ...
@@ -25,7 +25,7 @@ class OutputParser(Protocol):
 
 
 class PlainParser:
-    """A `Router` of answers that are content and nothing else."""
+    """An `OutputParser` for answers that consist only of content."""
 
     def push(self, text: str) -> list[OutputDelta]:
         return [OutputDelta(EventType.CONTENT, text)] if text else []

@@ -1,4 +1,4 @@
-"""Which markup a model writes: chosen by what its chat template and its tokens contain, never by its name."""
+"""Selects a model's markup by the content of its chat template and its tokens, never by its name."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ Format = TypeVar("Format")
 
 
 class FormatRule(NamedTuple, Generic[Format]):
-    """A format, and the markers that the template or the added tokens of its models contain, all of them."""
+    """A format, and the markers that must all be in the template or the added tokens of its models."""
 
     format: Format
     markers: tuple[str, ...]
@@ -137,7 +137,7 @@ GRANITE_CALLS = ToolCallFormat(
     begin=("<|tool_call|>",), syntax=spelling.json_list_syntax("<|tool_call|>", ""), **JSON_CALLS
 )
 BARE_JSON = ToolCallFormat(begin=(), bare_begin="{", syntax=spelling.BARE, **JSON_CALLS)
-"""Of a model that has no format of its own, where it is made to call a function."""
+"""Used if a model without its own format is required to call a function."""
 
 TOOL_RULES = (
     FormatRule(replace(DEEPSEEK, syntax=spelling.DEEPSEEK_FENCED), ("<｜tool▁calls▁begin｜>", "```json")),
@@ -165,7 +165,7 @@ TOOL_RULES = (
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """What the answers of a model are made of."""
+    """The components of a model's answers."""
 
     channels: ChannelFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -173,7 +173,7 @@ class OutputFormat:
 
     @classmethod
     def detect(cls, templates: Mapping[str, str], tokens: Collection[str]) -> "OutputFormat":
-        """By a model's chat templates, and where these do not say, by its added tokens."""
+        """Detect the format by a model's chat templates, otherwise by its added tokens."""
         source, known = "\n".join(templates.values()), frozenset(tokens)
         if channels := _choose(CHANNEL_RULES, source):
             return cls(channels=channels)
@@ -184,11 +184,14 @@ class OutputFormat:
 
     @property
     def can_reason(self) -> bool:
-        """May an answer hold what the model thinks?"""
+        """Whether an answer may contain reasoning."""
         return bool(self.channels or self.reasoning)
 
     def make_parser(self, prompt: str, tools: Sequence[Mapping[str, Any]]) -> OutputParser:
-        """For the answer to a prompt that ends like this. Without tools, nothing is taken for a call of one."""
+        """Return the parser for the answer to a prompt that ends like this.
+
+        Without tools, nothing is parsed as a call.
+        """
         schemas = dict(map(_parameters, tools))
         if self.channels:
             return ChannelParser(self.channels, schemas)
@@ -198,11 +201,11 @@ class OutputFormat:
         return TaggedParser(self.reasoning, self.tools if tools else None, schemas, thinking=thinking)
 
     def for_required_call(self) -> "OutputFormat":
-        """The same of a model that is made to call a function: one without markup for it writes a JSON object."""
+        """Return the format for a required call: a model without markup for calls writes a JSON object."""
         return self if self.channels or self.tools else replace(self, tools=BARE_JSON)
 
     def markup(self, *, with_tools: bool) -> frozenset[str]:
-        """The literals that a router must see, also where the tokenizer calls them special and no text."""
+        """Return literals that a parser must see, even if the tokenizer hides them as special tokens."""
         found: list[str] = list(self.channels.markers) if self.channels else []
         if self.reasoning:
             found += [*self.reasoning.markers, *self.reasoning.inner_markup]

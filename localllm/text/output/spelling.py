@@ -1,6 +1,6 @@
 """How models write tool calls, as plain data: the inverse of the functions in `calls.py`.
 
-NAME, ID and KEY stand in these texts for the function's name, the call's id and a parameter's name.
+NAME_SLOT, ID_SLOT and KEY_SLOT stand for the function's name, the call's id and a parameter's name.
 """
 
 from dataclasses import dataclass
@@ -10,41 +10,41 @@ NAME_SLOT, ID_SLOT, KEY_SLOT = "@name", "@id", "@key"
 
 @dataclass(frozen=True)
 class ParameterSyntax:
-    """Arguments that are written one by one, in place of one JSON object."""
+    """Arguments that are written one by one instead of as one JSON object."""
 
     before: str
-    """What stands before a value that is written as JSON."""
+    """Text before a value written as JSON."""
 
     after: str
     separator: str = ""
     text_before: str | None = None
-    """What stands before a text that is written as it is; None: texts are JSON, too."""
+    """Text before a string written verbatim; None if strings are also JSON."""
 
     text_after: str | None = None
-    """What stands after such a text, if something else than `after` does."""
+    """Text after a verbatim string, if it differs from `after`."""
 
     marks_text: bool = False
-    """By the markup one sees what is a text; else by its schema alone, as `values.typed` does."""
+    """Whether markup distinguishes strings; otherwise only the schema does, as in `values.parse_typed`."""
 
     scalars_only: bool = False
-    """Lists and objects are written in a way of their own, which is not known here."""
+    """Lists and objects use a different notation, which is not supported."""
 
 
 @dataclass(frozen=True)
 class ToolCallSyntax:
-    """`begin`, one call or several with something between them, `end`."""
+    """`calls_begin`, one call or several with a separator, `calls_end`."""
 
     call_begin: str
-    """Before the arguments of a call, with its name."""
+    """Text before the arguments of a call, including its name."""
 
     call_end: str
     calls_begin: str = ""
     calls_end: str = ""
     separator: str | None = None
-    """Between two calls; None: such a model makes one call an answer."""
+    """Text between two calls; None if such a model makes only one call per answer."""
 
     id_pattern: str = ""
-    """A regular expression for what stands at ID."""
+    """Regular expression for ID_SLOT."""
 
     parameters: ParameterSyntax | None = None
 

@@ -1,4 +1,4 @@
-"""The router for answers whose parts stand between tags: `<think>...</think>`, `<tool_call>...</tool_call>`."""
+"""The parser for answers whose parts are enclosed in tags: `<think>...</think>`, `<tool_call>...</tool_call>`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from localllm.text.output.blocks import ToolCallBlock, ToolCallFormat
 from localllm.text.output.delta import OutputDelta
 from localllm.text.output.markers import MarkupScanner
 
-MAX_HELD_SPACE = 16  # characters; models put one or two line ends beside markup
+MAX_HELD_SPACE = 16  # characters; models write one or two line breaks next to markup
 
 
 @dataclass(frozen=True)
 class ReasoningFormat:
-    """What stands before and after a model's thoughts."""
+    """Markup before and after a model's reasoning."""
 
     begin: str
     end: str
     anywhere: bool = False
-    """Thoughts may come after content, too: their markup is control tokens, so no text looks like it."""
+    """Reasoning may also follow content: its markup consists of control tokens, which no text resembles."""
 
     content_markup: tuple[str, ...] = ()
-    """Markup around the content that says nothing more; where it is no control tokens, only after thoughts."""
+    """Markup around the content that carries no other meaning; if not control tokens, only after reasoning."""
 
     inner_markup: tuple[str, ...] = ()
-    """Control tokens that `begin` is made of, where it is more than one."""
+    """Control tokens within `begin`, if it consists of several parts."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -33,8 +33,8 @@ class ReasoningFormat:
 
 
 class TaggedParser:
-    """A `Router`. White space beside markup belongs to it, so it is held back until what follows is known, but no
-    more than MOST_SPACE: a model that says line ends for ever is to be heard, by stop strings too.
+    """An `OutputParser`. White space next to markup belongs to it, so it is held back until the next text is
+    known, but at most MAX_HELD_SPACE characters: endless line breaks must still be output, and reach stop strings.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class TaggedParser:
         *,
         thinking: bool,
     ):
-        """`thinking`: the prompt ended amid thoughts. `schemas` as in `Reader`."""
+        """`thinking`: the prompt ended within reasoning. `schemas` as in `TextReader`."""
         self._reasoning = reasoning
         self._tools = tools
         self._schemas = schemas
@@ -53,12 +53,12 @@ class TaggedParser:
         self._said = False  # content has begun
         self._thought = thinking
         self._after_markup = thinking
-        self._space = ""  # at the end of what was said
+        self._space = ""  # held back after the last output
         self._unread = ""
         self._block: ToolCallBlock | None = None
-        thoughts = (reasoning.begin, *reasoning.content_markup) if reasoning else ()
-        self._in_content = MarkupScanner((*thoughts, *(tools.begin if tools else ())))
-        # Else, once content has begun, there is nothing to wait for.
+        content_markers = (reasoning.begin, *reasoning.content_markup) if reasoning else ()
+        self._in_content = MarkupScanner((*content_markers, *(tools.begin if tools else ())))
+        # Otherwise no markup is expected once content has begun.
         self._more_markup = bool(tools or (reasoning and (reasoning.anywhere or reasoning.content_markup)))
         self._in_reasoning = MarkupScanner([reasoning.end] if reasoning else [])
 
@@ -81,22 +81,22 @@ class TaggedParser:
         return deltas
 
     def _go_on(self, deltas: list[OutputDelta]) -> bool:
-        """Read up to the next markup and over it. False: there is none yet."""
+        """Process the text up to and including the next markup. Return False if there is none yet."""
         if self._block:
             return self._read_block(self._block, deltas)
         if self._tools and self._may_be_bare() and self._unread.lstrip().startswith(self._tools.bare_begin):
             self._block = ToolCallBlock(self._tools, "", self._schemas)
             return True
         markers = self._in_reasoning if self._kind is EventType.REASONING else self._in_content
-        found = markers.search(self._unread)
-        if found is None:
+        match = markers.search(self._unread)
+        if match is None:
             settled = len(self._unread) - markers.count_partial(self._unread)
             self._say(self._unread[:settled], deltas)
             self._unread = self._unread[settled:]
             return False
-        self._say(self._unread[: found.start()], deltas)
-        self._unread = self._unread[found.end() :]
-        self._meet(found.group(), deltas)
+        self._say(self._unread[: match.start()], deltas)
+        self._unread = self._unread[match.end() :]
+        self._meet(match.group(), deltas)
         return True
 
     def _may_be_bare(self) -> bool:
@@ -114,7 +114,7 @@ class TaggedParser:
             self._forget_space()
 
     def _is_text(self, marker: str, reasoning: ReasoningFormat) -> bool:
-        """Is this where the markup of thoughts is not expected, and anybody may have written it?"""
+        """Whether this marker is unexpected here, and may be ordinary text."""
         if reasoning.anywhere:
             return False
         return (marker == reasoning.begin and self._said) or (

@@ -1,4 +1,4 @@
-"""Values of arguments that are not written as JSON: Python literals, Gemma's quotes, and text with a schema."""
+"""Argument values that are not written as JSON: Python literals, Gemma's quotes, and text with a schema."""
 
 import json
 import re
@@ -18,18 +18,18 @@ _TYPES = {bool: "boolean", int: "integer", float: "number", list: "array", dict:
 
 
 def read_python_string(reader: TextReader) -> str | None:
-    """A string in single or double quotes, if one comes next. An escape that Python does not know stays."""
+    """Return the next string in single or double quotes, if any. Escapes that Python does not define are kept."""
     quoted = reader.read_match(_QUOTED)
     return None if quoted is None else _ESCAPE.sub(_unescape, quoted[1:-1])
 
 
 def read_gemma_string(reader: TextReader) -> str | None:
-    """A string between two tokens of its own, if one comes next. Nothing in it is escaped."""
+    """Return the next string between Gemma's quote tokens, if any. It contains no escapes."""
     return reader.read_until('<|"|>') if reader.accept('<|"|>') else None
 
 
 def read_value(reader: TextReader, string: StringReader) -> Any:
-    """A value as Python or Gemma writes it, with strings of one of the two kinds above. Raises Malformed."""
+    """Parse a value in Python's or Gemma's notation, with the given reader for strings. Raises MalformedCall."""
     text = string(reader)
     if text is not None:
         return text
@@ -44,13 +44,13 @@ def read_value(reader: TextReader, string: StringReader) -> Any:
     number = parse_json_or_text(word)
     if isinstance(number, int | float):
         return number
-    raise MalformedCall(f"{word} is no value")
+    raise MalformedCall(f"{word} is not a value")
 
 
 def parse_typed(text: str, schema: Any) -> Any:
-    """The value that a parameter written as bare text has by its schema; without one, JSON where it reads so.
+    """Return the value of a parameter written as bare text, by its schema; without one, parsed as JSON if valid.
 
-    A text that does not fit its schema stays text: it is the caller of the function who can tell the model.
+    Text that does not match its schema remains text, so that the function's caller can tell the model.
     """
     types = _types(schema)
     if types == {"string"}:
@@ -62,7 +62,7 @@ def parse_typed(text: str, schema: Any) -> Any:
 
 
 def parse_json_or_text(text: str) -> Any:
-    """The value, or the text itself where it is no JSON."""
+    """Return the JSON value, or the text itself if it is not JSON."""
     reader = TextReader(text)
     try:
         parsed = reader.read_json()
@@ -109,17 +109,17 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _types(schema: Any) -> set[str]:
-    """The types that a schema allows, by name; empty where it does not say."""
+    """Return the names of the types that a schema allows; empty if unspecified."""
     if not isinstance(schema, Mapping):
         return set()
     named = schema.get("type", [])
     types = {named} if isinstance(named, str) else set(filter(_is_text, named if isinstance(named, list) else []))
     for word in ("anyOf", "oneOf"):
         members = schema.get(word)
-        said = [_types(member) for member in members] if isinstance(members, list) else []
-        if not all(said):
+        member_types = [_types(member) for member in members] if isinstance(members, list) else []
+        if not all(member_types):
             return set()
-        types = types.union(*said)
+        types = types.union(*member_types)
     allowed = schema.get("enum")
     if not types and isinstance(allowed, list):
         types = {_TYPES.get(type(one), "string") for one in allowed}
@@ -131,7 +131,7 @@ def _is_text(name: object) -> bool:
 
 
 def dump_arguments(arguments: dict[str, Any]) -> str:
-    """As JSON text. Half a surrogate pair, which JSON can name and Unicode cannot write, stays an escape."""
+    """Return JSON text. A lone surrogate, which JSON can express but UTF-8 cannot encode, remains escaped."""
     text = json.dumps(arguments, ensure_ascii=False)
     try:
         text.encode()

@@ -44,7 +44,7 @@ def test_what_was_asked_for_is_let_through(grammar: Grammar, content: str) -> No
     ("grammar", "content", "said"),
     [
         (PRICES, "[0.3, ", "is not JSON"),
-        (PRICES, "[NaN]", "NaN is no JSON"),
+        (PRICES, "[NaN]", "NaN is not JSON"),
         (PRICES, "[1, 2, 3]", "at $"),
         (PRICES, "[1, 0.005]", "at $[1]: Decimal('0.005')"),
         (PRICES, "[1e9999999]", "cannot be checked"),
