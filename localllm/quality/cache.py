@@ -1,5 +1,6 @@
-"""A model's logits in a temporary file, for two models that memory does not hold at once: the file stands in for
-the first while the second computes. As exact as the model itself, since they are kept as they were.
+"""Stores a model's logits in a temporary file, for comparing two models that do not fit into memory together.
+
+The file replaces the first model while the second computes. The logits are stored exactly.
 """
 
 import shutil
@@ -18,13 +19,14 @@ from localllm.formatting import format_bytes
 from localllm.quality.measure import LogitsFunction
 from localllm.quality.text import Windows
 
-LOGIT_BYTES = 4  # of a logit
+LOGIT_BYTES = 4  # per logit
 
 
 @contextmanager
 def open_logits_file(folder: Path, needed: int) -> Iterator["LogitsFile"]:
-    """A file that is gone in the end, also after a crash. needed: bytes, see `bytes_of`. Raises DiskFull where so
-    many are not free."""
+    """Open a file that is removed at the end, even after a crash. needed: bytes, see `logits_bytes`. Raises
+    DiskFull if fewer are free.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     free = shutil.disk_usage(folder).free
     if needed > free:
@@ -38,19 +40,20 @@ def open_logits_file(folder: Path, needed: int) -> Iterator["LogitsFile"]:
 
 
 class LogitsFile:
-    """A function as `measure.Logits` describes it, of the windows that were recorded."""
+    """A `measure.LogitsFunction` for the recorded windows."""
 
     def __init__(self, file: IO[bytes], folder: Path):
         self.file = file
-        self.folder = folder  # that the file is in, for errors
-        self.offsets: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}  # offset and shape, by window
+        self.folder = folder  # containing the file, for error messages
+        # Offset and shape of each piece, by window.
+        self.offsets: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
 
     def record(self, logits: LogitsFunction, windows: Windows) -> None:
-        """Raises DiskFull where the disk has become full."""
+        """Compute and store the logits of all windows. Raises DiskFull if the disk becomes full."""
         for ids in windows.ids:
-            found = self.offsets[ids] = []
+            pieces = self.offsets[ids] = []
             for piece in logits(ids):
-                found.append((self.file.tell(), tuple(piece.shape)))
+                pieces.append((self.file.tell(), tuple(piece.shape)))
                 with explain_disk_errors(self.folder):
                     self.file.write(piece.float().cpu().contiguous().numpy().data)
 

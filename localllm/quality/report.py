@@ -1,7 +1,6 @@
-"""What is known of how far one model is from another, and its JSON, which lies beside the weights of an artefact.
+"""The measured distance between two models, and its JSON, which is stored with the weights of a quantized model.
 
-Needs no torch. Knows nothing of how the numbers come about: `measure.py` defines them, docs/quality.md explains
-them.
+Needs no torch. `measure.py` computes and defines the numbers, docs/quality.md explains them.
 """
 
 import dataclasses
@@ -22,7 +21,7 @@ JsonScalar = str | int | float | bool | None
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean over the scored tokens, and its standard error if these were independent of each other."""
+    """A mean over the scored tokens, and its standard error assuming independent tokens."""
 
     value: float
     error: float
@@ -30,7 +29,7 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """Kullback-Leibler divergence of the other model's next tokens from the reference's, in nats a token."""
+    """Kullback-Leibler divergence of the other model's next-token probabilities from the reference's, in nats."""
 
     mean: Estimate
     median: float
@@ -40,25 +39,25 @@ class Divergence:
 
 @dataclasses.dataclass(frozen=True)
 class Distance:
-    """All that follows from the logits of two models over one text."""
+    """Results computed from the logits of two models over one text."""
 
     reference_perplexity: Estimate
     other_perplexity: Estimate
-    log_ratio: Estimate  # ln(other's perplexity / reference's), from the differences token by token
+    log_ratio: Estimate  # ln(other's perplexity / reference's), from the differences by token
     divergence: Divergence
-    same_top: Estimate  # share of positions at which both find the same token likeliest
-    right_token: Estimate  # change of the probability that the token which does follow is given
-    right_token_rms: float  # the same, root of the mean square
+    same_top: Estimate  # share of positions with the same most likely token
+    right_token: Estimate  # change in the probability of the actual next token
+    right_token_rms: float  # root mean square of that change
 
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The text that was looked at."""
+    """The text used."""
 
     name: str
-    tokens: int  # that the models were given
-    scored: int  # those whose probability counts
-    window: int  # tokens that are seen at once, at most
+    tokens: int  # number given to the models
+    scored: int  # number of tokens whose probability counts
+    window: int  # most tokens in one window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,49 +65,49 @@ class Side:
     """One of the two models."""
 
     name: str
-    weight_bytes: int  # as its files store them
-    dtype: str  # it computed in
-    kv_dtype: str | None = None  # of its cache; None: as it computes
-    text_tokens_per_s: float | None = None  # of the text, with the logits of every token: one run
-    decode_tokens_per_s: float | None = None  # of an answer: one run
+    weight_bytes: int  # as stored in its files
+    dtype: str  # of its computation
+    kv_dtype: str | None = None  # of the KV cache; None if the same as `dtype`
+    text_tokens_per_s: float | None = None  # for the text, with the logits of every token: a single run
+    decode_tokens_per_s: float | None = None  # of an answer: a single run
 
 
 @dataclasses.dataclass(frozen=True)
 class Answers:
-    """What both say to one prompt where each always takes its likeliest token."""
+    """Both models' greedy answers to one prompt."""
 
     prompt: str
     tokens: int  # of each answer
-    same: int  # tokens before the first that differs
-    common: str  # their text
-    reference: str  # what the reference says from there on
+    same: int  # tokens before the first difference
+    common: str  # text of those tokens
+    reference: str  # the reference's text after them
     other: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Error:
-    """|other - reference| / |reference| of an output, averaged as its maker says."""
+    """|other - reference| / |reference| of an output, averaged as described at its source."""
 
-    name: str  # of a matrix in the runtime's words, or `layer 3`
+    name: str  # runtime name of a matrix, or `layer 3`
     relative: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """A model beside the reference that it was made of, or is compared with."""
+    """A model compared with a reference, which may be the model it was made from."""
 
     reference: Side
     other: Side
     text: Scored
     distance: Distance
     answers: tuple[Answers, ...] = ()
-    layers: tuple[Error, ...] = ()  # after each layer, in their order; none where the two have other layers
-    matrices: tuple[Error, ...] = ()  # that were quantized, the worst first
+    layers: tuple[Error, ...] = ()  # after each layer, in order; empty if the layers differ
+    matrices: tuple[Error, ...] = ()  # quantized ones, in descending order of error
     recipe: Mapping[str, JsonScalar] | None = None  # how it was quantized
 
 
 def as_dict(quality: Quality) -> dict[str, Any]:
-    """The object that docs/quality.md describes."""
+    """Return the object described in docs/quality.md."""
     return {"version": VERSION, **dataclasses.asdict(quality)}
 
 
@@ -117,9 +116,9 @@ def write_report(quality: Quality, folder: Path) -> None:
 
 
 def read_report(folder: Path) -> Quality | None:
-    """The report in a model's folder; None where there is none, as beside a GGUF file.
+    """Return the report in a model's folder; None if there is none, as for a GGUF file.
 
-    Raises DamagedModel for a file that is no such report, UnsupportedModel for one of another version.
+    Raises DamagedModel for an invalid file, UnsupportedModel for another version.
     """
     file = folder / REPORT_FILE
     if not file.is_file():
@@ -128,7 +127,7 @@ def read_report(folder: Path) -> Quality | None:
     version = fields.pop("version", None)
     if version != VERSION or type(version) is not int:
         raise UnsupportedModel(
-            f"{file} is of version {version!r} and this localllm reads {VERSION}", "measure again"
+            f"{file} has version {version!r}, but this localllm reads {VERSION}", "measure again"
         )
     try:
         return _read(Quality, fields, "the report")
@@ -141,17 +140,17 @@ class _Wrong(ValueError):
 
 
 def _read(kind: Any, value: Any, name: str) -> Any:
-    """`value` of parsed JSON as a `kind` of the dataclasses above. Raises _Wrong, naming the field."""
+    """Convert parsed JSON to a `kind` of the dataclasses above. Raises _Wrong, naming the field."""
     choices = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     if value is None and NoneType in choices:
         return None
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _read_fields(kind, value, name)
     if get_origin(kind) is tuple and isinstance(value, list):
-        return tuple(_read(get_args(kind)[0], one, f"{name}[{i}]") for i, one in enumerate(value))
+        return tuple(_read(get_args(kind)[0], item, f"{name}[{i}]") for i, item in enumerate(value))
     mapping = next((choice for choice in choices if get_origin(choice) is Mapping), None)
     if mapping and isinstance(value, dict):
-        return {key: _read(get_args(mapping)[1], one, f"{name}.{key}") for key, one in value.items()}
+        return {key: _read(get_args(mapping)[1], item, f"{name}.{key}") for key, item in value.items()}
     if type(value) in choices or (float in choices and type(value) is int):
         if isinstance(value, float) and not math.isfinite(value):
             raise _Wrong(f"{name} is {value}")
@@ -162,7 +161,7 @@ def _read(kind: Any, value: Any, name: str) -> Any:
 def _read_fields(kind: Any, values: dict[str, Any], name: str) -> Any:
     hints = get_type_hints(kind)
     if unknown := values.keys() - hints.keys():
-        raise _Wrong(f"{name} has a field {min(unknown)!r} that is not known")
+        raise _Wrong(f"{name} has an unknown field {min(unknown)!r}")
     needed = {field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING}
     if missing := needed - values.keys():
         raise _Wrong(f"{name} has no {min(missing)}")

@@ -154,7 +154,7 @@ def test_a_text_that_is_too_short_to_measure_on_is_refused_before_any_work(
     for target in ("small", "small.gguf"):
         to = ["--to", "gguf"] if target.endswith(".gguf") else ["--bits", "8"]
         assert main(["quantize", str(tiny), "-o", str(tmp_path / target), *to, *flags]) == 2
-        assert "64 at least are needed" in capsys.readouterr().err
+        assert "at least 64 are needed" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 
@@ -209,7 +209,7 @@ def test_a_group_that_does_not_divide_and_a_text_that_is_too_short(
     assert "the calibration text has" in capsys.readouterr().err
     flags = ["--group", "32", "--eval", str(tmp_path / "short.txt")]
     assert main(["quantize", str(tiny), "-o", str(tmp_path / "small"), *flags]) == 2
-    assert "give a longer text" in capsys.readouterr().err
+    assert "use a longer text" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["short.txt"]
 
 

@@ -72,13 +72,13 @@ def test_no_more_tokens_are_looked_at_than_asked_for(plain: Tokenizer, framed: T
 
 
 def test_a_text_that_is_too_short_is_refused_with_numbers(plain: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=r"the text has \d+ tokens, of which \d+ would be .*; 64 at least are"):
+    with pytest.raises(UsageError, match=r"the text has \d+ tokens, of which \d+ would be .*; at least 64 are"):
         split_into_windows("Once upon a time.", plain)
     with pytest.raises(UsageError, match="the text has 0 tokens"):
         split_into_windows("", plain)
     with pytest.raises(UsageError, match=r"of which 19 would be scored in windows of 512 and 20 tokens in all"):
         split_into_windows(TEXT, plain, max_tokens=20)
-    with pytest.raises(UsageError, match="a window of 1 tokens is asked for; give one of 2 or more"):
+    with pytest.raises(UsageError, match="a window of 1 tokens is too small; use one of 2 or more"):
         split_into_windows(TEXT, plain, window=1)
 
 
