@@ -1,6 +1,6 @@
-"""Two models over one text: how far the second is from the first, and how fast both are.
+"""Compares two models over one text: how far the second is from the first, and how fast both are.
 
-Both are held at once where memory holds both, else one after the other, the logits of the first in a temporary
+Both are loaded at once if they fit into memory, otherwise in turn, with the first model's logits in a temporary
 file.
 """
 
@@ -30,11 +30,11 @@ def compare_models(
     tokens: int = MAX_TOKENS,
     note: Callable[[str], None] = lambda line: None,
 ) -> Quality:
-    """All of a report but the recipe and the matrices, which are the quantizer's to add.
+    """Return a report without the recipe and the matrices, which the quantizer adds.
 
-    text: None is the project's own; window: tokens that are seen at once, None for the usual, or what both models
-    know where that is less; tokens: of the text, at most; note: takes a line for the person. Raises UsageError for
-    models of two vocabularies and a text that is too short, DoesNotFit, DiskFull, and what `load` raises.
+    text: None for the project's own; window: most tokens seen at once, None for the default, limited by both
+    models' contexts; tokens: most tokens of the text; note: receives a line for the user. Raises UsageError for
+    models with different vocabularies and a text that is too short, DoesNotFit, DiskFull, and what `load` raises.
     """
     vocab = shared_vocab_size(reference, candidate)
     text = EVALUATION_TEXT.read_text(encoding="utf-8") if text is None else text
@@ -44,29 +44,29 @@ def compare_models(
     widest = max(len(ids) for ids in windows.ids)
     context = min(longest, max(widest, max(map(len, prompts)) + ANSWER_TOKENS))
     together = fits_together(reference, candidate, context)
-    with ExitStack() as held:
-        first = held.enter_context(closing(reference.load(context)))
-        seen, ours = probe(first, windows, prompts), LogitsReader(first, vocab)
-        logits: measure.LogitsFunction = ours
+    with ExitStack() as resources:
+        first = resources.enter_context(closing(reference.load(context)))
+        reference_probe, reference_logits = probe(first, windows, prompts), LogitsReader(first, vocab)
+        logits: measure.LogitsFunction = reference_logits
         if not together:
             needed = cache.logits_bytes(windows, vocab)
             note(
                 f"note: memory does not hold {reference.name} and {candidate.name} together, so they run one "
                 f"after the other, with {format_bytes(needed)} of logits in a temporary file in {settings.home}"
             )
-            logits = held.enter_context(cache.open_logits_file(settings.home, needed))
-            logits.record(ours, windows)
+            logits = resources.enter_context(cache.open_logits_file(settings.home, needed))
+            logits.record(reference_logits, windows)
             first.close()
-        second = held.enter_context(closing(candidate.load(context)))
-        seen_of_other, theirs = probe(second, windows, prompts), LogitsReader(second, vocab)
-        distance = measure.measure_distance(logits, theirs, windows)
+        second = resources.enter_context(closing(candidate.load(context)))
+        candidate_probe, candidate_logits = probe(second, windows, prompts), LogitsReader(second, vocab)
+        distance = measure.measure_distance(logits, candidate_logits, windows)
     return Quality(
-        make_side(reference, seen, ours),
-        make_side(candidate, seen_of_other, theirs),
+        make_side(reference, reference_probe, reference_logits),
+        make_side(candidate, candidate_probe, candidate_logits),
         Scored(text_name, windows.tokens, windows.scored, widest),
         distance,
-        tuple(compare_answers(reference.tokenizer, prompts, seen, seen_of_other)),
-        layer_errors(seen, seen_of_other),
+        tuple(compare_answers(reference.tokenizer, prompts, reference_probe, candidate_probe)),
+        layer_errors(reference_probe, candidate_probe),
     )
 
 
@@ -83,8 +83,8 @@ def make_side(subject: Subject, probe: ProbeResult, reading: LogitsReader) -> Si
 
 
 def layer_errors(reference: ProbeResult, other: ProbeResult) -> tuple[Error, ...]:
-    """After each layer, if the two have as many, of one width."""
-    if [x.shape for x in reference.layers] != [x.shape for x in other.layers]:
+    """Return the error after each layer, if both models have the same number of layers and width."""
+    if [layer.shape for layer in reference.layers] != [layer.shape for layer in other.layers]:
         return ()
     pairs = zip(reference.layers, other.layers, strict=True)
     return tuple(Error(f"layer {i}", measure.output_error(a, b)) for i, (a, b) in enumerate(pairs))
@@ -93,24 +93,26 @@ def layer_errors(reference: ProbeResult, other: ProbeResult) -> tuple[Error, ...
 def compare_answers(
     tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], reference: ProbeResult, other: ProbeResult
 ) -> list[Answers]:
-    found = []
+    answers = []
     for prompt, ours, theirs in zip(prompts, reference.answers, other.answers, strict=True):
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=True)))
-        before = [*prompt, *ours[:same]]
-        found.append(
+        same_tokens = sum(
+            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=True))
+        )
+        before = [*prompt, *ours[:same_tokens]]
+        answers.append(
             Answers(
                 tokenizer.decode(prompt),
                 len(ours),
-                same,
-                continuation_text(tokenizer, prompt, ours[:same]),
-                continuation_text(tokenizer, before, ours[same:]),
-                continuation_text(tokenizer, before, theirs[same:]),
+                same_tokens,
+                continuation_text(tokenizer, prompt, ours[:same_tokens]),
+                continuation_text(tokenizer, before, ours[same_tokens:]),
+                continuation_text(tokenizer, before, theirs[same_tokens:]),
             )
         )
-    return found
+    return answers
 
 
 def continuation_text(tokenizer: Tokenizer, prefix_ids: Sequence[int], ids: Sequence[int]) -> str:
-    """The text of `ids` where it stands: SentencePiece leaves out the space at the begin of a text."""
+    """Return the text of `ids` in context: SentencePiece omits the space at the beginning of a text."""
     begin, whole = tokenizer.decode(prefix_ids), tokenizer.decode([*prefix_ids, *ids])
     return whole[len(begin) :] if whole.startswith(begin) else tokenizer.decode(ids)

@@ -1,4 +1,4 @@
-"""An answer computed again from its receipt: the same tokens, or where the first other one stands."""
+"""Recomputes an answer from its receipt, and finds the first token that differs, if any."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +11,12 @@ from localllm.llm.llm import LLM, collect_completion
 from localllm.receipts.receipt import Kernels, Model, Question, Receipt, Setup
 from localllm.request import MAX_LOGIT_BIAS, ChatRequest, GenerationEvent, Request, SamplingParams
 
-SHOWN_CHARS = 40  # characters of a text that differs
+SHOWN_CHARS = 40  # shown of a differing text
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is not as it was."""
+    """Something that differs from the receipt."""
 
     what: str
     then: str
@@ -32,16 +32,16 @@ class Said:
 
     token_id: int
     text: str
-    logprob: float | None  # by this model's own distribution, here and now; None: it has no such token
+    logprob: float | None  # under this model's own distribution, now; None if it has no such token
 
 
 @dataclass(frozen=True)
 class Replayed:
-    changes: tuple[Change, ...]  # of what the answer was computed on, with and in
+    changes: tuple[Change, ...]  # of the model, setup and kernels
     same_tokens: int  # from the first on
-    then: Said | None  # the first that differs; None: the answer had ended there, or none differs
+    then: Said | None  # the first that differs; None if the answer had ended, or none differs
     now: Said | None
-    ends: tuple[Change, ...]  # where all tokens are the same: another reason to end, other texts
+    ends: tuple[Change, ...]  # if all tokens are the same: differing finish reason or texts
 
     @property
     def identical(self) -> bool:
@@ -49,17 +49,17 @@ class Replayed:
 
     @property
     def margin(self) -> float | None:
-        """How much likelier the token of then is, here and now, in natural logarithms."""
+        """How much more likely the original token is now, as a difference of natural logarithms."""
         if not (self.then and self.now) or self.then.logprob is None or self.now.logprob is None:
             return None
         return self.then.logprob - self.now.logprob
 
 
 def replay(llm: LLM, receipt: Receipt, on_change: Callable[[Change], object] = lambda change: None) -> Replayed:
-    """Computes the answer until a token differs. on_change: what has changed meanwhile, as soon as it is known.
+    """Recompute the answer until a token differs. on_change: receives each change as soon as it is known.
 
-    The tokens of the prompt are the receipt's, whatever template and tokenizer make of its text today.
-    Raises ModelNotFound where the model is another, and as `LLM.prepare`.
+    The prompt's tokens are the receipt's, regardless of what the template and tokenizer would produce now. Raises
+    ModelNotFound for a different model, and like `LLM.prepare`.
     """
     model, setup = llm.provenance()
     request, prompt = make_request(llm, receipt.question)
@@ -70,27 +70,30 @@ def replay(llm: LLM, receipt: Receipt, on_change: Callable[[Change], object] = l
     now: list[int] = []
     with closing(llm.submit(request)) as stream:
         for event in stream:
-            begin = len(now)
+            start = len(now)
             now += event.token_ids
             events.append(event)
-            if tuple(now[begin:]) != then[begin : len(now)]:
+            if tuple(now[start:]) != then[start : len(now)]:
                 break
     kernels = list(compare_kernels(receipt.kernels, llm.kernels()))
     for change in kernels:
         on_change(change)
     changes += kernels
-    same = first_difference(then, now)
-    if same < max(len(then), len(now)):
-        before = [*request.prompt_ids, *then[:same]]
-        old, new = (describe_token(llm, before, ids[same]) if same < len(ids) else None for ids in (then, now))
-        return Replayed(tuple(changes), same, old, new, ())
-    done, before = collect_completion(request, events), receipt.answer
+    same_count = first_difference(then, now)
+    if same_count < max(len(then), len(now)):
+        original = [*request.prompt_ids, *then[:same_count]]
+        old, new = (
+            describe_token(llm, original, ids[same_count]) if same_count < len(ids) else None
+            for ids in (then, now)
+        )
+        return Replayed(tuple(changes), same_count, old, new, ())
+    completion, original = collect_completion(request, events), receipt.answer
     ends = [
-        *list_changes("finish_reason", before.finish_reason, done.finish_reason),
-        *list_text_changes("text", before.text, done.text),
-        *list_text_changes("reasoning", before.reasoning, done.reasoning),
+        *list_changes("finish_reason", original.finish_reason, completion.finish_reason),
+        *list_text_changes("text", original.text, completion.text),
+        *list_text_changes("reasoning", original.reasoning, completion.reasoning),
     ]
-    return Replayed(tuple(changes), same, None, None, tuple(ends))
+    return Replayed(tuple(changes), same_count, None, None, tuple(ends))
 
 
 def make_request(llm: LLM, question: Question) -> tuple[Request, list[Change]]:
@@ -109,27 +112,27 @@ def make_request(llm: LLM, question: Question) -> tuple[Request, list[Change]]:
         return request, [Change("prompt", count, f"none ({error.message})")]
     if ids == request.prompt_ids:
         return request, []
-    at = first_difference(ids, request.prompt_ids)
-    return request, [Change("prompt", count, f"{len(ids)} with others from {at} on")]
+    position = first_difference(ids, request.prompt_ids)
+    return request, [Change("prompt", count, f"{len(ids)} with others from {position} on")]
 
 
 def compare_models(then: Model, now: Model) -> Iterator[Change]:
-    """Files other than weights and config.json that have changed.
+    """Yield changed files other than weights and config.json.
 
-    Raises ModelNotFound where those have: nothing could be said of another model's answers.
+    Raises ModelNotFound if those changed: another model's answers cannot be compared.
     """
-    before, after = ({file.path: file for file in model.files} for model in (then, now))
-    for path in sorted(before.keys() | after.keys()):
-        old, new = before.get(path), after.get(path)
-        if old and new and old.matches(new):
+    old_files, new_files = ({file.path: file for file in model.files} for model in (then, now))
+    for path in sorted(old_files.keys() | new_files.keys()):
+        old_file, new_file = old_files.get(path), new_files.get(path)
+        if old_file and new_file and old_file.matches(new_file):
             continue
-        if any(file and file.affects_logits for file in (old, new)):
-            how = "another" if old and new else "in one of them alone"
+        if any(file and file.affects_logits for file in (old_file, new_file)):
+            difference = "another" if old_file and new_file else "in one of them alone"
             raise ModelNotFound(
-                f"{now.source} is not the model of the receipt: {path} is {how}",
-                f"that was {then.source}; --model says where it lies now",
+                f"{now.source} is not the model of the receipt: {path} is {difference}",
+                f"that was {then.source}; use --model to give its current location",
             )
-        yield Change(path, *(file.label if file else "none" for file in (old, new)))
+        yield Change(path, *(file.label if file else "none" for file in (old_file, new_file)))
 
 
 def compare_setups(then: Setup, now: Setup) -> Iterator[Change]:
@@ -138,7 +141,7 @@ def compare_setups(then: Setup, now: Setup) -> Iterator[Change]:
 
 
 def compare_kernels(then: Kernels, now: Kernels) -> Iterator[Change]:
-    """Operations that another kernel ran than any of then: an answer that broke off may have needed fewer."""
+    """Yield operations that used kernels not in the receipt; a truncated answer may have needed fewer."""
     for operation, kernels in now.items():
         if not set(kernels) <= set(then.get(operation, ())):
             yield from list_changes(f"kernels of {operation}", then.get(operation), kernels)
@@ -154,9 +157,10 @@ def list_changes(what: str, then: Any, now: Any) -> Iterator[Change]:
 
 def list_text_changes(what: str, then: str, now: str) -> Iterator[Change]:
     if then != now:
-        at = first_difference(then, now)
+        position = first_difference(then, now)
         yield Change(
-            f"{what} from character {at} on", *(repr(text[at : at + SHOWN_CHARS]) for text in (then, now))
+            f"{what} from character {position} on",
+            *(repr(text[position : position + SHOWN_CHARS]) for text in (then, now)),
         )
 
 
@@ -165,13 +169,13 @@ def format_value(value: Any) -> str:
 
 
 def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
-    """The first position where one of them is other, or has ended."""
+    """Return the first position where the two differ or one has ended."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def describe_token(llm: LLM, prefix_ids: list[int], token_id: int) -> Said:
-    """A token after others, with its log probability: forced by a bias, which that is told without."""
+    """Return a token with its log probability after others: forced by a bias that the log probability excludes."""
     if token_id >= llm.config.vocab_size:
         return Said(token_id, "", None)
     forced = SamplingParams(temperature=0, max_tokens=1, logit_bias={token_id: MAX_LOGIT_BIAS}, logprobs=0)

@@ -1,4 +1,4 @@
-"""What is to be compared: models of this machine, not loaded yet; whether they may be compared, and on what."""
+"""The models to compare, not loaded yet; whether they can be compared, and on which text."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from localllm.quality.text import WINDOW_TOKENS, Windows, split_into_windows
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
-SAME_TOKENIZER_REMEDY = "name two models of one tokenizer"
+SAME_TOKENIZER_REMEDY = "name two models with the same tokenizer"
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Subject:
     header: Header
     config: ModelConfig
     tokenizer: Tokenizer
-    device: str  # as `resolve_device` takes it
+    device: str  # as given to `resolve_device`
     dtype: str
-    kv_dtype: str  # of keys and values
-    load: Callable[[int], LLM]  # with room for so many tokens
+    kv_dtype: str  # of the KV cache
+    load: Callable[[int], LLM]  # with a given context
 
 
 def find_subject(
@@ -41,57 +41,72 @@ def find_subject(
     dtype: str | None = None,
     kv_dtype: str | None = None,
 ) -> Subject:
-    """By alias, repository, folder or GGUF file; None leaves a choice to the settings. Raises what `load` raises
-    before it reads weights."""
+    """Find a model by alias, repository, folder or GGUF file; None uses the settings. Raises what `load` raises
+    before it reads weights.
+    """
     ref = resolve_model(name)
     header = read_header(ref.path)
     config = parse_config(header.config)
     check_quantization(header.config)
-    place, kind, kept = device or settings.device, dtype or settings.dtype, kv_dtype or settings.kv_dtype
+    chosen_device, chosen_dtype, chosen_kv_dtype = (
+        device or settings.device,
+        dtype or settings.dtype,
+        kv_dtype or settings.kv_dtype,
+    )
 
     def load(context: int) -> LLM:
-        return loader.load(name, device=place, dtype=kind, kv_dtype=kept, context=context, settings=settings)
+        return loader.load(
+            name,
+            device=chosen_device,
+            dtype=chosen_dtype,
+            kv_dtype=chosen_kv_dtype,
+            context=context,
+            settings=settings,
+        )
 
-    return Subject(ref.name, header, config, read_tokenizer(header), place, kind, kept, load)
+    return Subject(
+        ref.name, header, config, read_tokenizer(header), chosen_device, chosen_dtype, chosen_kv_dtype, load
+    )
 
 
 def shared_vocab_size(reference: Subject, other: Subject) -> int:
-    """How many tokens both know: what the tables of weights have beyond the tokenizer's is padding.
+    """Return the number of tokens that both models have; rows beyond the tokenizer's tokens are padding.
 
-    Raises UsageError, naming the first token that is not the same.
+    Raises UsageError, naming the first token that differs.
     """
     size = min(reference.config.vocab_size, other.config.vocab_size)
-    for index in range(max(reference.tokenizer.vocab_size, other.tokenizer.vocab_size)):
-        ours, theirs = reference.tokenizer.token(index), other.tokenizer.token(index)
+    for token in range(max(reference.tokenizer.vocab_size, other.tokenizer.vocab_size)):
+        ours, theirs = reference.tokenizer.token(token), other.tokenizer.token(token)
         if ours is not None and theirs is not None and ours != theirs:
             raise UsageError(
-                f"token {index} is {ours!r} in {reference.name} and {theirs!r} in {other.name}",
+                f"token {token} is {ours!r} in {reference.name} and {theirs!r} in {other.name}",
                 SAME_TOKENIZER_REMEDY,
             )
-        if index >= size and (ours is not None or theirs is not None):
+        if token >= size and (ours is not None or theirs is not None):
             smaller = min(reference, other, key=lambda one: one.config.vocab_size).name
             raise UsageError(
-                f"{smaller} has {size} tokens, and the other knows {ours or theirs!r}", SAME_TOKENIZER_REMEDY
+                f"{smaller} has {size} tokens, but the other also has {ours or theirs!r}", SAME_TOKENIZER_REMEDY
             )
     return size
 
 
 def shared_windows(reference: Subject, other: Subject, text: str, *, window: int | None, tokens: int) -> Windows:
-    """window, tokens: as `compare` takes them. Raises UsageError where the two read the text differently, know no
-    window of that size, or have too little text."""
+    """window, tokens: as for `compare_models`. Raises UsageError if the models tokenize the text differently, do
+    not support the window, or the text is too short.
+    """
     longest = min(reference.config.max_context, other.config.max_context)
     if window is not None and window > longest:
-        raise UsageError(f"a window of {window} tokens is asked for", f"both models know {longest}")
+        raise UsageError(f"a window of {window} tokens is too large", f"both models support at most {longest}")
     size = min(WINDOW_TOKENS, longest) if window is None else window
     ours, theirs = (
         split_into_windows(text, one.tokenizer, window=size, max_tokens=tokens) for one in (reference, other)
     )
     for number, (a, b) in enumerate(zip(ours.ids, theirs.ids, strict=False)):
         if a != b:
-            at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            position = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             raise UsageError(
-                f"from token {number * size + at} on, {reference.name} reads the text as "
-                f"{_shown(reference, a[at:])} and {other.name} as {_shown(other, b[at:])}",
+                f"from token {number * size + position} on, {reference.name} reads the text as "
+                f"{_shown(reference, a[position:])} and {other.name} as {_shown(other, b[position:])}",
                 SAME_TOKENIZER_REMEDY,
             )
     if len(ours.ids) != len(theirs.ids):
@@ -103,20 +118,21 @@ def shared_windows(reference: Subject, other: Subject, text: str, *, window: int
 
 
 def fits_together(reference: Subject, other: Subject, context: int) -> bool:
-    """Does memory hold both at once? Raises DoesNotFit where it does not even hold each alone."""
-    place = resolve_device(reference.device)
-    free = free_bytes(place)
+    """Return whether both fit into memory at once. Raises DoesNotFit if one does not fit alone."""
+    target = resolve_device(reference.device)
+    free = free_bytes(target)
 
-    def wish(one: Subject) -> LoadOptions:
+    def options(one: Subject) -> LoadOptions:
         return LoadOptions(context, dtype=one.dtype, kv_dtype=one.kv_dtype)
 
-    alone = [
-        check_fit(one.header, FreeMemory(place.type, free), wish(one), name=one.name) for one in (reference, other)
+    separate = [
+        check_fit(one.header, FreeMemory(target.type, free), options(one), name=one.name)
+        for one in (reference, other)
     ]
-    memory = alone[0].memory
-    taken = memory.total + memory.workspace if memory else free
-    left = FreeMemory(place.type, free - taken)
-    return fit_model(other.header, other.config, left, wish(other), name=other.name).fits
+    memory = separate[0].memory
+    used = memory.total + memory.workspace if memory else free
+    remaining = FreeMemory(target.type, free - used)
+    return fit_model(other.header, other.config, remaining, options(other), name=other.name).fits
 
 
 def _shown(one: Subject, ids: tuple[int, ...]) -> str:

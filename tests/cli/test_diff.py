@@ -95,11 +95,15 @@ def test_a_text_of_ones_own_from_a_file_and_from_stdin(diff, tmp_path, monkeypat
     [
         (["demo", "no/such-model", "--text", "/nowhere"], 2, "/nowhere cannot be read: No such file"),
         (["demo", "./nowhere"], 8, "there is no folder or file ./nowhere"),
-        (["demo", "demo", "--tokens", "40"], 2, "64 at least are needed"),
+        (["demo", "demo", "--tokens", "40"], 2, "at least 64 are needed"),
         (["demo", "demo", "--tokens", "0"], 2, "--tokens"),
-        (["demo", "demo", "--window", "1025"], 2, "a window of 1025 tokens is asked for; both models know 1024"),
-        (["demo", "demo", "--window", "1"], 2, "a window of 1 tokens is asked for"),
-        (["demo", "demo", "--window", "0"], 2, "a window of 0 tokens is asked for"),
+        (
+            ["demo", "demo", "--window", "1025"],
+            2,
+            "a window of 1025 tokens is too large; both models support at most 1024",
+        ),
+        (["demo", "demo", "--window", "1"], 2, "a window of 1 tokens is too small"),
+        (["demo", "demo", "--window", "0"], 2, "a window of 0 tokens is too small"),
         (["demo", "demo", "--dtype-b", "int3"], 2, "there is no dtype 'int3'"),
         (["demo", "demo", "--device", "cuda:7"], 3, "no"),
         (["demo"], 2, "missing argument 'OTHER'"),
@@ -118,7 +122,8 @@ def test_models_of_two_tokenizers_are_refused(diff):
     code, out, err = diff("demo", shared("stories260K"))
     assert (code, out) == (2, "")
     assert err == (
-        "error: token 0 is '<|begin|>' in demo and '<unk>' in stories260K; name two models of one tokenizer\n"
+        "error: token 0 is '<|begin|>' in demo and '<unk>' in stories260K; "
+        "name two models with the same tokenizer\n"
     )
 
 

@@ -207,14 +207,14 @@ def test_a_token_that_one_model_lacks_is_named(tmp_path: Path, find: Find, setti
     write_tiny(tmp_path / "whole")
     make_checkpoint(tmp_path / "small", "Llama", vocab_size=3000)
     shutil.copy(DEMO / "tokenizer.json", tmp_path / "small")
-    with pytest.raises(UsageError, match="small has 3000 tokens, and the other knows '"):
+    with pytest.raises(UsageError, match="small has 3000 tokens, but the other also has '"):
         compare_models(find(tmp_path / "whole"), find(tmp_path / "small"), settings)
 
 
 def test_a_window_that_a_model_does_not_know_is_refused(tmp_path: Path, find: Find, settings: Settings) -> None:
     write_tiny(tmp_path / "short", max_position_embeddings=60)
     pair = find(tmp_path / "short"), find(tmp_path / "short")
-    with pytest.raises(UsageError, match="a window of 61 tokens is asked for; both models know 60"):
+    with pytest.raises(UsageError, match="a window of 61 tokens is too large; both models support at most 60"):
         compare_models(*pair, settings, window=61)
     found = compare_models(*pair, settings, tokens=200)
     assert found.text.window == 60
