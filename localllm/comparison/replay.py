@@ -97,7 +97,7 @@ def replay(llm: LLM, receipt: Receipt, on_change: Callable[[Change], object] = l
 
 
 def make_request(llm: LLM, question: Question) -> tuple[Request, list[Change]]:
-    """The request, and whether its text would be another prompt today."""
+    """Return the request, and whether its text would give a different prompt now."""
     request = llm.prepare(ChatRequest(question.token_ids, question.sampling_params))
     if question.prompt is None:
         return request, []

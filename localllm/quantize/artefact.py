@@ -265,7 +265,9 @@ class Artefact:
         }
         rest = self._rest(names)
         self._save(REST_PART, rest)
-        unquantized = [*unquantized_modules(rest), *(module for part in descriptions for module in part["kept"])]
+        unquantized = {*unquantized_modules(rest), *(module for part in descriptions for module in part["kept"])}
+        if TIED_HEAD not in names:  # the head is the embedding, and is stored nowhere
+            unquantized.add(self.tensor_name(TIED_HEAD).removesuffix(".weight"))
         weight_map = {
             name: file.name
             for file in sorted(self.partial.glob("model-*.safetensors"))
@@ -276,7 +278,7 @@ class Artefact:
         write_durably(self.partial / INDEX_FILE, encode_json(index))
         copy_companion_files(self.header.path, self.partial, self.recipe)
         config = untie_head(self.header.config) if TIED_HEAD in names else dict(self.header.config)
-        config["quantization_config"] = quantization_config(schemes, unquantized)
+        config["quantization_config"] = quantization_config(schemes, sorted(unquantized))
         write_durably(self.partial / CONFIG_FILE, encode_json(config))
 
     def _rest(self, names: set[str]) -> dict[str, Tensor]:

@@ -108,7 +108,7 @@ def read_sentencepiece_model(file: Path) -> TokenizerDescription:
         )
     try:
         pieces, trainer, normalizer = _parts(content)
-        kind, unknown = trainer.get(3, UNIGRAM), trainer.get(40, 0)
+        model_type, unknown = trainer.get(3, UNIGRAM), trainer.get(40, 0)
         spacing = SpaceNormalization(
             bool(normalizer.get(3, 1)), bool(normalizer.get(4, 1)), normalizer.get(2, b"")
         )

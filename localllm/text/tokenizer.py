@@ -89,7 +89,8 @@ def read_tokenizer_json(file: Path) -> TokenizerDescription:
         raise damaged_file(file, "it is larger than any vocabulary")
     content = file.read_bytes()
     check_sections(read_sections(content), str(file))
-    if CHARSMAP_KEY.encode() in content or b"\\u00" in content:  # or escapes may spell it; parsing all takes time
+    # Escapes might hide it; parsing every file is slow.
+    if CHARSMAP_KEY.encode() in content or b"\\u00" in content:
         for table in _tables(parse_json(content, file).get("normalizer")):
             # Validates the table: a wrong size in it would end the process.
             SpaceNormalization(precompiled_charsmap=base64.b64decode(table))
@@ -152,9 +153,9 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._growth = growth_of_normalizer(backend.normalizer)
-        check_growth(self._growth, str(described.file))
-        self._source = described.file.name
-        self._same_as = described.aliases
+        check_growth(self._growth, str(description.file))
+        self._source = description.file.name
+        self._same_as = description.aliases
         self._unwritable = backend.token_to_id(UNENCODABLE)
         self.special_tokens = dict(description.special_tokens)
         self.chat_templates = dict(description.chat_templates)
@@ -268,7 +269,7 @@ class Tokenizer:
     def _encode(self, text: str, *, special: bool) -> list[int]:
         _check_characters(text)
         check_normalized_length(text, self._backend.normalizer, self._growth)
-        with _raise_damaged(f"{self._source} contradicts itself"):
+        with _raise_damaged(f"{self._source} is inconsistent"):
             ids = self._backend.encode(text, add_special_tokens=special).ids
         return self._checked(ids)
 
@@ -280,9 +281,11 @@ class Tokenizer:
         _check_characters(text)
         normalizer, pre_tokenizer = self._backend.normalizer, self._backend.pre_tokenizer
         check_normalized_length(text, normalizer, self._growth)
-        with _raise_damaged(f"{self._source} contradicts itself"):
-            normal = normalizer.normalize_str(text) if normalizer else text
-            words = [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)] if pre_tokenizer else [normal]
+        with _raise_damaged(f"{self._source} is inconsistent"):
+            normalized = normalizer.normalize_str(text) if normalizer else text
+            words = (
+                [word for word, _ in pre_tokenizer.pre_tokenize_str(normalized)] if pre_tokenizer else [normalized]
+            )
             ids = [token.id for word in words for token in self._backend.model.tokenize(word)]
         if not self._added.keys().isdisjoint(ids):
             raise PromptRefused(f"this model's tokenizer cannot encode {text!r} as text", "leave it out")

@@ -70,7 +70,7 @@ class GrammarFollower:
         return self._under_way.result
 
     def advance(self, token_id: int) -> None:
-        """The answer goes on with this token."""
+        """Consume the answer's next token."""
         matcher = self._settled()
         self._check_room()
         if self._closing is not None:
@@ -80,7 +80,7 @@ class GrammarFollower:
         self._left -= 1
 
     def forced(self, most: int) -> list[int]:
-        """Up to `most` tokens that spell what alone can come next."""
+        """Return up to `most` tokens that are the only possible continuation."""
         matcher = self._settled()
         return (matcher.compute_ff_tokens() if self._closing is None else self._closing)[:most]
 
@@ -125,7 +125,7 @@ class GrammarFollower:
                 fill_next_token_bitmask(self._matcher, mask[None])
             if closing is not None and not closing and self._closer:
                 self._closer.keep_ends(mask)
-            if self._matcher.is_error():  # the mask says anything then
+            if self._matcher.is_error():  # the mask is undefined then
                 return [np.zeros_like(mask[: self._words])] * len(masks)
             mask[self._words - 1] &= self._last
             results.append(mask[: self._words])

@@ -60,12 +60,12 @@ def build_tool_constraint(
         raise UsageError(f"the function {missing!r} is to be called, but is not among the tools", "send it, too")
     if sum(len(function.schema) for function in functions) > MAX_SCHEMA_LEN:
         raise UsageError(f"the tools have more than {MAX_SCHEMA_LEN:,} characters", "send fewer")
-    allowed = tuple(function for function in found if not asked or function.name in asked)
+    allowed = tuple(function for function in functions if not requested or function.name in requested)
     return ToolConstraint(allowed, use, None if use.must_call else content)
 
 
 def request_tool_constraint(request: Request) -> ToolConstraint | None:
-    """What its answer is held to."""
+    """Return the constraint on a request's answer."""
     return build_tool_constraint(request.tools, request.tool_use, request.params.grammar)
 
 

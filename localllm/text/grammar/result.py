@@ -16,7 +16,7 @@ DECIMAL_DIGITS = 5000  # of a number checked for being a multiple of another
 
 
 def check_answer(request: Request, completion: Completion, *, untrusted: bool = False) -> None:
-    """`check_finished`, and of its calls `check_calls`."""
+    """Apply `check_completion`, and `check_tool_calls` to its calls."""
     if not completion.tool_calls or completion.text:  # who calls a function says nothing yet
         check_completion(request.params.grammar, completion, untrusted=untrusted)
     calling = request_tool_constraint(request)
