@@ -16,6 +16,7 @@ from localllm.server import (
     admin,
     anthropic,
     embeddings,
+    llama_server,
     native_api,
     ollama,
     openai,
@@ -67,6 +68,7 @@ def create_app(
     app.include_router(embeddings.router(models, inventory))
     app.include_router(ollama.router(models, inventory))
     app.include_router(store.router(models, inventory))
+    app.include_router(llama_server.router(models))
     app.include_router(admin.router(models, sums))
     app.include_router(native_api.router(models))
     app.include_router(overview.status_router(models, sums.recent_latencies))

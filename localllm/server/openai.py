@@ -49,22 +49,24 @@ RequestParser = Callable[[Mapping[str, Any], SamplingParams], ParsedRequest]
 
 
 def router(models: ModelPool) -> APIRouter:
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter()
 
-    @routes.post("/chat/completions", **route_docs(ChatBody, EXAMPLES["chat"], stream_type=EVENT_STREAM))
+    @routes.post("/v1/chat/completions", **route_docs(ChatBody, EXAMPLES["chat"], stream_type=EVENT_STREAM))
+    @routes.post("/chat/completions", include_in_schema=False)
     async def chat(request: Request) -> Response:
         return await answer(models, request, parse_chat_request)
 
-    @routes.post("/completions", **route_docs(CompletionBody, EXAMPLES["text"], stream_type=EVENT_STREAM))
+    @routes.post("/v1/completions", **route_docs(CompletionBody, EXAMPLES["text"], stream_type=EVENT_STREAM))
     async def completions(request: Request) -> Response:
         return await answer(models, request, parse_completion_request)
 
-    @routes.get("/models", **route_docs())
+    @routes.get("/v1/models", **route_docs())
+    @routes.get("/models", include_in_schema=False)
     async def list_models() -> JsonObject:
         """All of this machine, and those that were named at the start."""
         return {"object": "list", "data": await asyncio.to_thread(all_models, models)}
 
-    @routes.get("/models/{name:path}", **route_docs())
+    @routes.get("/v1/models/{name:path}", **route_docs())
     async def model(name: str) -> JsonObject:
         return model_object(models, name)
 

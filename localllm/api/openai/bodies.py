@@ -136,9 +136,39 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
 
 
+# Samplers of llama.cpp that are not here, with the value that turns each off, and fields that say how they work.
+SAMPLERS_OFF: dict[str, float] = {
+    "typical_p": 1,
+    "typ_p": 1,
+    "tfs_z": 1,
+    "mirostat": 0,
+    "dry_multiplier": 0,
+    "xtc_probability": 0,
+    "dynatemp_range": 0,
+    "top_n_sigma": -1,
+    "adaptive_target": -1,
+}
+SAMPLER_SETTINGS = frozenset(
+    (
+        *("mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+        *("dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "adaptive_decay", "samplers"),
+    )
+)
+
+
+def drop_neutral_samplers(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without samplers that are turned off, as llama.cpp's own page sends all of them."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in SAMPLER_SETTINGS and not (name in SAMPLERS_OFF and value == SAMPLERS_OFF[name])
+    }
+
+
 def drop_ignored_fields(body: Mapping[str, Any]) -> dict[str, Any]:
     """Without what is null or has no effect. Raises BadField for what is not supported."""
     fields = {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
+    fields = drop_neutral_samplers(fields)
     for name in UNSUPPORTED_FIELDS:
         if name in fields:
             raise BadField(name, f"{name} is not supported", "leave it out")
