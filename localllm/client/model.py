@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, ServerClient, check_server_name
+from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, JsonStream, ServerClient, check_server_name
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.protocol.events import event_from_json
@@ -133,7 +133,7 @@ class RemoteStream(Iterator[GenerationEvent]):
     """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end, from any thread, cancels
     it there, too."""
 
-    def __init__(self, server: ServerClient, lines: Iterator[JsonObject], tokenizer: RemoteTokenizer):
+    def __init__(self, server: ServerClient, lines: JsonStream, tokenizer: RemoteTokenizer):
         self.server = server
         self.lines = lines
         self.tokenizer = tokenizer
@@ -160,7 +160,7 @@ class RemoteStream(Iterator[GenerationEvent]):
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True
-            self.server.close()
+            self.lines.close()
 
 
 def version_mismatch(url: str) -> LocalLLMError:

@@ -22,14 +22,15 @@ JsonObject = dict[str, Any]
 
 
 class ServerClient:
-    """One connection, kept from question to question. `close` breaks off an answer, also at the server."""
+    """Connections to one server, kept from question to question. Each question and each stream has one of its own
+    while it is under way, so that a stream stands in nobody's way. `close` breaks off all, also at the server."""
 
     def __init__(self, address: str | None = None):
         """address: as LOCALLLM_HOST, which is asked for it where it is None. Raises UsageError for no address."""
         settings = Settings.from_environment()
         self.url = parse_address(address or settings.host or f"127.0.0.1:{DEFAULT_PORT}")
-        parts = urlsplit(self.url)
-        self.connection = Connection(parts.hostname or "", parts.port or DEFAULT_PORT, tls=parts.scheme == "https")
+        self.idle: list[Connection] = []
+        self.in_use: list[Connection] = []
         self.headers = {"Content-Type": "application/json"}
         if settings.api_key:
             self.headers["Authorization"] = f"Bearer {settings.api_key}"
@@ -41,22 +42,44 @@ class ServerClient:
 
         body: None to get; timeout_s: seconds, None to wait as long as it takes.
         """
-        answer = self.send(path, body, timeout_s)
-        return parse_json_object(b"".join(self.read_body(answer, answer.iter_bytes())), self.url)
+        connection = self.take()
+        try:
+            return parse_json_object(b"".join(self.send(connection, path, body, timeout_s).iter_bytes()), self.url)
+        except OSError:
+            connection.close()
+            raise self.broken_off() from None
+        finally:
+            self.release(connection)
 
-    def stream_json(self, path: str, body: Mapping[str, Any]) -> Iterator[JsonObject]:
-        """One JSON object a line, as they come. Raises as `ask`; NoServer where it breaks off."""
-        answer = self.send(path, body, None)
-        for text in self.read_body(answer, answer.iter_lines()):
-            found = parse_json_object(text, self.url)
-            if "error" in found:
-                raise error_from_json(found)
-            yield found
+    def stream_json(self, path: str, body: Mapping[str, Any]) -> "JsonStream":
+        """One JSON object a line, as they come. Raises as `request_json`."""
+        connection = self.take()
+        try:
+            return JsonStream(self, connection, self.send(connection, path, body, None))
+        except BaseException:
+            self.release(connection)
+            raise
 
-    def send(self, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> Response:
+    def take(self) -> Connection:
+        """One that nobody uses."""
+        parts = urlsplit(self.url)
+        host, port, tls = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
+        connection = self.idle.pop() if self.idle else Connection(host, port, tls=tls)
+        self.in_use.append(connection)
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Give one back; closed, or at the end of its answer."""
+        if connection in self.in_use:
+            self.in_use.remove(connection)
+            self.idle.append(connection)
+
+    def send(
+        self, connection: Connection, path: str, body: Mapping[str, Any] | None, timeout_s: float | None
+    ) -> Response:
         content = b"" if body is None else json.dumps(body).encode()
         try:
-            answer = self.connection.request("POST" if content else "GET", path, self.headers, content, timeout_s)
+            answer = connection.request("POST" if content else "GET", path, self.headers, content, timeout_s)
         except OSError as error:
             if unproven := getattr(error, "verify_message", ""):  # of ssl's, which is not imported for its name
                 remedy = "name its certificate, or whose signed it, in SSL_CERT_FILE"
@@ -66,23 +89,48 @@ class ServerClient:
             why = error.strerror or str(error) or type(error).__name__
             raise ServerUnreachable(f"no server of localllm answers at {self.url} ({why})", START_REMEDY) from None
         if answer.status != 200:
-            error = error_from_response(b"".join(self.read_body(answer, answer.iter_bytes())), self.url)
+            try:
+                error = error_from_response(b"".join(answer.iter_bytes()), self.url)
+            except OSError:
+                connection.close()
+                raise self.broken_off() from None
             if answer.status == 401 and not isinstance(error, NotLocalLLMServer):
                 raise AccessDenied(error.message, "give one of its keys in LOCALLLM_API_KEY")
             raise error
         return answer
 
-    def read_body(self, answer: Response, come: Iterator[bytes]) -> Iterator[bytes]:
-        try:
-            yield from come
-        except OSError:
-            self.connection.close(answer)
-            raise ServerUnreachable(
-                f"the server at {self.url} broke off its answer", "its log may say why"
-            ) from None
+    def broken_off(self) -> ServerUnreachable:
+        return ServerUnreachable(f"the server at {self.url} broke off its answer", "its log may say why")
 
     def close(self) -> None:
-        self.connection.close()
+        for connection in (*self.in_use, *self.idle):
+            connection.close()
+
+
+class JsonStream(Iterator[JsonObject]):
+    """The lines of one answer, on a connection of its own until its end. Closing it, from any thread, breaks it
+    off, also at the server, and nothing else."""
+
+    def __init__(self, server: ServerClient, connection: Connection, answer: Response):
+        self.server, self.connection, self.answer = server, connection, answer
+        self.lines = answer.iter_lines()
+
+    def __next__(self) -> JsonObject:
+        try:
+            found = parse_json_object(next(self.lines), self.server.url)
+        except StopIteration:
+            self.server.release(self.connection)
+            raise
+        except OSError:
+            self.close()
+            raise self.server.broken_off() from None
+        if "error" in found:
+            raise error_from_json(found)
+        return found
+
+    def close(self) -> None:
+        self.connection.close(self.answer)
+        self.server.release(self.connection)
 
 
 def parse_address(address: str) -> str:

@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -206,6 +206,38 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel,
     while demo.stats().running:
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "request_beside",
+    [
+        lambda model: model.template_arguments({"enable_thinking": True}),
+        lambda model: model.template_arguments({}, think=False),
+        lambda model: model.template_arguments({}, with_tools=True),
+        lambda model: model.provenance(),
+        lambda model: model.kernels(),
+        lambda model: model.server.request_json("/localllm/ps"),
+        lambda model: list(model.stream("Twice", SamplingParams(temperature=0, max_tokens=2))),
+    ],
+)
+def test_a_request_during_a_stream_leaves_the_answer_whole(served: RemoteModel, demo: LLM, request_beside):
+    """What the settings of the app do, or a receipt, while an answer comes."""
+    params = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
+    stream = served.stream("Once upon a time", params)
+    events = [next(stream)]
+    with suppress(UsageError):  # of what this template does not read
+        request_beside(served)
+    events += stream
+    assert joined(events) == joined(demo.stream("Once upon a time", params))
+    assert len(served.server.in_use) == 0
+
+
+def test_closing_one_of_two_streams_leaves_the_other(served: RemoteModel, demo: LLM):
+    params = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
+    first, second = served.stream("Once", params), served.stream("Once", params)
+    next(first)
+    first.close()
+    assert joined(second) == joined(demo.stream("Once", params))
 
 
 def test_a_path_means_only_what_is_loaded_from_there(demo_url, demo):
