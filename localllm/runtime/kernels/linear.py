@@ -104,7 +104,7 @@ def interleaved_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | N
     return None if x.dtype in quantized_matmul.PLANES_BY_DTYPE else f"x is {dtype_name(x.dtype)}"
 
 
-def interleaved_small_m_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+def interleaved_integers_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if reason := interleaved_unsupported(x, weight, bias):
         return reason
     rows = x.shape[:-1].numel()
@@ -112,9 +112,9 @@ def interleaved_small_m_unsupported(x: Tensor, weight: QuantizedTensor, bias: Te
     return None if supported else f"{rows} rows: dequantizing first is faster"
 
 
-@kernel("linear", "cpu-lanes", interleaved_small_m_unsupported)
+@kernel("linear", "cpu-lanes", interleaved_integers_unsupported)
 def linear_interleaved(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    return flatten_rows(quantized_matmul.matmul_small_m, x, weight, bias)
+    return flatten_rows(quantized_matmul.matmul_integers, x, weight, bias)
 
 
 @kernel("linear", "cpu-lanes-dequantized", interleaved_unsupported)

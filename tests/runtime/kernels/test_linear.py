@@ -5,6 +5,7 @@ from localllm.quant.formats import gguf, int8
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import explain, linear, prepare_weights
+from localllm.runtime.kernels.cpu import quantized_matmul
 from localllm.runtime.kernels.registry import KERNELS
 from tests.runtime.kernels.harness import COMPILED, check, needs_compiled
 
@@ -37,7 +38,8 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
     [weight] = prepare_weights(quantized(rows, columns))
     assert isinstance(weight, QuantizedTensor)
     ran = check("linear", lambda d: (x.to(d), weight, None if b is None else b.to(d)), dtype)
-    assert ran == ((["cpu-lanes"] if tokens <= 64 else []) + ["cpu-lanes-dequantized"]) * COMPILED
+    integers = COMPILED and (tokens <= 64 or quantized_matmul.integers_are_faster(weight, dtype))
+    assert ran == (["cpu-lanes"] if integers else []) + ["cpu-lanes-dequantized"] * COMPILED
 
 
 @pytest.mark.parametrize("shape", [(32,), (0, 32), (2, 3, 32), (2, 0, 32), (5, 13, 32), (65, 1, 32)])

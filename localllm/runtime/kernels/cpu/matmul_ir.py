@@ -78,7 +78,8 @@ def emit_split(p: Program, kind: torch.dtype, group: int, split: SplitFormat) ->
     x, bytes_, records = p.load_addresses(3)
     rows, room, groups = p.load_counts(3, begin=3)
     limit = p.float_constant(BYTE_MAX * 256.0 ** (split.planes - 1))
-    with p.loop(p.index_constant(0), rows * groups) as g:
+    begin, end = p.part_range(rows * groups)
+    with p.loop(begin, end) as g:
         here = p.address(x, g * (group * kind.itemsize))
         parts = [p.load_floats(ELEMENT_TYPES[kind], here, i * kind.itemsize) for i in range(0, group, LANES)]
         largest, broken = p.vector(MIN_GROUP_MAX), p.vector(0.0)

@@ -17,7 +17,10 @@ from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
 
 PLANES_BY_DTYPE = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 BLOCK_ROWS = 4  # of x
-MAX_ROWS = 64  # of x; bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequantized, 128 rows 12.7 and 8.5
+CACHED_ROWS = 64  # of x: they stay in a core's own cache while W passes by
+# Of x, where more are worth dequantizing: AMX, bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequantized, 128
+# rows 12.7 and 8.5
+MAX_ROWS = 64
 
 
 @CompileOnce
@@ -55,22 +58,45 @@ def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
     compile_dequantize.compile_ahead(layout, kind)
 
 
-def matmul_small_m(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x: [M, in] -> [M, out]: W is read once for every 4 rows."""
+def integers_are_faster(weight: QuantizedTensor, kind: torch.dtype) -> bool:
+    """Are products with integers faster than those of a dequantized weight, however many rows x has?
+
+    One core of a Xeon, 512 rows, 2048 x 2048 Q4_0, GFLOP/s of integers and dequantized: two planes of float32 with
+    AVX2 87 and 68, AVX-512 125 and 116, AVX-512 VNNI 154 and 116; of bfloat16 without AMX 154 and 76; three planes
+    with AVX2 57 and 68.
+    """
+    tiles = kind == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not processor.forced_level()
+    return split_format(weight, kind).planes <= 2 and not tiles
+
+
+def matmul_integers(x: Tensor, weight: QuantizedTensor) -> Tensor:
+    """x: [M, in] -> [M, out]: W is decoded once for every 4 rows."""
     layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
+    y = torch.empty(len(x), weight.parts["scale"].shape[0] * TILE_ROWS, dtype=x.dtype)
+    for begin in range(0, len(x), CACHED_ROWS):
+        some = slice(begin, begin + CACHED_ROWS)
+        multiply_rows(x[some], weight, layout, y[some])
+    return y[:, : weight.shape[0]]
+
+
+def multiply_rows(x: Tensor, weight: QuantizedTensor, layout: InterleavedLayout, y: Tensor) -> None:
+    """x: [M, K], M up to CACHED_ROWS -> y [M, 16 tiles]"""
     split, count = split_format(weight, x.dtype), len(x)
     rows = 1 if count == 1 else BLOCK_ROWS
     room = -(-count // rows) * rows
     tiles, groups, _ = weight.parts["scale"].shape
     digits = torch.empty(split.column_bytes * room * x.shape[1], dtype=torch.int8)
     records = torch.empty(room * groups * split.record_bytes, dtype=torch.int8)
-    y = torch.empty(room, tiles * TILE_ROWS, dtype=x.dtype)
+    # The last block of rows may be filled up, and so may its results.
+    padded = y if room == count else y.new_empty(room, tiles * TILE_ROWS)
     written = (digits.data_ptr(), records.data_ptr())
-    compile_split(x.dtype, layout.group, split).run_single(x.data_ptr(), *written, count, room, groups)
+    run = compile_split(x.dtype, layout.group, split)
+    (run if count > BLOCK_ROWS else run.run_single)(x.data_ptr(), *written, count, room, groups)
     compile_matmul(layout, split, rows, x.dtype)(
-        *written, y.data_ptr(), *part_addresses(weight), tiles, groups, room
+        *written, padded.data_ptr(), *part_addresses(weight), tiles, groups, room
     )
-    return y[:count, : weight.shape[0]]
+    if room > count:
+        y.copy_(padded[:count])
 
 
 def matmul_dequantized(x: Tensor, weight: QuantizedTensor) -> Tensor:

@@ -14,10 +14,10 @@ from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
 from localllm.runtime.kernels.cpu.compile import openmp
-from localllm.runtime.kernels.cpu.quantized_matmul import matmul_dequantized, matmul_small_m
+from localllm.runtime.kernels.cpu.quantized_matmul import matmul_dequantized, matmul_integers
 from tests.quant.test_lanes import blocks, integers
 
-WAYS = {"few": matmul_small_m, "many": matmul_dequantized}
+WAYS = {"few": matmul_integers, "many": matmul_dequantized}
 # Of sum |x| |w|: what the planes of x, and the result in its dtype, round off.
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-10}
 
@@ -76,7 +76,7 @@ def test_activations_keep_as_many_bits_as_they_are_given(form: str) -> None:
     lost = {}
     for bits in (8, 16, 24):
         weight = replace(laned(stored), activation_bits=bits)
-        lost[bits] = ((matmul_small_m(x, weight).double() - x.double() @ exact.T).abs() / size).max().item()
+        lost[bits] = ((matmul_integers(x, weight).double() - x.double() @ exact.T).abs() / size).max().item()
     assert 2.0**-12 < lost[8] < 2.0**-6 and 2.0**-20 < lost[16] < 2.0**-14 and lost[24] < BOUND[torch.float32]
 
 
@@ -90,9 +90,9 @@ def test_columns_in_another_order(way: str) -> None:
 @pytest.mark.parametrize("form", ["q4_0", "q4_k", "q6_k"])
 def test_a_row_does_not_depend_on_the_others_of_few(form: str) -> None:
     weight, x = laned(blocks(form, 37, 512)), rows_of(7, 512, torch.float32)
-    together = matmul_small_m(x, weight)
+    together = matmul_integers(x, weight)
     for i in range(len(x)):
-        assert torch.equal(matmul_small_m(x[i : i + 1], weight)[0], together[i])
+        assert torch.equal(matmul_integers(x[i : i + 1], weight)[0], together[i])
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def threads() -> Iterator[None]:
 def test_a_row_does_not_depend_on_the_threads() -> None:
     weight, x = laned(blocks("q8_0", 100, 512)), rows_of(3, 512, torch.float32)
     torch.set_num_threads(1)
-    alone = matmul_small_m(x, weight)
+    alone = matmul_integers(x, weight)
     torch.set_num_threads(3)
-    assert torch.equal(matmul_small_m(x, weight), alone)
+    assert torch.equal(matmul_integers(x, weight), alone)
 
 
 @pytest.mark.skipif(not openmp(), reason="this torch brings no OpenMP of GNU")
@@ -118,11 +118,11 @@ def test_fewer_threads_than_were_wanted_do_all() -> None:
     """OMP_THREAD_LIMIT, OMP_DYNAMIC and regions in regions make them fewer."""
     weight, x = laned(blocks("q8_0", 1000, 64)), rows_of(3, 64, torch.float32)
     torch.set_num_threads(1)
-    alone = matmul_small_m(x, weight)
+    alone = matmul_integers(x, weight)
     torch.set_num_threads(2 * (os.cpu_count() or 1) + 1)
     openmp().omp_set_dynamic(1)  # no more than cores
     try:
-        assert torch.equal(matmul_small_m(x, weight), alone)
+        assert torch.equal(matmul_integers(x, weight), alone)
     finally:
         openmp().omp_set_dynamic(0)
 
@@ -142,7 +142,7 @@ def test_all_sizes_of_x(size: float) -> None:
     x = rows_of(1, 64, torch.float32) * size
     expected = x.double() @ dequantize(weight, torch.float64).T
     bound = 1e-6 * (x.double().abs() @ dequantize(weight, torch.float64).abs().T) + 1e-30
-    assert ((matmul_small_m(x, laned(weight)).double() - expected).abs() <= bound).all()
+    assert ((matmul_integers(x, laned(weight)).double() - expected).abs() <= bound).all()
 
 
 def test_outliers_do_not_spoil_other_groups() -> None:
@@ -151,7 +151,7 @@ def test_outliers_do_not_spoil_other_groups() -> None:
     x[0, 3] = 1e6
     weight.parts["blocks"][:, :34] = 0  # the first group of every row: only the others tell
     exact = dequantize(weight, torch.float64)
-    error = (matmul_small_m(x, laned(weight)).double() - x.double() @ exact.T).abs()
+    error = (matmul_integers(x, laned(weight)).double() - x.double() @ exact.T).abs()
     assert (error <= 2.0**-8 * (x.double().abs() @ exact.abs().T)).all()
 
 

@@ -117,7 +117,7 @@ def product(variant: str, x: Tensor, weight: QuantizedTensor, monkeypatch: pytes
         patch.setattr(processor, "byte_product", lambda _: variant)
         for kernels in (quantized_matmul.compile_matmul, quantized_matmul.compile_split):
             patch.setattr(kernels, "compiled_kernels", {})
-        return quantized_matmul.matmul_small_m(x, weight)
+        return quantized_matmul.matmul_integers(x, weight)
 
 
 def weights(form: str) -> QuantizedTensor:
