@@ -32,7 +32,7 @@ from localllm.api.openai.messages import parse_messages
 from localllm.api.openai.responses import error_object
 from localllm.errors import LocalLLMError
 from localllm.llm.llm import LLM, collect_completion
-from localllm.request import GenerationEvent, SamplingParams
+from localllm.request import ChatRequest, GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader
 from localllm.server.body import only_model, read_model_body
@@ -97,8 +97,9 @@ def router(models: ModelPool) -> APIRouter:
         tools = None if asked.tools is None else parse_tools(asked.tools)
         with await models.lease(asked.model) as lease:
             lease.ensure_chat_template()
-            arguments = asked.chat_template_kwargs or {}
-            tokens = await asyncio.to_thread(lease.llm.encode, parse_messages(asked.messages), tools, arguments)
+            messages, arguments = parse_messages(asked.messages), asked.chat_template_kwargs or {}
+            chat = ChatRequest(messages, tools=tools, template_arguments=arguments)
+            tokens = await asyncio.to_thread(lease.llm.encode, chat)
             decode = partial(lease.llm.tokenizer.decode, tokens, skip_special=False)
             return {"prompt": await asyncio.to_thread(decode)}
 

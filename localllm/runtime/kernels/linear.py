@@ -108,8 +108,10 @@ def interleaved_integers_unsupported(x: Tensor, weight: QuantizedTensor, bias: T
     if reason := interleaved_unsupported(x, weight, bias):
         return reason
     rows = x.shape[:-1].numel()
-    supported = rows <= quantized_matmul.MAX_ROWS or batch_invariance.batch_invariant()
-    return None if supported else f"{rows} rows: dequantizing first is faster"
+    if rows <= quantized_matmul.MAX_ROWS or batch_invariance.batch_invariant():
+        return None
+    faster = quantized_matmul.integers_are_faster(weight, x.dtype)
+    return None if faster else f"{rows} rows: dequantizing first is faster"
 
 
 @kernel("linear", "cpu-lanes", interleaved_integers_unsupported)
