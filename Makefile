@@ -9,6 +9,11 @@ test:     ## the quick tests, as in README.md
 test-all: ## every test: also full grids, attacks, soaks, and all kernels compiled
 	$(PYTHON) -m pytest -m "slow or not slow"
 
+clients:  ## other people's clients for tests/server/clients: Python packages in .venv-clients, npm packages
+	python3 -m venv .venv-clients && .venv-clients/bin/pip install -q uv
+	.venv-clients/bin/uv pip install -q -p .venv-clients/bin/python -r tests/server/clients/requirements.txt
+	npm install --silent --prefix tests/server/clients
+
 check:    ## format, lint, types, and who may import whom
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
@@ -37,4 +42,4 @@ binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (d
 catalog:  ## what models.toml states that the Hub does not
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test test-all check bench docs screens binary catalog
+.PHONY: setup test test-all clients check bench docs screens binary catalog
