@@ -5,7 +5,7 @@ branches share is found in the prefix cache, so that it is not computed again. K
 """
 
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -17,6 +17,9 @@ from localllm.protocol.model import ChatModel, Stream
 from localllm.request import ChatRequest, EventType, GenerationEvent, SamplingParams
 
 AnswerEvents = Generator[GenerationEvent, None, None]
+
+
+CHECKPOINT_INTERVAL_S = 1.0
 
 
 class Chat:
@@ -36,6 +39,8 @@ class Chat:
         self.root = self.current = Turn("", None)  # at: the newest turn of this branch
         self.inspect: int | None = None  # as Request.inspect, of what is asked next
         self.stream: Stream | None = None
+        # Called when a question was asked, every second or so of its answer, and where it got none.
+        self.checkpoint: Callable[[], object] = lambda: None
 
     @property
     def turns(self) -> list[Turn]:
@@ -71,6 +76,7 @@ class Chat:
         parent.children.append(turn)
         last, parent.chosen_child = parent.chosen_child, turn
         said, finished = dict.fromkeys(EventType, ""), False
+        saved_at = self._checkpoint()
         try:
             stream = self.model.answer(
                 ChatRequest(
@@ -87,12 +93,21 @@ class Chat:
                     turn.answer, turn.thoughts = said[EventType.CONTENT], said[EventType.REASONING]
                     turn.finish_reason, turn.metrics = event.finish_reason, event.metrics
                     finished = finished or event.finish_reason is not None
+                    if time.monotonic() > saved_at + CHECKPOINT_INTERVAL_S:
+                        saved_at = self._checkpoint()
                     yield event
         finally:
             self.stream = None
             if not (turn.answer or finished):
                 parent.children.remove(turn)
                 self.current, parent.chosen_child = before, last
+                self._checkpoint()
+
+    def _checkpoint(self) -> float:
+        """Gives the time at which the next one may be, less the interval: never more than a twentieth of all."""
+        began = time.monotonic()
+        self.checkpoint()
+        return began + 20 * (time.monotonic() - began)
 
     def stop(self) -> None:
         """End the answer under way at once, from any thread: whoever reads it finds its end, and what was said so

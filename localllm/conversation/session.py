@@ -1,11 +1,13 @@
-"""A conversation as a person holds it: kept after each answer, gone on with later, its messages with files.
+"""A conversation as a person holds it: kept from each question on, gone on with later, its messages with files.
 
 Both the line editor and the app have one. Knows nothing of terminals.
 """
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import RLock
 
 from localllm.conversation.attach import escape_references, read_attachments
 from localllm.conversation.chat import AnswerEvents, Chat
@@ -29,6 +31,12 @@ class Session:
     editing: Turn | None = None  # the turn that the next message takes the place of
     file_version: FileVersion | None = None  # of the file as this process knows it
     saved_text: str = ""  # what the file holds, but for the time
+    lock: RLock = field(default_factory=RLock, repr=False, compare=False)  # each answer is saved by its thread
+    untold: str = ""  # what a person should know of a checkpoint
+    began_unanswered: bool = False  # the file was begun with a question that has no answer yet
+
+    def __post_init__(self) -> None:
+        self.chat.checkpoint = self.checkpoint
 
     @property
     def store(self) -> SessionStore:
@@ -62,6 +70,22 @@ class Session:
 
         Raises UsageError where it cannot be written.
         """
+        with self.lock:
+            told, self.untold = self.untold, ""
+            return self._save() or told
+
+    def checkpoint(self) -> None:
+        """Save while an answer is under way, so that whatever ends this process leaves the question and what was
+        said. What keeps it from being saved is told by `save`, when the answer is there."""
+        with self.lock, suppress(UsageError):
+            begins = self.id is None
+            self.untold = self._save() or self.untold
+            self.began_unanswered = self.began_unanswered or (begins and self.id is not None)
+
+    def _save(self) -> str:
+        if self.autosave and self.began_unanswered and self.id and not self.chat.root.children:
+            self.store.delete(self.id)  # the first question got no answer at all
+            self.id, self.file_version, self.saved_text, self.began_unanswered = None, None, "", False
         if not self.autosave or not self.chat.root.children:
             return ""
         self._adopt_title()
@@ -116,7 +140,7 @@ class Session:
         self.save()
         found.restore_into(self.chat)
         self.id, self.file_version, self.editing = name, stamp, None
-        self.title, self.began = found.title, found.began
+        self.title, self.began, self.began_unanswered = found.title, found.began, False
         self.saved_text = self._current_text
         return found
 
@@ -132,5 +156,6 @@ class Session:
         before = self.id
         self.chat.clear()
         self.id, self.file_version, self.editing, self.title, self.saved_text = None, None, None, "", ""
+        self.began_unanswered = False
         self.began = time.time()
         return before

@@ -250,8 +250,8 @@ def test_what_a_command_changes_is_kept(session):
 
 def test_a_new_conversation_names_the_one_before(session):
     assert execute(session, "/new").endswith("these parameters")
-    talk(session, "one")
     execute(session, "/set nohistory")
+    talk(session, "one")
     assert "the one before is forgotten" in execute(session, "/new")
     talk(session, "one")
     execute(session, "/set history")

@@ -245,3 +245,77 @@ def test_a_title_that_was_given_meanwhile_is_no_going_on(session):
     list(session.ask("more"))
     assert session.save() == ""
     assert [(one.id, one.title, one.header.questions) for one in session.store.list()] == [(name, "birds", 2)]
+
+
+def session_of(sessions, llm=None):
+    llm = llm or FakeLLM()
+    return Session(llm, Chat(llm), sessions.folder)
+
+
+def test_a_question_is_kept_before_its_answer_begins(sessions):
+    session = session_of(sessions)
+    kept = []
+    session.llm.stream = lambda *a, **k: kept.append(sessions.list()) or FakeLLM.stream(session.llm, *a, **k)
+    list(session.ask("What is kept?"))
+    [[one]] = kept
+    assert one.title == "What is kept?"
+    assert session.save() == ""
+    assert [one.id for one in sessions.list()] == [session.id]
+
+
+def test_a_question_without_any_answer_leaves_no_file(sessions):
+    session = session_of(sessions)
+
+    def refuse(*_, **__):
+        raise UsageError("too long")
+
+    session.llm.stream = refuse
+    with pytest.raises(UsageError):
+        list(session.ask("first"))
+    session.save()
+    assert sessions.list() == []
+    del session.llm.stream
+    list(session.ask("hello"))
+    session.save()
+    session.llm.stream = refuse
+    with pytest.raises(UsageError):
+        list(session.ask("second"))
+    session.save()
+    assert [one.header.questions for one in sessions.list()] == [1]
+
+
+def test_what_keeps_a_question_from_being_saved_is_told_when_the_answer_is_there(sessions):
+    session = session_of(sessions)
+    sessions.folder.parent.mkdir(exist_ok=True)
+    sessions.folder.write_text("a file where the folder should be")
+    list(session.ask("hello"))
+    with pytest.raises(UsageError, match="cannot be saved"):
+        session.save()
+
+
+KILLED = """
+import sys, time
+import localllm
+from pathlib import Path
+from localllm.conversation.chat import Chat, CHECKPOINT_INTERVAL_S
+from localllm.conversation.session import Session
+llm = localllm.load("demo")
+params = localllm.SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
+session = Session(llm, Chat(llm, params), Path(sys.argv[1]))
+began = time.monotonic()
+for event in session.ask("Tell me a story."):
+    time.sleep(0.05)
+    if time.monotonic() > began + 2 * CHECKPOINT_INTERVAL_S:
+        print("now", flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_the_question_and_what_was_said(sessions):
+    with subprocess.Popen([sys.executable, "-c", KILLED, sessions.folder], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.kill()
+    [one] = sessions.list()
+    kept = sessions.read(one.id)[0]
+    assert kept.current.question == "Tell me a story."
+    assert len(kept.current.answer) > 20
+    assert (kept.current.finish_reason, kept.current.metrics) == (None, None)
