@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from huggingface_hub import CacheNotFound, constants, scan_cache_dir
-from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub import constants
 
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import read_json
@@ -27,7 +26,7 @@ def cache_root() -> Path:
 
 def repo_root(repo: str) -> Path:
     """Where the cache keeps a repository: with `blobs`, `snapshots` and `refs`; here or not."""
-    return cache_root() / repo_folder_name(repo_id=repo, repo_type="model")
+    return cache_root() / (REPO_FOLDER + repo.replace("/", "--"))
 
 
 def blob_path(repo: str, digest: str) -> Path:
@@ -86,18 +85,16 @@ def parse_snapshot_path(path: Path) -> tuple[str, str, PurePath] | None:
 
 def cached_models() -> Iterator[tuple[str, Path]]:
     """Name and folder of each complete language model in the cache; of GGUF models the file."""
-    try:
-        repos = scan_cache_dir(cache_root()).repos
-    except CacheNotFound:
-        return
-    for repo in sorted(repos, key=lambda r: r.repo_id.lower()):
-        folder = cached_folder(repo.repo_id) if repo.repo_type == "model" else None
+    # The library can list them, too; importing it takes longer than all else that `list` does.
+    folders = (folder.name.removeprefix(REPO_FOLDER) for folder in cache_root().glob(f"{REPO_FOLDER}*"))
+    for repo in sorted((name.replace("--", "/", 1) for name in folders), key=str.lower):
+        folder = cached_folder(repo)
         if folder and (files := models_in_snapshot(folder)):
             tags = model_tags([file.relative_to(folder) for file in files])
             for file, tag in zip(files, tags, strict=True):
-                yield (repo.repo_id if len(files) == 1 else str(RepoName(repo.repo_id, quant=tag))), file
+                yield (repo if len(files) == 1 else str(RepoName(repo, quant=tag))), file
         elif folder and _is_whole_language_model(folder):
-            yield repo.repo_id, folder
+            yield repo, folder
 
 
 def _is_whole_language_model(folder: Path) -> bool:
