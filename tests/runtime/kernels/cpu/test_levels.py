@@ -1,22 +1,28 @@
 """Products, attention and the recurrence with the instructions of lesser processors, each in a process of its own:
 the compiled programs give the same bits with AVX2 as with AVX-512, and torch alone nearly the same numbers."""
 
+import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import localllm
 from localllm.arch.config import AttentionConfig, DeltaNetConfig
 from localllm.hardware import processor
+from localllm.request import SamplingParams
 from localllm.runtime import kernels
 from localllm.runtime.kernels import explain, prepare_weights
 from localllm.runtime.kv_cache.tensors import KVCache, RecurrentCache
+from localllm.settings import Settings
 from tests.quant.test_lanes import blocks, integers
 from tests.runtime.kernels import test_attention, test_recurrent
+from tests.shared import DATA, shared
 from tests.tiny import CPU
 
 ROOT = Path(__file__).parents[4]
@@ -73,8 +79,7 @@ def gone_on(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 def at_level(level: str, file: Path) -> tuple[list[tuple[str, str]], dict[str, torch.Tensor]]:
     """Return the choices and results of a process that is kept to a level."""
-    environment = os.environ | {"LOCALLLM_CPU": level, "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", __name__, str(file)], env=environment, cwd=ROOT, check=True)
+    run_at_level(level, str(file))
     return torch.load(file)
 
 
@@ -105,7 +110,43 @@ def test_without_compiled_kernels_torch_gives_the_same_numbers(
         torch.testing.assert_close(found[name].float(), expected.float(), atol=step * size, rtol=step)
 
 
+def greedy_tokens(home: Path) -> dict[str, list[int]]:
+    """Return the greedy answers of a model in each format, in float32, activations in 16 bits."""
+    settings = replace(Settings.from_environment(), home=home, activations="16")
+    models = {form: (DATA / "gguf" / f"model-{form}.gguf", None) for form in ("q4_0", "q8_0", "q4_k_m")}
+    models |= {form: (DATA / "stories260K", form) for form in ("int4", "int8")}
+    answers = {}
+    for form, (model, quant) in models.items():
+        with localllm.load(model, dtype="float32", quant=quant, settings=settings) as llm:
+            params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+            answers[form] = llm.generate(list(range(3, 90)), params).token_ids
+    return answers
+
+
+@pytest.mark.slow
+def test_every_level_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
+    """Those of torch alone with dequantized weights, too."""
+    shared("gguf")
+    expected = None
+    for level in ("baseline", "avx2", "avxvnni", "avx512"):
+        if processor.reaches_level(processor.host_features(), level):
+            found = json.loads(run_at_level(level, "greedy", str(tmp_path)))
+            assert set(found) == {"q4_0", "q8_0", "q4_k_m", "int4", "int8"}
+            assert found == (expected or found), level
+            expected = found
+
+
+def run_at_level(level: str, *arguments: str) -> str:
+    """Run this file in a process that is kept to a level, and return what it writes to stdout."""
+    environment = os.environ | {"LOCALLLM_CPU": level, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", __name__, *arguments]
+    return subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "greedy":
+        print(json.dumps(greedy_tokens(Path(sys.argv[2]))))
+        sys.exit()
     with torch.inference_mode():
         torch.set_num_threads(1)
         made = results()
