@@ -1,5 +1,6 @@
-"""Asks a server of localllm through the Python packages that programs use. Each case prints what came, as one line
-of JSON. Runs in an environment of its own (requirements.txt): these packages want other versions than the tests do.
+"""Asks a server of localllm through the Python packages that programs use. Each case prints its result as one line
+of JSON. Runs in an environment of its own (requirements.txt), because these packages require other versions than
+the tests do.
 
     python clients.py CASE URL MODEL
 """
