@@ -230,21 +230,22 @@ GroupSums = list[list[list[Value]]]  # of each group, row of x and sum of its fo
 def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
     """By instructions that add four products of bytes."""
     p, layout = weight.program, weight.layout
-    # Two sums, so that one need not wait for the other.
-    chains = [[[[digit, p.vector(0, INT)] for digit in row] for row in group] for group in sums]
+    # Two sums, so that one need not wait for the other, where registers hold them.
+    count = 2 if len(x) == 1 or p.variant == "avx512vnni" else 1
+    chains = [[[[digit, p.vector(0, INT)][:count] for digit in row] for row in group] for group in sums]
     for at, vector_ in enumerate(weight.load_step(step)):
         for half, shift in enumerate(layout.shifts):
             bytes_ = (vector_ >> shift) & 0x0F0F0F0F if layout.bits == 4 else vector_
             if layout.bits == 8 and p.takes_unsigned_bytes:
                 bytes_ = vector_ ^ -0x7F7F7F80
             column = layout.column(at, half)
-            chain = half if layout.bits == 4 else at % 2
+            chain = (half if layout.bits == 4 else at) % count
             for row, of_x in enumerate(x):
                 for digit in range(len(of_x.digits)):
                     found = chains[column // layout.group][row][digit]
                     four = of_x.load_columns(digit, step * layout.step_columns + column)
                     found[chain] = p.dot_bytes(found[chain], bytes_, four)
-    return [[[a + b for a, b in row] for row in group] for group in chains]
+    return [[[sum_values(digit) for digit in row] for row in group] for group in chains]
 
 
 def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
