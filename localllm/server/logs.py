@@ -179,7 +179,7 @@ class RequestLogger:
 def ignored_header(ignored: IgnoredFields) -> str:
     """Names as a header can have them, whoever chose them."""
     return ", ".join(
-        HEADER_CHARACTERS.sub("?", name[:MAX_HEADER_NAME_LEN]) + (CHANGES_ANSWER_SUFFIX if changes else "")
+        (HEADER_CHARACTERS.sub("?", name[:MAX_HEADER_NAME_LEN]) or "?") + (CHANGES_ANSWER_SUFFIX if changes else "")
         for name, changes in ignored.names.items()
     )
 
