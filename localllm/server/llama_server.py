@@ -44,6 +44,9 @@ from localllm.text.grammar.result import check_answer
 
 EXAMPLE = {"model": "demo", "prompt": "Once upon a time", "n_predict": 8}
 EVENT_STREAM = "text/event-stream"
+ONE_OR_MORE = ["object", "array"]  # an answer to each prompt
+COMPLETION_DOCS = route_docs(LlamaCompletionBody, EXAMPLE, stream_type=EVENT_STREAM, json_type=ONE_OR_MORE)
+EMBEDDING_DOCS = route_docs(LlamaEmbeddingBody, {"model": "demo", "content": "a cat"}, json_type="array")
 RERANK_PATHS = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
 
 
@@ -57,12 +60,12 @@ class NoReranker(LocalLLMError):
 def router(models: ModelPool) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/completion", **route_docs(LlamaCompletionBody, EXAMPLE, stream_type=EVENT_STREAM))
-    @routes.post("/completions", **route_docs(LlamaCompletionBody, EXAMPLE, stream_type=EVENT_STREAM))
+    @routes.post("/completion", **COMPLETION_DOCS)
+    @routes.post("/completions", **COMPLETION_DOCS)
     async def completion(request: Request) -> Response:
         return await answer(models, request)
 
-    @routes.post("/infill", **route_docs(InfillBody, stream_type=EVENT_STREAM))
+    @routes.post("/infill", **route_docs(InfillBody, stream_type=EVENT_STREAM, json_type=ONE_OR_MORE))
     async def infill(request: Request) -> Response:
         return await answer(models, request, fills=True)
 
@@ -103,8 +106,8 @@ def router(models: ModelPool) -> APIRouter:
             decode = partial(lease.llm.tokenizer.decode, tokens, skip_special=False)
             return {"prompt": await asyncio.to_thread(decode)}
 
-    @routes.post("/embedding", **route_docs(LlamaEmbeddingBody, {"model": "demo", "content": "a cat"}))
-    @routes.post("/embeddings", **route_docs(LlamaEmbeddingBody, {"model": "demo", "content": "a cat"}))
+    @routes.post("/embedding", **EMBEDDING_DOCS)
+    @routes.post("/embeddings", **EMBEDDING_DOCS)
     async def embedding(request: Request) -> Response:
         body = await read_model_body(request, models)
         for name in ("content", "input"):
@@ -125,7 +128,7 @@ def router(models: ModelPool) -> APIRouter:
         with await models.lease(model or only_model(models)) as lease:
             return properties(lease.llm, lease.name)
 
-    @routes.get("/slots", **route_docs())
+    @routes.get("/slots", **route_docs(json_type="array"))
     async def slots(model: str = "") -> Response:
         """Its requests; llama.cpp has a fixed number of slots, and tells of those that are free as well."""
         with await models.lease(model or only_model(models)) as lease:

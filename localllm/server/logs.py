@@ -178,9 +178,9 @@ class RequestLogger:
 
 def ignored_header(ignored: IgnoredFields) -> str:
     """Names as a header can have them, whoever chose them."""
+    shown = {name: HEADER_CHARACTERS.sub("?", name[:MAX_HEADER_NAME_LEN]) or "?" for name in ignored.names}
     return ", ".join(
-        (HEADER_CHARACTERS.sub("?", name[:MAX_HEADER_NAME_LEN]) or "?") + (CHANGES_ANSWER_SUFFIX if changes else "")
-        for name, changes in ignored.names.items()
+        shown[name] + (CHANGES_ANSWER_SUFFIX if changes else "") for name, changes in ignored.names.items()
     )
 
 

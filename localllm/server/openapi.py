@@ -71,11 +71,11 @@ def route_docs(
     *,
     media_type: str = JSON,
     stream_type: str | None = None,
+    json_type: str | list[str] = "object",
 ) -> dict[str, Any]:
-    """Arguments of a route. body: what it reads, with an example; media_type: the type of its answers;
-    stream_type: that of
-    its other way of answering."""
-    answers: Schema = {media_type: {"schema": {"type": "object" if media_type == JSON else "string"}}}
+    """Arguments of a route. body: what it reads, with an example; media_type: the type of its answers, and
+    json_type what they are in JSON; stream_type: that of its other way of answering."""
+    answers: Schema = {media_type: {"schema": {"type": json_type if media_type == JSON else "string"}}}
     if stream_type:  # of what a schema says readers differ: whole text, line, or event
         answers[stream_type] = {}
     found: dict[str, Any] = {"responses": {200: {"description": "The answer.", "content": answers}}}
