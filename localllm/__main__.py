@@ -21,9 +21,12 @@ def main() -> int:
 
             return run_with_exit_code(lambda: StdoutWriter().write(page))
         if flags := parse_run_flags(sys.argv[1:]):
+            from localllm.cli.io import show_sign_of_life, silence_stderr
+
+            if not flags["quiet"]:
+                show_sign_of_life(f"starting {flags['model']}")
             from localllm.cli.execute_run import execute_run
             from localllm.cli.exits import run_with_exit_code
-            from localllm.cli.io import silence_stderr
 
             def act() -> None:
                 with silence_stderr(flags):

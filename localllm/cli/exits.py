@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from localllm.cli.io import discard_stdout, note, use_utf8
+from localllm.cli.io import clear_sign_of_life, discard_stdout, note, use_utf8
 from localllm.cli.signals import SignalReceived, die_by_signal, signals_as_exceptions
 from localllm.errors import LocalLLMError, UsageError
 
@@ -22,8 +22,10 @@ def run_with_exit_code(command: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt:
+        clear_sign_of_life()
         die_by_signal(signal.SIGINT)
     except SignalReceived as ended:
+        clear_sign_of_life()
         die_by_signal(ended.number)
     except LocalLLMError as error:
         note(f"error: {error}")

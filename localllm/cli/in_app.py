@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from localllm.cli.io import is_terminal
+from localllm.cli.io import clear_sign_of_life, is_terminal
 from localllm.cli.machine import LocalMachine
 from localllm.cli.signals import die_by_signal
 from localllm.conversation.chat import Chat
@@ -56,6 +56,7 @@ def run_app(flags: Mapping[str, Any], begin: Callable[[Model], Session]) -> None
     asks the program to end does that, when the terminal is as it was before.
     """
     check_terminal()
+    clear_sign_of_life()
     from localllm.tui.app import ChatApp  # 0.2 s that whoever cannot see it need not wait for
 
     app = ChatApp(LocalMachine(flags), flags["model"], begin, Settings.from_environment().home)

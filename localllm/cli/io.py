@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from localllm.errors import UsageError
 from localllm.files import expand_path, parse_strict_json
-from localllm.formatting import printable
+from localllm.formatting import one_line, printable
 
 NO_PROMPT_REMEDY = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"
@@ -25,6 +25,27 @@ def is_terminal(stream: TextIO | None) -> bool:
 def supports_redraw(stream: TextIO | None) -> bool:
     """A terminal where what was written can be replaced: no bar moves on a dumb one."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+_sign_of_life = False  # there is one on the terminal's line
+
+
+def show_sign_of_life(text: str) -> None:
+    """One line on a terminal, until anything else is written there: what follows takes a second to import."""
+    global _sign_of_life
+    if supports_redraw(sys.stderr):
+        sys.stderr.write(f"{one_line(text)}\r")
+        sys.stderr.flush()
+        _sign_of_life = True
+
+
+def clear_sign_of_life() -> None:
+    global _sign_of_life
+    if _sign_of_life and sys.stderr is not None:
+        _sign_of_life = False
+        with suppress(OSError):
+            sys.stderr.write("\x1b[K")
+            sys.stderr.flush()
 
 
 def is_interactive() -> bool:
@@ -121,6 +142,7 @@ class StdoutWriter:
 
     def write(self, text: str) -> None:
         if text:
+            clear_sign_of_life()
             self.last = text[-1]
             sys.stdout.write(printable(text) if self.terminal else text)
             sys.stdout.flush()
@@ -154,6 +176,7 @@ class ReasoningWriter:
         self.last = ""
 
     def _put(self, text: str) -> None:
+        clear_sign_of_life()
         if sys.stderr is not None:
             with suppress(OSError):
                 sys.stderr.write(text)
@@ -162,6 +185,7 @@ class ReasoningWriter:
 
 def note(text: str) -> None:
     """A remark for the person, on stderr; where that is closed, there is nobody to tell."""
+    clear_sign_of_life()
     if sys.stderr is not None:
         with suppress(OSError):
             # Calls of functions and the words of files and templates are remarks, too.
@@ -173,6 +197,7 @@ def note(text: str) -> None:
 @contextmanager
 def status(text: str) -> Iterator[None]:
     """Show that something takes a moment, on a terminal only, where it leaves no trace."""
+    clear_sign_of_life()
     if not supports_redraw(sys.stderr):
         yield
         return

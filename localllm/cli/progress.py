@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from localllm.cli.io import note, status
+from localllm.cli.io import clear_sign_of_life, note, status
 from localllm.tui.machine import ModelOffer
 
 if TYPE_CHECKING:
@@ -299,6 +299,7 @@ class StderrWatch:
         if kind == self.stage:
             return
         self.display.close()
+        clear_sign_of_life()
         self.stage, self.quantization = kind, None
         if kind == "load":
             self.display.enter_context(status(f"loading {self.name}"))
