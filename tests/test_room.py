@@ -103,7 +103,7 @@ def test_caches_that_cannot_be_made_leave_the_old_size(monkeypatch: pytest.Monke
             return caches(self, decoder, memory)  # pyright: ignore[reportArgumentType]
 
         monkeypatch.setattr(room, "allocate", fail)
-        with pytest.raises(DoesNotFit, match="no memory left"):
+        with pytest.raises(DoesNotFit, match="is out of memory"):
             llm.resize(512)
         assert llm.context == 256
         assert llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=60)).text == expected

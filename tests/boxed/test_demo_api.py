@@ -72,10 +72,10 @@ def test_in_float32_it_is_what_transformers_makes_of_its_weights(model: Any) -> 
     [
         ("hi", "list of messages"),
         ([{"content": "hi"}], "no role"),
-        ([{"role": "user"}], "no text"),
-        ([{"role": "user", "content": None}], "no text"),
-        ([{"role": "user", "content": 5}], "no text"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "no text"),
+        ([{"role": "user"}], "not text"),
+        ([{"role": "user", "content": None}], "not text"),
+        ([{"role": "user", "content": 5}], "not text"),
+        ([{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}], "not text"),
     ],
 )
 def test_a_message_that_is_no_text_is_refused(llm: LLM, messages: Any, words: str) -> None:

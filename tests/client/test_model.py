@@ -217,13 +217,13 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel,
         lambda model: model.provenance(),
         lambda model: model.kernels(),
         lambda model: model.server.request_json("/localllm/ps"),
-        lambda model: list(model.stream("Twice", SamplingParams(temperature=0, max_tokens=2))),
+        lambda model: list(model.answer(ChatRequest("Twice", SamplingParams(temperature=0, max_tokens=2)))),
     ],
 )
 def test_a_request_during_a_stream_leaves_the_answer_whole(served: RemoteModel, demo: LLM, request_beside):
     """What the settings of the app do, or a receipt, while an answer comes."""
     params = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
-    stream = served.stream("Once upon a time", params)
+    stream = served.answer(ChatRequest("Once upon a time", params))
     events = [next(stream)]
     with suppress(UsageError):  # of what this template does not read
         request_beside(served)
@@ -234,7 +234,7 @@ def test_a_request_during_a_stream_leaves_the_answer_whole(served: RemoteModel, 
 
 def test_closing_one_of_two_streams_leaves_the_other(served: RemoteModel, demo: LLM):
     params = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
-    first, second = served.stream("Once", params), served.stream("Once", params)
+    first, second = (served.answer(ChatRequest("Once", params)) for _ in range(2))
     next(first)
     first.close()
     assert joined(second) == joined(demo.stream("Once", params))

@@ -255,7 +255,7 @@ def session_of(sessions, llm=None):
 def test_a_question_is_kept_before_its_answer_begins(sessions):
     session = session_of(sessions)
     kept = []
-    session.llm.stream = lambda *a, **k: kept.append(sessions.list()) or FakeLLM.stream(session.llm, *a, **k)
+    session.llm.answer = lambda chat: kept.append(sessions.list()) or FakeLLM.answer(session.llm, chat)
     list(session.ask("What is kept?"))
     [[one]] = kept
     assert one.title == "What is kept?"
@@ -269,15 +269,15 @@ def test_a_question_without_any_answer_leaves_no_file(sessions):
     def refuse(*_, **__):
         raise UsageError("too long")
 
-    session.llm.stream = refuse
+    session.llm.answer = refuse
     with pytest.raises(UsageError):
         list(session.ask("first"))
     session.save()
     assert sessions.list() == []
-    del session.llm.stream
+    del session.llm.answer
     list(session.ask("hello"))
     session.save()
-    session.llm.stream = refuse
+    session.llm.answer = refuse
     with pytest.raises(UsageError):
         list(session.ask("second"))
     session.save()

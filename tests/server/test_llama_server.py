@@ -9,6 +9,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
+from localllm.request import ChatRequest
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 
@@ -90,7 +91,7 @@ def test_tokens_and_templates(demo_url: str, demo: LLM) -> None:
     assert post(demo_url, "/detokenize", 400, tokens=[10**6])["error"]["param"] == "tokens"
     messages = [{"role": "user", "content": "Hi"}]
     prompt = post(demo_url, "/apply-template", messages=messages)["prompt"]
-    assert prompt == demo.tokenizer.decode(demo.encode(messages, None, None), skip_special=False)
+    assert prompt == demo.tokenizer.decode(demo.encode(ChatRequest(messages)), skip_special=False)
 
 
 def test_vectors(demo_url: str, demo: LLM) -> None:
@@ -128,4 +129,4 @@ def test_a_gap_is_filled(tmp_path: Path, demo_url: str) -> None:
         assert told["tokens_evaluated"] == by_openai["usage"]["prompt_tokens"]
         assert post(url, "/infill", input_prefix="def f(", n_predict=2)["tokens_predicted"]
     refused = httpx2.post(f"{demo_url}/infill", json=asked)
-    assert refused.status_code >= 400 and "does not fill gaps" in refused.json()["error"]["message"]
+    assert refused.status_code >= 400 and "does not support infilling" in refused.json()["error"]["message"]

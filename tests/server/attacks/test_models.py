@@ -9,7 +9,6 @@ import pytest
 from tests.server.attacks.wire import ASKED, request, speak
 
 NAMES = [
-    "",
     ".",
     "..",
     "/",
@@ -81,6 +80,6 @@ def test_the_answer_does_not_tell_which_files_there_are(demo_url):
     assert here == not_here
 
 
-@pytest.mark.parametrize("kind", [True, 7, None, [], {"name": "demo"}])
+@pytest.mark.parametrize("kind", [True, 7, [], {"name": "demo"}])
 def test_a_name_is_a_text(demo_url, kind):
     assert speak(demo_url, request(body=json.dumps(ASKED | {"model": kind}).encode())).status == 400
