@@ -1,5 +1,7 @@
-"""What nothing on this device is faster than: copies, products of plain matrices, and products with matrices of a
-model's own format. Measured beside the model, with as many threads, so that both had the same machine.
+"""Measures a device's limits: copies, products of dense matrices, and products with matrices in the model's
+format.
+
+Measured while the model is loaded, with the same number of threads, so that both run under the same conditions.
 """
 
 from __future__ import annotations
@@ -21,32 +23,32 @@ MAX_MATRICES = 64
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Rates of a device. A copy counts bytes read and bytes written."""
+    """Maximum rates of a device. A copy counts bytes read and bytes written."""
 
     copy: float
-    """Bytes/s, of as many bytes as a step reads, at most `rates.BUFFER_BYTES`: what caches hold is held against
-    caches"""
+    """Bytes/s, for as many bytes as a step reads, at most `rates.BUFFER_BYTES`: data that fits into caches is
+    compared with copies in caches"""
 
     flops: float
-    """Operations/s of products of plain matrices in the model's dtype"""
+    """Operations/s of products of dense matrices in the model's dtype"""
 
     products: dict[int, float]
-    """Bytes/s of weights that products with matrices like the model's get through, by rows of the other factor"""
+    """Bytes of weights per second in products with matrices like the model's, by rows of the other factor"""
 
     share: float
-    """Of the processor time that its threads could have had, what they got meanwhile"""
+    """Share of the threads' possible processor time that they got during the measurement"""
 
     def product_rate(self, rows: int) -> float:
-        """With so many rows, or the nearest that was measured."""
-        return self.products[min(self.products, key=lambda measured: abs(measured - rows))]
+        """Return the rate for this number of rows, or the nearest one measured."""
+        return self.products[min(self.products, key=lambda measured_rows: abs(measured_rows - rows))]
 
     def merge_best(self, other: Ceilings) -> Ceilings:
-        """Of two measurements: what was reached once can be reached."""
+        """Return the higher rates of two measurements."""
         return Ceilings(
             max(self.copy, other.copy),
             max(self.flops, other.flops),
             {
-                rows: max(kept.get(rows, 0.0) for kept in (self.products, other.products))
+                rows: max(rates.get(rows, 0.0) for rates in (self.products, other.products))
                 for rows in sorted({*self.products, *other.products})
             },
             min(self.share, other.share),
@@ -61,22 +63,22 @@ def measure_ceilings(
     rows: Collection[int],
     step_bytes: int,
 ) -> Ceilings:
-    """matrix: a matrix of the model; rows: of the other factor, as in steps; step_bytes: that a step reads."""
-    before = torch.get_num_threads()
+    """matrix: a matrix of the model; rows: of the other factor, as in steps; step_bytes: bytes read by a step."""
+    previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            found = measure.measure(device, dtype)
-            most = measure.buffer_bytes(device)
-            copy = found.copy if step_bytes >= most else measure_copy_rate(device, step_bytes)
+            rates = measure.measure(device, dtype)
+            max_bytes = measure.buffer_bytes(device)
+            copy = rates.copy if step_bytes >= max_bytes else measure_copy_rate(device, step_bytes)
             return Ceilings(
                 copy,
-                found.flops,
-                measure_product_rates(matrix, dtype, device, rows, min(step_bytes, most)),
-                found.share,
+                rates.flops,
+                measure_product_rates(matrix, dtype, device, rows, min(step_bytes, max_bytes)),
+                rates.share,
             )
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous_threads)
 
 
 def measure_copy_rate(device: torch.device, size: int) -> float:
@@ -84,11 +86,11 @@ def measure_copy_rate(device: torch.device, size: int) -> float:
     half = max(1, size // 2)
     source = torch.ones(half, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    times = max(1, measure.buffer_bytes(device) // (2 * half))
-    taken = measure.median_seconds(
-        measure.device_clock(device), lambda: [target.copy_(source) for _ in range(times)]
+    repeats = max(1, measure.buffer_bytes(device) // (2 * half))
+    seconds = measure.median_seconds(
+        measure.device_clock(device), lambda: [target.copy_(source) for _ in range(repeats)]
     )
-    return times * 2 * half / taken
+    return repeats * 2 * half / seconds
 
 
 def measure_product_rates(
@@ -98,7 +100,7 @@ def measure_product_rates(
     rows: Collection[int],
     most_bytes: int,
 ) -> dict[int, float]:
-    """Bytes/s of weights by rows of x. most_bytes: of different matrices."""
+    """Return bytes of weights per second by rows of x. most_bytes: most bytes of distinct matrices."""
     [first] = kernels.prepare_weights(measured.sample_matrix(matrix, dtype, device))
     count = min(MAX_MATRICES, max(1, most_bytes // first.nbytes))
     weights = [
@@ -107,10 +109,10 @@ def measure_product_rates(
     ]
     clock = measure.device_clock(device)
 
-    def rate(of_rows: int) -> float:
-        x = torch.ones(of_rows, first.shape[1], dtype=dtype, device=device)
-        used = weights if of_rows <= MAX_RUNNING else weights[:1]
-        taken = measure.median_seconds(clock, lambda: [kernels.linear(x, weight) for weight in used])
-        return len(used) * first.nbytes / taken
+    def rate(row_count: int) -> float:
+        x = torch.ones(row_count, first.shape[1], dtype=dtype, device=device)
+        used_weights = weights if row_count <= MAX_RUNNING else weights[:1]
+        seconds = measure.median_seconds(clock, lambda: [kernels.linear(x, weight) for weight in used_weights])
+        return len(used_weights) * first.nbytes / seconds
 
-    return {of_rows: rate(of_rows) for of_rows in sorted(rows)}
+    return {row_count: rate(row_count) for row_count in sorted(rows)}

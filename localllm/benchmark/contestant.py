@@ -1,4 +1,4 @@
-"""A loaded model under measurement: its warm-up, its rounds, its ceilings, and what they come to."""
+"""A loaded model being measured: its warm-up, rounds and ceilings, and the results."""
 
 from collections.abc import Sequence
 
@@ -39,40 +39,48 @@ class BenchmarkedModel:
         self.rounds[scenario].append(self.round_runner.run_round(scenario))
 
     def measure_ceilings(self) -> None:
-        """For the steps that scenarios will have and rounds had. The memory for it is not the model's."""
+        """Measure for the steps that scenarios will have and rounds had.
+
+        Its memory does not count as the model's.
+        """
         device = self.runner.device
-        decoded = [figures.decode_phase(one) for rounds in self.rounds.values() for one in rounds]
-        seen = {sum(share.tokens for share in one.shares) for one in decoded if one}
+        phases = [figures.decode_phase(phase) for rounds in self.rounds.values() for phase in rounds]
+        step_tokens = {sum(share.tokens for share in phase.shares) for phase in phases if phase}
         self.peak_bytes = max(self.peak_bytes, peak_bytes(device))
-        found = ceilings.measure_ceilings(
+        measured = ceilings.measure_ceilings(
             representative_matrix(self.subject.header),
             self.runner.model.dtype,
             device,
             self.llm.worker.threads,
-            seen.union(*((scenario.batch, self.prefill_rows(scenario)) for scenario in self.rounds)),
+            step_tokens.union(*((scenario.batch, self.prefill_rows(scenario)) for scenario in self.rounds)),
             max(map(self.step_bytes, self.rounds)),
         )
-        self.ceilings.append(found)
+        self.ceilings.append(measured)
         reset_peak_bytes(device)
 
     def prefill_rows(self, scenario: Scenario) -> int:
-        """Tokens of each step of its prefill, on average; what fills no block before is computed again."""
+        """Return the average tokens per prefill step; tokens that do not fill a cached block are computed
+        again.
+        """
         tokens = scenario.batch * (scenario.prompt + scenario.depth % BLOCK_SIZE)
         return -(-tokens // -(-tokens // self.prefill_chunk))
 
     def step_bytes(self, scenario: Scenario) -> int:
-        """That its last step of decoding reads."""
+        """Return the bytes read by the last decoding step."""
         element, kv = self.element_bytes
         step = (SequenceStep(1, scenario.tokens, sequences=scenario.batch),)
         return bytes_read(self.llm.config, self.llm.memory.weights, step, element, kv)
 
     def scenario_result(self, scenario: Scenario, best: Ceilings) -> ScenarioResult:
-        """Rooflines are those of the round in the middle, the faster of two."""
+        """Compute the rooflines of the median round, the faster one if their number is even."""
         rounds = self.rounds[scenario]
         cost = (self.llm.config, self.llm.memory.weights, *self.element_bytes)
-        decoded = sorted(filter(None, map(figures.decode_phase, rounds)), key=lambda one: one.step_s)
-        filled = sorted(map(figures.prefill_phase, rounds), key=lambda one: one.seconds)
-        decode, prefill = decoded[(len(decoded) - 1) // 2] if decoded else None, filled[(len(filled) - 1) // 2]
+        decode_phases = sorted(filter(None, map(figures.decode_phase, rounds)), key=lambda one: one.step_s)
+        prefill_phases = sorted(map(figures.prefill_phase, rounds), key=lambda one: one.seconds)
+        decode, prefill = (
+            decode_phases[(len(decode_phases) - 1) // 2] if decode_phases else None,
+            prefill_phases[(len(prefill_phases) - 1) // 2],
+        )
         return ScenarioResult(
             scenario,
             tuple(rounds),
@@ -81,7 +89,7 @@ class BenchmarkedModel:
         )
 
     def model_result(self, left_out: Sequence[tuple[Scenario, str]], *, alone: bool) -> ModelResult:
-        """After the rounds. alone: is the most memory of the process that of this model?"""
+        """Return the result after all rounds. alone: whether the process's peak memory is that of this model."""
         llm, header = self.llm, self.subject.header
         best = self.ceilings[0]
         for other in self.ceilings[1:]:

@@ -1,4 +1,4 @@
-"""Where a benchmark ran, and how quiet it was there: versions, processor, what other programs took meanwhile."""
+"""Describes where a benchmark ran: versions, processor, and the load from other programs during it."""
 
 import os
 import platform
@@ -17,19 +17,19 @@ CHECKOUT_ROOT = Path(localllm.__file__).parents[1]
 BUSY_SHARE, STOLEN_SHARE = (
     0.05,
     0.01,
-)  # shares of all processor time from which numbers are not those of a quiet machine
-GIT_TIMEOUT_S = 10.0  # for git
+)  # shares of processor time above which the machine is considered busy
+GIT_TIMEOUT_S = 10.0  # seconds
 
 
 @dataclass(frozen=True)
 class Machine:
     processor: str
-    cores: float  # that may be used
-    instructions: str  # that torch takes
+    cores: float  # usable
+    instructions: str  # vector instructions that torch uses
     memory_bytes: int
     system: str
     versions: dict[str, str]
-    commit: str | None  # of the checkout that ran; None where it was installed otherwise
+    commit: str | None  # of the checkout; None if not run from one
 
 
 def describe_machine() -> Machine:
@@ -49,7 +49,7 @@ def describe_machine() -> Machine:
 
 
 def git_commit(root: Path) -> str | None:
-    """Of the checkout whose top `root` is, with `-dirty` behind where files differ; None of anything else."""
+    """Return the commit of the checkout at `root`, with `-dirty` if files differ; None for any other folder."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(root), *words]
@@ -59,7 +59,7 @@ def git_commit(root: Path) -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != root.resolve():
-            return None  # installed into somebody else's
+            return None  # installed into another repository
         return git("describe", "--always", "--dirty", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None
@@ -67,26 +67,30 @@ def git_commit(root: Path) -> str | None:
 
 @dataclass(frozen=True)
 class Noise:
-    """What happened on the machine beside the benchmark, which is what numbers differ by from run to run."""
+    """Other load on the machine during the benchmark, which makes results vary from run to run."""
 
     seconds: float
-    load_average: float | None  # of the minute before; None where the system counts none
-    others: float  # share of all processor time that went to other programs
-    stolen: float  # share that the host of a virtual machine gave to others
+    load_average: float | None  # of the minute before; None if the system has none
+    others: float  # share of all processor time used by other programs
+    stolen: float  # share that a virtual machine's host gave to other machines
 
     @property
     def warning(self) -> str | None:
-        """One line; None where the machine was quiet."""
-        found = []
+        """One line; None if the machine was quiet."""
+        causes = []
         if self.others >= BUSY_SHARE:
-            found.append(f"other programs took {self.others:.0%} of the processors")
+            causes.append(f"other programs used {self.others:.0%} of the processors")
         if self.stolen >= STOLEN_SHARE:
-            found.append(f"the host gave {self.stolen:.0%} of them to other machines")
-        return f"{' and '.join(found)} meanwhile: a quiet machine gives other numbers" if found else None
+            causes.append(f"the host gave {self.stolen:.0%} of them to other machines")
+        return (
+            f"{' and '.join(causes)} during the benchmark: results on a quiet machine would differ"
+            if causes
+            else None
+        )
 
 
 class NoiseMeter:
-    """Counts from its making until `stop`."""
+    """Measures from its creation until `stop`."""
 
     def __init__(self) -> None:
         self.load_average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
@@ -95,19 +99,19 @@ class NoiseMeter:
         self.system_start = psutil.cpu_times()
 
     def stop(self) -> Noise:
-        """All processors' time is what the system counted, also where this process may use only some."""
+        """Return the load relative to the time of all processors, even if this process may use only some."""
         now, own = psutil.cpu_times(), time.process_time() - self.process_start_s
         stolen = getattr(now, "steal", 0.0) - getattr(self.system_start, "steal", 0.0)
-        whole = (psutil.cpu_count() or 1) * (time.perf_counter() - self.start)
+        available = (psutil.cpu_count() or 1) * (time.perf_counter() - self.start)
         busy = sum(busy_seconds(now)) - sum(busy_seconds(self.system_start))
         return Noise(
             time.perf_counter() - self.start,
             self.load_average,
-            min(1.0, max(0.0, busy - own) / whole),
-            min(1.0, max(0.0, stolen) / whole),
+            min(1.0, max(0.0, busy - own) / available),
+            min(1.0, max(0.0, stolen) / available),
         )
 
 
 def busy_seconds(times: object) -> list[float]:
-    """Seconds in which processors did something: guests' are part of the users'."""
+    """Return seconds of processor activity; guests' time is part of users' time."""
     return [getattr(times, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")]

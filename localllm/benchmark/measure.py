@@ -1,6 +1,6 @@
-"""One round of a scenario on a loaded model, through its public API: what each stream measured, and when.
+"""Runs one round of a scenario on a loaded model through its public API, and records each stream's measurements.
 
-Knows nothing of rates and tables; what follows from a round stands in `figures.py`.
+Independent of rates and tables; results are derived from rounds in `figures.py`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from localllm.llm.worker import Stream
 from localllm.metrics import Metrics
 from localllm.request import ChatRequest, Request, SamplingParams
 
-WARM_UP_TOKENS = 4  # of an answer that does not count
+WARM_UP_TOKENS = 4  # of an answer that is not measured
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,12 @@ class StreamResult:
 
     arrival: float  # seconds of `time.perf_counter()`
     metrics: Metrics
-    begins_step: tuple[bool, ...]  # of each token: was a step run for it? Else it was a draft that was right
+    # For each token: whether a step began with it; otherwise it was an accepted draft.
+    begins_step: tuple[bool, ...]
 
     @property
     def times(self) -> list[float]:
-        """When each token came out, on the clock of `arrival`."""
+        """When each token was output, on the clock of `arrival`."""
         return list(accumulate(self.metrics.itl_s, initial=self.arrival + self.metrics.ttft_s))
 
     @property
@@ -36,12 +37,13 @@ class StreamResult:
         return sum(self.begins_step)
 
 
-Round = tuple[StreamResult, ...]  # the streams of a scenario, once
+Round = tuple[StreamResult, ...]  # the streams of a scenario, run once
 
 
 class RoundRunner:
-    """A model and the prompts for it. What stands before the prompts of one depth stays the same, and is computed
-    again only where the cache has lost it."""
+    """Runs rounds on a model. The context before the prompts of one depth stays the same, and is recomputed only
+    if it was evicted from the cache.
+    """
 
     def __init__(self, llm: LLM, prompts: PromptSource):
         self.llm = llm
@@ -49,7 +51,7 @@ class RoundRunner:
         self.context_ids: dict[int, list[list[int]]] = {}  # by depth
 
     def warm_up(self, scenario: Scenario) -> None:
-        """Everything that a round of the scenario does, with a short answer."""
+        """Run a round of the scenario with a short answer."""
         self.run_round(replace(scenario, output=min(scenario.output, WARM_UP_TOKENS)))
 
     def run_round(self, scenario: Scenario) -> Round:
@@ -59,27 +61,27 @@ class RoundRunner:
         return [self.prompts.make_prompt(scenario.prompt) for _ in range(scenario.batch)]
 
     def run_streams(self, scenario: Scenario, prompts: Sequence[Sequence[int]]) -> Round:
-        """All streams at once, each to its last token. Raises LocalLLMError where one ends before."""
-        before = self.context_ids.setdefault(scenario.depth, [])
-        while len(before) < scenario.batch:
-            before.append(self.prompts.make_prompt(scenario.depth))
-        before = before[: scenario.batch]
-        for ids in filter(None, before):
+        """Run all streams at once, each to its last token. Raises LocalLLMError if one ends early."""
+        contexts = self.context_ids.setdefault(scenario.depth, [])
+        while len(contexts) < scenario.batch:
+            contexts.append(self.prompts.make_prompt(scenario.depth))
+        contexts = contexts[: scenario.batch]
+        for ids in filter(None, contexts):
             self.llm.generate(ids, SamplingParams(max_tokens=0))
         params = SamplingParams(temperature=0, max_tokens=scenario.output, ignore_eos=True)
         whole = [[*ids, *prompt] for ids, prompt in zip(before, prompts, strict=True)]
         requests = [self.llm.prepare(ChatRequest(ids, params)) for ids in whole]
         streams = [self.llm.submit(request) for request in requests]
-        done = tuple(read_stream(request, stream) for request, stream in zip(requests, streams, strict=True))
-        short = next((one for one in done if one.metrics.output_tokens != scenario.output), None)
-        if short:
-            said = f"an answer ended after {short.metrics.output_tokens} of {scenario.output} tokens"
-            raise LocalLLMError(said, "measure a shorter one with --output")
-        return done
+        results = tuple(read_stream(request, stream) for request, stream in zip(requests, streams, strict=True))
+        incomplete = next((result for result in results if result.metrics.output_tokens != scenario.output), None)
+        if incomplete:
+            message = f"an answer ended after {incomplete.metrics.output_tokens} of {scenario.output} tokens"
+            raise LocalLLMError(message, "measure a shorter one with --output")
+        return results
 
 
 def read_stream(request: Request, stream: Stream) -> StreamResult:
-    """Read to its end."""
+    """Read a stream to its end."""
     events = list(stream)
     metrics = events[-1].metrics
     assert metrics

@@ -1,5 +1,5 @@
-"""A result as a picture: speed over streams, lengths and depths where there are several, the gaps between tokens
-over an answer, and the fraction of the roofline. matplotlib is imported inside functions: it is an extra.
+"""Plots a result: speed over streams, lengths and depths if there are several, the gaps between an answer's
+tokens, and the fraction of the roofline. matplotlib is an extra, so it is imported inside functions.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 FORMATS = (".png", ".svg")
-COLUMNS = 2  # of panels
-WIDTH, HEIGHT, HEAD = 5.6, 3.8, 0.6  # inches, of a panel and above all
-DOTS = 150  # an inch of a PNG
-MAX_LINES = 6  # of gaps, which lie close
+COLUMNS = 2  # number of panel columns
+WIDTH, HEIGHT, HEAD = 5.6, 3.8, 0.6  # inches: size of a panel, and space above all
+DOTS = 150  # per inch of a PNG
+MAX_LINES = 6  # of gaps, which are close together
 GREY = "0.4"
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -32,7 +32,7 @@ STYLE: dict[Any, Any] = {
     "axes.titlelocation": "left",
     "axes.titleweight": "bold",
     "axes.titlesize": 10,
-    "svg.hashsalt": "localllm",  # the same result, the same file
+    "svg.hashsalt": "localllm",  # makes SVG output reproducible
 }
 WORDS = {"prompt": "prompt", "depth": "depth", "batch": "streams", "output": "answer"}
 
@@ -41,17 +41,17 @@ Panel = Callable[["Axes"], None]
 
 
 def check_plot(file: Path) -> None:
-    """Raises UsageError, before anything is measured, where the file could not be drawn."""
+    """Raises UsageError, before any measurement, if the file could not be written."""
     if file.suffix.lower() not in FORMATS:
-        raise UsageError(f"{file} is no PNG and no SVG file", "name one that ends in .png or .svg")
+        raise UsageError(f"{file} is neither a PNG nor an SVG file", "use a name that ends in .png or .svg")
     if not file.parent.is_dir():
-        raise UsageError(f"there is no folder {file.parent}", "make it first")
+        raise UsageError(f"there is no folder {file.parent}", "create it first")
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("plots need matplotlib, which is not installed", "pip install 'localllm[plot]'")
 
 
 def draw_result(result: BenchmarkResult, file: Path) -> None:
-    """Raises OSError where the file cannot be written."""
+    """Raises OSError if the file cannot be written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -73,13 +73,13 @@ def draw_result(result: BenchmarkResult, file: Path) -> None:
 def title(result: BenchmarkResult) -> str:
     loaded = result.models[0].loaded
     threads = "" if loaded.threads is None else f", threads: {loaded.threads}"
-    models = ", ".join(dict.fromkeys(edition.loaded.name for edition in result.models))
-    where = f"{loaded.device_name}{threads}, localllm {result.machine.versions['localllm']}, {result.date}"
-    return "\n".join([f"{models} in {loaded.dtype}", where, *result.warnings])
+    models = ", ".join(dict.fromkeys(model.loaded.name for model in result.models))
+    setup = f"{loaded.device_name}{threads}, localllm {result.machine.versions['localllm']}, {result.date}"
+    return "\n".join([f"{models} in {loaded.dtype}", setup, *result.warnings])
 
 
 def result_panels(result: BenchmarkResult) -> Iterator[Panel]:
-    """Those that have something to show."""
+    """Yield the panels that have data."""
     pairs = [(edition, found) for edition in result.models for found in edition.scenarios]
     for field, name, x, value in (
         ("batch", "Decoding, all streams", "streams", lambda found: found.decode_tokens_per_s),
@@ -95,19 +95,22 @@ def result_panels(result: BenchmarkResult) -> Iterator[Panel]:
 def line_panel(
     pairs: list[Pair], field: str, value: Callable[[ScenarioResult], Distribution], x: str, name: str
 ) -> Panel:
-    """Over one field, a line for all else that differs; bars from the lowest to the highest round."""
+    """Plot values over one field, with a line for each combination of the others; bars span the rounds' range."""
     series: dict[str, list[tuple[int, Distribution]]] = {}
-    for (_, found), label in zip(pairs, pair_labels(pairs, without=field), strict=True):
-        series.setdefault(label, []).append((getattr(found.scenario, field), value(found)))
+    for (_, result), label in zip(pairs, pair_labels(pairs, without=field), strict=True):
+        series.setdefault(label, []).append((getattr(result.scenario, field), value(result)))
 
     def panel(ax: Axes) -> None:
         for label, points in series.items():
-            known = sorted((at, found) for at, found in points if not math.isnan(found.p50))
-            places, middle = [at for at, _ in known], [found.p50 for _, found in known]
-            reach = [found.p50 - found.low for _, found in known], [found.high - found.p50 for _, found in known]
-            ax.errorbar(places, middle, yerr=reach, marker="o", markersize=4, capsize=3, label=label)
+            measured = sorted((x_value, speed) for x_value, speed in points if not math.isnan(speed.p50))
+            xs, medians = [x_value for x_value, _ in measured], [speed.p50 for _, speed in measured]
+            errors = (
+                [speed.p50 - speed.low for _, speed in measured],
+                [speed.high - speed.p50 for _, speed in measured],
+            )
+            ax.errorbar(xs, medians, yerr=errors, marker="o", markersize=4, capsize=3, label=label)
         ax.set(title=name, xlabel=x, ylabel="tokens/s")
-        ax.set_xticks(sorted({at for points in series.values() for at, _ in points}))
+        ax.set_xticks(sorted({x_value for points in series.values() for x_value, _ in points}))
         ax.set_ylim(bottom=0)
         add_legend(ax, list(series))
 
@@ -115,19 +118,22 @@ def line_panel(
 
 
 def itl_panel(pairs: list[Pair]) -> Panel:
-    """At each place of the answers, over rounds and streams: median, and 5th to 95th percentile."""
+    """Plot gaps at each position of the answers, over rounds and streams: median, and 5th to 95th percentile."""
     some = pairs[:: -(-len(pairs) // MAX_LINES)]
-    left = f", {len(some)} of {len(pairs)} scenarios" if len(some) < len(pairs) else ""
+    note = f", {len(some)} of {len(pairs)} scenarios" if len(some) < len(pairs) else ""
 
     def panel(ax: Axes) -> None:
         for (_, found), label in zip(some, pair_labels(some), strict=True):
             answers = [answer.metrics.itl_s for answers in found.rounds for answer in answers]
-            places = [[1e3 * gap for gap in at] for at in zip(*answers, strict=True)]
-            x = range(2, len(places) + 2)
-            [line] = ax.plot(x, [percentile(at, 50) for at in places], label=label)
-            band = [percentile(at, 5) for at in places], [percentile(at, 95) for at in places]
+            gaps_by_position = [[1e3 * gap for gap in gaps] for gaps in zip(*answers, strict=True)]
+            x = range(2, len(gaps_by_position) + 2)
+            [line] = ax.plot(x, [percentile(gaps, 50) for gaps in gaps_by_position], label=label)
+            band = (
+                [percentile(gaps, 5) for gaps in gaps_by_position],
+                [percentile(gaps, 95) for gaps in gaps_by_position],
+            )
             ax.fill_between(x, *band, alpha=0.15, color=line.get_color(), linewidth=0)
-        ax.set(title=f"Gaps between tokens (ITL){left}", xlabel="token of the answer", ylabel="ms")
+        ax.set(title=f"Gaps between tokens (ITL){note}", xlabel="token of the answer", ylabel="ms")
         ax.set_ylim(bottom=0)
         add_legend(ax, pair_labels(some))
 
@@ -135,17 +141,17 @@ def itl_panel(pairs: list[Pair]) -> Panel:
 
 
 def roofline_panel(pairs: list[Pair]) -> Panel:
-    """Of the roofline, by phase; what a step waits for is written beside."""
+    """Plot fractions of the roofline by phase, labelled with the bounds."""
     names = pair_labels(pairs)
 
     def panel(ax: Axes) -> None:
         small = max(4, min(7, 110 // len(pairs)))
         for shift, phase, colour in ((-0.2, "prefill", "C1"), (0.2, "decoding", "C0")):
-            for at, (_, found) in enumerate(pairs):
+            for row, (_, found) in enumerate(pairs):
                 if roof := found.prefill if phase == "prefill" else found.decode:
-                    ax.barh(at + shift, 100 * roof.of_roof, 0.36, color=colour, label="" if at else phase)
-                    said = f" {roof.of_roof:.0%} {roof.bound}"
-                    ax.text(100 * roof.of_roof, at + shift, said, va="center", fontsize=small)
+                    ax.barh(row + shift, 100 * roof.of_roof, 0.36, color=colour, label="" if row else phase)
+                    text_label = f" {roof.of_roof:.0%} {roof.bound}"
+                    ax.text(100 * roof.of_roof, row + shift, text_label, va="center", fontsize=small)
         ax.set_yticks(range(len(pairs)), names, fontsize=small)
         ax.invert_yaxis()
         ax.axvline(100, color=GREY, linestyle="--", linewidth=1)
@@ -157,13 +163,13 @@ def roofline_panel(pairs: list[Pair]) -> Panel:
 
 
 def pair_labels(pairs: list[Pair], without: str = "") -> list[str]:
-    """What each has that not all have, and the field `without` aside."""
+    """Label each pair by the fields in which they differ, except `without`."""
     named = [{"": edition.loaded.name, **vars(found.scenario)} for edition, found in pairs]
     differ = [field for field in ("", *WORDS) if field != without and len({str(one[field]) for one in named}) > 1]
     return [", ".join(f"{WORDS.get(field, '')} {one[field]}".strip() for field in differ) for one in named]
 
 
 def add_legend(ax: Axes, shown: list[str]) -> None:
-    """Where there is more than one line."""
+    """Add a legend if there is more than one line."""
     if len(set(shown)) > 1:
         ax.legend(fontsize=7, framealpha=0.6)

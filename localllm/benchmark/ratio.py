@@ -1,9 +1,9 @@
-"""How many times as fast one thing is as another, of pairs that were measured one right after the other.
+"""Computes how many times as fast one thing is as another, from pairs measured in direct succession.
 
-The logarithms of the pairs' ratios are taken for a sample of a normal distribution: their mean with Student's t
-interval, back from the logarithms, is the geometric mean of the ratios with its confidence interval (Bland and
-Altman 1996, BMJ 312:1079; for timings of computers: Hoefler and Belli 2015, Scientific Benchmarking of Parallel
-Computing Systems, rule 5). A slow minute hits both of a pair, and so leaves their ratio as it is.
+The logarithms of the pairs' ratios are assumed to be normally distributed: their mean with Student's t interval,
+transformed back, is the geometric mean of the ratios with its confidence interval (Bland and Altman 1996, BMJ
+312:1079; for computer timings: Hoefler and Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rule
+5). A slow minute affects both sides of a pair, and so cancels out.
 """
 
 import functools
@@ -20,7 +20,7 @@ MIN_PAIRS = 3
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of A to B: above 1 A is faster."""
+    """Speed of A relative to B: above 1, A is faster."""
 
     ratio: float
     low: float  # of the confidence interval
@@ -29,7 +29,7 @@ class Ratio:
 
     @property
     def shown(self) -> bool:
-        """Does the interval leave out 1?"""
+        """Whether the interval excludes 1."""
         return not self.low <= 1 <= self.high
 
     def verdict(self, a: str, b: str) -> str:
@@ -37,29 +37,29 @@ class Ratio:
             return Ratio(1 / self.ratio, 1 / self.high, 1 / self.low, self.pairs).verdict(b, a)
         digits = 2 if self.high - self.low > 0.02 else 3
         ratio, low, high = (f"{value:.{digits}f}" for value in (self.ratio, self.low, self.high))
-        said = f"{a} is {ratio}x as fast as {b}" if self.shown else f"no difference shown: {ratio}x"
-        return f"{said} ({CONFIDENCE:.0%} CI {low} to {high})"
+        claim = f"{a} is {ratio}x as fast as {b}" if self.shown else f"no difference shown: {ratio}x"
+        return f"{claim} ({CONFIDENCE:.0%} CI {low} to {high})"
 
 
 def check_pairs(count: int) -> None:
-    """Raises UsageError for too few to tell anything."""
+    """Raises UsageError for too few pairs to draw conclusions."""
     if count < MIN_PAIRS:
-        rounds = "one round tells" if count == 1 else f"{count} rounds tell"
-        raise UsageError(f"{rounds} little of chance", f"give --repeat {MIN_PAIRS} or more")
+        rounds = "one round is" if count == 1 else f"{count} rounds are"
+        raise UsageError(f"{rounds} too few to compare", f"use --repeat {MIN_PAIRS} or more")
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """a, b: rates, the same place of both being one pair. Raises UsageError as `check_pairs`."""
+    """a, b: rates; equal indices form a pair. Raises UsageError as `check_pairs`."""
     check_pairs(len(a))
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     mean, deviation = statistics.fmean(logs), statistics.stdev(logs)
-    reach = student_t_quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
-    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
+    margin = student_t_quantile((1 + confidence) / 2, len(logs) - 1) * deviation / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - margin), math.exp(mean + margin), len(logs))
 
 
 @functools.cache
 def student_t_quantile(p: float, freedom: int) -> float:
-    """Where Student's t distribution reaches p, 0.5 < p < 1: by bisection of its distribution function."""
+    """Return the p-quantile of Student's t distribution, 0.5 < p < 1, by bisection."""
     low, high = 0.0, 1.0
     while student_t_cdf(high, freedom) < p:
         high *= 2
@@ -69,7 +69,7 @@ def student_t_quantile(p: float, freedom: int) -> float:
 
 
 def student_t_cdf(t: float, freedom: int) -> float:
-    """P(T <= t), t >= 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: sums for whole degrees of freedom)."""
+    """P(T <= t), t >= 0 (Abramowitz and Stegun 1964, 26.7.3 and 26.7.4: sums for integer degrees of freedom)."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2

@@ -1,5 +1,4 @@
-"""A result for programs and pages: the JSON object that docs/bench.md describes, comma-separated values with a row
-a scenario, and Markdown."""
+"""Formats a result: the JSON object described in docs/bench.md, CSV with a row per scenario, and Markdown."""
 
 import csv
 import io
@@ -17,7 +16,7 @@ CsvRow = dict[str, str | int | float | None]
 
 
 def as_dict(result: BenchmarkResult) -> dict[str, Any]:
-    """For JSON: None instead of NaN."""
+    """Return the JSON object, with None instead of NaN."""
     return {
         "benchmark": "localllm bench",
         "date": result.date,
@@ -28,7 +27,7 @@ def as_dict(result: BenchmarkResult) -> dict[str, Any]:
         "seed": result.seed,
         "prompts": result.prompts,
         "drafts": result.drafts,
-        "editions": [_edition(edition) for edition in result.models],
+        "editions": [_edition(model) for model in result.models],
         "compared": [{**asdict(one.scenario), **_compared(one, result)} for one in result.comparisons],
     }
 
@@ -66,7 +65,7 @@ def _roofline(roof: Roofline) -> dict[str, Any]:
 
 
 def _round(answers: Round) -> list[dict[str, Any]]:
-    """Arrivals count from the first."""
+    """Arrivals are relative to the first."""
     first = min(answer.arrival for answer in answers)
     return [
         {
@@ -89,8 +88,8 @@ def _compared(one: PairedComparison, result: BenchmarkResult) -> dict[str, Any]:
 
 
 def as_csv(result: BenchmarkResult) -> str:
-    """With a line of names; an empty cell where nothing was measured."""
-    rows = [csv_row(edition, found) for edition in result.models for found in edition.scenarios]
+    """Return CSV with a header; cells without a measurement are empty."""
+    rows = [csv_row(model, scenario_result) for model in result.models for scenario_result in model.scenarios]
     out = io.StringIO()
     writer = csv.DictWriter(out, rows[0], lineterminator="\n")
     writer.writeheader()
@@ -101,7 +100,7 @@ def as_csv(result: BenchmarkResult) -> str:
 
 
 def csv_row(edition: ModelResult, found: ScenarioResult) -> CsvRow:
-    """One scenario of one edition. Rates and times are medians where nothing else is said."""
+    """One scenario of one model. Rates and times are medians unless the name states otherwise."""
     loaded, requests, decode = edition.loaded, found.requests, found.decode
     return {
         "edition": loaded.name,
@@ -155,7 +154,7 @@ TABLE_HEADER = (
 
 
 def as_markdown(result: BenchmarkResult) -> str:
-    """A table, where it was measured, and what may be wrong with it."""
+    """Return a table, the setup, and warnings."""
     machine = result.machine
     rows = [_cells(edition, found) for edition in result.models for found in edition.scenarios]
     table = [TABLE_HEADER, ("---",) * len(TABLE_HEADER), *rows]
@@ -200,7 +199,7 @@ def _escaped(cell: str) -> str:
 
 
 def with_spread(found: Distribution) -> str:
-    """As `12.3 ±4%`."""
+    """Return, for example, `12.3 ±4%`."""
     if math.isnan(found.p50):
         return "-"
     return three_digits(found.p50) + (f" ±{found.spread:.0%}" if found.count > 1 else "")

@@ -1,4 +1,4 @@
-"""What a benchmark found, as plain numbers: of each edition of a model, of each scenario, of each round."""
+"""The results of a benchmark as plain numbers, by model, scenario and round."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,34 +13,34 @@ from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, RequestSummary, summarize
 from localllm.hardware.measure import MIN_CPU_SHARE
 
-MAX_STEADY_DRIFT = 0.1  # copies before and after are no further apart on a steady machine
+MAX_STEADY_DRIFT = 0.1  # most that copies before and after differ on a steady machine
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model as it ran. Sizes are bytes, times seconds."""
+    """A model as it was run. Sizes are in bytes, times in seconds."""
 
     name: str
     parameters: int
-    formats: dict[str, int]  # bytes of the files by how weights are stored
+    formats: dict[str, int]  # bytes in the files, by weight format
     weight_bytes: int
     dtype: str
     kv_dtype: str
     device: str  # `cpu`, `cuda:0`
     device_name: str
-    threads: int | None  # of an operation; None on a GPU
-    context: int  # tokens that it was loaded with room for
+    threads: int | None  # per operation; None on a GPU
+    context: int  # capacity in tokens
     load_s: float
     load_phases: dict[str, float]
 
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """One scenario of one edition."""
+    """One scenario of one model."""
 
     scenario: Scenario
     rounds: tuple[Round, ...]
-    decode: Roofline | None  # None where no two steps were common to all streams
+    decode: Roofline | None  # None if no two steps were common to all streams
     prefill: Roofline
 
     @cached_property
@@ -64,15 +64,15 @@ class ScenarioResult:
 class ModelResult:
     loaded: Loaded
     ceilings: Ceilings  # the better of before and after
-    drift: float  # how far the copies before and after were apart, as a share of the better
-    peak_bytes: int | None  # most memory while it was loaded and measured; None where that cannot be told
+    drift: float  # difference between the copy rates before and after, as a share of the better
+    peak_bytes: int | None  # peak memory while it was loaded and measured; None if unknown
     scenarios: tuple[ScenarioResult, ...]
     left_out: tuple[tuple[Scenario, str], ...]  # with the reason
 
 
 @dataclass(frozen=True)
 class PairedComparison:
-    """The first edition beside the second, in one scenario."""
+    """The first model compared with the second, in one scenario."""
 
     scenario: Scenario
     measure: str  # `decoding`, `prefill` or `whole answers`
@@ -86,19 +86,21 @@ class BenchmarkResult:
     noise: Noise
     rounds: int
     seed: int
-    prompts: str  # what they were made of
+    prompts: str  # their source
     drafts: bool
     models: tuple[ModelResult, ...]
     comparisons: tuple[PairedComparison, ...] = ()
 
     @property
     def warnings(self) -> list[str]:
-        """What makes these numbers less than those of a quiet machine; none where nothing does."""
-        found = [self.noise.warning] if self.noise.warning else []
-        for edition in self.models:
-            name, share = edition.loaded.name, edition.ceilings.share
-            if edition.drift > MAX_STEADY_DRIFT:
-                found.append(f"copies beside {name} were {edition.drift:.0%} apart before and after its rounds")
+        """Conditions that make these numbers differ from those of a quiet machine, if any."""
+        warnings = [self.noise.warning] if self.noise.warning else []
+        for model in self.models:
+            name, share = model.loaded.name, model.ceilings.share
+            if model.drift > MAX_STEADY_DRIFT:
+                warnings.append(
+                    f"copy rates measured with {name} differed by {model.drift:.0%} before and after its rounds"
+                )
             if share < MIN_CPU_SHARE:
-                found.append(f"the ceilings beside {name} were measured with {share:.0%} of the processors' time")
-        return found
+                warnings.append(f"the ceilings for {name} were measured with {share:.0%} of the processors' time")
+        return warnings

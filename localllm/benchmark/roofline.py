@@ -1,20 +1,19 @@
-"""What a step could be at most, and what keeps it from that: the roofline (Williams, Waterman and Patterson 2009),
-with rates that were measured in the same run.
+"""Compares a step with its limits, and determines its bottleneck: the roofline (Williams, Waterman and Patterson
+2009), with rates measured in the same run.
 
-Three times are set beside the one that was measured:
+Three times are compared with the measured one:
 
 reading     the bytes that the step must read, at the rate of a copy
-computing   its multiplications and additions, at the rate of plain products of many rows
-products    what its matrix products and its attention should take, by the model's own format: weights at the rate
-            that products with matrices like the model's reach with as many rows; keys and values at the rate of a
-            copy, and beyond one token a stream attention at the rate of computing
+computing   its multiplications and additions, at the rate of dense products with many rows
+products    the expected time of its matrix products and attention in the model's own format: weights at the rate
+            of products with similar matrices and the same number of rows; keys and values at the rate of a copy,
+            and attention at the rate of computing if a stream has more than one token
 
-The bound is the first of these that holds:
+The bound is the first of these that applies:
 
-host        products are less than half of the step: the rest is what the host does between them, and small
-            operations
-memory      reading is at least half of the time that is left: more bandwidth would help
-compute     else: arithmetic, of many rows or of unpacking weights
+host        products take less than half of the step: the rest is host work between them, and small operations
+memory      reading takes at least half of the remaining time: more bandwidth would help
+compute     otherwise: arithmetic, either for many rows or for unpacking weights
 """
 
 from dataclasses import dataclass
@@ -30,7 +29,7 @@ Bound = Literal["memory", "compute", "host"]
 
 @dataclass(frozen=True)
 class Roofline:
-    """Times are seconds of a step, or of all steps of a prefill."""
+    """Times are in seconds, for a step or all steps of a prefill."""
 
     seconds: float  # measured
     bytes: float  # that must be read
@@ -49,7 +48,7 @@ class Roofline:
 
     @property
     def of_memory(self) -> float:
-        """Fraction of the memory's roof: above 1 where reading alone is faster than a copy."""
+        """Fraction of the memory limit: above 1 if reading alone is faster than a copy."""
         return self.reading_s / self.seconds
 
     @property
@@ -58,12 +57,12 @@ class Roofline:
 
     @property
     def of_roof(self) -> float:
-        """Of the lower of the two roofs over this step."""
+        """Fraction of the lower of the two limits."""
         return max(self.of_memory, self.of_compute)
 
     @property
     def host_share(self) -> float:
-        """Of the time, what is not products or attention; 0 where these alone took longer than the step did."""
+        """Share of the time outside of products and attention; 0 if those alone take longer than the step."""
         return max(0.0, 1 - self.products_s / self.seconds)
 
     @property
@@ -75,12 +74,12 @@ class Roofline:
 
 def compute_roofline(work: StepWork, seconds: float, ceilings: Ceilings) -> Roofline:
     """seconds: measured for this work."""
-    beside = (work.bytes - work.weight_bytes) / ceilings.copy + work.attention_flops / ceilings.flops
+    other_s = (work.bytes - work.weight_bytes) / ceilings.copy + work.attention_flops / ceilings.flops
     return Roofline(
         seconds=seconds,
         bytes=work.bytes,
         flops=work.flops,
         reading_s=work.bytes / ceilings.copy,
         computing_s=work.flops / ceilings.flops,
-        products_s=work.weight_bytes / ceilings.product_rate(work.tokens_per_step) + beside,
+        products_s=work.weight_bytes / ceilings.product_rate(work.tokens_per_step) + other_s,
     )

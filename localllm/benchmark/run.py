@@ -1,5 +1,7 @@
-"""The whole of a benchmark: load, warm up, measure the ceilings, take turns through the scenarios, the ceilings
-again. Nothing is left out without its reason."""
+"""Runs a benchmark: load, warm up, measure ceilings, run all scenarios in turn, measure ceilings again.
+
+Every scenario left out is reported with its reason.
+"""
 
 import datetime
 from collections.abc import Callable, Sequence
@@ -23,17 +25,17 @@ from localllm.settings import Settings
 SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
 RANDOM_PROMPTS = "random tokens"
 
-ReportProgress = Callable[[str], None]  # takes what is being done now
+ReportProgress = Callable[[str], None]  # receives the current activity
 
 
 @dataclass(frozen=True)
 class BenchmarkPlan:
-    """What is asked of every edition."""
+    """The measurement to run for every model."""
 
     grid: ScenarioGrid
     rounds: int
     seed: int = 0
-    text: str | None = None  # that prompts are cut from; None: random tokens
+    text: str | None = None  # source of prompts; None for random tokens
     text_name: str = RANDOM_PROMPTS
     drafts: bool = False
 
@@ -47,21 +49,21 @@ def load_subject(
     dtype: str | None,
     kv_dtype: str | None,
 ) -> Subject:
-    """A model as it is stored, or what `--quant` makes of it, which is made now where it was not."""
+    """Return a model as stored, or the `--quant` version of it, which is made now if missing."""
     if quant is None:
         return find_subject(model, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
     ref = resolve_model(model)
     path = find_or_quantize(read_header(ref.path), quant, settings.home)
-    found = find_subject(str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
-    return replace(found, name=f"{ref.name} in {quant.upper()}")
+    subject = find_subject(str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+    return replace(subject, name=f"{ref.name} in {quant.upper()}")
 
 
 def run_benchmark(
     editions: Sequence[Subject], plan: BenchmarkPlan, report_progress: ReportProgress = lambda text: None
 ) -> BenchmarkResult:
-    """One edition after the other. Raises UsageError where no scenario of one can run, and what `load` raises."""
-    listener = NoiseMeter()
-    return make_result(plan, listener, [measure_model(edition, plan, report_progress) for edition in editions])
+    """Measure one model after another. Raises UsageError if one can run no scenario, and what `load` raises."""
+    noise_meter = NoiseMeter()
+    return make_result(plan, noise_meter, [measure_model(model, plan, report_progress) for model in editions])
 
 
 def make_result(
@@ -70,9 +72,9 @@ def make_result(
     editions: Sequence[ModelResult],
     compared: Sequence[PairedComparison] = (),
 ) -> BenchmarkResult:
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return BenchmarkResult(
-        now,
+        date,
         describe_machine(),
         noise_meter.stop(),
         plan.rounds,
@@ -84,50 +86,50 @@ def make_result(
     )
 
 
-def measure_model(edition: Subject, plan: BenchmarkPlan, tell: ReportProgress) -> ModelResult:
+def measure_model(edition: Subject, plan: BenchmarkPlan, report_progress: ReportProgress) -> ModelResult:
     possible, left_out = runnable_scenarios(edition, plan.grid)
     alone = reset_peak_bytes(resolve_device(edition.device))
-    tell(f"loading {edition.name}")
+    report_progress(f"loading {edition.name}")
     with closing(load_model(edition, required_context(possible, edition.config.max_context))) as llm:
-        held, full = fitting_scenarios(llm, possible)
-        contestant = prepare_model(edition, llm, plan, held, tell)
+        fitting, not_fitting = fitting_scenarios(llm, possible)
+        contestant = prepare_model(edition, llm, plan, fitting, report_progress)
         for number in range(plan.rounds):
-            for scenario in held:
-                tell(f"{edition.name}: {scenario}, round {number + 1} of {plan.rounds}")
+            for scenario in fitting:
+                report_progress(f"{edition.name}: {scenario}, round {number + 1} of {plan.rounds}")
                 contestant.run_round(scenario)
-        tell("measuring this machine")
+        report_progress("measuring this machine")
         contestant.measure_ceilings()
-        return contestant.model_result([*left_out, *full], alone=alone)
+        return contestant.model_result([*left_out, *not_fitting], alone=alone)
 
 
 def prepare_model(
-    edition: Subject, llm: LLM, plan: BenchmarkPlan, scenarios: Sequence[Scenario], tell: ReportProgress
+    edition: Subject, llm: LLM, plan: BenchmarkPlan, scenarios: Sequence[Scenario], report_progress: ReportProgress
 ) -> BenchmarkedModel:
-    """Warmed up, and beside ceilings."""
+    """Return the model warmed up, with its first ceilings measured."""
     set_drafting(llm, plan.drafts)
     contestant = BenchmarkedModel(edition, llm, make_prompt_source(edition, plan), scenarios)
-    tell(f"warming up {edition.name}")
+    report_progress(f"warming up {edition.name}")
     contestant.warm_up()
-    tell("measuring this machine")
+    report_progress("measuring this machine")
     contestant.measure_ceilings()
     return contestant
 
 
 def set_drafting(llm: LLM, wanted: bool) -> None:
-    """With the drafts of the model as it was loaded, or without. Raises UsageError where it has none."""
+    """Enable or disable the drafts of a loaded model. Raises UsageError if it has none."""
     engine = llm.worker.engine
     if wanted and engine.drafter is None:
-        raise UsageError(f"nothing drafts for {llm.name}", "leave out --draft, or set LOCALLLM_DRAFT to lookup")
+        raise UsageError(f"{llm.name} has no drafts", "leave out --draft, or set LOCALLLM_DRAFT to lookup")
     if not wanted:
 
-        def without() -> None:
+        def disable() -> None:
             engine.drafter = None
 
-        llm.worker.call(without)
+        llm.worker.call(disable)
 
 
 def load_model(edition: Subject, context: int) -> LLM:
-    """Raises DoesNotFit with what may help here, where --context is no flag."""
+    """Raises DoesNotFit with a remedy that applies here, where --context is not an option."""
     try:
         return edition.load(context)
     except DoesNotFit as error:
@@ -145,29 +147,30 @@ def make_prompt_source(edition: Subject, plan: BenchmarkPlan) -> PromptSource:
 ScenarioReasons = list[tuple[Scenario, str]]
 
 
-def runnable_scenarios(edition: Subject, asked: ScenarioGrid) -> tuple[list[Scenario], ScenarioReasons]:
-    """Which scenarios the model and the engine know, and why not the others. Raises UsageError where none is
-    left."""
-    known = edition.config.max_context
-    scenarios = asked.scenarios(known)
-    return split_by_reason(edition.name, scenarios, lambda scenario: unrunnable_reason(scenario, known))
+def runnable_scenarios(edition: Subject, grid: ScenarioGrid) -> tuple[list[Scenario], ScenarioReasons]:
+    """Return the scenarios that the model and the engine support, and the reasons against the others. Raises
+    UsageError if none is left.
+    """
+    max_context = edition.config.max_context
+    scenarios = grid.scenarios(max_context)
+    return split_by_reason(edition.name, scenarios, lambda scenario: unrunnable_reason(scenario, max_context))
 
 
 def fitting_scenarios(llm: LLM, scenarios: Sequence[Scenario]) -> tuple[list[Scenario], ScenarioReasons]:
-    """Those whose streams the cache holds all at once."""
+    """Return the scenarios whose streams all fit into the cache at once."""
     blocks = llm.memory.blocks
 
-    def why(scenario: Scenario) -> str | None:
+    def reason(scenario: Scenario) -> str | None:
         fits = scenario.blocks <= blocks or not llm.memory.block_bytes
         return None if fits else f"its streams need {scenario.blocks} blocks of the cache, which has {blocks}"
 
-    return split_by_reason(llm.name, scenarios, why)
+    return split_by_reason(llm.name, scenarios, reason)
 
 
 def split_by_reason(
-    name: str, scenarios: Sequence[Scenario], why: Callable[[Scenario], str | None]
+    name: str, scenarios: Sequence[Scenario], find_reason: Callable[[Scenario], str | None]
 ) -> tuple[list[Scenario], ScenarioReasons]:
-    reasons = [(scenario, why(scenario)) for scenario in scenarios]
+    reasons = [(scenario, find_reason(scenario)) for scenario in scenarios]
     possible = [scenario for scenario, reason in reasons if reason is None]
     if not possible:
         raise UsageError(f"{name} can run none of the scenarios: {reasons[0][1]}", SMALLER_SCENARIO_REMEDY)

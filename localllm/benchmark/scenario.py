@@ -1,5 +1,7 @@
-"""What is measured: prompts of so many tokens behind so many in the cache, so many at once. Plain numbers;
-knows no model but its limits."""
+"""What to measure: the numbers of prompt tokens, of cached tokens before them, and of concurrent streams.
+
+Plain numbers, independent of models apart from their limits.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -11,39 +13,39 @@ from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING, block
 DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = (
     512,
     24,
-)  # tokens, where nobody says and the model's context holds them
-MAX_TOKENS = 2**31 - 1  # as `request.py` counts
+)  # tokens by default, if the model's context allows
+MAX_TOKENS = 2**31 - 1  # the limit in `request.py`
 MAX_SCENARIOS = 1000
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Lengths are tokens, of each stream."""
+    """Lengths are in tokens per stream."""
 
-    prompt: int  # computed while the clock runs
+    prompt: int  # computed during the measurement
     depth: int  # computed before, and found in the cache
-    batch: int  # streams that are answered at once
+    batch: int  # concurrent streams
     output: int
 
     def __str__(self) -> str:
-        """As `4 x 512+32 at 2048`."""
+        """Return, for example, `4 x 512+32 at 2048`."""
         streams = f"{self.batch} x " if self.batch > 1 else ""
         return f"{streams}{self.prompt}+{self.output}" + (f" at {self.depth}" if self.depth else "")
 
     @property
     def tokens(self) -> int:
-        """Of one stream at its end."""
+        """Final length of one stream."""
         return self.depth + self.prompt + self.output
 
     @property
     def blocks(self) -> int:
-        """Of the cache, for all streams."""
+        """Cache blocks needed for all streams."""
         return self.batch * blocks_for(self.tokens)
 
 
 @dataclass(frozen=True)
 class ScenarioGrid:
-    """What a person gave as lists; None: the usual."""
+    """The values given as lists; None for the default."""
 
     prompts: tuple[int, ...] | None = None
     depths: tuple[int, ...] = (0,)
@@ -51,40 +53,42 @@ class ScenarioGrid:
     outputs: tuple[int, ...] | None = None
 
     def scenarios(self, max_context: int) -> list[Scenario]:
-        """Each with each. The usual lengths give way to a model that knows less; what is asked for does not."""
-        beside = max((depth for depth in self.depths if depth < max_context - 1), default=0)
-        outputs = self.outputs or (max(1, min(DEFAULT_OUTPUT_TOKENS, (max_context - beside) // 4)),)
-        prompts = self.prompts or (max(1, min(DEFAULT_PROMPT_TOKENS, max_context - beside - max(outputs))),)
-        chosen = itertools.product(prompts, self.depths, self.batches, outputs)
-        found = list(dict.fromkeys(itertools.starmap(Scenario, chosen)))
-        if len(found) > MAX_SCENARIOS:
-            raise UsageError(f"these lists make {len(found)} scenarios", f"ask for {MAX_SCENARIOS} at most")
-        return found
+        """Return all combinations. Default lengths shrink to a smaller context; requested lengths do not."""
+        deepest = max((depth for depth in self.depths if depth < max_context - 1), default=0)
+        outputs = self.outputs or (max(1, min(DEFAULT_OUTPUT_TOKENS, (max_context - deepest) // 4)),)
+        prompts = self.prompts or (max(1, min(DEFAULT_PROMPT_TOKENS, max_context - deepest - max(outputs))),)
+        combinations = itertools.product(prompts, self.depths, self.batches, outputs)
+        scenarios = list(dict.fromkeys(itertools.starmap(Scenario, combinations)))
+        if len(scenarios) > MAX_SCENARIOS:
+            raise UsageError(f"these lists give {len(scenarios)} scenarios", f"request at most {MAX_SCENARIOS}")
+        return scenarios
 
 
 def parse_numbers(text: str | None, flag: str, minimum: int = 1) -> tuple[int, ...] | None:
-    """`128,512` as numbers; None stays None. Raises UsageError where one is no whole number or too small."""
+    """Parse `128,512`; None stays None. Raises UsageError for anything but integers of at least `minimum`."""
     if text is None:
         return None
-    found = []
+    numbers = []
     for word in text.split(","):
         if not (word.strip().isdecimal() and minimum <= int(word) <= MAX_TOKENS):
             raise UsageError(f"{flag} holds {word.strip()!r}", f"give whole numbers from {minimum}, as in 128,512")
-        found.append(int(word))
-    return tuple(found)
+        numbers.append(int(word))
+    return tuple(numbers)
 
 
 def unrunnable_reason(scenario: Scenario, max_context: int) -> str | None:
-    """Why no memory would do for it, None where one may."""
+    """Return why a scenario can run with no amount of memory, or None."""
     if scenario.batch > MAX_RUNNING:
-        return f"the engine answers {MAX_RUNNING} streams at once"
+        return f"the engine runs at most {MAX_RUNNING} streams at once"
     if scenario.tokens > max_context:
-        return f"{scenario.tokens} tokens a stream, and the model knows {max_context}"
+        return f"{scenario.tokens} tokens per stream, but the model supports {max_context}"
     return None
 
 
 def required_context(scenarios: Sequence[Scenario], max_context: int) -> int:
-    """What to load the model with, so that its cache holds all streams of any of them, in tokens."""
+    """Return the context in tokens with which to load the model, so that its cache holds all streams of any
+    scenario.
+    """
     longest = max(scenario.tokens for scenario in scenarios)
     blocks = max(-(-scenario.blocks // CACHED_CONTEXTS) for scenario in scenarios)
     return min(max_context, max(longest, blocks * BLOCK_SIZE))

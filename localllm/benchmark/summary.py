@@ -1,4 +1,4 @@
-"""What several requests or rounds measured, as distributions. What each measure means, `metrics.py` says."""
+"""Summarizes measurements of several requests or rounds as distributions. `metrics.py` defines each measure."""
 
 import math
 import statistics
@@ -10,7 +10,7 @@ from localllm.metrics import Metrics, percentile
 
 @dataclass(frozen=True)
 class Distribution:
-    """Values of one measure, in its unit; all NaN where nothing could be measured."""
+    """Values of one measure, in its unit; all NaN if there are none."""
 
     count: int
     mean: float
@@ -22,26 +22,26 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Distribution":
-        """Of those that could be measured: NaN does not count."""
-        known = [value for value in values if not math.isnan(value)]
-        if not known:
+        """Summarize the values, ignoring NaN."""
+        measured = [value for value in values if not math.isnan(value)]
+        if not measured:
             return cls(0, *[math.nan] * 6)
-        p50, p95, p99 = (percentile(known, percent) for percent in (50, 95, 99))
-        return cls(len(known), statistics.fmean(known), min(known), p50, p95, p99, max(known))
+        p50, p95, p99 = (percentile(measured, percent) for percent in (50, 95, 99))
+        return cls(len(measured), statistics.fmean(measured), min(measured), p50, p95, p99, max(measured))
 
     @property
     def spread(self) -> float:
-        """Half of the way from the lowest to the highest, as a share of the median: 0.05 is ±5%."""
+        """Half of the range from the lowest to the highest, as a share of the median: 0.05 is ±5%."""
         return (self.high - self.low) / 2 / self.p50 if self.p50 else math.nan
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """For JSON: None instead of NaN."""
+        """Return the JSON object, with None instead of NaN."""
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in vars(self).items()}
 
 
 @dataclass(frozen=True)
 class RequestSummary:
-    """Several requests together. Times are seconds, rates tokens a second of one request."""
+    """Several requests together. Times are in seconds, rates in tokens per second of one request."""
 
     requests: int
     prompt_tokens: int
@@ -50,7 +50,7 @@ class RequestSummary:
     draft_tokens: int
     accepted_tokens: int
     ttft_s: Distribution
-    itl_s: Distribution  # every gap of every request counts once
+    itl_s: Distribution  # all gaps of all requests
     tpot_s: Distribution
     e2e_s: Distribution
     tokens_per_s: Distribution

@@ -1,5 +1,8 @@
-"""Two editions beside each other: both loaded, taking turns round by round, on the same prompts where they have
-one vocabulary. What each round measured of the two is a pair."""
+"""Compares two models: both loaded, running in turns round by round, on the same prompts if they share a
+vocabulary.
+
+The two measurements of each round form a pair.
+"""
 
 from collections.abc import Callable
 from contextlib import ExitStack, closing
@@ -25,51 +28,57 @@ from localllm.errors import DoesNotFit
 
 
 def compare_models(
-    a: Subject, b: Subject, plan: BenchmarkPlan, tell: ReportProgress = lambda text: None
+    a: Subject, b: Subject, plan: BenchmarkPlan, report_progress: ReportProgress = lambda text: None
 ) -> BenchmarkResult:
-    """Raises DoesNotFit where memory does not hold both at once, UsageError for too few rounds or no scenario that
-    both can run, and what `load` raises."""
+    """Raises DoesNotFit if both do not fit into memory at once, UsageError for too few rounds or no scenario that
+    both can run, and what `load` raises.
+    """
     check_pairs(plan.rounds)
-    listener = NoiseMeter()
-    smaller = min(a, b, key=lambda one: one.config.max_context)
+    noise_meter = NoiseMeter()
+    smaller = min(a, b, key=lambda subject: subject.config.max_context)
     possible, left_out = runnable_scenarios(smaller, plan.grid)
     context = required_context(possible, smaller.config.max_context)
     if not fits_together(a, b, context):
         raise DoesNotFit(
-            f"memory does not hold {a.name} and {b.name} at once",
-            "measure each alone, or take smaller ones: loads in between would end what makes rounds pairs",
+            f"{a.name} and {b.name} do not fit into memory together",
+            "measure each alone, or use smaller ones: rounds with loading in between are no longer pairs",
         )
-    with ExitStack() as held:
+    with ExitStack() as resources:
         llms = []
-        for one in (a, b):
-            tell(f"loading {one.name}")
-            llms.append(held.enter_context(closing(load_model(one, context))))
+        for subject in (a, b):
+            report_progress(f"loading {subject.name}")
+            llms.append(resources.enter_context(closing(load_model(subject, context))))
         for llm in llms:
-            possible, full = fitting_scenarios(llm, possible)
-            left_out += full
-        both = [prepare_model(one, llm, plan, possible, tell) for one, llm in zip((a, b), llms, strict=True)]
+            possible, not_fitting = fitting_scenarios(llm, possible)
+            left_out += not_fitting
+        both = [
+            prepare_model(subject, llm, plan, possible, report_progress)
+            for subject, llm in zip((a, b), llms, strict=True)
+        ]
         for number in range(plan.rounds):
             for scenario in possible:
-                tell(f"{scenario}, round {number + 1} of {plan.rounds}")
+                report_progress(f"{scenario}, round {number + 1} of {plan.rounds}")
                 for contestant in both if number % 2 else both[::-1]:
                     contestant.run_round(scenario)
-        tell("measuring this machine")
+        report_progress("measuring this machine")
         for contestant in both:
             contestant.measure_ceilings()
         compared = [found for scenario in possible for found in compare_scenario(scenario, *both)]
-        return make_result(plan, listener, [one.model_result(left_out, alone=False) for one in both], compared)
+        return make_result(
+            plan, noise_meter, [subject.model_result(left_out, alone=False) for subject in both], compared
+        )
 
 
 def compare_scenario(scenario: Scenario, a: BenchmarkedModel, b: BenchmarkedModel) -> list[PairedComparison]:
-    """By every measure that all rounds have."""
-    found = []
+    """Compare by every measure available in all rounds."""
+    comparisons = []
     for measure, speed in SPEED_MEASURES.items():
         pairs = [(speed(x), speed(y)) for x, y in zip(a.rounds[scenario], b.rounds[scenario], strict=True)]
-        known = [(x, y) for x, y in pairs if x is not None and y is not None]
-        if len(known) == len(pairs):
-            ratio = paired_ratio([x for x, _ in known], [y for _, y in known])
-            found.append(PairedComparison(scenario, measure, ratio))
-    return found
+        measured = [(x, y) for x, y in pairs if x is not None and y is not None]
+        if len(measured) == len(pairs):
+            ratio = paired_ratio([x for x, _ in measured], [y for _, y in measured])
+            comparisons.append(PairedComparison(scenario, measure, ratio))
+    return comparisons
 
 
 def decode_rate(answers: Round) -> float | None:
@@ -82,7 +91,7 @@ def prefill_rate(answers: Round) -> float:
 
 
 def answer_rate(answers: Round) -> float:
-    """A second, of all streams: from the first arrival to the last token."""
+    """Return answers per second of all streams: from the first arrival to the last token."""
     return len(answers) / (max(one.times[-1] for one in answers) - min(one.arrival for one in answers))
 
 

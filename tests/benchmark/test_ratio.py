@@ -87,5 +87,5 @@ def test_the_verdict_is_in_words(ratio: Ratio, said: str) -> None:
 
 
 def test_two_pairs_tell_too_little() -> None:
-    with pytest.raises(UsageError, match="2 rounds tell little of chance; give --repeat 3"):
+    with pytest.raises(UsageError, match="2 rounds are too few to compare; use --repeat 3"):
         paired_ratio([1.0, 2.0], [1.0, 2.0])

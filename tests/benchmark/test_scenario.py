@@ -30,13 +30,13 @@ def test_the_usual_lengths_fit_every_model(context: int, depths: tuple[int, ...]
 def test_what_is_asked_for_is_not_made_shorter() -> None:
     [found] = ScenarioGrid((600,), outputs=(10,)).scenarios(512)
     assert (found.prompt, found.output) == (600, 10)
-    assert unrunnable_reason(found, 512) == "610 tokens a stream, and the model knows 512"
+    assert unrunnable_reason(found, 512) == "610 tokens per stream, but the model supports 512"
     assert unrunnable_reason(Scenario(1, 0, MAX_RUNNING, 1), 512) is None
     assert unrunnable_reason(Scenario(1, 0, MAX_RUNNING + 1, 1), 512)
 
 
 def test_too_many_scenarios_are_refused() -> None:
-    with pytest.raises(UsageError, match="make 1250 scenarios"):
+    with pytest.raises(UsageError, match="give 1250 scenarios"):
         ScenarioGrid(tuple(range(1, 1251))).scenarios(10_000)
 
 

@@ -66,13 +66,13 @@ def test_two_models_are_compared(bench, tmp_path):
         (("--compare", "demo"), "--compare takes two; name two models, or one with --quant none,int8, say"),
         (("--compare", "a", "b", "c"), "--compare takes two"),
         (("demo", "--json", "--csv"), "three forms of one answer; ask for one of them"),
-        (("demo", "--plot", "a.gif"), "a.gif is no PNG and no SVG file; name one that ends in .png or .svg"),
+        (("demo", "--plot", "a.gif"), "a.gif is neither a PNG nor an SVG file; use a name that ends in .png"),
         (("demo", "--repeat", 0), "--repeat is 0; give a whole number from 1"),
         (("demo", "--prompt", "1,x"), "--prompt holds 'x'; give whole numbers from 1, as in 128,512"),
         (("demo", "--quant", "int3"), "--quant holds 'int3'; name none, int8 or int4"),
-        (("demo", "--batch", 33), "demo can run none of the scenarios: the engine answers 32 streams at once"),
-        (("demo", "--prompt", 9999), "10023 tokens a stream, and the model knows 1024"),
-        (("demo", "--compare", "demo", "--repeat", 2), "2 rounds tell little of chance; give --repeat 3 or more"),
+        (("demo", "--batch", 33), "demo can run none of the scenarios: the engine runs at most 32 streams"),
+        (("demo", "--prompt", 9999), "10023 tokens per stream, but the model supports 1024"),
+        (("demo", "--compare", "demo", "--repeat", 2), "2 rounds are too few to compare; use --repeat 3 or more"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(bench, arguments, said):

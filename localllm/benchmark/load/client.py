@@ -1,6 +1,6 @@
-"""One request over the wire and what became of it. The same client for every server.
+"""Sends one request over HTTP and records its outcome. The same client serves all servers.
 
-It talks to the host it is given and to no other: proxies of the environment and redirects are not followed.
+It connects only to the given host: proxies from the environment and redirects are ignored.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from localllm.benchmark.load.wire import SERVER_APIS, LoadRequest, Message, Serv
 from localllm.errors import NetworkError, UsageError
 
 CONNECT_S = 10.0
-MAX_MESSAGE_BYTES = 1 << 20  # bytes of one message of a stream
-MAX_REASON_CHARACTERS = 60  # characters of what a server says went wrong
+MAX_MESSAGE_BYTES = 1 << 20  # size of one message of a stream
+MAX_REASON_CHARACTERS = 60  # of a server's error message
 DONE = "[DONE]"
 
 Clock = Callable[[], float]
 
 
 class RequestError(Exception):
-    """Why a request did not bring an answer."""
+    """Why a request produced no answer."""
 
 
 class LoadClient:
-    """Talks to one server; `async with` closes its connections."""
+    """A connection to one server; `async with` closes it."""
 
     def __init__(self, url: str, timeout_s: float, clock: Clock = time.perf_counter):
-        """timeout_s: of a whole request. Raises UsageError where `url` is none."""
+        """timeout_s: of a whole request. Raises UsageError if `url` is invalid."""
         self.url = normalize_url(url)
         self.timeout_s = timeout_s
         self.clock = clock
@@ -53,43 +53,50 @@ class LoadClient:
         await self.http.__aexit__(*error)
 
     async def detect_api(self) -> str:
-        """The name of the API that it answers: `completions` or `ollama-generate`. Raises NetworkError."""
+        """Return the name of the API that the server supports: `completions` or `ollama-generate`.
+
+        Raises NetworkError.
+        """
         if (await self.get_json("/v1/models")) is not None:
             return "completions"
         if (await self.get_json("/api/tags")) is not None:
             return "ollama-generate"
         raise NetworkError(
             f"{self.url} answers neither /v1/models nor /api/tags",
-            f"say what it is: --api {'|'.join(SERVER_APIS)}",
+            f"specify it: --api {'|'.join(SERVER_APIS)}",
         )
 
     async def first_model(self, wire: ServerApi) -> str:
-        """The first model that it lists. Raises NetworkError where it lists none."""
+        """Return the first model that the server lists. Raises NetworkError if it lists none."""
         listing = await self.get_json("/v1/models" if wire.uses_sse else "/api/tags")
         models = (listing or {}).get("data" if wire.uses_sse else "models")
         first = models[0] if isinstance(models, list) and models else None
         name = first.get("id" if wire.uses_sse else "name") if isinstance(first, Mapping) else None
         if not isinstance(name, str):
-            raise NetworkError(f"{self.url} lists no model", "name one before --against")
+            raise NetworkError(f"{self.url} lists no model", "give one before --against")
         return name
 
     async def get_json(self, path: str) -> Message | None:
-        """A JSON object, or None where there is none at that path. Raises NetworkError where nobody answers."""
+        """Return the JSON object at a path, or None if there is none.
+
+        Raises NetworkError if the server does not answer.
+        """
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self.http.get(path)
             found = answer.json() if answer.status_code == httpx2.codes.OK else None
         except (httpx2.HTTPError, TimeoutError) as error:
             raise NetworkError(
-                f"{self.url} does not answer ({error_reason(error)})", "check that it runs"
+                f"{self.url} does not answer ({error_reason(error)})", "check that it is running"
             ) from error
         except ValueError:
             return None
         return found if isinstance(found, Mapping) else None
 
     async def count_prompt_tokens(self, wire: ServerApi, model: str, prompt: str) -> int | None:
-        """How many tokens the server counts in a prompt, by an answer of one token that is not streamed, where
-        servers tell usage that they keep from their streams. Raises NetworkError where there is no answer."""
+        """Return the server's token count of a prompt, from a non-streamed answer of one token, since some servers
+        report usage only there. Raises NetworkError if there is no answer.
+        """
         body = wire.make_body(model, LoadRequest(prompt, 1)) | {"stream": False}
         body.pop("stream_options", None)
         try:
@@ -107,49 +114,57 @@ class LoadClient:
     async def send(
         self, wire: ServerApi, model: str, ask: LoadRequest, arrival: float | None = None
     ) -> RequestOutcome:
-        """Send what was to be sent at `arrival` (None: now) and follow the answer. Faults are outcomes."""
+        """Send a request scheduled for `arrival` (None: now) and follow the answer. Failures are outcomes."""
         sent = self.clock()
         arrival = sent if arrival is None else arrival
-        seen: list[tuple[float, StreamMessage]] = []
+        messages: list[tuple[float, StreamMessage]] = []
         error = None
         try:
             async with asyncio.timeout(self.timeout_s):
-                await self.read_stream(wire, wire.make_body(model, ask), seen)
+                await self.read_stream(wire, wire.make_body(model, ask), messages)
         except (RequestError, httpx2.HTTPError, TimeoutError) as fault:
             error = error_reason(fault)
-        return make_outcome(arrival, sent, seen, ask, error)
+        return make_outcome(arrival, sent, messages, ask, error)
 
     async def read_stream(
-        self, wire: ServerApi, body: Mapping[str, Any], seen: list[tuple[float, StreamMessage]]
+        self, wire: ServerApi, body: Mapping[str, Any], messages: list[tuple[float, StreamMessage]]
     ) -> None:
-        """Note in `seen` when each message came and what it said. Raises Fault where it is no whole answer."""
+        """Record each message with its time in `seen`. Raises RequestError for an incomplete answer."""
         async with self.http.stream("POST", wire.path, json=body) as response:
             if response.status_code != httpx2.codes.OK:
                 raise RequestError(http_error(response.status_code, await response.aread()))
             async for message in read_sse(response) if wire.uses_sse else read_lines(response):
-                at, piece = self.clock(), wire.parse_message(parse_message(message))
+                received_at, piece = self.clock(), wire.parse_message(parse_message(message))
                 if piece.error is not None:
                     raise RequestError(f"in the stream: {piece.error[:MAX_REASON_CHARACTERS]}")
-                seen.append((at, piece))
-        if not any(piece.finish_reason for _, piece in seen):
-            raise RequestError("the answer broke off")
+                messages.append((received_at, piece))
+        if not any(piece.finish_reason for _, piece in messages):
+            raise RequestError("the answer was cut off")
 
 
 def make_outcome(
-    arrival: float, sent: float, messages: list[tuple[float, StreamMessage]], ask: LoadRequest, error: str | None
+    arrival: float,
+    sent: float,
+    messages: list[tuple[float, StreamMessage]],
+    request: LoadRequest,
+    error: str | None,
 ) -> RequestOutcome:
-    """Of the messages that came, and when."""
-    last = next((at for at, piece in messages if piece.finish_reason), float("nan"))
-    output = next((p.output_tokens for _, p in reversed(messages) if p.output_tokens is not None), None)
+    """Return the outcome of the messages received."""
+    last = next((time for time, message in messages if message.finish_reason), float("nan"))
+    output = next(
+        (message.output_tokens for _, message in reversed(messages) if message.output_tokens is not None), None
+    )
     counted_by = None if output is None else "usage"
-    if output is None and any(piece.finish_reason == "length" for _, piece in messages):
-        output, counted_by = ask.max_tokens, "limit"
+    if output is None and any(message.finish_reason == "length" for _, message in messages):
+        output, counted_by = request.max_tokens, "limit"
     return RequestOutcome(
         arrival,
         sent,
-        tuple(at for at, piece in messages if piece.text),
+        tuple(time for time, message in messages if message.text),
         last,
-        next((p.prompt_tokens for _, p in reversed(messages) if p.prompt_tokens is not None), None),
+        next(
+            (message.prompt_tokens for _, message in reversed(messages) if message.prompt_tokens is not None), None
+        ),
         output,
         counted_by,
         error,
@@ -157,20 +172,20 @@ def make_outcome(
 
 
 async def read_sse(response: httpx2.Response) -> AsyncIterator[str]:
-    """The data of server-sent events, up to [DONE]."""
+    """Yield the data of server-sent events, up to [DONE]."""
     async for event in httpx2.EventSource(response, max_event_size=MAX_MESSAGE_BYTES):
         if event.data == DONE:
             return
-        if event.data:  # others only keep the connection alive
+        if event.data:  # empty events only keep the connection open
             yield event.data
 
 
 async def read_lines(response: httpx2.Response) -> AsyncIterator[bytes]:
-    """What stands between line ends. Raises Fault for a line without end."""
+    """Yield non-empty lines. Raises RequestError for an endless line."""
     rest = b""
     async for chunk in response.aiter_bytes():
-        *whole, rest = (rest + chunk).split(b"\n")
-        for line in whole:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
             if line.strip():
                 yield line
         if len(rest) > MAX_MESSAGE_BYTES:
@@ -183,24 +198,24 @@ def parse_message(message: str | bytes) -> Message:
     try:
         value = json.loads(message)
     except (ValueError, RecursionError):
-        raise RequestError("a message is no JSON") from None
+        raise RequestError("a message is not JSON") from None
     if not isinstance(value, Mapping):
-        raise RequestError("a message is no JSON object")
+        raise RequestError("a message is not a JSON object")
     return value
 
 
 def http_error(status: int, body: bytes) -> str:
-    """`HTTP 400: what the server says of it`."""
+    """Return `HTTP 400: the server's message`."""
     try:
         error = parse_message(body).get("error")
-        said = error.get("message") if isinstance(error, Mapping) else error
+        message = error.get("message") if isinstance(error, Mapping) else error
     except RequestError:
-        said = None
-    return f"HTTP {status}" + (f": {said[:MAX_REASON_CHARACTERS]}" if isinstance(said, str) else "")
+        message = None
+    return f"HTTP {status}" + (f": {message[:MAX_REASON_CHARACTERS]}" if isinstance(message, str) else "")
 
 
 def error_reason(error: Exception) -> str:
-    """A few words, the same for faults of one kind."""
+    """Return a short description, identical for failures of one kind."""
     match error:
         case RequestError():
             return str(error)
@@ -209,17 +224,17 @@ def error_reason(error: Exception) -> str:
         case httpx2.TimeoutException() | TimeoutError():
             return "time-out"
         case httpx2.RemoteProtocolError() | httpx2.ReadError():
-            return "the connection broke off"
+            return "the connection was lost"
         case _:
             return f"{type(error).__name__}: {str(error)[:MAX_REASON_CHARACTERS]}"
 
 
 def normalize_url(url: str) -> str:
-    """Without `/v1` and a slash at its end. Raises UsageError where it is no address of a server."""
+    """Return the URL without a trailing slash or `/v1`. Raises UsageError if it is not a server's address."""
     try:
         parts = httpx2.URL(url)
     except (httpx2.InvalidURL, ValueError):
         parts = None
     if parts is None or parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.userinfo:
-        raise UsageError(f"{url!r} is no address of a server", "give for example http://127.0.0.1:8000")
+        raise UsageError(f"{url!r} is not a server's address", "use for example http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -1,4 +1,4 @@
-"""The measures of a load on one server: from outcomes to distributions, rates and goodput."""
+"""Computes measures of a load on one server: from outcomes to distributions, rates and goodput."""
 
 import itertools
 import math
@@ -17,7 +17,7 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "tokens_per_s", "late_s")
 
 @dataclass(frozen=True)
 class LoadMeasures:
-    """Of all rounds on one server. Latencies are of the answers that came; NaN where nothing could be measured."""
+    """Measures over all rounds on one server. Latencies are of successful answers; NaN if nothing was measured."""
 
     rounds: Sequence[LoadRound]
     objective: LatencyObjective | None = None
@@ -48,9 +48,9 @@ class LoadMeasures:
 
     @property
     def output_tokens(self) -> int | None:
-        """Of all answers; None where the server did not tell how many some of them have."""
-        known = [outcome.output_tokens for outcome in self.answered if outcome.output_tokens is not None]
-        return sum(known) if known and len(known) == len(self.answered) else None
+        """Tokens of all answers; None if the server did not report all of them."""
+        counts = [outcome.output_tokens for outcome in self.answered if outcome.output_tokens is not None]
+        return sum(counts) if counts and len(counts) == len(self.answered) else None
 
     @property
     def output_tokens_per_s(self) -> float:
@@ -58,17 +58,17 @@ class LoadMeasures:
 
     @property
     def met_objectives(self) -> int | None:
-        """Requests that met every objective; None without objectives."""
+        """Number of requests that met every objective; None without objectives."""
         return None if self.objective is None else sum(map(self.objective.is_met, self.outcomes))
 
     @property
     def goodput(self) -> float:
-        """Those a second."""
+        """Requests per second that met every objective."""
         return self.per_s(math.nan if self.met_objectives is None else self.met_objectives)
 
     @property
     def uncounted_answers(self) -> int:
-        """Answers of which the server did not tell how many tokens they have."""
+        """Number of answers whose tokens the server did not report."""
         return sum(outcome.output_tokens is None for outcome in self.answered)
 
     @property
@@ -81,7 +81,7 @@ class LoadMeasures:
 
     @property
     def prompt_tokens(self) -> Distribution:
-        """As the server counts them, of those that it told."""
+        """The server's counts, as far as it reported them."""
         return Distribution.of(o.prompt_tokens for o in self.answered if o.prompt_tokens is not None)
 
     @property
@@ -93,7 +93,7 @@ class LoadMeasures:
         return any(queue_grows(round.in_flight) for round in self.rounds)
 
     def latency(self, name: str) -> Distribution:
-        """Of `LATENCIES`, seconds or tokens a second; of all gaps of all answers for `itl_s`."""
+        """Return one of `LATENCIES`, in seconds or tokens per second; `itl_s` covers all gaps of all answers."""
         values = (getattr(outcome, name) for outcome in self.answered)
         return Distribution.of(itertools.chain.from_iterable(values) if name == "itl_s" else values)
 
@@ -102,11 +102,12 @@ class LoadMeasures:
 
 
 def queue_grows(in_flight: Sequence[int]) -> bool:
-    """Do more and more requests wait? in_flight: as each arrived, how many others were. The mean of the last
-    quarter of arrivals is held against that of the second, whose double root is what a steady queue varies by."""
+    """Whether the queue keeps growing. in_flight: number of other requests at each arrival. Compares the mean of
+    the last quarter with that of the second; a steady queue varies by about twice its square root.
+    """
     quarter = len(in_flight) // 4
     if not quarter:
         return False
-    before = sum(in_flight[quarter : 2 * quarter]) / quarter
-    at_last = sum(in_flight[-quarter:]) / quarter
-    return at_last > before + 2 * math.sqrt(max(before, 1.0))
+    earlier = sum(in_flight[quarter : 2 * quarter]) / quarter
+    latest = sum(in_flight[-quarter:]) / quarter
+    return latest > earlier + 2 * math.sqrt(max(earlier, 1.0))

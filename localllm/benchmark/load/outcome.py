@@ -1,7 +1,7 @@
-"""What became of one request, as seen at the client, and what follows from it in the definitions of `metrics.py`.
+"""The outcome of one request as seen by the client, and its metrics as defined in `metrics.py`.
 
-Times are seconds on one clock. Arrival is when the request was to be sent, so that a client that is late cannot
-flatter the server. A piece is a message that brought text: a server may send several tokens in one, or none.
+Times are seconds on one clock. Arrival is the scheduled time, so that a late client does not favour the server. A
+piece is a message with text: a server may send several tokens in one, or none.
 """
 
 import itertools
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 class RequestOutcome:
     arrival: float
     sent_at: float
-    piece_times: tuple[float, ...] = ()  # when each came
-    ended_at: float = math.nan  # when the answer was told to be complete
-    prompt_tokens: int | None = None  # what the server told; None: nothing
+    piece_times: tuple[float, ...] = ()  # when each arrived
+    ended_at: float = math.nan  # when the server reported the end
+    prompt_tokens: int | None = None  # as reported by the server; None if not
     output_tokens: int | None = None
-    counted_by: str | None = None  # "usage", or "limit": the server told that it stopped at the tokens asked for
-    error: str | None = None  # its kind, in a few words
+    counted_by: str | None = None  # "usage", or "limit": the answer stopped at the requested token limit
+    error: str | None = None  # short description
 
     @property
     def ok(self) -> bool:
@@ -26,7 +26,7 @@ class RequestOutcome:
 
     @property
     def late_s(self) -> float:
-        """How much later than planned the client sent it."""
+        """How much later than scheduled the client sent it."""
         return self.sent_at - self.arrival
 
     @property
@@ -35,7 +35,7 @@ class RequestOutcome:
 
     @property
     def itl_s(self) -> list[float]:
-        """Gaps between pieces: between tokens where a server sends each alone."""
+        """Gaps between pieces: between tokens if a server sends each one separately."""
         return [b - a for a, b in itertools.pairwise(self.piece_times)]
 
     @property

@@ -1,5 +1,6 @@
-"""The result of a load for people, programs and pages: the same rows as text and Markdown, servers side by side;
-the JSON object that docs/bench.md describes; comma-separated values with a row a server."""
+"""Formats the result of a load: text and Markdown tables with servers side by side, the JSON object described in
+docs/bench.md, and CSV with a row per server.
+"""
 
 import csv
 import io
@@ -19,8 +20,8 @@ LATENCY_LABELS = {"ttft_s": "TTFT", "itl_s": "ITL", "tpot_s": "TPOT", "e2e_s": "
 
 
 def table_rows(result: LoadResult) -> list[TableRow]:
-    """The table, heads first: a measure a row, a server a column."""
-    found = [(target, result.measures(target)) for target in result.targets]
+    """Return the table, beginning with headers: a row per measure, a column per server."""
+    measured_targets = [(target, result.measures(target)) for target in result.targets]
     measures: list[tuple[str, Callable[[LoadMeasures], str]]] = [
         ("answers", lambda m: f"{len(m.answered)} of {len(m.outcomes)}"),
         ("prompt tokens", lambda m: _number(m.prompt_tokens.mean)),
@@ -35,12 +36,15 @@ def table_rows(result: LoadResult) -> list[TableRow]:
             ("goodput, requests/s", lambda m: f"{_number(m.goodput)} ({m.met_objectives} of {len(m.outcomes)})")
         )
     measures.append(("most in flight", lambda m: str(m.max_in_flight)))
-    heads = [("", *(t.url for t, _ in found)), ("model", *(f"{t.model} ({t.api})" for t, _ in found))]
-    return [*heads, *((label, *(cell(m) for _, m in found)) for label, cell in measures)]
+    headers = [
+        ("", *(t.url for t, _ in measured_targets)),
+        ("model", *(f"{t.model} ({t.api})" for t, _ in measured_targets)),
+    ]
+    return [*headers, *((label, *(cell(m) for _, m in measured_targets)) for label, cell in measures)]
 
 
 def _output(measured: LoadMeasures) -> str:
-    return "not told" if measured.output_tokens is None else str(measured.output_tokens)
+    return "not reported" if measured.output_tokens is None else str(measured.output_tokens)
 
 
 def _latency(name: str) -> Callable[[LoadMeasures], str]:
@@ -56,23 +60,26 @@ def _number(value: float) -> str:
 
 
 def result_facts(result: LoadResult) -> list[tuple[str, str]]:
-    """What was done, in names and values."""
+    """Return the setup as names and values."""
     plan, machine, noise = result.plan, result.machine, result.noise
-    said = [("date", result.date), ("processor", f"{machine.processor}, {machine.cores:g} cores, with the client")]
-    said += [("load", describe_load(plan)), ("prompts", describe_prompts(result))]
-    said += [("objectives", str(plan.objective))] if plan.objective else []
+    facts = [
+        ("date", result.date),
+        ("processor", f"{machine.processor}, {machine.cores:g} cores, with the client"),
+    ]
+    facts += [("load", describe_load(plan)), ("prompts", describe_prompts(result))]
+    facts += [("objectives", str(plan.objective))] if plan.objective else []
     if noise:
-        said.append(("others", f"took {noise.others:.0%} of the processors, servers here among them"))
-    return said
+        facts.append(("others", f"used {noise.others:.0%} of the processors, including servers on this machine"))
+    return facts
 
 
 def describe_load(plan: LoadPlan) -> str:
     load = plan.load
-    how = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} requests/s, Poisson"
-    many = [f"{load.requests} requests"] if load.requests is not None else []
-    many += [f"{load.duration_s:g} s"] if load.duration_s is not None else []
+    mode = f"{load.concurrency} at once" if load.rate is None else f"{load.rate:g} requests/s, Poisson"
+    limits = [f"{load.requests} requests"] if load.requests is not None else []
+    limits += [f"{load.duration_s:g} s"] if load.duration_s is not None else []
     rounds = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds in turn"
-    return f"{how}, {' or '.join(many)} a round, {rounds}, seed {plan.seed}"
+    return f"{mode}, {' or '.join(limits)} per round, {rounds}, seed {plan.seed}"
 
 
 def describe_prompts(result: LoadResult) -> str:
@@ -84,61 +91,61 @@ def describe_prompts(result: LoadResult) -> str:
 
 
 def result_notes(result: LoadResult) -> list[str]:
-    """What a reader must know before believing the table."""
-    said = [] if result.complete else ["broken off: this is what was measured until then"]
+    """Return what a reader must know to interpret the table."""
+    notes = [] if result.complete else ["interrupted: results up to that point"]
     if not result.tokens_per_word:
-        said.append("no server told how long its prompt was: prompts have words, not tokens, of that number")
+        notes.append("no server reported prompt tokens: prompt lengths are in words, not tokens")
     for target in result.targets:
-        said += [f"{target.url}: {note}" for note in _notes(result.measures(target), result.plan)]
-    return [*said, *compare_throughput(result)]
+        notes += [f"{target.url}: {note}" for note in _notes(result.measures(target), result.plan)]
+    return [*notes, *compare_throughput(result)]
 
 
 def _notes(measured: LoadMeasures, plan: LoadPlan) -> list[str]:
-    said = [f"{count} requests failed: {error}" for error, count in measured.errors.most_common()]
+    notes = [f"{count} requests failed: {error}" for error, count in measured.errors.most_common()]
     if measured.unanswered:
-        said.append(f"{measured.unanswered} requests were not answered before it was broken off")
+        notes.append(f"{measured.unanswered} requests were unanswered when it was interrupted")
     if measured.uncounted_answers:
-        said.append(
-            f"it did not tell how many tokens {measured.uncounted_answers} answers have: they have no TPOT"
-        )
+        notes.append(f"it did not report the tokens of {measured.uncounted_answers} answers: they have no TPOT")
     if measured.counted_by_limit:
-        said.append(
-            f"it tells no usage in its streams: {measured.counted_by_limit} answers are counted as the "
-            f"{plan.output} tokens asked for, as it said that this limit ended them"
+        notes.append(
+            f"it reports no usage in its streams: {measured.counted_by_limit} answers are counted as the "
+            f"{plan.output} requested tokens, as it reported this limit as their end"
         )
     if measured.output_tokens and abs(measured.pieces / measured.output_tokens - 1) > 0.1:
-        said.append(f"{measured.output_tokens} tokens came in {measured.pieces} pieces: ITL is of pieces")
+        notes.append(f"{measured.output_tokens} tokens came in {measured.pieces} pieces: ITL is between pieces")
     if plan.load.rate is not None and measured.queue_grows:
-        said.append("its queue grew until the arrivals ended: it cannot keep up, and latencies grow with the run")
+        notes.append(
+            "its queue grew until the last arrival: it cannot keep up, so latencies grow with the duration"
+        )
     late = measured.latency("late_s").p99
     if late > 0.1 * measured.latency("ttft_s").p50:
-        said.append(
-            f"the client sent 1% of requests {format_seconds(late)} late or more: it is itself at its limit"
+        notes.append(
+            f"the client sent 1% of requests at least {format_seconds(late)} late: it is overloaded itself"
         )
-    return said
+    return notes
 
 
 def compare_throughput(result: LoadResult) -> list[str]:
-    """Output tokens a second of two servers, round by round; nothing of fewer rounds than tell anything."""
+    """Compare two servers' output tokens per second by round; empty for too few rounds."""
     if len(result.targets) != 2 or result.plan.rounds < MIN_PAIRS or not result.complete:
         return []
     rates = [[LoadMeasures([round]).output_tokens_per_s for round in target.rounds] for target in result.targets]
-    if not all(rate > 0 for rate in (*rates[0], *rates[1])):  # not measured, or nothing came
+    if not all(rate > 0 for rate in (*rates[0], *rates[1])):  # not measured, or there was no output
         return []
-    a, b = (target.url for target in result.targets)
-    return [f"output tokens/s: {paired_ratio(rates[0], rates[1]).verdict(a, b)}"]
+    first_url, second_url = (target.url for target in result.targets)
+    return [f"output tokens/s: {paired_ratio(rates[0], rates[1]).verdict(first_url, second_url)}"]
 
 
 def as_markdown(result: LoadResult) -> str:
-    heads, *others = table_rows(result)
-    table = [heads, ("---",) * len(heads), *others]
+    header, *rows = table_rows(result)
+    table = [header, ("---",) * len(header), *rows]
     lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in table]
-    said = [*(f"{name}: {value}" for name, value in result_facts(result)), *result_notes(result)]
-    return "\n".join([*lines, "", *(f"- {line}" for line in said)]) + "\n"
+    notes = [*(f"{name}: {value}" for name, value in result_facts(result)), *result_notes(result)]
+    return "\n".join([*lines, "", *(f"- {line}" for line in notes)]) + "\n"
 
 
 def as_dict(result: LoadResult) -> dict[str, Any]:
-    """For JSON: None instead of NaN; times in seconds."""
+    """Return the JSON object, with None instead of NaN; times are in seconds."""
     plan = result.plan
     return {
         "benchmark": "localllm bench --against",
@@ -211,7 +218,7 @@ def _counts(target: LoadTarget, measured: LoadMeasures) -> dict[str, Any]:
 
 
 def as_csv(result: LoadResult) -> str:
-    """With a line of names; an empty cell where nothing was measured."""
+    """Return CSV with a header; cells without a measurement are empty."""
     table = []
     for target in result.targets:
         measured = result.measures(target)

@@ -1,4 +1,4 @@
-"""What a user promises of an answer, `ttft=500ms,tpot=50ms`, and whether one answer keeps it."""
+"""Service level objectives such as `ttft=500ms,tpot=50ms`, and whether an answer meets them."""
 
 import math
 import re
@@ -21,30 +21,32 @@ OBJECTIVE_MEASURES: dict[str, Callable[[RequestOutcome], float]] = {
 
 @dataclass(frozen=True)
 class LatencyObjective:
-    """Service level objectives of one answer: the most seconds that each measure may take. Of the gaps between its
-    pieces (`itl`) the 99th percentile counts."""
+    """Service level objectives of one answer: the maximum seconds of each measure. For the gaps between its pieces
+    (`itl`), the 99th percentile counts.
+    """
 
     limits: dict[str, float]
 
     @classmethod
     def parse(cls, text: str) -> "LatencyObjective":
-        """`ttft=500ms,tpot=50ms`. Raises UsageError for another measure, or a time without a unit."""
+        """Parse `ttft=500ms,tpot=50ms`. Raises UsageError for an unknown measure, or a time without a unit."""
         limits: dict[str, float] = {}
         for part in text.split(","):
             name, _, time = (word.strip() for word in part.partition("="))
             if name not in OBJECTIVE_MEASURES or name in limits:
                 raise UsageError(
-                    f"--slo has {part.strip()!r}", f"give each of {', '.join(OBJECTIVE_MEASURES)} once at most"
+                    f"--slo has {part.strip()!r}", f"use each of {', '.join(OBJECTIVE_MEASURES)} at most once"
                 )
-            found = TIME.fullmatch(time)
-            if not found or not float(found[1]):
-                raise UsageError(f"--slo {name} is {time!r}", "give a time such as 500ms or 2s")
-            limits[name] = float(found[1]) * TIME_UNITS[found[2]]
+            match = TIME.fullmatch(time)
+            if not match or not float(match[1]):
+                raise UsageError(f"--slo {name} is {time!r}", "use a time such as 500ms or 2s")
+            limits[name] = float(match[1]) * TIME_UNITS[match[2]]
         return cls(limits)
 
     def is_met(self, outcome: RequestOutcome) -> bool:
-        """An answer that failed meets nothing. A measure that an answer does not have (the gaps of a single token)
-        is kept; one that could not be measured because tokens were not counted is not."""
+        """Failed answers meet nothing. A measure that an answer does not have (gaps of a single token) is met; one
+        that is unknown because tokens were not counted is not.
+        """
         return outcome.ok and all(self._kept(name, limit, outcome) for name, limit in self.limits.items())
 
     def _kept(self, name: str, limit: float, outcome: RequestOutcome) -> bool:

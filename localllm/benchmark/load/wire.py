@@ -1,12 +1,12 @@
-"""What four APIs want to be asked, and what the messages of their streams say.
+"""Builds requests for four APIs, and parses the messages of their streams.
 
-    completions      POST /v1/completions        OpenAI's form: events that end with [DONE]
+    completions      POST /v1/completions        OpenAI's format: events that end with [DONE]
     chat             POST /v1/chat/completions
-    ollama-generate  POST /api/generate          Ollama's form: a JSON object a line
+    ollama-generate  POST /api/generate          Ollama's format: one JSON object per line
     ollama-chat      POST /api/chat
 
-Knows nothing of time and of connections. Prompts go to `completions` and `ollama-generate` as they are, to the
-others as one message of a user, which the server's chat template surrounds with more.
+Independent of time and connections. Prompts are sent verbatim to `completions` and `ollama-generate`, and to the
+others as one user message, to which the server's chat template is applied.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """One request of a load, the same for every server."""
+    """One request of a load, identical for every server."""
 
     prompt: str
     max_tokens: int  # most tokens of the answer
@@ -27,7 +27,7 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class StreamMessage:
-    """What one message of a stream says. Counts are the server's own, None where it tells none."""
+    """The contents of one message of a stream. Counts are the server's own, None if not reported."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -38,11 +38,12 @@ class StreamMessage:
 
 @dataclass(frozen=True)
 class ServerApi:
-    """How to talk to one kind of API."""
+    """How to use one kind of API."""
 
     path: str
-    uses_sse: bool  # server-sent events, else a JSON object a line
-    make_body: Callable[[str, LoadRequest], dict[str, Any]]  # of a request to be streamed: model and what is asked
+    uses_sse: bool  # server-sent events, otherwise a JSON object per line
+    # Of a streamed request, from the model and the request.
+    make_body: Callable[[str, LoadRequest], dict[str, Any]]
     parse_message: Callable[[Message], StreamMessage]
 
 
@@ -73,8 +74,10 @@ def _ollama_chat(model: str, ask: LoadRequest) -> dict[str, Any]:
 
 
 def _read_openai(message: Message) -> StreamMessage:
-    """A chunk of either API: a completion's text, or all that a chat's delta brings, thoughts and calls too."""
-    if message.get("error") is not None:  # some send null with every message
+    """Parse a chunk of either API: a completion's text, or everything in a chat's delta, including reasoning
+    and calls.
+    """
+    if message.get("error") is not None:  # some servers send null with every message
         return StreamMessage(error=_sentence(message["error"]))
     choice = _first(message.get("choices"))
     delta = _mapping(choice.get("delta"))
@@ -90,7 +93,7 @@ def _read_openai(message: Message) -> StreamMessage:
 
 
 def _read_ollama(message: Message) -> StreamMessage:
-    if message.get("error") is not None:  # some send null with every message
+    if message.get("error") is not None:  # some servers send null with every message
         return StreamMessage(error=_sentence(message["error"]))
     said = _mapping(message.get("message"))
     parts = [message.get("response"), message.get("thinking"), said.get("content"), said.get("thinking")]

@@ -109,10 +109,10 @@ def test_ollama_chats_bring_messages():
         (Reply([b'{"error": {"message": "busy"}}'], 503, "application/json"), "HTTP 503: busy"),
         (Reply([b"<html>"], 502, "text/html"), "HTTP 502"),
         (Reply(status=307, headers={"Location": "http://127.0.0.1:9/"}), "HTTP 307"),
-        (Reply([text("a")]), "the answer broke off"),
+        (Reply([text("a")]), "the answer was cut off"),
         (Reply([text("a"), event({"error": {"message": "out of memory"}})]), "in the stream: out of memory"),
-        (Reply([text("a"), event(b"{")]), "a message is no JSON"),
-        (Reply([event([1])]), "a message is no JSON object"),
+        (Reply([text("a"), event(b"{")]), "a message is not JSON"),
+        (Reply([event([1])]), "a message is not a JSON object"),
         (Reply([b"data: " + b"x" * (2 << 20)]), "SSEError: Server-sent event exceeded the 1048576 byte limit."),
     ],
 )
@@ -209,7 +209,7 @@ def test_proxies_of_the_environment_are_passed_by(monkeypatch):
     "url", ["localhost:8000", "ftp://x", "http://", "http://a:b@x", "http://x/?q=1", "http://[::1"]
 )
 def test_what_is_no_address_is_refused(url):
-    with pytest.raises(UsageError, match="no address of a server"):
+    with pytest.raises(UsageError, match="not a server's address"):
         normalize_url(url)
 
 

@@ -174,8 +174,8 @@ def test_what_is_not_told_is_said(capsys):
     with ScriptedServer(silent) as server:
         assert main(["bench", "--against", server.url, "--requests", "2", "--output", "3", "--repeat", "1"]) == 0
     said = capsys.readouterr().out
-    assert "2 answers are counted as the 3 tokens asked for" in said
-    assert "prompts have words, not tokens" in said
+    assert "2 answers are counted as the 3 requested tokens" in said
+    assert "prompt lengths are in words, not tokens" in said
 
 
 def test_failures_are_counted_by_kind_and_do_not_end_a_run(capsys):
@@ -225,7 +225,7 @@ def test_ctrl_c_gives_what_was_measured_so_far():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--against", "x"], "no address of a server"),
+        (["--against", "x"], "not a server's address"),
         (["demo", "--slo", "ttft=1s"], "--slo is for servers"),
         (["--against", "http://localhost:9", "--depth", "5"], "--depth is for models"),
         (["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"], "give one"),
