@@ -1,4 +1,4 @@
-"""A batch's input and output together: what is done already, and what is left. Knows nothing of the engine."""
+"""A batch's input and output: what is done already, and what remains. Independent of the engine."""
 
 import hashlib
 import json
@@ -17,21 +17,21 @@ from localllm.batch.state import JobState, check_output_empty, check_unchanged, 
 from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.errors import UsageError
 
-# The input of a batch, read line by line and never as a whole. Knows nothing of what a line says.
+# The input of a batch, read line by line and never as a whole. Independent of the lines' contents.
 BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
 class InputContents:
-    """What is known of a file before its first line is answered."""
+    """Properties of a file, determined before its first line is answered."""
 
     size_bytes: int  # bytes
     sha256: str
-    line_count: int  # that are not empty
+    line_count: int  # non-empty lines
 
 
 def read_contents(file: BinaryIO) -> InputContents:
-    """Reads all of it once and goes back to its start."""
+    """Read the whole file once and return to its start."""
     digest = hashlib.sha256()
     lines = sum(1 for _ in iter_lines(file, digest.update))
     size = file.tell()
@@ -40,24 +40,26 @@ def read_contents(file: BinaryIO) -> InputContents:
 
 
 def iter_lines(file: BinaryIO, on_bytes: Callable[[bytes], object] = len) -> Iterator[tuple[int, bytes]]:
-    """Yield each line that is not empty with its number from 1; a line longer than MAX_LINE_BYTES is cut just
-    beyond
-    that length. on_bytes: called with all bytes as they are read."""
-    number, begins = 0, True
-    for piece in iter(partial(file.readline, MAX_LINE_BYTES + 1), b""):
-        on_bytes(piece)
-        if begins:
+    """Yield each non-empty line with its number from 1; a line longer than MAX_LINE_BYTES is cut one byte beyond
+    it. on_bytes: called with all bytes as they are read.
+    """
+    number, at_line_start = 0, True
+    for chunk in iter(partial(file.readline, MAX_LINE_BYTES + 1), b""):
+        on_bytes(chunk)
+        if at_line_start:
             number += 1
-            text = piece.removeprefix(BOM) if number == 1 else piece
+            text = chunk.removeprefix(BOM) if number == 1 else chunk
             if text.strip():
                 yield number, text
-        begins = piece.endswith(b"\n")
+        at_line_start = chunk.endswith(b"\n")
 
 
-# Which of very many texts came before. Knows nothing of what they are.
+# Detects duplicates in a very large set of texts.
 class SeenIds:
-    """A set on the disk: a nameless database that goes with the process, however it ends, and whose part in memory
-    does not grow."""
+    """A set on disk: an unnamed database that disappears with the process, however it ends.
+
+    Its memory use does not grow.
+    """
 
     def __init__(self) -> None:
         self.connection = sqlite3.connect(
@@ -68,7 +70,7 @@ class SeenIds:
         self.connection.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
 
     def add(self, text: str) -> bool:
-        """Is it new?"""
+        """Add a text; return whether it is new."""
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         return self.connection.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
 
@@ -80,19 +82,21 @@ FINGERPRINT_FIELDS = ("localllm", "model", "quant")
 
 
 class Job:
-    """One input on its way into one output. Only a file into a file goes on after it was broken off: a stream
-    cannot be read again, nor what went into one."""
+    """The processing of one input into one output. Only from file to file can it resume after an interruption:
+    streams cannot be read again.
+    """
 
     def __init__(self, file: BinaryIO, out: OutputStream, asked: Mapping[str, Any]):
-        """Goes past what an earlier run has written. asked: what the answers depend on, `seed` among it; with the
-        input's digest it must be what that run was asked for. Raises UsageError where it was not."""
+        """Skip what an earlier run has written. asked: what the answers depend on, including `seed`; with the
+        input's digest it must equal that of the earlier run. Raises UsageError otherwise.
+        """
         self.file = file
         self.output = out
         self.requested = dict(asked)
         self.counts = BatchCounts()
         self.seen_ids = SeenIds()
         self.input_stat = os.fstat(file.fileno())
-        self.previous: JobState | None = None  # of the run that goes on here
+        self.previous: JobState | None = None  # of the run being resumed
         self.resumable = isinstance(out, OutputFile) and stat.S_ISREG(self.input_stat.st_mode)
         if self.resumable:
             contents = read_contents(file)
@@ -107,13 +111,14 @@ class Job:
 
     @property
     def context(self) -> int | None:
-        """That an earlier run had, in tokens: a machine with other free memory would choose another."""
+        """The earlier run's context in tokens: with different free memory, another one would be chosen."""
         context = self.previous.ran.get("context") if self.previous else None
         return context if type(context) is int else None
 
     def begin(self, ran: Mapping[str, Any]) -> str:
-        """ran: what else the answers depend on, once the model is loaded. Gives the fingerprint of all of it.
-        Raises UsageError where an earlier run had something else."""
+        """Return a fingerprint of everything the answers depend on. ran: the part known only after the model is
+        loaded. Raises UsageError if it differs from an earlier run's.
+        """
         if isinstance(self.output, OutputFile):
             if self.previous:
                 check_unchanged(self.output.path, self.previous.ran, ran)
@@ -123,13 +128,13 @@ class Job:
         return "fp_" + hashlib.sha256(json.dumps(backend, sort_keys=True).encode()).hexdigest()[:12]
 
     def check_input(self) -> None:
-        """Raises UsageError where a file was written to while it was read."""
+        """Raises UsageError if the input file was modified while it was read."""
         now = os.fstat(self.file.fileno())
         if self.resumable and (now.st_size, now.st_mtime_ns) != (
             self.input_stat.st_size,
             self.input_stat.st_mtime_ns,
         ):
-            raise UsageError("the input was changed while it was answered", "answer it anew, into another file")
+            raise UsageError("the input changed during the batch", "run it again, with another output file")
 
     def summary(self, seconds: float, steps: int) -> BatchSummary:
         return BatchSummary(self.counts, seconds, steps)
@@ -148,16 +153,16 @@ class Job:
             check_output_empty(out.path, out.size)
             return
         check_unchanged(out.path, self.previous.asked, self.requested)
-        for place, text in enumerate(out.complete_lines(), 1):
+        for number, text in enumerate(out.complete_lines(), 1):
             try:
                 self.counts.add_resumed(ok=_is_ok(json.loads(text), next(lines)))
             except (StopIteration, ValueError, TypeError, KeyError, RecursionError):
-                wrong = f"line {place} of {out.path} is not what this batch writes"
-                raise UsageError(wrong, "name another file") from None
+                problem = f"line {number} of {out.path} was not written by this batch"
+                raise UsageError(problem, "use another file") from None
 
 
 def _is_ok(answer: Mapping[str, Any], line: BatchLine) -> bool:
-    """Has the line been answered, and not failed? Raises ValueError where this is no answer to it."""
+    """Whether the line was answered successfully. Raises ValueError if this is not its answer."""
     if (answer["id"], answer["custom_id"]) != (f"batch_req_{line.line_id}", line.custom_id):
         raise ValueError
     return answer["response"] is not None and answer["response"]["status_code"] == 200

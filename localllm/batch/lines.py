@@ -1,8 +1,8 @@
-"""One line of a batch, as OpenAI describes them: what it asks, and the line that answers it.
+"""One line of a batch in OpenAI's format: its request, and the output line with its answer.
 
-A line that is no request has an answer whose `response` is null and whose `error` says why; a request that fails
-has a response with a status and an error body, as over HTTP. Everything in an answer follows from its line, the
-model and the batch's seed: no clock, no chance. Knows nothing of files or of the engine.
+A line that is not a request has an answer whose `response` is null and whose `error` gives the reason; a failed
+request has a response with a status and an error body, as over HTTP. An answer depends only on its line, the model
+and the batch's seed, not on time or chance. Independent of files and the engine.
 """
 
 import hashlib
@@ -26,13 +26,13 @@ from localllm.errors import BadField, LocalLLMError, UsageError
 from localllm.request import SEED_BITS, Completion, SamplingParams
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-MAX_LINE_BYTES = 64 * 2**20  # of a line
-CREATED = 0  # no moment: a clock would make every run another file
+MAX_LINE_BYTES = 64 * 2**20  # per line
+CREATED = 0  # constant: a timestamp would make every run's output different
 
 
 @dataclass(frozen=True)
 class LineError:
-    """Why a line is no request; the codes are those that OpenAI gives where it has one."""
+    """Why a line is not a request; the codes are OpenAI's if there is one."""
 
     code: str
     message: str
@@ -41,7 +41,7 @@ class LineError:
 
 @dataclass(frozen=True)
 class BatchLine:
-    number: int  # in the input, from 1, empty ones counted
+    number: int  # in the input, from 1, counting empty lines
     custom_id: str | None
     is_chat: bool
     body: Mapping[str, Any]
@@ -50,42 +50,42 @@ class BatchLine:
 
     @property
     def line_id(self) -> str:
-        """24 hexadecimal digits that no other line of the batch has."""
+        """24 hexadecimal digits that are unique in the batch."""
         return self.digest(self.number)[:24]
 
     @property
     def seed(self) -> int:
-        """Of a line that names none: the same wherever the line stands."""
+        """The seed for a line without one: independent of the line's position."""
         return int(self.digest(None), 16) >> (256 - SEED_BITS)
 
     def digest(self, number: int | None) -> str:
         return hashlib.sha256(json.dumps([self.batch_seed, number, self.custom_id]).encode()).hexdigest()
 
     def parse_request(self, model: str, defaults: SamplingParams) -> ParsedRequest:
-        """model: the one that answers, whatever the body says. Raises UsageError."""
-        read = parse_chat_request if self.is_chat else parse_completion_request
-        asked = read({**self.body, "model": model}, replace(defaults, seed=self.seed))
-        if asked.stream:
+        """model: the one that answers, regardless of the body. Raises UsageError."""
+        parse = parse_chat_request if self.is_chat else parse_completion_request
+        request = parse({**self.body, "model": model}, replace(defaults, seed=self.seed))
+        if request.stream:
             raise BadField("stream", "a batch is not streamed", "leave it out")
-        return asked
+        return request
 
     def success_object(
         self, request: ParsedRequest, completions: Sequence[Completion], texts: TokenTexts, fingerprint: str
     ) -> JsonObject:
-        """Without what is found in the cache, which depends on what else was running."""
-        stamp = ResponseHeader(
+        """Return the answer without cached tokens, which depend on concurrent requests."""
+        header = ResponseHeader(
             f"{'chatcmpl' if self.is_chat else 'cmpl'}-{self.line_id}", CREATED, request.model, fingerprint
         )
         if self.is_chat:
             return self._responded(
-                200, chat_completion_object(stamp, request, completions, texts, with_cached_tokens=False)
+                200, chat_completion_object(header, request, completions, texts, with_cached_tokens=False)
             )
         return self._responded(
-            200, text_completion_object(stamp, request, completions, texts, with_cached_tokens=False)
+            200, text_completion_object(header, request, completions, texts, with_cached_tokens=False)
         )
 
     def failure_object(self, error: LocalLLMError) -> JsonObject:
-        """What a request comes to that makes no sense, does not fit into the context or broke off."""
+        """Return the answer for a request that is invalid, exceeds the context or failed."""
         return self._responded(error.http_status, error_object(error))
 
     def invalid_line_object(self, fault: LineError) -> JsonObject:
@@ -103,14 +103,14 @@ class BatchLine:
 
 
 def read_line(text: bytes, number: int, batch_seed: int, is_new: Callable[[str], bool]) -> BatchLine:
-    """A line of the input. is_new: told of each custom_id, is it the first of its kind?"""
+    """Parse an input line. is_new: returns whether a custom_id has not occurred before."""
     custom_id, is_chat, body = None, False, {}
     try:
         fields = _parsed(text)
         custom_id = _string(fields, "custom_id")
         if not is_new(custom_id):
             raise _InvalidLine(
-                "duplicate_custom_id", f"custom_id {custom_id!r} stands in an earlier line", "custom_id"
+                "duplicate_custom_id", f"custom_id {custom_id!r} is used in an earlier line", "custom_id"
             )
         if _string(fields, "method") != "POST":
             raise _InvalidLine("invalid_method", f"method is {fields['method']!r}; send POST", "method")
@@ -118,7 +118,7 @@ def read_line(text: bytes, number: int, batch_seed: int, is_new: Callable[[str],
         if url not in (CHAT, COMPLETIONS):
             raise _InvalidLine("invalid_url", f"url is {url!r}; send {CHAT} or {COMPLETIONS}", "url")
         if not isinstance(body, dict):
-            raise _InvalidLine("missing_required_parameter", "body is missing, or no object", "body")
+            raise _InvalidLine("missing_required_parameter", "body is missing or not an object", "body")
         if unknown := sorted(fields.keys() - {"custom_id", "method", "url", "body"}):
             raise _InvalidLine("unknown_parameter", f"{unknown[0]} is not a field of a batch's line", unknown[0])
         is_chat = url == CHAT
@@ -128,7 +128,7 @@ def read_line(text: bytes, number: int, batch_seed: int, is_new: Callable[[str],
 
 
 def encode_line(answer: JsonObject) -> bytes:
-    """One line of the output, with its end."""
+    """Return one line of the output, including its line break."""
     return json.dumps(answer, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
@@ -145,11 +145,11 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise _InvalidLine("invalid_json_line", f"the line is not valid UTF-8 at byte {error.start}") from None
     except UsageError as error:
-        raise _InvalidLine("invalid_json_line", f"the line is no JSON object: {error.message}") from None
+        raise _InvalidLine("invalid_json_line", f"the line is not a JSON object: {error.message}") from None
 
 
 def _string(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if not isinstance(value, str) or not value:
-        raise _InvalidLine("missing_required_parameter", f"{name} is missing, or no text", name)
+        raise _InvalidLine("missing_required_parameter", f"{name} is missing or not a string", name)
     return value

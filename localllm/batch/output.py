@@ -1,7 +1,7 @@
-"""Where the lines of a batch go: a file that a later run goes on with, or a stream.
+"""The destination of a batch's output lines: a file that a later run can resume, or a stream.
 
-A file is appended to in whole lines, so that a process may be killed at any byte: what a later run finds is whole
-lines and at most the beginning of one, which it cuts off. Knows nothing of what a line says.
+Whole lines are appended to a file, so that a process may be killed at any byte: a later run finds complete lines
+and at most one partial line, which it removes. Independent of the lines' contents.
 """
 
 import fcntl
@@ -18,58 +18,58 @@ SYNC_EVERY_S = 1.0
 
 
 class OutputStream:
-    """Stdout, a pipe, a device: what went there is gone."""
+    """Stdout, a pipe, or a device: output cannot be read back."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
 
     def write(self, lines: bytes) -> None:
-        """All of it: the system may take less at once."""
-        left = memoryview(lines)
-        while left:
-            left = left[os.write(self.descriptor, left) :]
+        """Write all of it, since the system may accept less at once."""
+        remaining = memoryview(lines)
+        while remaining:
+            remaining = remaining[os.write(self.descriptor, remaining) :]
 
     def close(self) -> None:
-        """The descriptor is its owner's."""
+        """Leave the descriptor open: it belongs to the caller."""
 
 
 class OutputFile(OutputStream):
-    """A file, for this process alone while it is open."""
+    """A file, locked by this process while it is open."""
 
     def __init__(self, path: Path):
-        """Raises UsageError where another process writes it, or nothing can be written there."""
+        """Raises UsageError if another process is writing it, or it cannot be written."""
         self.path = path
         self.last_sync = time.monotonic()
-        with explain_disk_errors(path.parent, "name a file that can"):
+        with explain_disk_errors(path.parent, "use a file that can"):
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except (FileNotFoundError, IsADirectoryError) as error:
-                raise UsageError(f"{path} cannot be written ({error.strerror})", "name a file that can") from None
+                raise UsageError(f"{path} cannot be written ({error.strerror})", "use a file that can") from None
         super().__init__(descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise UsageError(f"another process is writing {path}", "wait for it, or name another file") from None
+            raise UsageError(f"another process is writing {path}", "wait for it, or use another file") from None
 
     @property
     def size(self) -> int:
         return os.fstat(self.descriptor).st_size
 
     def complete_lines(self) -> Iterator[bytes]:
-        """Those that are there; the end of the file is where the last of them ends once all have been read."""
+        """Yield the existing complete lines; afterwards the file is truncated to the end of the last one."""
         end = 0
         with open(self.descriptor, "rb", closefd=False) as file:
             while (line := file.readline(MAX_LINE_BYTES)).endswith(b"\n"):
                 end += len(line)
                 yield line
             if len(line) == MAX_LINE_BYTES:
-                raise UsageError(f"{self.path} has a line that no batch writes", "name another file")
+                raise UsageError(f"{self.path} has a line that was not written by a batch", "use another file")
         os.ftruncate(self.descriptor, end)
         os.lseek(self.descriptor, end, os.SEEK_SET)
 
     def write(self, lines: bytes) -> None:
-        """Raises DiskFull. What a full disk took of a line is cut off by the run that goes on."""
+        """Raises DiskFull. A resuming run removes a line that was partially written to a full disk."""
         with explain_disk_errors(self.path.parent, resumable=True):
             super().write(lines)
             if time.monotonic() - self.last_sync >= SYNC_EVERY_S:
@@ -83,5 +83,5 @@ class OutputFile(OutputStream):
 
 
 def is_stream(path: Path) -> bool:
-    """Is it there, and neither file nor folder?"""
+    """Whether the path exists and is neither a file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()

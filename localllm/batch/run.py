@@ -1,4 +1,4 @@
-"""A batch: many lines under way at once, their answers written in the order of the input."""
+"""Runs a batch: many lines concurrently, with their answers written in input order."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,27 +19,29 @@ from localllm.plan.memory import MAX_RUNNING
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
 from localllm.text.grammar.result import check_answer
 
-# Lines, or requests, that are open at once. A long answer at the head holds up the writing of those behind it, not
-# their computing, until so many wait.
+# Limit of lines, or requests, in progress. A long answer at the head delays the output of later ones, but not
+# their
+# computation until the limit is reached.
 MAX_OPEN_LINES = 8 * MAX_RUNNING
 
 
 @dataclass(eq=False)
 class OpenLine:
-    """A line whose answer is not written yet."""
+    """A line whose answer has not been written yet."""
 
     line: BatchLine
     parsed: ParsedRequest | None = None
     requests: list[Request] = field(default_factory=list)
-    events: list[list[GenerationEvent]] = field(default_factory=list)  # of each request
-    streams: list[Stream] = field(default_factory=list)  # let go, they would cancel their requests
-    unfinished_requests: int = 0  # requests that are not answered
+    events: list[list[GenerationEvent]] = field(default_factory=list)  # one list per request
+    # Referenced, since dropping them would cancel their requests.
+    streams: list[Stream] = field(default_factory=list)
+    unfinished_requests: int = 0  # not answered yet
     error: BaseException | None = None
     answer: bytes | None = None
 
 
 class BatchRunner:
-    """Answers lines with one model. One thread drives it; `run` is called once."""
+    """Answers lines with one model. Driven by one thread; `run` is called once."""
 
     def __init__(
         self,
@@ -52,7 +54,9 @@ class BatchRunner:
         fingerprint: str,
         show: Callable[[BatchCounts], object],
     ):
-        """model: as answers name it; defaults: of what a line leaves out; show: is told after each answer."""
+        """model: its name in answers; defaults: for parameters that a line omits; show: called after each
+        answer.
+        """
         self.llm = llm
         self.output = out
         self.counts = counts
@@ -67,7 +71,7 @@ class BatchRunner:
         self.finished: SimpleQueue[OpenLine] = SimpleQueue()
 
     def run(self, lines: Iterator[BatchLine]) -> None:
-        """Raises what is no line's own fault: a device without memory, a full disk, an engine that broke."""
+        """Raises errors not caused by a line: a device out of memory, a full disk, a failed engine."""
         for line in lines:
             self.submit_line(line)
             while (
@@ -78,89 +82,95 @@ class BatchRunner:
             self.wait_for_line()
 
     def submit_line(self, line: BatchLine) -> None:
-        opened = OpenLine(line)
-        self.open_lines.append(opened)
+        open_line = OpenLine(line)
+        self.open_lines.append(open_line)
         if line.error:
-            self.finish_line(opened, line.invalid_line_object(line.error), ok=False)
+            self.finish_line(open_line, line.invalid_line_object(line.error), ok=False)
             return
-        named = line.body.get("model", self.model)
-        if named != self.model:
+        requested_model = line.body.get("model", self.model)
+        if requested_model != self.model:
             self.counts.other_model_lines += 1
-            self.counts.other_model = self.counts.other_model or str(named)
+            self.counts.other_model = self.counts.other_model or str(requested_model)
         try:
-            opened.parsed = line.parse_request(self.model, self.defaults)
-            opened.requests = opened.parsed.prepare(self.llm)
+            open_line.parsed = line.parse_request(self.model, self.defaults)
+            open_line.requests = open_line.parsed.prepare(self.llm)
         except LocalLLMError as error:
-            self.finish_line(opened, line.failure_object(error), ok=False)
+            self.finish_line(open_line, line.failure_object(error), ok=False)
             return
-        opened.unfinished_requests = len(opened.requests)
-        opened.events = [[] for _ in opened.requests]
-        self.requests_in_flight += opened.unfinished_requests
-        for request, pieces in zip(opened.requests, opened.events, strict=True):
-            opened.streams.append(self.llm.submit(request, partial(self.take_event, opened, pieces)))
+        open_line.unfinished_requests = len(open_line.requests)
+        open_line.events = [[] for _ in open_line.requests]
+        self.requests_in_flight += open_line.unfinished_requests
+        for request, pieces in zip(open_line.requests, open_line.events, strict=True):
+            open_line.streams.append(self.llm.submit(request, partial(self.take_event, open_line, pieces)))
 
     def take_event(
-        self, opened: OpenLine, pieces: list[GenerationEvent], piece: GenerationEvent | BaseException
+        self, open_line: OpenLine, pieces: list[GenerationEvent], piece: GenerationEvent | BaseException
     ) -> None:
-        """On the engine's thread."""
+        """Called on the engine's thread."""
         if isinstance(piece, BaseException):
-            opened.error = piece
+            open_line.error = piece
         else:
             pieces.append(piece)
         if isinstance(piece, BaseException) or piece.finish_reason:
-            opened.unfinished_requests -= 1
-            if not opened.unfinished_requests:
-                self.finished.put(opened)
+            open_line.unfinished_requests -= 1
+            if not open_line.unfinished_requests:
+                self.finished.put(open_line)
 
     def wait_for_line(self) -> None:
-        """Until one more line has its answer."""
+        """Wait until one more line is answered."""
         if self.open_lines[0].answer is None:
-            opened = self.finished.get()
-            self.requests_in_flight -= len(opened.requests)
-            if opened.error:
-                self.finish_line(opened, opened.line.failure_object(self.line_error(opened.error)), ok=False)
+            open_line = self.finished.get()
+            self.requests_in_flight -= len(open_line.requests)
+            if open_line.error:
+                self.finish_line(
+                    open_line, open_line.line.failure_object(self.line_error(open_line.error)), ok=False
+                )
             else:
-                self.answer_line(opened)
+                self.answer_line(open_line)
         self.write_ready()
 
     def line_error(self, error: BaseException) -> LocalLLMError:
-        """The error, if it is of one line alone; raises what would meet the next line, too."""
+        """Return an error that concerns one line only; raise one that would affect the next line too."""
         if not isinstance(error, LocalLLMError) or isinstance(error, DoesNotFit):
             raise error
-        self.llm.worker.call(lambda: None)  # an engine that gives up has said so by then
+        self.llm.worker.call(lambda: None)  # a failing engine has closed by then
         if self.llm.worker.closed:
             raise error
         return error
 
-    def answer_line(self, opened: OpenLine) -> None:
-        assert opened.parsed
-        dones = [collect_completion(*each) for each in zip(opened.requests, opened.events, strict=True)]
-        self.count_tokens(dones)
+    def answer_line(self, open_line: OpenLine) -> None:
+        assert open_line.parsed
+        completions = [
+            collect_completion(*each) for each in zip(open_line.requests, open_line.events, strict=True)
+        ]
+        self.count_tokens(completions)
         try:
-            for request, done in zip(opened.requests, dones, strict=True):
-                check_answer(request, done)
+            for request, completion in zip(open_line.requests, completions, strict=True):
+                check_answer(request, completion)
         except OutputInvalid as error:
-            self.finish_line(opened, opened.line.failure_object(error), ok=False)
+            self.finish_line(open_line, open_line.line.failure_object(error), ok=False)
             return
         self.finish_line(
-            opened, opened.line.success_object(opened.parsed, dones, self.texts, self.fingerprint), ok=True
+            open_line,
+            open_line.line.success_object(open_line.parsed, completions, self.texts, self.fingerprint),
+            ok=True,
         )
 
-    def count_tokens(self, dones: list[Completion]) -> None:
-        for done in dones:
-            self.counts.prompt_tokens += done.metrics.prompt_tokens
-            self.counts.cached_tokens += done.metrics.cached_tokens
-            self.counts.answer_tokens += done.metrics.output_tokens
+    def count_tokens(self, completions: list[Completion]) -> None:
+        for completion in completions:
+            self.counts.prompt_tokens += completion.metrics.prompt_tokens
+            self.counts.cached_tokens += completion.metrics.cached_tokens
+            self.counts.answer_tokens += completion.metrics.output_tokens
 
-    def finish_line(self, opened: OpenLine, answer: JsonObject, *, ok: bool) -> None:
-        """What was held for the line is let go: finished lines wait as bytes."""
-        opened.answer = encode_line(answer)
-        opened.requests, opened.events, opened.streams = [], [], []
+    def finish_line(self, open_line: OpenLine, answer: JsonObject, *, ok: bool) -> None:
+        """Release the line's objects: finished lines are kept only as bytes."""
+        open_line.answer = encode_line(answer)
+        open_line.requests, open_line.events, open_line.streams = [], [], []
         self.counts.add(ok=ok)
         self.on_progress(self.counts)
 
     def write_ready(self) -> None:
-        """The answers at the head, up to one that is not there."""
+        """Write the answers at the head, up to the first missing one."""
         ready = []
         while self.open_lines and (answer := self.open_lines[0].answer) is not None:
             ready.append(answer)

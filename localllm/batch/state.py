@@ -1,5 +1,7 @@
-"""What the lines of an output depend on, kept beside it as `OUT.state`, so that a run goes on with what it can and
-refuses what it cannot. Knows nothing of lines."""
+"""Records what the lines of an output depend on in `OUT.state`, so that a run can resume or refuse to.
+
+Independent of the lines.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,10 +18,10 @@ STATE_FORMAT = 1
 @dataclass(frozen=True)
 class JobState:
     asked: Mapping[str, Any]
-    """What was asked for: the input's digest, the model's name, seed, limits, flags."""
+    """What was requested: the input's digest, the model's name, seed, limits, options."""
 
     ran: Mapping[str, Any] = field(default_factory=dict)
-    """What the machine made of it: device, number formats, context, the model's files."""
+    """What was used: device, number formats, context, the model's files."""
 
     format: int = STATE_FORMAT
 
@@ -29,7 +31,7 @@ def state_path(out: Path) -> Path:
 
 
 def read_state(out: Path) -> JobState | None:
-    """None where there is none. Raises UsageError where it cannot be understood."""
+    """Return None if there is none. Raises UsageError if it cannot be parsed."""
     file = state_path(out)
     try:
         fields = read_json(file)
@@ -39,33 +41,31 @@ def read_state(out: Path) -> JobState | None:
         if state.format != STATE_FORMAT or not isinstance(state.asked, dict) or not isinstance(state.ran, dict):
             raise TypeError
     except (DamagedModel, TypeError):
-        raise _another(out, f"{file} is not of this version of localllm") from None
+        raise _another(out, f"{file} was not written by this version of localllm") from None
     return state
 
 
 def write_state(out: Path, state: JobState) -> None:
-    with explain_disk_errors(out.parent, "name a file that can"):
+    with explain_disk_errors(out.parent, "use a file that can"):
         write_atomic(state_path(out), json.dumps(asdict(state), indent=1) + "\n")
 
 
 def check_unchanged(out: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises UsageError for the first thing that differs."""
+    """Raises UsageError for the first difference."""
     for name in sorted(kept.keys() | now.keys()):
-        before, after = kept.get(name), now.get(name)
-        if before != after:
-            raise _another(out, f"{out} was begun with another {name} ({_shown(before)}, now {_shown(after)})")
+        old, new = kept.get(name), now.get(name)
+        if old != new:
+            raise _another(out, f"{out} was started with another {name} ({_shown(old)}, now {_shown(new)})")
 
 
 def check_output_empty(out: Path, size: int) -> None:
-    """Raises UsageError where a file has contents and nothing says of which run."""
+    """Raises UsageError if a file has contents of an unknown run."""
     if size:
-        raise _another(
-            out, f"{out} is there already, and no {state_path(out).name} says that a batch has begun it"
-        )
+        raise _another(out, f"{out} already exists, but there is no {state_path(out).name} of a batch to resume")
 
 
 def _another(out: Path, why: str) -> UsageError:
-    return UsageError(why, f"name another file, or remove {out} and {state_path(out).name} to begin anew")
+    return UsageError(why, f"use another file, or remove {out} and {state_path(out).name} to start again")
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a batch comes to. Tokens and times are of this run; lines are of the whole file."""
+"""Counts and rates of a batch. Tokens and times are of this run; lines are of the whole file."""
 
 import math
 from dataclasses import dataclass
@@ -9,17 +9,17 @@ from localllm.formatting import format_rate, format_seconds
 
 @dataclass
 class BatchCounts:
-    """While it runs."""
+    """Counters of a running batch."""
 
-    total: int | None = None  # lines of the input, where that is known
+    total: int | None = None  # lines of the input, if known
     resumed: int = 0  # answered by an earlier run
     ok: int = 0
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of prompts, found in the cache
     answer_tokens: int = 0
-    other_model_lines: int = 0  # lines of this run that ask for another model
-    other_model: str = ""  # one that they ask for
+    other_model_lines: int = 0  # lines of this run that request another model
+    other_model: str = ""  # one of those models
 
     @property
     def lines(self) -> int:
@@ -36,7 +36,7 @@ class BatchCounts:
 
 @dataclass(frozen=True)
 class BatchSummary:
-    """At its end. steps: of the engine that brought tokens of answers."""
+    """Results of a finished batch. steps: engine steps that produced answer tokens."""
 
     counts: BatchCounts
     seconds: float
@@ -56,7 +56,7 @@ class BatchSummary:
 
     @property
     def hit_rate(self) -> float:
-        """Of the prompts' tokens, those that were found in the cache."""
+        """Share of the prompts' tokens that were found in the cache."""
         return self.counts.cached_tokens / self.counts.prompt_tokens if self.counts.prompt_tokens else math.nan
 
     def as_dict(self) -> dict[str, Any]:
@@ -80,14 +80,14 @@ class BatchSummary:
 
     def __str__(self) -> str:
         counts = self.counts
-        kept = f", {counts.resumed:,} of them by an earlier run" if counts.resumed else ""
-        told = f"{counts.lines:,} lines: {counts.ok:,} ok, {counts.failed:,} failed{kept}"
+        resumed = f", {counts.resumed:,} of them by an earlier run" if counts.resumed else ""
+        lines = f"{counts.lines:,} lines: {counts.ok:,} ok, {counts.failed:,} failed{resumed}"
         if counts.lines == counts.resumed:
-            return f"{told}; nothing was left to do"
+            return f"{lines}; nothing remained to do"
         hits = "" if math.isnan(self.hit_rate) else f" ({self.hit_rate:.0%} found in the cache)"
-        step = "" if math.isnan(self.tokens_per_step) else f", {self.tokens_per_step:.1f} tokens per step"
+        per_step = "" if math.isnan(self.tokens_per_step) else f", {self.tokens_per_step:.1f} tokens per step"
         return (
-            f"{told}\n{counts.prompt_tokens:,} tokens of prompts{hits}, {counts.answer_tokens:,} of answers\n"
+            f"{lines}\n{counts.prompt_tokens:,} tokens of prompts{hits}, {counts.answer_tokens:,} of answers\n"
             f"{format_seconds(self.seconds)}: {format_rate(self.tokens_per_s)}, "
-            f"{self.lines_per_s:.3g} lines/s{step}"
+            f"{self.lines_per_s:.3g} lines/s{per_step}"
         )

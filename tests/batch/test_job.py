@@ -120,10 +120,10 @@ def test_lines_that_are_not_ours_are_refused_with_their_number(source: Path, tmp
 def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("my notes")
-    with pytest.raises(UsageError, match=r"no out\.state says that a batch has begun it"):
+    with pytest.raises(UsageError, match=r"already exists, but there is no out\.state"):
         answer_all(source, out)
     state_path(out).write_text("{}x")
-    with pytest.raises(UsageError, match="is not of this version"):
+    with pytest.raises(UsageError, match="was not written by this version"):
         answer_all(source, out)
     assert out.read_text() == "my notes"
 
@@ -155,7 +155,7 @@ def test_an_input_that_changes_meanwhile_is_told(source: Path, tmp_path: Path) -
         job = Job(file, out, ASKED)
         job.check_input()
         source.write_text(source.read_text() + "\n")
-        with pytest.raises(UsageError, match="was changed"):
+        with pytest.raises(UsageError, match="input changed"):
             job.check_input()
         job.close()
     out.close()
@@ -175,7 +175,7 @@ def test_a_stream_goes_into_a_new_file_and_is_not_gone_on_with(source: Path, tmp
     job.begin(RAN)
     out.write(b"line\n")
     assert not state_path(out.path).exists()
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         job_of(out)
     out.close()
 

@@ -116,10 +116,10 @@ def test_the_same_command_again_finds_everything_there(model: str, source: Path,
     assert finish(start(short, "-o", out, "--model", model, "--seed", 1))[0] == 0
     before = out.read_bytes()
     code, _, err = finish(start(short, "-o", out, "--model", model, "--seed", 1))
-    assert (code, "nothing was left to do" in err, out.read_bytes()) == (0, True, before)
+    assert (code, "nothing remained to do" in err, out.read_bytes()) == (0, True, before)
     code, _, err = finish(start(short, "-o", out, "--model", model))
     assert (code, out.read_bytes()) == (2, before)
-    assert "was begun with another seed (1, now 0); name another file, or remove" in err
+    assert "was started with another seed (1, now 0); use another file, or remove" in err
     state = json.loads((tmp_path / "out.jsonl.state").read_text())
     assert (state["asked"]["deterministic"], state["ran"]["deterministic"]) == (True, True)
     code, _, err = finish(start(short, "-o", out, "--model", model, "--seed", 1, "--no-deterministic"))
