@@ -42,14 +42,14 @@ def test_the_output_of_run_holds_one() -> None:
     ids=repr,
 )
 def test_what_is_no_receipt_is_told(content: bytes) -> None:
-    with pytest.raises(UsageError, match=r"^FILE is (not JSON|no receipt)"):
+    with pytest.raises(UsageError, match=r"^FILE is not (JSON|a receipt)"):
         read(content, "FILE")
 
 
 def test_a_later_version_is_named() -> None:
     content = json.dumps(to_json(RECEIPT) | {"version": RECEIPT_VERSION + 1, "weather": "fine"})
     with pytest.raises(
-        UsageError, match=rf"of version {RECEIPT_VERSION + 1}, and this localllm reads {RECEIPT_VERSION}"
+        UsageError, match=rf"of version {RECEIPT_VERSION + 1}, but this localllm reads {RECEIPT_VERSION}"
     ):
         read(content, "FILE")
 
@@ -78,9 +78,9 @@ def changed(path: str, value: Any) -> str:
         ("setup.weather", "fine", "setup.weather"),
         ("answer", ..., "answer"),
         ("answer.token_ids", [1, None], "answer.token_ids.1"),
-        ("answer.token_ids", [-1], "-1 is no token"),
-        ("answer.token_ids", [2**31], "2147483648 is no token"),
-        ("question.token_ids", [10**30], "is no token"),
+        ("answer.token_ids", [-1], "-1 is not a token id"),
+        ("answer.token_ids", [2**31], "2147483648 is not a token id"),
+        ("question.token_ids", [10**30], "is not a token id"),
         ("question.prompt", 3, "question.prompt"),
         ("model.files", [{"path": "x"}], "model.files.0"),
         ("kernels", {"linear": "a"}, "kernels.linear"),
@@ -99,7 +99,7 @@ def test_damage_is_told_by_its_place(path: str, value: Any, named: str) -> None:
 
 
 def test_infinity_is_no_number_of_a_receipt() -> None:
-    with pytest.raises(UsageError, match="is no number of JSON"):
+    with pytest.raises(UsageError, match="is not a JSON number"):
         read(to_text(RECEIPT).replace('"threads": 1', '"threads": 1e999'), "FILE")
     with pytest.raises(ValueError, match="JSON compliant"):
         to_text(

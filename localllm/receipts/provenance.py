@@ -1,4 +1,4 @@
-"""What stands in a receipt besides question and answer: which model it was, and what it ran on, with and in."""
+"""The provenance parts of a receipt: which model was used, and its setup."""
 
 from pathlib import Path
 
@@ -14,24 +14,26 @@ from localllm.hub.names import RepoName
 from localllm.hub.store import parse_snapshot_path
 from localllm.receipts.receipt import Model, Setup
 
-# What computes, tokenizes, draws by grammars, or renders templates.
+# Libraries that compute, tokenize, apply grammars, or render templates.
 LIBRARIES = ("torch", "triton", "llvmlite", "numpy", "tokenizers", "llguidance", "jinja2", "gguf")
 
 
 def model(name: str, path: Path, source: Path, quant: str | None) -> Model:
-    """path: what was loaded; source: what that was made of, where `quant` made it."""
+    """path: the loaded model; source: what `quant` made it from, if given."""
     files = digest_model(path)
     stored = {form.name: form.nbytes for form in tensor_formats(read_header(path))}
     return Model(name, source_name(source), quant, stored, *combine_digests(files), files)
 
 
 def source_name(path: Path) -> str:
-    """By which the very same model is found: a repository at a commit, the boxed model, else an absolute path."""
-    if found := parse_snapshot_path(path):
-        repo, commit, inner = found
+    """Return a name that identifies this very model: a repository at a commit, the bundled model, or an
+    absolute path.
+    """
+    if parts := parse_snapshot_path(path):
+        repo, commit, inner = parts
         return str(RepoName(repo, commit, inner.as_posix() if inner.parts else None))
-    boxed = (entry.name for entry in catalog_entries() if boxed_folder(entry) == path)
-    return next(boxed, str(path.absolute()))
+    bundled_names = (entry.name for entry in catalog_entries() if boxed_folder(entry) == path)
+    return next(bundled_names, str(path.absolute()))
 
 
 def setup(

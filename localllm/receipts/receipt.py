@@ -1,8 +1,8 @@
-"""The receipt of an answer: what was asked, of which model, on what and with what, and what came back, so that
-anybody can have it computed again (`localllm replay`).
+"""The receipt of an answer: the question, model, setup and answer, so that anyone can recompute it
+(`localllm replay`).
 
-Plain data and its JSON, which is checked strictly: what is damaged or of a later version is refused by name. It
-holds the whole prompt and the whole answer.
+Plain data and its JSON, which is validated strictly: damaged or newer receipts are rejected with the reason. It
+contains the whole prompt and the whole answer.
 """
 
 import json
@@ -17,7 +17,7 @@ from localllm.sampling import params_from_json
 
 RECEIPT_VERSION = 1
 MAX_TOKEN_ID = 2**31
-Kernels = dict[str, tuple[str, ...]]  # the kernels that ran, by operation
+Kernels = dict[str, tuple[str, ...]]  # kernels used, by operation
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Model:
     """The model that answered."""
 
     name: str
-    source: str  # what loads this very model: ORG/REPO@COMMIT, with :FILE for one of GGUF; a path; the boxed one's
-    quant: str | None  # as `--quant`: what was made of the source and answered
+    source: str  # what loads it: ORG/REPO@COMMIT, with :FILE for a GGUF file; a path; or the bundled model
+    quant: str | None  # as for `--quant`: how the model was made from the source
     stored: dict[str, int]  # bytes by format: {"BF16": ..., "Q4_K": ...}
     hash: str
     hash_kind: str  # `sha256`: of every byte; `samples`: see `FileDigest`
@@ -35,33 +35,33 @@ class Model:
 
 @dataclass(frozen=True)
 class Setup:
-    """What it ran on, with and in."""
+    """The hardware, settings and libraries used."""
 
     device: str  # cpu, cuda:0
     device_name: str
-    instructions: tuple[str, ...]  # that torch makes use of in the processor, and LOCALLLM_CPU
+    instructions: tuple[str, ...]  # processor features that torch uses, and LOCALLLM_CPU
     threads: int
     dtype: str
     kv_dtype: str
     activation_bits: int  # that activations keep where they meet packed weights on a CPU
     context: int  # tokens
-    token_budget: int  # most tokens of a step: longer prompts are computed in so large chunks
-    block_size: int  # tokens of a block of the cache
-    draft: str  # who guessed tokens, which steps verified several at a time: `lookup` or `off`
-    draft_model: str | None  # that guessed, too: what loads it, as `Model.source`
-    deterministic: bool  # as `--deterministic`
+    token_budget: int  # most tokens per step: longer prompts are split into chunks of this size
+    block_size: int  # tokens per block of the cache
+    draft: str  # source of draft tokens, of which steps verify several at a time: `lookup` or `off`
+    draft_model: str | None  # additional source of drafts: what loads it, as `Model.source`
+    deterministic: bool  # as for `--deterministic`
     versions: dict[str, str | None]
 
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked."""
+    """What the model was asked."""
 
-    prompt: str | tuple[dict[str, Any], ...] | None  # text, messages, or None: the token ids alone
+    prompt: str | tuple[dict[str, Any], ...] | None  # text, messages, or None for token ids alone
     tools: tuple[dict[str, Any], ...] | None
     template_arguments: dict[str, Any]
-    token_ids: tuple[int, ...]  # of the prompt, as the model read it
-    params: dict[str, Any]  # SamplingParams, with the seed that was drawn where none was given
+    token_ids: tuple[int, ...]  # of the prompt, as given to the model
+    params: dict[str, Any]  # SamplingParams, with the seed that was drawn if none was given
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -70,9 +70,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back."""
+    """What the model answered."""
 
-    token_ids: tuple[int, ...]  # with that of the end
+    token_ids: tuple[int, ...]  # including the end token
     text: str
     reasoning: str
     finish_reason: str
@@ -92,14 +92,14 @@ def to_json(receipt: Receipt) -> dict[str, Any]:
 
 
 def to_text(receipt: Receipt) -> str:
-    """JSON, a part a line."""
+    """Return JSON with one part per line."""
     fields = to_json(receipt).items()
     parts = (f'"{name}": {json.dumps(part, ensure_ascii=False, allow_nan=False)}' for name, part in fields)
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def provenance_from_json(model: object, setup: object) -> tuple[Model, Setup]:
-    """Parts of a receipt that another process has found out. Raises ValueError where they are none."""
+    """Parse parts of a receipt from another process. Raises ValueError if they are invalid."""
     from pydantic import TypeAdapter
 
     return (
@@ -109,39 +109,44 @@ def provenance_from_json(model: object, setup: object) -> tuple[Model, Setup]:
 
 
 def read(content: str | bytes, name: str) -> Receipt:
-    """The receipt in a file of that name, or in the output of `localllm run --json`, which holds one.
+    """Parse the receipt in a file of this name, or in the output of `localllm run --json`, which contains one.
 
-    Raises UsageError, with what is wrong and where, for anything else.
+    Raises UsageError, with the problem and its place, for anything else.
     """
-    from pydantic import TypeAdapter, ValidationError  # 80 ms that writing one need not wait for
+    # Imported late: takes 80 ms that writing a receipt does not need.
+    from pydantic import TypeAdapter, ValidationError
 
     try:
-        found = parse_strict_json(content)
+        content_json = parse_strict_json(content)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{name} is not JSON ({error})", "give a receipt of `localllm run`") from None
-    fields = found.get("receipt", found) if isinstance(found, dict) else None
+        raise UsageError(f"{name} is not JSON ({error})", "use a receipt of `localllm run`") from None
+    fields = content_json.get("receipt", content_json) if isinstance(content_json, dict) else None
     if not isinstance(fields, dict) or type(fields.get("version")) is not int or "question" not in fields:
-        raise UsageError(f"{name} is no receipt", "`localllm run MODEL PROMPT --receipt FILE` writes one")
+        raise UsageError(f"{name} is not a receipt", "`localllm run MODEL PROMPT --receipt FILE` writes one")
     if (version := fields.pop("version")) != RECEIPT_VERSION:
         raise UsageError(
-            f"{name} is a receipt of version {version}, and this localllm reads {RECEIPT_VERSION}", "update it"
+            f"{name} is a receipt of version {version}, but this localllm reads {RECEIPT_VERSION}", "update it"
         )
     try:
         receipt = TypeAdapter(Receipt).validate_json(json.dumps(fields), strict=True, extra="forbid")
         params_from_json(receipt.question.params)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise damaged_receipt(name, f"{where}: {first['msg']}") from None
+        place = ".".join(map(str, first["loc"]))
+        raise damaged_receipt(name, f"{place}: {first['msg']}") from None
     except UsageError as error:
         raise damaged_receipt(name, f"question.params: {error.message}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged_receipt(name, f"question.params: {error!r}") from None
-    strange = [t for t in (*receipt.question.token_ids, *receipt.answer.token_ids) if not 0 <= t < MAX_TOKEN_ID]
-    if strange:
-        raise damaged_receipt(name, f"{strange[0]} is no token")
+    invalid = [
+        token
+        for token in (*receipt.question.token_ids, *receipt.answer.token_ids)
+        if not 0 <= token < MAX_TOKEN_ID
+    ]
+    if invalid:
+        raise damaged_receipt(name, f"{invalid[0]} is not a token id")
     return receipt
 
 
 def damaged_receipt(name: str, reason: str) -> UsageError:
-    return UsageError(f"{name} is a damaged receipt: {reason}", "have it written again")
+    return UsageError(f"{name} is a damaged receipt: {reason}", "create it again")

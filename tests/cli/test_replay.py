@@ -192,7 +192,7 @@ def test_a_model_that_is_gone_is_told(receipt, replay):
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b"", "is not JSON"), (b"{}", "is no receipt"), (b'{"version": 9, "question": 1}', "of version 9")],
+    [(b"", "is not JSON"), (b"{}", "is not a receipt"), (b'{"version": 9, "question": 1}', "of version 9")],
 )
 def test_what_is_no_receipt_loads_no_model(localllm, engine, content, words):
     code, out, err = localllm("replay", "-", piped=content)
@@ -253,7 +253,7 @@ class TestWriting:
     def test_numbers_that_are_none_of_json_are_refused_before_the_model_loads(self, localllm, engine, model):
         code, _, err = localllm("run", model, "hi", "--tools=-", piped=b'[{"a": NaN}]')
         assert (code, engine.loaded) == (2, [])
-        assert "NaN is no number of JSON" in err
+        assert "NaN is not a JSON number" in err
 
     def test_a_template_argument_that_is_no_json_is_a_text(self, localllm, model, tmp_path):
         file = tmp_path / "receipt.json"
