@@ -1,5 +1,6 @@
-"""An edition of a model: the same weights with a system prompt, a template, parameters or messages of its own, as
-a Modelfile says it. Plain data; where editions are kept is `hub/made.py`'s business."""
+"""A customized model: the same weights with its own system prompt, template, parameters or messages, as defined by
+a Modelfile. Plain data; `hub/made.py` stores editions.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from localllm.errors import UsageError
 from localllm.modelfile.options import check_options
 
 ROLES = ("system", "user", "assistant")
-TEXT_LIMIT = 2**20  # characters of a system prompt, a template, a message or a licence
+TEXT_LIMIT = 2**20  # characters per system prompt, template, message or licence
 MAX_MESSAGES = 1024
 GO_TEMPLATE = re.compile(
     r"\{\{-?\s*(\.|\$|(if|range|with|else if)\s+(\(|\.|\$|not|and|or|eq|gt|lt|len)|end\b|else\b)"
@@ -22,31 +23,31 @@ Message = Mapping[str, str]
 @dataclass(frozen=True)
 class Edition:
     source: str
-    """What is loaded: a name of the catalogue, ORG/REPO, or a path from the root."""
+    """What is loaded: a catalog name, ORG/REPO, or an absolute path."""
 
     parent: str = ""
-    """What its maker called the source."""
+    """The source as its creator named it."""
 
     system: str = ""
     template: str = ""
-    """Jinja; "": the model's own."""
+    """Jinja; "" for the model's own."""
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
-    """In Ollama's words, `modelfile.options`."""
+    """In Ollama's names, see `modelfile.options`."""
 
     messages: tuple[Message, ...] = ()
-    """What stands before every conversation, each with `role` and `content`."""
+    """Messages that precede every conversation, each with `role` and `content`."""
 
     license: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what makes no sense."""
+        """Raises UsageError for invalid values."""
         object.__setattr__(self, "parameters", check_options(self.parameters))
         object.__setattr__(self, "messages", tuple(self.messages))
         object.__setattr__(self, "license", tuple(self.license))
         if GO_TEMPLATE.search(self.template):
             raise UsageError(
-                "the template is one of Go, as Ollama's are",
+                "the template is in Go's syntax, as Ollama's are",
                 "write it in Jinja, or leave it out for the model's own",
             )
         if len(self.messages) > MAX_MESSAGES:
@@ -58,25 +59,27 @@ class Edition:
                 )
         texts = (self.system, self.template, *self.license, *(message["content"] for message in self.messages))
         if any(len(text) > TEXT_LIMIT for text in texts):
-            raise UsageError("a text of the edition is too long", f"the limit is {TEXT_LIMIT:,} characters")
+            raise UsageError("a text of the model is too long", f"the limit is {TEXT_LIMIT:,} characters")
 
     @property
     def context(self) -> int | None:
-        """Tokens of prompt and answer that it asks room for."""
+        """The requested capacity in tokens for prompt and answer."""
         return self.parameters.get("num_ctx")
 
     def prepend_to(self, messages: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """A conversation with what stands before it; a system prompt of its own replaces the edition's."""
-        own = messages and messages[0].get("role") == "system"
-        system = [{"role": "system", "content": self.system}] if self.system and not own else []
+        """Return a conversation preceded by the edition's messages; its own system prompt replaces the
+        edition's.
+        """
+        has_system_prompt = messages and messages[0].get("role") == "system"
+        system = [{"role": "system", "content": self.system}] if self.system and not has_system_prompt else []
         return (
             [*system, *messages[:1], *self.messages, *messages[1:]]
-            if own
+            if has_system_prompt
             else [*system, *self.messages, *messages]
         )
 
     def merged_over(self, other: "Edition") -> "Edition":
-        """This one on top of the edition that it was made from: what it says stands, the rest is the other's."""
+        """Return this edition on top of the one it was made from: its own values take precedence."""
         return replace(
             self,
             source=other.source,
@@ -93,10 +96,10 @@ def to_json(edition: Edition) -> dict[str, Any]:
 
 
 def from_json(fields: Mapping[str, Any]) -> Edition:
-    """Raises KeyError, TypeError, ValueError, AttributeError or UsageError where these are none."""
-    found = Edition(**fields)
-    texts = [found.source, found.parent, found.system, found.template, *found.license]
-    texts += [text for message in found.messages for text in message.values()]
+    """Raises KeyError, TypeError, ValueError, AttributeError or UsageError for invalid fields."""
+    edition = Edition(**fields)
+    texts = [edition.source, edition.parent, edition.system, edition.template, *edition.license]
+    texts += [text for message in edition.messages for text in message.values()]
     if not all(isinstance(text, str) for text in texts):
-        raise TypeError("a text is none")
-    return found
+        raise TypeError("a text is not a string")
+    return edition

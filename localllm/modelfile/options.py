@@ -1,8 +1,8 @@
-"""Parameters as Ollama names them, in `options` of a request and behind PARAMETER in a Modelfile: checked, and
-what they ask of a model.
+"""Parameters in Ollama's names, from a request's `options` or a Modelfile's PARAMETER: validation, and conversion
+to sampling parameters.
 
-An option of another type than Ollama's, one that nobody knows, and one that would change the answer in a way that
-is not there are refused by name. What only says how Ollama is to run a model is taken and has no effect.
+Options that are unknown, of a different type than Ollama's, or that would request unsupported behaviour are
+rejected by name. Options that only affect how Ollama runs a model are accepted and ignored.
 """
 
 from collections.abc import Mapping
@@ -41,36 +41,39 @@ OPTION_TYPES = {
     **IGNORED_OPTIONS,
     **{name: BOOLEAN if value is False else NUMBER for name, value in NEUTRAL.items()},
 }
-DEFAULT_REPEAT_WINDOW = 64  # tokens that repeat_penalty looks back at, where nothing else is said
+DEFAULT_REPEAT_WINDOW = 64  # tokens covered by repeat_penalty by default
 
 
 def check_options(options: Options) -> dict[str, Any]:
-    """Without those that are null. Raises UsageError for what is not to be had, and for a number out of range."""
-    found: dict[str, Any] = {}
+    """Return the options without null values.
+
+    Raises UsageError for unsupported options and numbers out of range.
+    """
+    checked: dict[str, Any] = {}
     for name, value in options.items():
         if name not in OPTION_TYPES:
             raise UsageError(f'there is no option "{name[:80]}"', did_you_mean(name, OPTION_TYPES))
         if value is not None:
-            found[name] = _typed(name, value)
-            if name in NEUTRAL and found[name] != NEUTRAL[name]:
+            checked[name] = _typed(name, value)
+            if name in NEUTRAL and checked[name] != NEUTRAL[name]:
                 raise UsageError(
                     f'option "{name}" is not supported', f"leave it out, or send {NEUTRAL[name]}".lower()
                 )
-    if found.get("num_ctx", 1) < 1:
-        raise UsageError(f"num_ctx is {found['num_ctx']}", "send a number of tokens")
-    if found.get("num_predict", 0) < -2:
-        raise UsageError(f"num_predict is {found['num_predict']}", "send a number of tokens, or -1 for no limit")
-    to_sampling_params(found, SamplingParams())
-    return found
+    if checked.get("num_ctx", 1) < 1:
+        raise UsageError(f"num_ctx is {checked['num_ctx']}", "send a number of tokens")
+    if checked.get("num_predict", 0) < -2:
+        raise UsageError(f"num_predict is {checked['num_predict']}", "send a number of tokens, or -1 for no limit")
+    to_sampling_params(checked, SamplingParams())
+    return checked
 
 
 def _typed(name: str, value: Any) -> Any:
     kind = OPTION_TYPES[name]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     match kind:
-        case "integer" if number and value == int(value):  # JSON's 64.0 is 64
+        case "integer" if is_number and value == int(value):  # JSON's 64.0 is 64
             return int(value)
-        case "float32" if number:
+        case "float32" if is_number:
             return value
         case "boolean" if isinstance(value, bool):
             return value
@@ -80,21 +83,24 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def to_sampling_params(options: Options, defaults: SamplingParams) -> SamplingParams:
-    """How to draw tokens; defaults: where `options`, which are checked, say nothing. Raises UsageError."""
+    """Return sampling parameters; defaults: for those missing in `options`, which are already checked.
+
+    Raises UsageError.
+    """
     names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty")
-    found = {name: options[name] for name in names if name in options}
+    params = {name: options[name] for name in names if name in options}
     if "top_k" in options:
-        found["top_k"] = max(0, options["top_k"])
+        params["top_k"] = max(0, options["top_k"])
     if "repeat_penalty" in options:
-        found |= {"repetition_penalty": options["repeat_penalty"], "repeat_last_n": DEFAULT_REPEAT_WINDOW}
+        params |= {"repetition_penalty": options["repeat_penalty"], "repeat_last_n": DEFAULT_REPEAT_WINDOW}
     if "repeat_last_n" in options:
-        found["repeat_last_n"] = options["repeat_last_n"]
-    if found.get("repeat_last_n") == 0:
-        found |= {"repetition_penalty": 1.0}
+        params["repeat_last_n"] = options["repeat_last_n"]
+    if params.get("repeat_last_n") == 0:
+        params |= {"repetition_penalty": 1.0}
     if "seed" in options:
-        found["seed"] = options["seed"] if options["seed"] >= 0 else None
+        params["seed"] = options["seed"] if options["seed"] >= 0 else None
     if "num_predict" in options:
-        found["max_tokens"] = options["num_predict"] if options["num_predict"] >= 0 else None
+        params["max_tokens"] = options["num_predict"] if options["num_predict"] >= 0 else None
     if "stop" in options:
-        found["stop"] = tuple(options["stop"])
-    return replace(defaults, **found)
+        params["stop"] = tuple(options["stop"])
+    return replace(defaults, **params)

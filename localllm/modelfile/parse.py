@@ -1,7 +1,7 @@
-"""The text of a Modelfile to what it says, and back. Knows no file and no model.
+"""Parses and formats the text of a Modelfile. Independent of files and models.
 
-FROM, PARAMETER, SYSTEM, TEMPLATE, MESSAGE and LICENSE, in any case, one a line; a value may stand between quotes,
-or between three, over several lines. Source: Ollama's parser.
+FROM, PARAMETER, SYSTEM, TEMPLATE, MESSAGE and LICENSE, in upper or lower case, one per line; a value may be
+enclosed in quotes, or in triple quotes over several lines. Source: Ollama's parser.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ COMMANDS = ("FROM", "PARAMETER", "SYSTEM", "TEMPLATE", "MESSAGE", "LICENSE")
 
 @dataclass(frozen=True)
 class Line:
-    number: int  # where it begins, from 1
-    command: str  # in capitals
+    number: int  # of its first row, from 1
+    command: str  # in upper case
     value: str
 
 
 def parse_modelfile(text: str) -> Edition:
-    """Its `source` is what stands behind FROM, word for word. Raises UsageError that names the line."""
+    """Return the edition, whose `source` is the exact text after FROM. Raises UsageError with the line."""
     found: dict[str, Any] = {"parameters": {}, "messages": [], "license": []}
     for line in parse_lines(text.removeprefix("\ufeff")):
         try:
@@ -32,17 +32,17 @@ def parse_modelfile(text: str) -> Edition:
         except UsageError as error:
             raise UsageError(f"line {line.number} of the Modelfile: {error.message}", error.remedy) from None
     if "source" not in found:
-        raise UsageError("the Modelfile has no FROM", "name the model: FROM demo")
+        raise UsageError("the Modelfile has no FROM", "specify the model: FROM demo")
     return Edition(**found)
 
 
 def parse_lines(text: str) -> Iterator[Line]:
-    """Commands with their values, quotes taken off. Raises UsageError where quotes do not end."""
+    """Yield commands with their values, without quotes. Raises UsageError for unclosed quotes."""
     rows = text.splitlines(keepends=True)
-    place = 0
-    while place < len(rows):
-        begin, row = place, rows[place].strip()
-        place += 1
+    position = 0
+    while position < len(rows):
+        start, row = position, rows[position].strip()
+        position += 1
         if not row or row.startswith("#"):
             continue
         command, _, value = row.partition(" ") if " " in row else row.partition("\t")
@@ -54,19 +54,19 @@ def parse_lines(text: str) -> Iterator[Line]:
             name = ""
         quote = next((quote for quote in (QUOTES, '"') if value.startswith(quote)), "")
         if quote:
-            value = rows[begin][rows[begin].index(value) :] if value in rows[begin] else value
+            value = rows[start][rows[start].index(value) :] if value in rows[start] else value
             ended = _ends(value, quote)
             if not ended:
-                behind = range(place, len(rows))
-                place = 1 + next((at for at in behind if rows[at].rstrip().endswith(quote)), len(rows))
-                ended = place <= len(rows)
-                value += "".join(rows[begin + 1 : place])
+                following = range(position, len(rows))
+                position = 1 + next((i for i in following if rows[i].rstrip().endswith(quote)), len(rows))
+                ended = position <= len(rows)
+                value += "".join(rows[start + 1 : position])
             if not ended:
                 raise UsageError(
-                    f"line {begin + 1} of the Modelfile: its quotes do not end", f"write {quote} behind"
+                    f"line {start + 1} of the Modelfile: its quotes are not closed", f"add {quote} at the end"
                 )
             value = value.strip()[len(quote) : -len(quote)]
-        yield Line(begin + 1, command.upper(), f"{name} {value}" if name else value)
+        yield Line(start + 1, command.upper(), f"{name} {value}" if name else value)
 
 
 def _ends(value: str, quote: str) -> bool:
@@ -78,7 +78,7 @@ def _apply(line: Line, found: dict[str, Any]) -> None:
     if line.command not in COMMANDS:
         raise UsageError(f"{line.command[:40]} is not supported", f"it may have {', '.join(COMMANDS)}")
     if not line.value:
-        raise UsageError(f"{line.command} says nothing", "write its value behind it")
+        raise UsageError(f"{line.command} has no value", "write its value after it")
     match line.command:
         case "FROM":
             if "source" in found:
@@ -92,7 +92,7 @@ def _apply(line: Line, found: dict[str, Any]) -> None:
         case "MESSAGE":
             role, _, text = line.value.partition(" ")
             if role.lower() not in ROLES or not text:
-                raise UsageError(f"MESSAGE {role[:40]} is none", f"write one of {', '.join(ROLES)} and a text")
+                raise UsageError(f"MESSAGE {role[:40]} is invalid", f"write one of {', '.join(ROLES)} and a text")
             found["messages"].append({"role": role.lower(), "content": text})
         case "LICENSE":
             found["license"].append(line.value)
@@ -101,7 +101,7 @@ def _apply(line: Line, found: dict[str, Any]) -> None:
 
 
 def parse_value(name: str, text: str) -> Any:
-    """A parameter's value from its text. Raises UsageError where it is of another type."""
+    """Parse a parameter's value. Raises UsageError if it has another type."""
     try:
         match OPTION_TYPES.get(name):
             case kind if kind == INTEGER:
@@ -113,14 +113,14 @@ def parse_value(name: str, text: str) -> Any:
             case kind if kind == STRINGS:
                 return [text]
             case None:
-                return text  # `checked` says that there is no such option
+                return text  # `check_options` reports that there is no such option
     except ValueError:
         pass
     raise UsageError(f"{name} is {text[:40]!r}", f"write a value of type {OPTION_TYPES[name]}")
 
 
 def format_modelfile(edition: Edition, source: str) -> str:
-    """A Modelfile that makes the edition from `source`."""
+    """Return a Modelfile that creates the edition from `source`."""
     rows = [f"FROM {source}"]
     rows += [f"TEMPLATE {_quoted(edition.template)}"] if edition.template else []
     rows += [f"SYSTEM {_quoted(edition.system)}"] if edition.system else []
@@ -131,11 +131,11 @@ def format_modelfile(edition: Edition, source: str) -> str:
 
 
 def format_parameters(parameters: Any) -> list[str]:
-    """`temperature 0.5`, a row a value, texts between quotes."""
+    """Return rows such as `temperature 0.5`, one per value, with strings in quotes."""
     rows: list[str] = []
     for name, value in parameters.items():
-        for one in value if isinstance(value, list) else [value]:
-            text = f'"{one}"' if isinstance(one, str) else str(one).lower()
+        for item in value if isinstance(value, list) else [value]:
+            text = f'"{item}"' if isinstance(item, str) else str(item).lower()
             rows.append(f"{name} {text}")
     return rows
 

@@ -1,4 +1,4 @@
-"""What somebody wants made: an edition, its name, and what else there is to do for it. Plain data."""
+"""A request to create a model: its edition, its name, and what else is needed. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from localllm.modelfile.edition import Edition
 
 @dataclass(frozen=True)
 class CreateRequest:
-    """What is to be made."""
+    """What to create."""
 
     name: str
     edition: Edition
-    """Its source is the name of a model, or "" where `files` are one."""
+    """Its source is a model's name, or "" if `files` are the model."""
 
     files: Mapping[str, str] = field(default_factory=dict)
-    """Names with digests of contents that are here."""
+    """File names with digests of stored contents."""
 
     quant: str = ""
-    """`int8`, `int4`, or "" for the weights as they are."""
+    """`int8`, `int4`, or "" for the unchanged weights."""

@@ -96,7 +96,7 @@ def test_a_template_of_the_request_replaces_the_models(client: ollama.Client, de
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     done = client.generate("demo", "Once upon a time", template=template, options=OPTIONS)
     assert done.response == demo.generate(demo.tokenizer.encode("Once upon a time", special=False), GREEDY).text
-    with pytest.raises(ollama.ResponseError, match="one of Go"):
+    with pytest.raises(ollama.ResponseError, match="in Go's syntax"):
         client.generate("demo", "Once", template="{{ .System }} {{ .Prompt }}")
 
 

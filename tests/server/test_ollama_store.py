@@ -128,7 +128,7 @@ def test_what_was_made_is_listed_shown_copied_and_removed(client: ollama.Client)
         ("x", {"from_": "/etc/passwd"}, "no name of a model"),
         ("x", {"from_": "nothing-like-it"}, "no model is called"),
         ("x", {}, "neither 'from' or 'files' was specified"),
-        ("x", {"from_": "demo", "template": "{{ .Prompt }}"}, "one of Go"),
+        ("x", {"from_": "demo", "template": "{{ .Prompt }}"}, "in Go's syntax"),
         ("x", {"from_": "demo", "template": "{% for %}"}, "template is broken"),
         ("x", {"from_": "demo", "template": "{{ nothing() }}"}, "cannot render"),
         ("x", {"from_": "demo", "template": "Say it!"}, "leaves out what the user says"),
