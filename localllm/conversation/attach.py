@@ -1,9 +1,9 @@
-"""Files in a message: `@path` brings in a text file, and a path that was dropped on a terminal becomes `@path`.
+r"""Attaches files to a message: `@path` adds a text file, and a path dropped on a terminal becomes `@path`.
 
     @notes.txt   @"two words.txt"   @two\\ words.txt   @~/notes.txt
     \\@notes.txt  is the text @notes.txt
 
-What stands there and is no file stays text, so that addresses and names can be written as ever. Knows nothing of
+References that are not files remain text, so that addresses and names can be written as usual. Independent of
 terminals and models.
 """
 
@@ -18,8 +18,8 @@ from localllm.conversation.fences import fence_text
 from localllm.errors import UsageError
 from localllm.formatting import format_bytes
 
-MAX_FILE_BYTES = 2**20  # of a file: about 250,000 tokens, more than most contexts hold
-MAX_PASTE_CHARACTERS = 10_000  # characters of a paste that may be paths
+MAX_FILE_BYTES = 2**20  # per file: about 250,000 tokens, more than most contexts
+MAX_PASTE_CHARACTERS = 10_000  # length of pasted text that may consist of paths
 REFERENCE_PATTERN = re.compile(
     r"""(?<!\S)(?P<plain>\\)?@(?:"(?P<double>[^"\n]+)"|'(?P<single>[^'\n]+)'|(?P<bare>(?:\\.|\S)+))"""
 )
@@ -29,28 +29,28 @@ LANGUAGE_PATTERN = re.compile(r"[a-z0-9+]{1,12}")
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file as it was when it was asked about."""
+    """A file's contents when the question was asked."""
 
-    name: str  # as it was written
+    name: str  # as written in the message
     text: str
 
     @property
     def prompt(self) -> str:
-        """As a model reads it."""
+        """The text given to the model."""
         ending = Path(self.name).suffix.removeprefix(".").lower()
         return f"{self.name}:\n{fence_text(self.text, ending if LANGUAGE_PATTERN.fullmatch(ending) else '')}"
 
 
 def prompt_with_files(text: str, attachments: tuple[Attachment, ...]) -> str:
-    """What a model reads of a message: its files first, then what was written."""
+    """Return the text given to the model: attached files first, then the message."""
     return "\n\n".join([*(file.prompt for file in attachments), text])
 
 
 def read_attachments(text: str, folder: Path | None = None) -> tuple[str, tuple[Attachment, ...]]:
-    """The message without its backslashes, and the files that it names, each once; folder: where paths begin, the
-    working folder where it is None.
+    """Return the message without escape characters, and the files it refers to, each once; folder: base of
+    relative paths, None for the working folder.
 
-    Raises UsageError for a folder, and a file that is no text, too large or cannot be read.
+    Raises UsageError for a folder, and for a file that is not text, too large or unreadable.
     """
     found: dict[str, Attachment] = {}
 
@@ -63,36 +63,38 @@ def read_attachments(text: str, folder: Path | None = None) -> tuple[str, tuple[
                 break
         return match[0]
 
-    written = REFERENCE_PATTERN.sub(read, text)
-    return written, tuple(found.values())
+    message = REFERENCE_PATTERN.sub(read, text)
+    return message, tuple(found.values())
 
 
 def escape_references(text: str, attachments: tuple[Attachment, ...], folder: Path | None = None) -> str:
-    """The message as it would be typed again: `attach` brings in what it brought in, where the files are there."""
+    """Return the message as it would be typed: `read_attachments` attaches the same files, if they exist."""
     names = {file.name for file in attachments}
 
     def escape(match: re.Match[str]) -> str:
         if match["plain"]:
             return "\\" + match[0]
-        meant = list(_candidate_names(match))
-        is_text = not names.intersection(meant) and any(_existing_path(name, folder) is not None for name in meant)
+        candidates = list(_candidate_names(match))
+        is_text = not names.intersection(candidates) and any(
+            _existing_path(name, folder) is not None for name in candidates
+        )
         return "\\" + match[0] if is_text else match[0]
 
     return REFERENCE_PATTERN.sub(escape, text)
 
 
 def file_reference(path: str) -> str:
-    """How a path is written in a message."""
+    """Return the reference for a path in a message."""
     if not re.search(r"[\s\\'\"]", path) and path[-1:] not in TRAILING_PUNCTUATION:
         return f"@{path}"
     return f'@"{path}"' if '"' not in path else f"@'{path}'"
 
 
 def dropped_file_references(paste: str) -> str | None:
-    """What stands for files that were dropped on a terminal or copied from a list of files: `@path`, with a space
-    after each; None where the paste is anything else.
+    """Return references for files dropped on a terminal or copied from a file manager: `@path`, each followed by a
+    space; None for any other paste.
 
-    Terminals write whole paths: with backslashes, between quotes, or as `file://` and what a URI makes of it.
+    Terminals write absolute paths: with backslashes, in quotes, or as a `file://` URI.
     """
     text = paste.strip()
     if len(text) > MAX_PASTE_CHARACTERS or not text.startswith(("/", "~/", "'", '"', "file://")):
@@ -108,7 +110,7 @@ def dropped_file_references(paste: str) -> str | None:
 
 
 def _candidate_names(match: re.Match[str]) -> Iterator[str]:
-    """What a reference may mean: at the end of a sentence, its full stop is none of the name's."""
+    """Yield possible file names of a reference: trailing punctuation may belong to the sentence."""
     if (quoted := match["double"] or match["single"]) is not None:
         yield quoted
         return
@@ -121,37 +123,37 @@ def _candidate_names(match: re.Match[str]) -> Iterator[str]:
 
 
 def _existing_path(name: str, folder: Path | None) -> Path | None:
-    """A file or a folder."""
+    """Return a file's or folder's path if it exists."""
     try:
         path = Path(folder or ".", Path(name).expanduser())
         return path if path.is_file() or path.is_dir() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a zero in it, of a user that is not here
+    except (OSError, ValueError, RuntimeError):  # too long, with a null byte, or of an unknown user
         return None
 
 
 def _read_text(name: str, path: Path) -> str:
     if path.is_dir():
-        raise UsageError(f"{name} is a folder", rf"name a file in it, or write \@{name} to mean the text")
+        raise UsageError(f"{name} is a folder", rf"use a file in it, or write \@{name} for plain text")
     try:
         with path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(
-            f"{name} cannot be read: {error.strerror}", rf"or write \@{name} to mean the text"
+            f"{name} cannot be read: {error.strerror}", rf"or write \@{name} for plain text"
         ) from error
     if len(content) > MAX_FILE_BYTES:
-        raise UsageError(f"{name} is larger than {format_bytes(MAX_FILE_BYTES)}", "bring in a part of it")
+        raise UsageError(f"{name} is larger than {format_bytes(MAX_FILE_BYTES)}", "attach a part of it")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise UsageError(f"{name} is no text in UTF-8", "bring in text files only")
+        raise UsageError(f"{name} is not UTF-8 text", "attach text files only")
     return text.replace("\r\n", "\n")
 
 
 def _dropped_path(word: str) -> str | None:
-    """The path of a file that is here, which a word gives whole."""
+    """Return the path of an existing file, if the word is its absolute path."""
     if word.startswith("file://"):
         try:
             uri = urlsplit(word)

@@ -1,7 +1,7 @@
-"""One conversation with a model: a tree of turns, the parameters, how full the context is.
+"""One conversation with a model: a tree of turns, the parameters, and the use of the context.
 
-Every change of mind is a branch: nothing that was said is lost by editing, asking again or undoing, and what two
-branches share is found in the prefix cache, so that it is not computed again. Knows no terminals and files.
+Editing, regenerating and undoing create branches, so nothing is lost; the prefix that branches share is in the
+prefix cache and not recomputed. Independent of terminals and files.
 """
 
 import time
@@ -23,7 +23,9 @@ CHECKPOINT_INTERVAL_S = 1.0
 
 
 class Chat:
-    """`turns` are what was said on this branch, without the system prompt, which stands before it when asked."""
+    """`turns` are the questions and answers of the current branch; the system prompt is added when the model is
+    called.
+    """
 
     def __init__(
         self,
@@ -36,15 +38,15 @@ class Chat:
         self.params = params or model.default_params
         self.system = system
         self.template_arguments = dict(template_arguments or {})
-        self.root = self.current = Turn("", None)  # at: the newest turn of this branch
-        self.inspect: int | None = None  # as Request.inspect, of what is asked next
+        self.root = self.current = Turn("", None)  # newest turn of the current branch
+        self.inspect: int | None = None  # for the next question, as Request.inspect
         self.stream: Stream | None = None
         # Called when a question was asked, every second or so of its answer, and where it got none.
         self.checkpoint: Callable[[], object] = lambda: None
 
     @property
     def turns(self) -> list[Turn]:
-        """Of this branch, oldest first."""
+        """Turns of the current branch, oldest first."""
         return self.current.path
 
     @property
@@ -58,18 +60,18 @@ class Chat:
 
     @property
     def last_metrics(self) -> Metrics | None:
-        """Of the last answer, if it came to its end."""
+        """Of the last answer, if it was completed."""
         return self.current.metrics
 
     def ask(self, text: str, after: Turn | None = None, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
-        """Stream the answer to `text`, which becomes the newest turn; after: the turn that it follows, the newest
-        where it is None; attachments: files that the model reads before it.
+        """Stream the answer to `text`, which becomes the newest turn; after: its parent, None for the newest turn;
+        attachments: files that the model reads before it.
 
-        Closing the iterator stops the answer, and what was said so far stays. A question that got no answer
-        at all (an error, or stopped before the first word) leaves the conversation as it was.
-        Raises UsageError for a system prompt without a chat template, and whatever the model raises.
+        Closing the iterator stops the answer and keeps its text so far. A question without any answer (after an
+        error, or stopped before the first text) is removed again. Raises UsageError for a system prompt without a
+        chat template, and whatever the model raises.
         """
-        before, parent = self.current, after or self.current
+        previous, parent = self.current, after or self.current
         turn = self.current = Turn(
             text, parent, model=self.model.name, attachments=attachments, asked_at=time.time()
         )
@@ -89,8 +91,8 @@ class Chat:
             with closing(stream) as events:
                 self.stream = stream
                 for event in events:
-                    said[event.kind] += event.text
-                    turn.answer, turn.thoughts = said[EventType.CONTENT], said[EventType.REASONING]
+                    texts[event.kind] += event.text
+                    turn.answer, turn.thoughts = texts[EventType.CONTENT], texts[EventType.REASONING]
                     turn.finish_reason, turn.metrics = event.finish_reason, event.metrics
                     finished = finished or event.finish_reason is not None
                     if time.monotonic() > saved_at + CHECKPOINT_INTERVAL_S:
@@ -110,56 +112,58 @@ class Chat:
         return began + 20 * (time.monotonic() - began)
 
     def stop(self) -> None:
-        """End the answer under way at once, from any thread: whoever reads it finds its end, and what was said so
-        far stays. Nothing where none is under way."""
+        """Stop the current answer immediately, from any thread: its reader reaches the end, and its text so far is
+        kept. No effect without one.
+        """
         if stream := self.stream:
             stream.close()
 
     def edit(self, turn: Turn, text: str, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
-        """Ask something else in place of a turn: another branch from there. As `ask`."""
+        """Replace a turn's question, on a new branch from there. As `ask`."""
         return self.ask(text, turn.parent, attachments)
 
     def regenerate(self, turn: Turn) -> AnswerEvents:
-        """Another answer to the question of a turn: another branch from there. As `ask`."""
+        """Generate another answer to a turn's question, on a new branch from there. As `ask`."""
         return self.ask(turn.question, turn.parent, turn.attachments)
 
     def undo(self) -> str | None:
-        """Take back the last question and its answer, which `redo` brings back; gives the question, or None if
-        there is none."""
+        """Remove the last question and its answer from the branch; `redo` restores them. Return the question, or
+        None if there is none.
+        """
         if self.current.parent is None:
             return None
         question, self.current = self.current.question, self.current.parent
         return question
 
     def redo(self) -> bool:
-        """Bring back what was taken back last; False where there is nothing."""
+        """Restore what was undone last; return False if there is nothing."""
         if self.current.chosen_child is None:
             return False
         self.current = self.current.chosen_child
         return True
 
     def switch_to(self, turn: Turn) -> None:
-        """Go on with the branch of this turn, from where it was left."""
+        """Continue with the branch of this turn, from its last position."""
         for step in turn.path:
             assert step.parent
             step.parent.chosen_child = step
         self.current = turn.branch_end
 
     def clear(self) -> None:
-        """Forget what was said; system prompt and parameters stay."""
+        """Remove all turns; the system prompt and parameters are kept."""
         self.root = self.current = Turn("", None)
 
     @property
     def used_tokens(self) -> int | None:
-        """Tokens that the conversation took after the last answer; None without one, or if it was stopped."""
+        """Tokens of the conversation after the last answer; None without one, or if it was stopped."""
         return self.last_metrics.prompt_tokens + self.last_metrics.output_tokens if self.last_metrics else None
 
     def _prompt(self) -> str | list[Message]:
         if self.model.has_chat_template:
             system = [{"role": "system", "content": self.system}] if self.system else []
-            asked = self.current.messages[:1]
-            return [*system, *(m for turn in self.turns[:-1] for m in turn.messages), *asked]
+            question = self.current.messages[:1]
+            return [*system, *(m for turn in self.turns[:-1] for m in turn.messages), *question]
         if self.system:
             raise UsageError(f"{self.model.name} has no chat template for a system prompt", "write it as text")
-        # A model that only continues text gets the text so far.
+        # A base model gets the text so far.
         return "\n".join(message["content"] for message in self.messages[:-1])

@@ -1,7 +1,7 @@
-"""The slash commands of a conversation, the same in the line editor and in the app.
+"""The slash commands of a conversation, shared by the line editor and the app.
 
-Each takes its words and gives what is to be done about it: a text to show, an answer to stream, a text to go on
-typing with. Knows nothing of terminals. Leaving is EOFError, as Ctrl-D is.
+Each command takes its arguments and returns the next action: text to show, an answer to stream, or text to edit.
+Independent of terminals. Leaving raises EOFError, like Ctrl-D.
 """
 
 import difflib
@@ -19,16 +19,16 @@ from localllm.errors import UsageError
 from localllm.formatting import format_bytes, format_columns, format_table
 from localllm.request import SamplingParams
 
-EXCERPT_CHARACTERS = 50  # characters of a question in a list
+EXCERPT_CHARACTERS = 50  # of a question in a list
 
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command leaves to be done."""
+    """What the caller does after a command."""
 
-    text: str = ""  # to be shown
-    start_answer: Callable[[], AnswerEvents] | None = None  # an answer to be streamed
-    edit_text: str | None = None  # what the next message begins as: it is changed, and sent
+    text: str = ""  # to show
+    start_answer: Callable[[], AnswerEvents] | None = None  # an answer to stream
+    edit_text: str | None = None  # initial text of the next message, to be changed and sent
 
 
 class Command(NamedTuple):
@@ -38,30 +38,30 @@ class Command(NamedTuple):
 
 
 def execute(session: Session, line: str) -> CommandResult:
-    """Do what a line that begins with a slash says. Raises UsageError with a remedy, EOFError to leave."""
+    """Execute a line that begins with a slash. Raises UsageError with a remedy, EOFError to leave."""
     session.editing = None
     name, *rest = line.split(maxsplit=1)
     command = COMMANDS.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
-        guess = f"did you mean {' or '.join(near)}? " if near else ""
+        similar = difflib.get_close_matches(name, COMMANDS, n=2, cutoff=0.6)
+        suggestion = f"did you mean {' or '.join(similar)}? " if similar else ""
         raise UsageError(
             f"there is no command {name}",
-            f"{guess or '/help shows all; '}a space before the / sends it as text",
+            f"{suggestion or '/help shows all; '}a space before the / sends it as text",
         )
-    done = command.run(session, rest[0].strip() if rest else "")
-    done = CommandResult(done) if isinstance(done, str) else done
-    told = session.save() if session.id and not done.start_answer else ""
-    return replace(done, text=f"{done.text}\n{told}") if told else done
+    result = command.run(session, rest[0].strip() if rest else "")
+    result = CommandResult(result) if isinstance(result, str) else result
+    notice = session.save() if session.id and not result.start_answer else ""
+    return replace(result, text=f"{result.text}\n{notice}") if notice else result
 
 
 def command_help() -> list[tuple[str, str]]:
-    """Every command and what it does, as a prompt offers them."""
+    """Return all commands with their descriptions, for completion."""
     return [(name, command.help) for name, command in COMMANDS.items()]
 
 
 def strip_triple_quotes(text: str) -> str:
-    """Without the triple quotes that let a text run over several lines."""
+    """Remove the triple quotes around a text of several lines."""
     text = text.strip()
     return text[3:-3].strip("\n") if text.startswith('"""') and text.endswith('"""') and len(text) >= 6 else text
 
@@ -71,8 +71,8 @@ def _help(session: Session, rest: str) -> str:
     keys = [
         ("/set verbose, /set quiet", "measurements after each answer, or none"),
         ("/set think, /set nothink", "let the model think before it answers, or not"),
-        ("/set history, /set nohistory", "keep what is said from now on, or not"),
-        ("@FILE", "bring in a text file; \\@ is a plain @"),
+        ("/set history, /set nohistory", "save new messages, or not"),
+        ("@FILE", "attach a text file; \\@ is a plain @"),
         ('"""', "begin and end a text of several lines"),
         ("Ctrl-C", "stop the answer, or clear the line"),
         ("Ctrl-D", "leave"),
@@ -94,14 +94,14 @@ def _set(session: Session, rest: str) -> str:
         return f"{what}: the model {'thinks' if what == 'think' else 'does not think'} before it answers"
     if what in ("history", "nohistory") and not words:
         session.autosave = what == "history"
-        return f"{what}: what is said from now on is {'kept' if session.autosave else 'not kept'}"
+        return f"{what}: new messages are {'saved' if session.autosave else 'not saved'}"
     if what == "parameter" and len(words) >= 2:
         session.chat.params = with_parameter(session.chat.params, words[0], words[1:])
         return f"{words[0]} = {getattr(session.chat.params, words[0])}"
     if what == "parameter" and not words:
         return _parameter_table(session.chat.params)
     raise UsageError(
-        f"/set {rest} is not known or not complete" if rest else "/set needs to know what",
+        f"/set {rest} is unknown or incomplete" if rest else "/set needs arguments",
         "/set parameter NAME VALUE, verbose or quiet, think or nothink, history or nohistory",
     )
 
@@ -118,7 +118,7 @@ def _show(session: Session, rest: str) -> str:
         for name in PARAMETER_NAMES
         if getattr(chat.params, name) != getattr(neutral, name)
     ]
-    used = "not known before the next answer" if chat.messages else "nothing said yet"
+    used = "unknown before the next answer" if chat.messages else "no messages yet"
     kept = f", keys and values in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
     if chat.used_tokens is not None:
         used = f"{chat.used_tokens} tokens used"
@@ -137,11 +137,13 @@ def _show(session: Session, rest: str) -> str:
 
 def _clear(session: Session, rest: str) -> str:
     had_words = bool(session.chat.root.children)
-    before = session.start_new()
-    kept = (
-        f"; the one before is kept, /load {before} goes on with it" if before else "; the one before is forgotten"
+    previous_id = session.start_new()
+    notice = (
+        f"; the previous one is saved, /load {previous_id} continues it"
+        if previous_id
+        else "; the previous one is discarded"
     )
-    return f"a new conversation, with this system prompt and these parameters{kept if had_words else ''}"
+    return f"a new conversation, with this system prompt and these parameters{notice if had_words else ''}"
 
 
 def _edit(session: Session, rest: str) -> CommandResult:
@@ -160,20 +162,20 @@ def _regenerate(session: Session, rest: str) -> CommandResult:
 def _undo(session: Session, rest: str) -> str:
     question = session.chat.undo()
     if question is None:
-        raise UsageError("there is nothing to take back")
-    return f"taken back: {question.splitlines()[0] if question else ''}"
+        raise UsageError("there is nothing to undo")
+    return f"undone: {question.splitlines()[0] if question else ''}"
 
 
 def _redo(session: Session, rest: str) -> str:
     if not session.chat.redo():
-        raise UsageError("there is nothing to bring back")
-    return f"brought back: {_excerpt(session.chat.current.question)}"
+        raise UsageError("there is nothing to redo")
+    return f"redone: {_excerpt(session.chat.current.question)}"
 
 
 def _branch(session: Session, rest: str) -> str:
     branches = session.chat.branches
     if not branches:
-        raise UsageError("nothing was said yet")
+        raise UsageError("there are no messages yet")
     if not rest:
         here = session.chat.current.branch_end
         rows = [
@@ -216,22 +218,22 @@ def _leave(session: Session, rest: str) -> str:
 
 COMMANDS = {
     "/help": Command("/help, /?", "this list", _help),
-    "/set": Command("/set parameter [NAME VALUE]", "how to draw the next token", _set),
+    "/set": Command("/set parameter [NAME VALUE]", "set a sampling parameter, or list them", _set),
     "/show": Command("/show", "model, parameters, system prompt, context in use", _show),
-    "/system": Command("/system [TEXT | none]", "say how the model should behave", _system),
-    "/edit": Command("/edit [TEXT]", "ask something else in place of the last question", _edit),
+    "/system": Command("/system [TEXT | none]", "set the system prompt, or show it", _system),
+    "/edit": Command("/edit [TEXT]", "replace the last question", _edit),
     "/regenerate": Command("/regenerate", "another answer to the last question", _regenerate),
-    "/undo": Command("/undo", "take back the last question and its answer", _undo),
-    "/redo": Command("/redo", "bring back what was taken back", _redo),
-    "/branch": Command("/branch [NUMBER]", "list the branches, or go on with one", _branch),
-    "/clear": Command("/clear, /new", "begin a new conversation", _clear),
-    "/title": Command("/title [TEXT]", "what the conversation is called in lists", session_commands.title),
-    "/sessions": Command("/sessions", "kept conversations, the newest first", session_commands.sessions),
-    "/search": Command("/search WORDS", "find kept conversations by what was said", session_commands.search),
-    "/save": Command("/save NAME", "keep the conversation under a name", session_commands.save),
-    "/load": Command("/load ID | NAME | last", "go on with a kept one", session_commands.load),
+    "/undo": Command("/undo", "undo the last question and its answer", _undo),
+    "/redo": Command("/redo", "redo what was undone", _redo),
+    "/branch": Command("/branch [NUMBER]", "list the branches, or switch to one", _branch),
+    "/clear": Command("/clear, /new", "start a new conversation", _clear),
+    "/title": Command("/title [TEXT]", "set the conversation's title, or show it", session_commands.title),
+    "/sessions": Command("/sessions", "list saved conversations, newest first", session_commands.sessions),
+    "/search": Command("/search WORDS", "find saved conversations by their text", session_commands.search),
+    "/save": Command("/save NAME", "save the conversation under a name", session_commands.save),
+    "/load": Command("/load ID | NAME | last", "continue a saved conversation", session_commands.load),
     "/export": Command(
-        "/export [all] FILE.md | FILE.json", "write this branch, or all, out", session_commands.export
+        "/export [all] FILE.md | FILE.json", "export this branch, or all of them", session_commands.export
     ),
     "/bye": Command("/bye, /exit", "leave", _leave),
 }

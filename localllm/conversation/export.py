@@ -1,6 +1,6 @@
-"""A conversation for other programs and people: as Markdown, or as JSON. docs/cli.md has the fields of the JSON.
+"""Exports a conversation as Markdown or JSON. docs/cli.md describes the fields of the JSON.
 
-One branch, or every turn of the tree. Knows nothing of files and terminals.
+Exports one branch, or every turn of the tree. Independent of files and terminals.
 """
 
 import json
@@ -22,10 +22,9 @@ FENCE_PATTERN = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 
 
 def export_text(conversation: SavedSession, file_format: str, *, all_branches: bool = False) -> str:
-    """The branch that was last gone on with, or every turn. Raises UsageError for another format than `md` and
-    `json`."""
+    """Export the current branch, or every turn. Raises UsageError for a format other than `md` and `json`."""
     if file_format not in FORMATS:
-        raise UsageError(f"{file_format!r} is no format of conversations", f"give {' or '.join(FORMATS)}")
+        raise UsageError(f"{file_format!r} is not a supported format", f"use {' or '.join(FORMATS)}")
     turns = list(
         conversation.root.descendants if all_branches else (conversation.current or conversation.root).path
     )
@@ -33,7 +32,7 @@ def export_text(conversation: SavedSession, file_format: str, *, all_branches: b
 
 
 def as_json(conversation: SavedSession, turns: list[Turn]) -> str:
-    places = {turn: place for place, turn in enumerate(turns)}
+    indices = {turn: index for index, turn in enumerate(turns)}
     content = {
         "title": conversation.title,
         "model": conversation.model,
@@ -42,28 +41,28 @@ def as_json(conversation: SavedSession, turns: list[Turn]) -> str:
         "system": conversation.system,
         "params": params_to_json(conversation.params),
         "template_arguments": conversation.template_arguments,
-        "turns": [_turn_to_json(turn, places) for turn in turns],
+        "turns": [_turn_to_json(turn, indices) for turn in turns],
         "messages": _messages(conversation),
     }
     return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
 
 
 def as_markdown(conversation: SavedSession, turns: list[Turn]) -> str:
-    """Front matter, then a heading for each who speaks."""
+    """Return front matter, then a heading for each speaker."""
     parts = [_front_matter(conversation), f"# {_escape_heading(conversation.title)}"]
     if conversation.system:
         parts += ["## System", _close_fences(conversation.system)]
-    told = set(turns)
+    exported = set(turns)
     for turn in turns:
-        parts += _turn_to_markdown(turn, [way for way in turn.siblings if way in told])
+        parts += _turn_to_markdown(turn, [sibling for sibling in turn.siblings if sibling in exported])
     return "\n\n".join(parts) + "\n"
 
 
-def _turn_to_json(turn: Turn, places: dict[Turn, int]) -> dict[str, Any]:
+def _turn_to_json(turn: Turn, indices: dict[Turn, int]) -> dict[str, Any]:
     assert turn.parent
     metrics = turn.metrics.as_dict() if turn.metrics else None
     return {
-        "parent": places.get(turn.parent),
+        "parent": indices.get(turn.parent),
         "question": turn.question,
         "attached": [{"name": file.name, "text": file.text} for file in turn.attachments],
         "thoughts": turn.thoughts,
@@ -76,7 +75,7 @@ def _turn_to_json(turn: Turn, places: dict[Turn, int]) -> dict[str, Any]:
 
 
 def _messages(conversation: SavedSession) -> list[dict[str, str]]:
-    """Of the branch, in the words of chat APIs."""
+    """Return the branch as messages of chat APIs."""
     system = [{"role": "system", "content": conversation.system}] if conversation.system else []
     return [*system, *(m for turn in (conversation.current or conversation.root).path for m in turn.messages)]
 
@@ -90,7 +89,7 @@ def _front_matter(conversation: SavedSession) -> str:
         "date": format_utc(conversation.began),
         "parameters": changed,
     }
-    # JSON is YAML, and needs no rule of its own for quotes and colons.
+    # JSON is valid YAML, and its strings need no further quoting.
     lines = [f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
     return "\n".join(["---", *lines, "---"])
 
@@ -114,17 +113,17 @@ def _turn_to_markdown(turn: Turn, shown: list[Turn]) -> Iterator[str]:
 
 
 def _escape_heading(text: str) -> str:
-    """As it is, in one line: no character of it is markup."""
+    """Return the text in one line, with markup escaped."""
     return re.sub(r"([\\`*_\[\]<>#&])", r"\\\1", " ".join(text.split()))
 
 
 def _close_fences(text: str) -> str:
-    """Markdown whose fences are closed, so that what was cut in a block of code does not swallow what follows."""
+    """Close open fences, so that a truncated code block does not include the following text."""
     fence = ""
-    for line in text.split("\n"):  # no other character ends a line of Markdown
-        if not (found := FENCE_PATTERN.match(line)):
+    for line in text.split("\n"):  # Markdown lines end only here
+        if not (match := FENCE_PATTERN.match(line)):
             continue
-        marks, rest = found.groups()
+        marks, rest = match.groups()
         if not fence:
             fence = marks if "`" not in rest or marks[0] == "~" else ""
         elif marks.startswith(fence) and not rest.strip():

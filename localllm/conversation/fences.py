@@ -1,4 +1,4 @@
-"""A text between fences, as Markdown has them."""
+"""Text between Markdown fences."""
 
 import re
 
@@ -6,7 +6,7 @@ BACKTICKS = re.compile(r"`{3,}")
 
 
 def fence_text(text: str, language: str = "") -> str:
-    """The text as a block of code, whose fence is longer than any inside it."""
-    longest = max((len(found) for found in BACKTICKS.findall(text)), default=2)
+    """Return the text as a code block, with a fence longer than any inside it."""
+    longest = max((len(run) for run in BACKTICKS.findall(text)), default=2)
     fence = "`" * (longest + 1)
     return f"{fence}{language}\n{text}{'' if text.endswith(chr(10)) or not text else chr(10)}{fence}"

@@ -1,16 +1,16 @@
-"""Which limit ended an answer, and what to do about it."""
+"""Determines which limit ended an answer, and the remedy."""
 
 from localllm.protocol.model import ChatModel
 from localllm.request import SamplingParams
 
 
 def reached_max_tokens(params: SamplingParams, token_count: int) -> bool:
-    """Did max_tokens end an answer of this many tokens?"""
+    """Return whether max_tokens ended an answer of this many tokens."""
     return params.max_tokens is not None and token_count >= params.max_tokens
 
 
 def length_limit(model: ChatModel, params: SamplingParams, token_count: int) -> tuple[str, str]:
-    """The limit that ended an answer of this many tokens, and what to do about it."""
+    """Return the limit that ended an answer of this many tokens, and the remedy."""
     if reached_max_tokens(params, token_count):
         return f"max_tokens ({params.max_tokens})", "raise max_tokens to let it go on"
     return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"

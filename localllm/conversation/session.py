@@ -1,6 +1,6 @@
 """A conversation as a person holds it: kept from each question on, gone on with later, its messages with files.
 
-Both the line editor and the app have one. Knows nothing of terminals.
+Used by both the line editor and the app. Independent of terminals.
 """
 
 import time
@@ -22,11 +22,11 @@ from localllm.protocol.model import Model
 class Session:
     llm: Model
     chat: Chat
-    folder: Path  # folder of kept conversations
+    folder: Path  # of saved conversations
     verbose: bool = False
     autosave: bool = True
-    id: str | None = None  # the name that it is kept under, if it is
-    title: str = ""  # "": from the first question
+    id: str | None = None  # name under which it is saved, if it is
+    title: str = ""  # "" for the first question
     began: float = field(default_factory=time.time)
     editing: Turn | None = None  # the turn that the next message takes the place of
     file_version: FileVersion | None = None  # of the file as this process knows it
@@ -48,27 +48,29 @@ class Session:
 
     @property
     def _current_text(self) -> str:
-        """What a file would hold, but for the time. Raises ValueError as `text_of`."""
+        """What a file would contain, except for the time. Raises ValueError as `to_text`."""
         return to_text(SavedSession.from_chat(self.chat, self.title, self.began, self.began))
 
     def ask(self, text: str) -> AnswerEvents:
-        """The answer to a message, with the files that it names. Raises UsageError where one cannot be brought in,
-        and as `Chat.ask`."""
-        written, attached = read_attachments(text)
+        """Answer a message, with the files it refers to.
+
+        Raises UsageError if one cannot be attached, and as `Chat.ask`.
+        """
+        message, attachments = read_attachments(text)
         turn, self.editing = self.editing, None
         if turn and turn.parent:
-            return self.chat.edit(turn, written, attached)
-        return self.chat.ask(written, attachments=attached)
+            return self.chat.edit(turn, message, attachments)
+        return self.chat.ask(message, attachments=attachments)
 
     def edit(self, turn: Turn) -> str:
-        """The next message takes the place of this turn's; gives that, as it would be typed."""
+        """Let the next message replace this turn's; return that message as it would be typed."""
         self.editing = turn
         return escape_references(turn.question, turn.attachments)
 
     def save(self) -> str:
-        """Write what has changed, if anything was said; gives what a person should know, mostly nothing.
+        """Write changes, if there are any turns; return a notice for the user, usually empty.
 
-        Raises UsageError where it cannot be written.
+        Raises UsageError if it cannot be written.
         """
         with self.lock:
             told, self.untold = self.untold, ""
@@ -95,67 +97,67 @@ class Session:
             raise UsageError(f"the conversation cannot be saved: {error}") from error
         if content == self.saved_text:
             return ""
-        before = self.id
+        previous_id = self.id
         self.id, self.file_version = self.store.save(self.snapshot, self.id, self.file_version)
         self.saved_text = content
-        if before and self.id != before:
-            return f"another process has gone on with {before}; this conversation is kept as {self.id}"
+        if previous_id and self.id != previous_id:
+            return f"another process has continued {previous_id}; this conversation is saved as {self.id}"
         return ""
 
     def _adopt_title(self) -> None:
-        """Whoever gave the conversation another title meanwhile, here or elsewhere, has not gone on with it."""
+        """Adopt a title set by another process, which is not considered a conflicting change."""
         if self.id is None or self.store.file_version(self.id) in (self.file_version, None):
             return
         try:
-            found, stamp = self.store.read(self.id)
-        except UsageError:  # damaged: it is left as it is
+            saved, version = self.store.read(self.id)
+        except UsageError:  # damaged: left unchanged
             return
-        if to_text(replace(found, title=self.snapshot.title, changed=self.began)) == self.saved_text:
-            self.title, self.file_version = found.title, stamp
-            self.saved_text = to_text(replace(found, changed=self.began))
+        if to_text(replace(saved, title=self.snapshot.title, changed=self.began)) == self.saved_text:
+            self.title, self.file_version = saved.title, version
+            self.saved_text = to_text(replace(saved, changed=self.began))
 
     def save_as(self, name: str) -> None:
-        """Keep it under a name that a person gave, from now on; the name that it had by itself is given up.
+        """Save under a name given by the user from now on; an automatic name is discarded.
 
-        Raises UsageError where another conversation has that name, or it cannot be written.
+        Raises UsageError if another conversation has that name, or it cannot be written.
         """
         path = self.store.path(name)
         if name != self.id and path.exists():
             raise UsageError(
-                f"another conversation is kept as {name}", f"take another name, or `localllm chats --rm {name}`"
+                f"another conversation is saved as {name}", f"use another name, or `localllm chats --rm {name}`"
             )
-        before = self.id
+        previous_id = self.id
         self.id, self.file_version = self.store.save(
-            self.snapshot, name, self.file_version if name == before else None
+            self.snapshot, name, self.file_version if name == previous_id else None
         )
         self.autosave, self.saved_text = True, ""
-        if before and before != self.id and AUTOMATIC_NAME_PATTERN.fullmatch(before):
-            self.store.delete(before)
+        if previous_id and previous_id != self.id and AUTOMATIC_NAME_PATTERN.fullmatch(previous_id):
+            self.store.delete(previous_id)
 
     def load(self, name: str) -> SavedSession:
-        """Go on with a kept conversation; name: also the begin of one, or `last`. Raises UsageError."""
+        """Continue a saved conversation; name: may be a unique prefix, or `last`. Raises UsageError."""
         sessions = self.store
         name = sessions.resolve(name)
-        found, stamp = sessions.read(name)
+        saved, version = sessions.read(name)
         self.save()
         found.restore_into(self.chat)
         self.id, self.file_version, self.editing = name, stamp, None
         self.title, self.began, self.began_unanswered = found.title, found.began, False
         self.saved_text = self._current_text
-        return found
+        return saved
 
     def use_model(self, model: Model) -> None:
-        """Another model answers from now on, with the parameters that it recommends where nobody chose others."""
+        """Switch to another model, and to its recommended parameters unless others were chosen."""
         if self.chat.params == self.llm.default_params:
             self.chat.params = model.default_params
         self.llm = self.chat.model = model
 
     def start_new(self) -> str | None:
-        """A new conversation; gives the name that the one so far stays kept under, if it is."""
+        """Start a new conversation; return the name under which the previous one is saved, if it is."""
         self.save()
-        before = self.id
+        previous_id = self.id
         self.chat.clear()
         self.id, self.file_version, self.editing, self.title, self.saved_text = None, None, None, "", ""
         self.began_unanswered = False
         self.began = time.time()
-        return before
+        return previous_id

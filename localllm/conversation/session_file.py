@@ -1,7 +1,8 @@
-"""A conversation as a file of JSON: every turn of its tree, and what it was held with. docs/cli.md has the fields.
+"""A conversation as a JSON file: every turn of its tree, and its model and parameters. docs/cli.md lists the
+fields.
 
-The first line says what a list shows, so that lists need not read the rest; each turn has a line of its own. A
-file may have been written by anybody: all of it is checked.
+The first line contains what a list shows, so that lists need not read the rest; each turn has its own line. A file
+may come from any source, so everything is validated.
 """
 
 import json
@@ -21,10 +22,10 @@ from localllm.request import FinishReason, SamplingParams
 from localllm.sampling import params_from_json, params_to_json
 
 VERSION = 2
-MAX_FILE_BYTES = 256 * 2**20  # of a file: more than anybody writes
-MAX_HEADER_BYTES = 2048  # the first line has fewer
-MAX_TITLE_CHARACTERS = 60  # characters of a title that is taken from a question
-# Of an answer's numbers, those of its single tokens are left out, as they are by far the most.
+MAX_FILE_BYTES = 256 * 2**20  # per file: larger than any real conversation
+MAX_HEADER_BYTES = 2048  # upper limit of the first line
+MAX_TITLE_CHARACTERS = 60  # of a title taken from a question
+# An answer's per-token measurements are omitted, as they are by far the largest part.
 METRIC_TYPES = {
     field.name: get_type_hints(Metrics)[field.name] for field in fields(Metrics) if field.name != "itl_s"
 }
@@ -42,21 +43,21 @@ class SessionHeader(NamedTuple):
 
 @dataclass
 class SavedSession:
-    """A conversation without the model that it is held with."""
+    """A conversation without its model."""
 
     title: str
-    model: str  # the name of the one that it was last held with
+    model: str  # name of the last one used
     began: float  # in seconds since 1970, as is `changed`
     changed: float
     params: SamplingParams
     system: str | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict)
     root: Turn = field(default_factory=lambda: Turn("", None))
-    current: Turn | None = None  # None: the root
+    current: Turn | None = None  # None for the root
 
     @classmethod
     def from_chat(cls, chat: Chat, title: str, began: float, changed: float) -> "SavedSession":
-        """title: "" takes it from the first question."""
+        """title: "" for the first question."""
         return cls(
             title or default_title(chat.root),
             chat.model.name,
@@ -70,8 +71,9 @@ class SavedSession:
         )
 
     def restore_into(self, chat: Chat) -> None:
-        """Make it the conversation of `chat`, whose model it goes on with. Of the template's arguments those stay
-        that `chat` has, as another model's template may know no others."""
+        """Load it into `chat`, with that chat's model. Template arguments are restored only for the same model,
+        since another model's template may not support them.
+        """
         chat.params, chat.system = self.params, self.system
         chat.root, chat.current = self.root, self.current or self.root
         if self.model == chat.model.name:
@@ -84,13 +86,13 @@ class SavedSession:
 
 
 def default_title(root: Turn) -> str:
-    """The begin of the first question, in one line."""
+    """Return the beginning of the first question, in one line."""
     words = " ".join(root.children[0].question[:1000].split()) if root.children else ""
     return words if len(words) <= MAX_TITLE_CHARACTERS else words[: MAX_TITLE_CHARACTERS - 1].rstrip() + "…"
 
 
 def write(path: Path, session: SavedSession) -> None:
-    """Whole or not at all, for this user alone. Raises UsageError where that cannot be."""
+    """Write atomically, private to this user. Raises UsageError if that fails."""
     try:
         write_atomic(path, to_text(session))
     except (OSError, ValueError) as error:
@@ -98,16 +100,16 @@ def write(path: Path, session: SavedSession) -> None:
 
 
 def to_text(session: SavedSession) -> str:
-    """Raises ValueError where a text has characters that no file can hold."""
-    turns, places = list(session.root.descendants), {session.root: None}
-    places |= {turn: place for place, turn in enumerate(turns)}
+    """Raises ValueError if a text has characters that cannot be encoded."""
+    turns, indices = list(session.root.descendants), {session.root: None}
+    indices |= {turn: index for index, turn in enumerate(turns)}
     rest = {
         "system": session.system,
         "params": params_to_json(session.params),
         "template_arguments": session.template_arguments,
-        "at": places[session.current or session.root],
+        "at": indices[session.current or session.root],
     }
-    lines = [_to_json_line(_turn_to_json(turn, places)) for turn in turns]
+    lines = [_to_json_line(_turn_to_json(turn, indices)) for turn in turns]
     return (
         f"{_to_json_line({'version': VERSION, **session.header._asdict()})[:-1]},\n{_to_json_line(rest)[1:-1]},\n"
         + ('"turns": [\n' + ",\n".join(lines) + "\n]}\n")
@@ -140,7 +142,7 @@ def _metrics_to_json(metrics: Metrics) -> dict[str, float | None]:
 
 
 def read_header(path: Path) -> SessionHeader:
-    """What a list shows, by the first line alone where there is one. Raises UsageError as `read` does."""
+    """Read what a list shows, from the first line only if possible. Raises UsageError as `read`."""
     try:
         with path.open("rb") as file:
             line, end, _ = file.read(MAX_HEADER_BYTES).partition(b",\n")
@@ -150,15 +152,15 @@ def read_header(path: Path) -> SessionHeader:
     except OSError as error:
         raise UsageError(f"the conversation cannot be read: {error}") from error
     except (ValueError, RecursionError, KeyError):
-        pass  # laid out by another program
+        pass  # formatted by another program
     return read(path).header
 
 
 def read(path: Path) -> SavedSession:
-    """Raises UsageError where the file is not there or is no conversation."""
+    """Raises UsageError if the file does not exist or is not a conversation."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise UsageError(f"{path} is larger than any conversation")
+            raise UsageError(f"{path} is too large for a conversation")
         content = parse_strict_json(path.read_bytes())
     except OSError as error:
         raise UsageError(f"the conversation cannot be read: {error}") from error
@@ -176,25 +178,27 @@ def read(path: Path) -> SavedSession:
 
 
 def _session_from_json(content: Mapping[str, Any]) -> SavedSession:
-    head = _header_from_json(content)
-    kept = SavedSession(head.title, head.model, head.began, head.changed, params_from_json(content["params"]))
-    kept.system = _optional_text(content, "system")
-    kept.template_arguments = dict(_require_type(dict, content["template_arguments"]))
+    header = _header_from_json(content)
+    session = SavedSession(
+        header.title, header.model, header.began, header.changed, params_from_json(content["params"])
+    )
+    session.system = _optional_text(content, "system")
+    session.template_arguments = dict(_require_type(dict, content["template_arguments"]))
     turns: list[Turn] = []
-    for each in _require_type(list, content["turns"]):
-        # A parent stands before its children, so that nothing can go round in a circle.
-        parent = _turn_by_index(each["parent"], turns, kept.root)
-        turn = _turn_from_json(each, parent)
+    for turn_fields in _require_type(list, content["turns"]):
+        # A parent must precede its children, so that there are no cycles.
+        parent = _turn_by_index(turn_fields["parent"], turns, session.root)
+        turn = _turn_from_json(turn_fields, parent)
         turns.append(turn)
         parent.children.append(turn)
-        if _require_type(bool, each["chosen"]):
+        if _require_type(bool, turn_fields["chosen"]):
             if parent.chosen_child:
-                raise ValueError("two turns are chosen in one place")
+                raise ValueError("two turns are chosen among siblings")
             parent.chosen_child = turn
-    if any(turn.children and not turn.chosen_child for turn in (kept.root, *turns)):
-        raise ValueError("no turn is chosen in one place")
-    kept.current = _turn_by_index(content["at"], turns, kept.root)
-    return kept
+    if any(turn.children and not turn.chosen_child for turn in (session.root, *turns)):
+        raise ValueError("no turn is chosen among siblings")
+    session.current = _turn_by_index(content["at"], turns, session.root)
+    return session
 
 
 def _header_from_json(content: Mapping[str, Any]) -> SessionHeader:
@@ -206,52 +210,52 @@ def _header_from_json(content: Mapping[str, Any]) -> SessionHeader:
 
 
 def _turn_from_json(fields: Mapping[str, Any], parent: Turn) -> Turn:
-    finish, asked = fields["finish_reason"], fields["asked"]
+    finish_reason, asked_at = fields["finish_reason"], fields["asked"]
     return Turn(
         _require_text(fields, "question"),
         parent,
         _require_text(fields, "answer"),
         _require_text(fields, "thoughts"),
         _require_text(fields, "model"),
-        None if finish is None else FinishReason(finish),
+        None if finish_reason is None else FinishReason(finish_reason),
         None if fields["metrics"] is None else _metrics_from_json(_require_type(dict, fields["metrics"])),
         tuple(
             Attachment(_require_text(file, "name"), _require_text(file, "text"))
             for file in _require_type(list, fields["attached"])
         ),
-        None if asked is None else _require_seconds(asked),
+        None if asked_at is None else _require_seconds(asked_at),
     )
 
 
-def _turn_by_index(place: Any, turns: list[Turn], root: Turn) -> Turn:
-    if place is None:
+def _turn_by_index(index: Any, turns: list[Turn], root: Turn) -> Turn:
+    if index is None:
         return root
-    if _require_count(place) >= len(turns):
-        raise ValueError("a turn is named before it comes")
-    return turns[place]
+    if _require_count(index) >= len(turns):
+        raise ValueError("a turn is referenced before its definition")
+    return turns[index]
 
 
 def _metrics_from_json(numbers: Mapping[str, Any]) -> Metrics:
-    """A number that is not there could not be measured, or came with a later version."""
-    found: dict[str, Any] = {}
+    """A missing value was not measured, or was added in a later version."""
+    values: dict[str, Any] = {}
     for name, kind in METRIC_TYPES.items():
         value = numbers.get(name)
         missing = 0 if kind is int else math.nan
-        found[name] = (
+        values[name] = (
             missing if value is None else _require_count(value) if kind is int else _require_seconds(value)
         )
-    return Metrics(**found, itl_s=())
+    return Metrics(**values, itl_s=())
 
 
 def _require_type(expected_type: type[Any], value: Any) -> Any:
     if not isinstance(value, expected_type):
-        raise ValueError(f"{repr(value)[:60]} is no {expected_type.__name__}")
+        raise ValueError(f"{repr(value)[:60]} is not of type {expected_type.__name__}")
     return value
 
 
 def _require_text(fields: Mapping[str, Any], name: str) -> str:
     if not isinstance(text := fields[name], str):
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not a string")
     return text
 
 
@@ -261,12 +265,12 @@ def _optional_text(fields: Mapping[str, Any], name: str) -> str | None:
 
 def _require_count(value: Any) -> int:
     if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{repr(value)[:60]} is no count")
+        raise ValueError(f"{repr(value)[:60]} is not a count")
     return value
 
 
 def _require_seconds(value: Any) -> float:
-    """Of seconds: JSON has no infinity, and a year has four digits."""
+    """Validate seconds: JSON has no infinity, and years have four digits."""
     if type(value) not in (int, float) or not 0 <= value < 2e11:
-        raise ValueError(f"{repr(value)[:60]} is no number of seconds")
+        raise ValueError(f"{repr(value)[:60]} is not a number of seconds")
     return float(value)

@@ -1,7 +1,7 @@
-"""Conversations that are kept in a folder, one file each: listed, found again, searched, renamed, deleted.
+"""Conversations saved in a folder, one file each: listed, loaded, searched, renamed, deleted.
 
-Several processes may use the folder at once. Names are such that they sort by the time a conversation began, or
-were given by a person; none is ever a path.
+Several processes may use the folder at once. Names are either automatic, sorting by the time a conversation began,
+or given by the user; they are never paths.
 """
 
 import difflib
@@ -19,10 +19,10 @@ from localllm.errors import UsageError
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTOMATIC_NAME_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-NEWEST = "last"  # names the one that changed last
-EXCERPT_CHARACTERS = 40  # characters on each side of a word that was found
-MAX_TITLE_CHARACTERS = 200  # characters
-FileVersion = tuple[int, int]  # which file it is, and when it was written
+NEWEST = "last"  # alias of the most recently changed one
+EXCERPT_CHARACTERS = 40  # on each side of a match
+MAX_TITLE_CHARACTERS = 200  # limit
+FileVersion = tuple[int, int]  # inode, and modification time
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SessionSummary:
     """A conversation in a list."""
 
     id: str
-    header: SessionHeader | None  # None where the file is damaged
+    header: SessionHeader | None  # None if the file is damaged
     nbytes: int
     error: str = ""
 
@@ -41,10 +41,10 @@ class SessionSummary:
 
 @dataclass(frozen=True)
 class SearchHit:
-    """A conversation that has every word that was looked for, and the place that has most of them."""
+    """A conversation that contains all search words, and the text that contains most of them."""
 
     summary: SessionSummary
-    question: int  # on its branch, from 1; 0: the title or the system prompt
+    question: int  # number on its branch, from 1; 0 for the title or the system prompt
     part: str  # title, system, question, file, thoughts or answer
     before: str
     match: str
@@ -56,8 +56,8 @@ class SessionStore:
         self.folder = folder
 
     def list(self) -> list[SessionSummary]:
-        """Newest first; of each file the first line is read."""
-        found = []
+        """Newest first; only the first line of each file is read."""
+        entries = []
         for path in self.folder.glob("*.json") if self.folder.is_dir() else ():
             try:
                 status = path.stat()
@@ -65,43 +65,47 @@ class SessionStore:
                 continue
             try:
                 if not NAME_PATTERN.fullmatch(path.stem):
-                    raise UsageError(f"{path.name!r} is no name for a conversation")
+                    raise UsageError(f"{path.name!r} is not a valid conversation name")
                 summary = SessionSummary(path.stem, session_file.read_header(path), status.st_size)
             except UsageError as error:
                 summary = SessionSummary(path.stem, None, status.st_size, error.message)
-            found.append((summary.header.changed if summary.header else status.st_mtime, path.stem, summary))
-        return [summary for *_, summary in sorted(found, key=lambda one: one[:2], reverse=True)]
+            entries.append((summary.header.changed if summary.header else status.st_mtime, path.stem, summary))
+        return [summary for *_, summary in sorted(entries, key=lambda one: one[:2], reverse=True)]
 
     def resolve(self, name: str) -> str:
-        """The whole name of the conversation that is called so, or alone begins so; `last` is the newest. Raises
-        UsageError."""
+        """Return the full name of a conversation from its name or a unique prefix; `last` is the newest.
+
+        Raises UsageError.
+        """
         if name == NEWEST and not self.path(name).exists():
             newest = next((summary.id for summary in self.list() if summary.header), None)
             if newest is None:
-                raise UsageError("no conversation is kept yet", "begin one with `localllm run MODEL`")
+                raise UsageError("no conversation is saved yet", "start one with `localllm run MODEL`")
             return newest
         if self.path(name).exists():
             return name
         names = sorted(path.stem for path in self.folder.glob("*.json"))
-        begins = [other for other in names if other.startswith(name)]
-        if len(begins) == 1:
-            return begins[0]
-        if begins:
-            raise UsageError(f"{len(begins)} conversations begin with {name}", f"they are {', '.join(begins[:5])}")
-        near = difflib.get_close_matches(name, names, n=1)
-        remedy = f"did you mean {near[0]}?" if near else "`localllm chats` lists them"
-        raise UsageError(f"no conversation is kept as {name}", remedy)
+        matches = [other for other in names if other.startswith(name)]
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise UsageError(
+                f"{len(matches)} conversations begin with {name}", f"these match: {', '.join(matches[:5])}"
+            )
+        similar = difflib.get_close_matches(name, names, n=1)
+        remedy = f"did you mean {similar[0]}?" if similar else "`localllm chats` lists them"
+        raise UsageError(f"no conversation is saved as {name}", remedy)
 
     def path(self, name: str) -> Path:
-        """Raises UsageError for what is no name."""
+        """Raises UsageError for an invalid name."""
         if not NAME_PATTERN.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a conversation", "use letters, digits, dots and dashes")
+            raise UsageError(f"{name!r} is not a valid conversation name", "use letters, digits, dots and dashes")
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> tuple[SavedSession, FileVersion | None]:
-        """A conversation by its whole name, and which state of it that is. Raises UsageError."""
-        stamp = self.file_version(name)
-        return session_file.read(self.path(name)), stamp
+        """Return a conversation by its full name, and its file's version. Raises UsageError."""
+        version = self.file_version(name)
+        return session_file.read(self.path(name)), version
 
     def file_version(self, name: str) -> FileVersion | None:
         try:
@@ -113,12 +117,12 @@ class SessionStore:
     def save(
         self, session: SavedSession, name: str | None, expected_version: FileVersion | None
     ) -> tuple[str, FileVersion | None]:
-        """Write it under its name, and give that; under a new one where it has none yet, or where another process
-        has gone on with it: then stamp, that of the state this process knows, is another than the file's.
+        """Save a conversation and return its name: a new one if it has none yet, or if another process has changed
+        the file, so that its version is not `expected_version`.
 
-        Raises UsageError where it cannot be written.
+        Raises UsageError if it cannot be written.
         """
-        from filelock import FileLock, Timeout  # 10 ms that those who only read need not wait for
+        from filelock import FileLock, Timeout  # imported late: 10 ms that reading does not need
 
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -131,13 +135,13 @@ class SessionStore:
             raise UsageError(f"the conversation cannot be saved: {error}") from error
 
     def rename(self, name: str, title: str) -> None:
-        """Give it another title. Raises UsageError."""
+        """Change the title. Raises UsageError."""
         name = self.resolve(name)
-        conversation, stamp = self.read(name)
-        self.save(replace(conversation, title=normalize_title(title)), name, stamp)
+        conversation, version = self.read(name)
+        self.save(replace(conversation, title=normalize_title(title)), name, version)
 
     def delete(self, name: str) -> str:
-        """Gives its whole name. Raises UsageError."""
+        """Delete a conversation and return its full name. Raises UsageError."""
         name = self.resolve(name)
         try:
             self.path(name).unlink(missing_ok=True)
@@ -146,27 +150,28 @@ class SessionStore:
         return name
 
     def search(self, words: str) -> Iterator[SearchHit]:
-        """Conversations that have every word anywhere, as part of one or in capitals too; newest first, as they
-        are found. Damaged files hold no words."""
+        """Yield conversations that contain every word, as a substring in upper or lower case; newest first.
+        Damaged files are skipped.
+        """
         wanted = [word.lower() for word in words.split()]
         for summary in self.list() if wanted else ():
             if summary.header:
                 try:
                     conversation = session_file.read(self.path(summary.id))
-                except UsageError:  # damaged behind its first line, or deleted meanwhile
+                except UsageError:  # damaged after its first line, or deleted meanwhile
                     continue
                 if hit := _search_hit(summary, conversation, wanted):
                     yield hit
 
     def _new_name(self, began: float) -> str:
-        moment = time.strftime("%Y%m%d-%H%M%S", time.gmtime(began))
-        while self.path(name := f"{moment}-{secrets.token_hex(3)}").exists():
+        timestamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(began))
+        while self.path(name := f"{timestamp}-{secrets.token_hex(3)}").exists():
             pass
         return name
 
 
 def normalize_title(text: str) -> str:
-    """One line. Raises UsageError where nothing is left, or too much."""
+    """Return the title in one line. Raises UsageError if it is empty or too long."""
     title = " ".join(text.split())
     if not title or len(title) > MAX_TITLE_CHARACTERS:
         raise UsageError(f"a title has 1 to {MAX_TITLE_CHARACTERS} characters")
@@ -174,18 +179,18 @@ def normalize_title(text: str) -> str:
 
 
 def _search_hit(summary: SessionSummary, conversation: SavedSession, wanted: Sequence[str]) -> SearchHit | None:
-    missing, best, place = set(wanted), 0, None
+    missing, best, location = set(wanted), 0, None
     for turn, part, text in _searchable_texts(conversation):
-        low = text.lower()
-        here = [word for word in wanted if word in low]
-        missing.difference_update(here)
-        if len(here) > best:
-            best, place = len(here), (turn, part, text, here[0])
-    if missing or place is None:
+        lowered = text.lower()
+        words_here = [word for word in wanted if word in lowered]
+        missing.difference_update(words_here)
+        if len(words_here) > best:
+            best, location = len(words_here), (turn, part, text, words_here[0])
+    if missing or location is None:
         return None
-    turn, part, text, word = place
-    found = re.search(re.escape(word), text, re.IGNORECASE)
-    begin, end = found.span() if found else (0, 0)
+    turn, part, text, word = location
+    match = re.search(re.escape(word), text, re.IGNORECASE)
+    begin, end = match.span() if match else (0, 0)
     before, after = (
         _collapse_whitespace(text[max(0, begin - EXCERPT_CHARACTERS) : begin]),
         _collapse_whitespace(text[end : end + EXCERPT_CHARACTERS]),
@@ -200,7 +205,7 @@ def _collapse_whitespace(text: str) -> str:
 
 
 def _searchable_texts(conversation: SavedSession) -> Iterator[tuple[Turn | None, str, str]]:
-    """As a rule the title is the first question, which says more of the place: it comes last."""
+    """The title comes last: it usually equals the first question, which gives a more precise location."""
     yield None, "system", conversation.system or ""
     for turn in conversation.root.descendants:
         yield turn, "question", turn.question

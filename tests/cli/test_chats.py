@@ -74,7 +74,7 @@ def test_a_conversation_is_exported(localllm, names, tmp_path):
 
 def test_conversations_are_deleted_all_or_none(localllm, names, home):
     code, _, err = localllm("chats", "--rm", names[0], "--rm", "none")
-    assert code == 2 and "no conversation is kept as none" in err
+    assert code == 2 and "no conversation is saved as none" in err
     assert len(list(home.glob("*.json"))) == 2
     assert localllm("chats", "--rm", names[0]) == (0, f"removed {names[0]}\n", "")
     assert json.loads(localllm("chats", "--rm", "last", "--json")[1]) == [{"id": names[1]}]
@@ -96,8 +96,8 @@ def test_a_damaged_file_is_listed_and_told(localllm, names, home):
         (["--format", "md"], "add --export ID"),
         (["--all"], "add --export ID"),
         (["--export", "last", "--json"], "--format json"),
-        (["--export", "last", "--format", "pdf"], "give md or json"),
-        (["--export", "../x"], "is no name for a conversation"),
+        (["--export", "last", "--format", "pdf"], "use md or json"),
+        (["--export", "../x"], "is not a valid conversation name"),
         (["--export", "last", "-o", "none/x.md"], "cannot be written"),
     ],
 )

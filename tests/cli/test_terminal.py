@@ -153,7 +153,7 @@ def test_files_are_brought_in_and_dropped(terminal, model, tmp_path):
     chat.see("what?\n")
     chat.see(">>> ")
     chat.type(f"@{tmp_path}\r")
-    chat.see("is a folder; name a file in it")
+    chat.see("is a folder; use a file in it")
     chat.see(">>> ")
     chat.type("/bye\r")
     assert chat.leave() == 0

@@ -63,22 +63,20 @@ def test_a_message_is_typed_again_as_it_was(text):
 
 
 def test_a_folder_is_refused():
-    with pytest.raises(
-        UsageError, match=r"^sub is a folder; name a file in it, or write \\@sub to mean the text$"
-    ):
+    with pytest.raises(UsageError, match=r"^sub is a folder; use a file in it, or write \\@sub for plain text$"):
         read_attachments("what is in @sub")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b", "ü".encode("latin1")])
 def test_what_is_no_text_is_refused(folder, content):
     (folder / "binary").write_bytes(content)
-    with pytest.raises(UsageError, match="binary is no text in UTF-8; bring in text files only"):
+    with pytest.raises(UsageError, match="binary is not UTF-8 text; attach text files only"):
         read_attachments("@binary")
 
 
 def test_what_is_too_large_is_refused_and_what_just_fits_is_not(folder):
     (folder / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
-    with pytest.raises(UsageError, match=r"large is larger than 1\.05 MB; bring in a part of it"):
+    with pytest.raises(UsageError, match=r"large is larger than 1\.05 MB; attach a part of it"):
         read_attachments("@large")
     (folder / "large").write_bytes(b"x" * MAX_FILE_BYTES)
     assert len(read_attachments("@large")[1][0].text) == MAX_FILE_BYTES

@@ -116,7 +116,7 @@ def test_thinking_is_switched(session):
 
 
 def test_show_tells_model_parameters_and_context(session):
-    assert "nothing said yet, 4096 at most" in execute(session, "/show")
+    assert "no messages yet, 4096 at most" in execute(session, "/show")
     answer = talk(session)
     shown = execute(session, "/show")
     assert f"{len('hello' + answer)} tokens used, 4096 at most" in shown
@@ -134,9 +134,9 @@ def test_system_is_set_shown_and_removed(session):
 def test_undo_and_clear(session):
     talk(session, "one\nmore")
     talk(session, "two")
-    assert execute(session, "/undo") == "taken back: two"
-    assert execute(session, "/undo") == "taken back: one"
-    with pytest.raises(UsageError, match="nothing to take back"):
+    assert execute(session, "/undo") == "undone: two"
+    assert execute(session, "/undo") == "undone: one"
+    with pytest.raises(UsageError, match="nothing to undo"):
         execute(session, "/undo")
     talk(session)
     execute(session, "/clear")
@@ -148,16 +148,16 @@ def test_a_conversation_is_saved_and_loaded_by_name(session):
     execute(session, "/set parameter temperature 0.1")
     execute(session, "/save monday")
     other = Session(FakeLLM("other"), Chat(FakeLLM("other")), session.folder)
-    assert execute(other, "/load monday") == "loaded 2 messages (it was held with demo)"
+    assert execute(other, "/load monday") == "loaded 2 messages (it used demo)"
     assert other.chat.params.temperature == 0.1
-    with pytest.raises(UsageError, match="no conversation is kept as tuesday; `localllm chats` lists them"):
+    with pytest.raises(UsageError, match="no conversation is saved as tuesday; `localllm chats` lists them"):
         execute(other, "/load tuesday")
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "/tmp/x", "two words", "x" * 65, "ü", "a\nb"])
 @pytest.mark.parametrize("command", ["/save", "/load"])
 def test_a_name_is_never_a_path(session, command, name):
-    with pytest.raises(UsageError, match="is no name for a conversation"):
+    with pytest.raises(UsageError, match="is not a valid conversation name"):
         execute(session, f"{command} {name}")
     assert not session.folder.exists()
 
@@ -219,8 +219,8 @@ def test_undo_and_redo_and_branches(session):
     talk(session, "one")
     talk(session, "two")
     execute(session, "/undo")
-    assert execute(session, "/redo") == "brought back: two"
-    with pytest.raises(UsageError, match="nothing to bring back"):
+    assert execute(session, "/redo") == "redone: two"
+    with pytest.raises(UsageError, match="nothing to redo"):
         execute(session, "/redo")
     list(commands.execute(session, "/regenerate").start_answer())
     list(commands.execute(session, "/edit three").start_answer())
@@ -257,12 +257,12 @@ def test_a_new_conversation_names_the_one_before(session):
     execute(session, "/set history")
     session.save()
     before = session.id
-    assert f"/load {before} goes on with it" in execute(session, "/clear")
+    assert f"/load {before} continues it" in execute(session, "/clear")
     assert execute(session, f"/load {before[:12]}") == "loaded 2 messages"
 
 
 def test_conversations_are_listed_searched_and_loaded(session):
-    assert execute(session, "/sessions") == "no conversation is kept yet"
+    assert execute(session, "/sessions") == "no conversation is saved yet"
     talk(session, "a story about a fox")
     session.save()
     assert session.id in execute(session, "/sessions") and "a story about a fox" in execute(session, "/sessions")
@@ -293,7 +293,7 @@ def test_a_conversation_is_exported_and_overwrites_nothing(session, tmp_path, mo
     assert execute(session, "/export all two.json") == "exported to two.json"
     assert "## Question 1\n\none" in (tmp_path / "one.md").read_text()
     assert len(json.loads((tmp_path / "two.json").read_text())["turns"]) == 2
-    with pytest.raises(UsageError, match=r"one\.md is there already; name another file"):
+    with pytest.raises(UsageError, match=r"one\.md already exists; use another file"):
         execute(session, "/export one.md")
     with pytest.raises(UsageError, match=r"FILE\.md or FILE\.json"):
         execute(session, "/export one.txt")

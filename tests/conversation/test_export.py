@@ -88,5 +88,5 @@ def test_json_has_the_turns_and_the_messages(chat):
 
 
 def test_another_format_is_refused(chat):
-    with pytest.raises(UsageError, match="'pdf' is no format of conversations; give md or json"):
+    with pytest.raises(UsageError, match="'pdf' is not a supported format; use md or json"):
         text_of(chat, "pdf")

@@ -114,7 +114,7 @@ def test_what_could_not_be_measured_stays_so(tmp_path):
         ({"version": 1}, "not a conversation of format 2"),
         ({"version": 3}, "not a conversation of format 2"),
         ({"version": True}, "not a conversation of format 2"),
-        ({"system": 3}, "system is no text"),
+        ({"system": 3}, "system is not a string"),
         ({"turns": None}, "damaged"),
         ({"params": {}}, "damaged"),
         ({"params": {"logit_bias": {}, "speed": 3}}, "damaged"),
@@ -143,31 +143,31 @@ def test_what_is_no_json_object_is_refused(tmp_path, content):
 def test_a_file_larger_than_any_is_not_read(tmp_path):
     with (tmp_path / "chat.json").open("wb") as file:
         file.truncate(session_file.MAX_FILE_BYTES + 1)
-    with pytest.raises(UsageError, match="larger than any conversation"):
+    with pytest.raises(UsageError, match="too large for a conversation"):
         session_file.read(tmp_path / "chat.json")
 
 
 @pytest.mark.parametrize(
     ("turn", "field", "value", "message"),
     [
-        (0, "parent", 0, "before it comes"),
-        (1, "parent", 2, "before it comes"),
-        (1, "parent", -1, "no count"),
-        (1, "parent", 0.0, "no count"),
-        (1, "parent", "0", "no count"),
-        (1, "question", 3, "question is no text"),
-        (1, "chosen", 1, "no bool"),
+        (0, "parent", 0, "before its definition"),
+        (1, "parent", 2, "before its definition"),
+        (1, "parent", -1, "not a count"),
+        (1, "parent", 0.0, "not a count"),
+        (1, "parent", "0", "not a count"),
+        (1, "question", 3, "question is not a string"),
+        (1, "chosen", 1, "not of type bool"),
         (0, "chosen", False, "no turn is chosen"),
         (3, "chosen", True, "two turns are chosen"),
         (1, "finish_reason", "bored", "bored"),
-        (1, "asked", -1, "no number"),
-        (1, "asked", 1e300, "no number"),
-        (1, "metrics", {"prompt_tokens": -1}, "no count"),
-        (1, "metrics", {"ttft_s": "soon"}, "no number"),
-        (1, "metrics", [], "no dict"),
+        (1, "asked", -1, "not a number"),
+        (1, "asked", 1e300, "not a number"),
+        (1, "metrics", {"prompt_tokens": -1}, "not a count"),
+        (1, "metrics", {"ttft_s": "soon"}, "not a number"),
+        (1, "metrics", [], "not of type dict"),
         (1, "attached", [{"name": "x"}], "text"),
-        (1, "attached", "x", "no list"),
-        (1, "model", None, "model is no text"),
+        (1, "attached", "x", "not of type list"),
+        (1, "model", None, "model is not a string"),
     ],
 )
 def test_a_damaged_turn_is_refused(chat, tmp_path, turn, field, value, message):

@@ -51,7 +51,7 @@ def test_what_is_damaged_is_listed_as_such(sessions):
     (sessions.folder / "two words.json").write_text("{}")
     damaged = {one.id: one.error for one in sessions.list() if not one.header}
     assert "is not JSON" in damaged["broken"]
-    assert "no name" in damaged["two words"]
+    assert "not a valid conversation name" in damaged["two words"]
     assert len(sessions.list()) == 3
 
 
@@ -66,7 +66,7 @@ def test_two_thousand_are_listed_at_once(sessions):
 
 
 def test_a_conversation_is_found_by_the_begin_of_its_name(sessions):
-    with pytest.raises(UsageError, match="no conversation is kept yet"):
+    with pytest.raises(UsageError, match="no conversation is saved yet"):
         sessions.resolve("last")
     first, second = held(sessions, "a", changed=1e9), held(sessions, "b", changed=1.5e9)
     held(sessions, "c", changed=5, name="monday")
@@ -75,10 +75,10 @@ def test_a_conversation_is_found_by_the_begin_of_its_name(sessions):
     assert sessions.resolve("last") == second
     with pytest.raises(UsageError, match="2 conversations begin with 20"):
         sessions.resolve("20")
-    with pytest.raises(UsageError, match=r"no conversation is kept as mondya; did you mean monday\?"):
+    with pytest.raises(UsageError, match=r"no conversation is saved as mondya; did you mean monday\?"):
         sessions.resolve("mondya")
     for name in ("../x", "a/b", ".lock", "", "x" * 65):
-        with pytest.raises(UsageError, match="is no name"):
+        with pytest.raises(UsageError, match="is not a valid conversation name"):
             sessions.resolve(name)
 
 
@@ -129,7 +129,7 @@ def test_a_conversation_is_deleted_by_its_name_alone(sessions):
     name = held(sessions, "hello")
     assert sessions.delete(name[:10]) == name
     assert sessions.list() == []
-    with pytest.raises(UsageError, match="no conversation is kept as"):
+    with pytest.raises(UsageError, match="no conversation is saved as"):
         sessions.delete(name)
 
 
@@ -174,7 +174,7 @@ def test_two_who_go_on_with_one_conversation_lose_nothing(session):
     say(session, "here")
     list(other.ask("there"))
     told = other.save()
-    assert told == f"another process has gone on with {session.id}; this conversation is kept as {other.id}"
+    assert told == f"another process has continued {session.id}; this conversation is saved as {other.id}"
     questions = {
         tuple(turn.question for turn in session_file.read(p).current.path) for p in session.folder.glob("*.json")
     }
@@ -205,7 +205,7 @@ def test_an_own_name_takes_the_place_of_the_one_it_had(session):
     session.save_as("tuesday")
     say(session, "yet more")
     assert {one.id: one.header.questions for one in session.store.list()} == {"monday": 2, "tuesday": 3}
-    with pytest.raises(UsageError, match="another conversation is kept as monday"):
+    with pytest.raises(UsageError, match="another conversation is saved as monday"):
         session.save_as("monday")
 
 

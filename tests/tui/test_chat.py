@@ -324,7 +324,7 @@ async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_
         other.save()
         await talk(pilot, "second")
         assert app.session.id != name
-        assert f"gone on with {name}; this conversation is kept as {app.session.id}" in told(app)
+        assert f"continued {name}; this conversation is saved as {app.session.id}" in told(app)
 
 
 async def test_leaving_in_the_middle_keeps_the_conversation(tmp_path, opened, until):

@@ -127,7 +127,7 @@ async def test_what_cannot_be_deleted_is_said(tmp_path, chats, until):
         await pilot.press("y")
         await until(pilot, lambda: app._notifications)
         await until(pilot, lambda: not listed(app))
-        assert "no conversation is kept" in next(iter(app._notifications)).message
+        assert "no conversation is saved" in next(iter(app._notifications)).message
 
 
 @pytest.mark.slow
