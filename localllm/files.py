@@ -1,5 +1,5 @@
-"""Files of strangers: JSON that is bounded, an object, and has no key twice; and what is no file of weights.
-Files of our own: written whole or not at all.
+"""Reads untrusted files: JSON objects of limited size without duplicate keys, and detects missing weights.
+Writes our own files atomically.
 """
 
 import errno
@@ -14,25 +14,25 @@ from typing import Any
 from localllm.errors import DamagedModel, DiskFull, NotWritable, UsageError
 
 
-# Paths as people write them.
+# Paths as users write them.
 def expand_path(path: str) -> Path:
-    """With a home folder in place of its `~`. Raises UsageError where nobody knows which that is."""
+    """Expand a leading `~`. Raises UsageError if the home folder is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         home = path.split("/", 1)[0]
-        raise UsageError(f"nobody knows which folder {home} of {path} is", "write the whole path") from error
+        raise UsageError(f"the home folder {home} in {path} is unknown", "use a full path") from error
 
 
-# Where a folder has a tokenizer. The first that is there counts: tokenizer.json alone says every step, and where
-# Mistral gives both others, tokenizer.model is the one it has left behind.
+# Tokenizer files in order of preference: tokenizer.json alone defines every step, and if Mistral provides both
+# others, tokenizer.model is outdated.
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 LFS_POINTER = b"version https://git-lfs"
-MAX_JSON_BYTES = 64 * 2**20  # bytes; the largest real one, an index, has a few megabytes
+MAX_JSON_BYTES = 64 * 2**20  # the largest real one, an index, has a few megabytes
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is no such file. Raises DamagedModel for anything else."""
+    """Return the object in a file; {} if there is no such file. Raises DamagedModel for anything else."""
     if not file.is_file():
         return {}
     if file.stat().st_size > MAX_JSON_BYTES:
@@ -41,12 +41,12 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
-    """An object in which no key stands twice: what two readers understand differently is refused."""
+    """Parse an object; duplicate keys are rejected, since parsers treat them differently."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         fields = dict(pairs)
         if len(fields) < len(pairs):
-            raise damaged_file(file, "a key stands in it twice")
+            raise damaged_file(file, "it has a duplicate key")
         return fields
 
     try:
@@ -59,12 +59,13 @@ def parse_json(content: bytes, file: PurePath) -> dict[str, Any]:
 
 
 def parse_strict_json(content: str | bytes) -> Any:
-    """JSON as its standard has it: Python reads NaN, numbers beyond all and halves of characters besides, which
-    nothing can write again. Raises ValueError and RecursionError."""
+    """Parse standard JSON: Python also accepts NaN, numbers out of range and lone surrogates, which cannot be
+    written again. Raises ValueError and RecursionError.
+    """
 
     def number(text: str) -> float:
         if not math.isfinite(value := float(text)):
-            raise ValueError(f"{text} is no number of JSON")
+            raise ValueError(f"{text} is not a JSON number")
         return value
 
     value = json.loads(content, parse_float=number, parse_constant=number)
@@ -73,9 +74,12 @@ def parse_strict_json(content: str | bytes) -> Any:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never half of one. Makes the folder, for this user alone."""
+    """Replace a file atomically: readers see either the old or the new one.
+
+    Creates the folder, private to this user.
+    """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    import tempfile  # 10 ms that reading need not wait for
+    import tempfile  # imported late: 10 ms that reading does not need
 
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
         try:
@@ -88,19 +92,19 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_user_file(path: Path, text: str, *, overwrite: bool) -> None:
-    """A file that a person named; overwrite: also where one is there already.
+    """Write a file that a user named; overwrite: even if it exists.
 
-    Raises FileExistsError, and UsageError where it cannot be written.
+    Raises FileExistsError, and UsageError if it cannot be written.
     """
     try:
-        content = text.encode()  # before a file is begun
+        content = text.encode()  # before the file is created
         with path.open("wb" if overwrite else "xb") as file:
             file.write(content)
     except FileExistsError:
         raise
     except (OSError, ValueError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
-        raise UsageError(f"{path} cannot be written: {why}", "name another file") from error
+        raise UsageError(f"{path} cannot be written: {why}", "use another file") from error
 
 
 def damaged_file(file: PurePath, why: str) -> DamagedModel:
@@ -108,28 +112,28 @@ def damaged_file(file: PurePath, why: str) -> DamagedModel:
 
 
 def refuse_lfs_pointer(file: Path, first_bytes: bytes) -> None:
-    """Raises DamagedModel where a file of weights begins as what Git LFS leaves in its place.
+    """Raises DamagedModel if a weight file is only a Git LFS pointer.
 
     first_bytes: its first 8 bytes or more.
     """
     if len(first_bytes) >= 8 and first_bytes.startswith(LFS_POINTER[: len(first_bytes)]):
-        raise damaged_file(file, "it is a Git LFS pointer, not the weights (`git lfs pull` gets them)")
+        raise damaged_file(file, "it is a Git LFS pointer, not the weights (`git lfs pull` fetches them)")
 
 
 @contextmanager
 def explain_disk_errors(
-    folder: Path, remedy: str = "name a folder that can", *, resumable: bool = False
+    folder: Path, remedy: str = "use a folder that can", *, resumable: bool = False
 ) -> Iterator[None]:
     """Turns the faults of a disk into sentences: DiskFull, and NotWritable.
 
-    remedy: its remedy; resumable: what is there already is found by the next run.
+    remedy: for the latter; resumable: whether the next run continues from what was written.
     """
     try:
         yield
     except OSError as error:
         match error.errno:
             case errno.ENOSPC | errno.EDQUOT:
-                again = "make room, then run the same command again" + (": it goes on" if resumable else "")
+                again = "free some space, then run the same command again" + (": it resumes" if resumable else "")
                 raise DiskFull(f"the disk with {folder} is full", again) from error
             case errno.EROFS | errno.EACCES | errno.EPERM:
                 raise NotWritable(f"{folder} cannot be written ({error.strerror})", remedy) from error

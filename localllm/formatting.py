@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Formats numbers and text for people."""
 
 import math
 import re
@@ -8,18 +8,18 @@ from localllm.errors import CONTROL_PICTURES, ONE_LINE_PICTURES, UsageError
 
 
 def printable(text: str) -> str:
-    """With its tabs and lines as they are."""
+    """Replace control characters, except tabs and line breaks."""
     return text.translate(CONTROL_PICTURES)
 
 
 def one_line(text: str) -> str:
-    """A name or a title, whatever stands in it."""
+    """Make any text, such as a name or a title, printable in one line."""
     return text.translate(ONE_LINE_PICTURES)
 
 
-# Texts in columns, the same in a terminal and in a pipe.
+# Text in columns, identical in a terminal and in a pipe.
 def format_columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, aligned."""
+    """Return aligned names and values."""
     return format_table([(f"{name} ", value) for name, value in rows])
 
 
@@ -28,16 +28,21 @@ def format_table(rows: Sequence[Sequence[str]], alignments: str = "") -> str:
     left."""
     rows = [[one_line(cell) for cell in row] for row in rows]  # some are the words of strangers
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    places = [f"{side}{width}" for side, width in zip(alignments.ljust(len(widths), "<"), widths, strict=True)]
-    padded = ("  ".join(f"{cell:{place}}" for cell, place in zip(row, places, strict=True)) for row in rows)
+    cell_formats = [
+        f"{side}{width}" for side, width in zip(alignments.ljust(len(widths), "<"), widths, strict=True)
+    ]
+    padded = (
+        "  ".join(f"{cell:{cell_format}}" for cell, cell_format in zip(row, cell_formats, strict=True))
+        for row in rows
+    )
     return "\n".join(line.rstrip() for line in padded)
 
 
-ROUNDS_TO_ONE = 0.9995  # what rounds to 1 in three digits: 999.6 MB are written as 1.00 GB, and not as 1000 MB
+ROUNDS_TO_ONE = 0.9995  # values that round to 1 with three digits: 999.6 MB is written as 1.00 GB, not as 1000 MB
 
 
 def format_seconds(value: float) -> str:
-    """Three digits and a unit that fits: 850 µs, 12.3 ms, 1.25 s, 20.5 min; `-` where nothing was measured."""
+    """Three digits and a suitable unit: 850 µs, 12.3 ms, 1.25 s, 20.5 min; `-` if not measured."""
     if math.isnan(value):
         return "-"
     for unit_s, unit in ((3600, "h"), (60, "min")):
@@ -54,7 +59,7 @@ def format_rate(value: float) -> str:
 
 
 def format_bytes(size_bytes: float) -> str:
-    """Bytes in decimal units, as disks and the Hub count them."""
+    """Bytes in decimal units, as used for disks and on the Hub."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000 * ROUNDS_TO_ONE:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{three_digits(size_bytes)} {unit}"
@@ -63,19 +68,19 @@ def format_bytes(size_bytes: float) -> str:
 
 
 def format_flops(flops_per_s: float) -> str:
-    """Arithmetic in a second, as datasheets have it: 313 GFLOP/s, 1.75 TFLOP/s."""
+    """Operations per second, as in datasheets: 313 GFLOP/s, 1.75 TFLOP/s."""
     unit, name = (1e12, "TFLOP/s") if flops_per_s >= 1e12 * ROUNDS_TO_ONE else (1e9, "GFLOP/s")
     return f"{three_digits(flops_per_s / unit)} {name}"
 
 
 def format_rough_bytes(size_bytes: float) -> str:
-    """Of a number that was rounded to two digits: ~16 GB, ~4.9 GB."""
+    """Format a number that was rounded to two digits: ~16 GB, ~4.9 GB."""
     number, unit = format_bytes(size_bytes).split()
     return f"~{float(number):g} {unit}"
 
 
 def format_count(value: float) -> str:
-    """Parameters as model cards write them: 656K, 135M, 1.24B."""
+    """Parameter counts as in model cards: 656K, 135M, 1.24B."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
         if value >= limit * ROUNDS_TO_ONE:
             return f"{value / limit:.3g}{unit}"
@@ -83,7 +88,7 @@ def format_count(value: float) -> str:
 
 
 def parse_count(text: str) -> float:
-    """Of `135M` or `1.24B`, as `count` writes them. Raises ValueError for another text."""
+    """Parse `135M` or `1.24B`, as written by `format_count`. Raises ValueError for other text."""
     return float(text[:-1]) * {"K": 1e3, "M": 1e6, "B": 1e9}[text[-1]]
 
 
@@ -93,16 +98,16 @@ def three_digits(value: float) -> str:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90`, `30s`, `5m`, `1h30m`. Raises UsageError."""
-    if found := re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9}(?:\.\d{1,6})?)s?)?", text):
-        hours, minutes, rest = (float(part) if part else 0.0 for part in found.groups())
+    """Return the seconds in `90`, `30s`, `5m`, `1h30m`. Raises UsageError."""
+    if match := re.fullmatch(r"(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9}(?:\.\d{1,6})?)s?)?", text):
+        hours, minutes, rest = (float(part) if part else 0.0 for part in match.groups())
         if text:
             return 3600 * hours + 60 * minutes + rest
-    raise UsageError(f"{text!r} is no length of time", "write for example 30s, 5m or 1h30m")
+    raise UsageError(f"{text!r} is not a duration", "write for example 30s, 5m or 1h30m")
 
 
 def format_utc(timestamp: float) -> str:
     """Seconds since 1970 as ISO 8601: 2026-01-31T12:00:00Z."""
-    from datetime import UTC, datetime  # 5 ms that most need not wait for
+    from datetime import UTC, datetime  # imported late: 5 ms that most uses do not need
 
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,7 +1,7 @@
-"""One stopwatch for every way of using a model, and the definitions of the field, each in one place.
+"""Measures all uses of a model, and defines each measure in one place.
 
 queue       arrival until the first of the request's tokens is scheduled
-load        loading the model, where this request had to wait for it; else 0
+load        loading the model, if this request had to wait for it; otherwise 0
 prefill     first scheduling until the first token out
 TTFT        arrival until the first token out (time to first token); load is not part of it
 ITL         each gap between consecutive tokens (inter-token latency)
@@ -9,9 +9,9 @@ TPOT        (E2E - TTFT) / (output tokens - 1) (time per output token)
 TPS         1 / TPOT: output tokens per second once the first is out (decode speed of this one request)
 prefill/s   prompt tokens that were computed, not found in the cache, per second of prefill
 E2E         arrival until the last token out (end to end)
-draft tokens    guesses that steps verified beside the token they were run for
+draft tokens    guesses that steps verified in addition to their regular token
 acceptance rate accepted / draft tokens
-tokens/step     output tokens / steps, of which each brings one token and those drafts that were right
+tokens/step     output tokens / steps; each step produces one token and any accepted drafts
 
 Times are seconds of `time.perf_counter()`.
 """
@@ -24,81 +24,84 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
-# What the engine did for one request, step by step, for whoever wants to watch: plain data.
+# What the engine did for one request, step by step, for observers: plain data.
 @dataclass(frozen=True)
 class Candidate:
-    """A token that could have come next."""
+    """A possible next token."""
 
     token_id: int
-    logprob: float  # natural logarithm, by the model's own distribution
-    chance: float  # of being drawn, after penalties, temperature, top_k, top_p and min_p; 0: left out by them
-    cut_by: str = ""  # what left it out first: `grammar`, `logit_bias`, `temperature`, `top_k`, `top_p`, `min_p`
+    logprob: float  # natural logarithm, under the model's own distribution
+    # Probability of being drawn, after penalties, temperature, top_k, top_p and min_p; 0 if excluded by them.
+    chance: float
+    cut_by: str = ""  # what excluded it first: `grammar`, `logit_bias`, `temperature`, `top_k`, `top_p`, `min_p`
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, as far as it was this request's. Times are seconds since the request arrived.
+    """One step's work for one request. Times are seconds since the request arrived.
 
-    A request that waits brings no tokens: it is told of its place, when it comes and whenever that changes.
+    A waiting request produces no tokens: its reports give its position in the queue, initially and after each
+    change.
     """
 
     began_s: float
     ended_s: float
-    tokens: int  # that the request brought to it: a piece of its prompt, or 1 and its draft tokens
-    computed: int  # tokens of prompt and answer whose keys and values are in the cache after it
-    blocks: int  # of the KV cache that the request holds after it
+    tokens: int  # tokens of the request in this step: a part of its prompt, or 1 and its draft tokens
+    computed: int  # tokens of prompt and answer whose keys and values are in the cache after the step
+    blocks: int  # of the KV cache that the request holds after the step
     found: int  # tokens of its prompt that were found in the cache
-    running: int  # requests that the engine worked on, this among them
-    waiting: int  # requests behind them
-    drafts: tuple[int, ...] = ()  # token ids that it verified
-    accepted: int = 0  # of these, the first so many were right
-    candidates: tuple[tuple[Candidate, ...], ...] = ()  # of each token that came, itself among them
-    place: int = 0  # in the queue, counted from 1; 0: it is being worked on
-    prompt: int = 0  # tokens of its whole prompt
+    running: int  # requests being processed, including this one
+    waiting: int  # requests in the queue
+    drafts: tuple[int, ...] = ()  # token ids verified by the step
+    accepted: int = 0  # number of accepted drafts
+    candidates: tuple[tuple[Candidate, ...], ...] = ()  # for each new token, including itself
+    place: int = 0  # in the queue, from 1; 0 if it is being processed
+    prompt: int = 0  # tokens of the whole prompt
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A request that an engine has, for whoever looks at all of them. Numbers of different moments of one step."""
+    """A request in the engine, for observers. Its numbers may be from different moments of one step."""
 
     id: int
-    age_s: float  # since it arrived
+    age_s: float  # since arrival
     prompt_tokens: int
-    found: int  # of them, in the cache
+    found: int  # prompt tokens found in the cache
     computed: int  # tokens of prompt and answer whose keys and values are in the cache
     output_tokens: int
     blocks: int  # of the KV cache
-    first_s: float | None  # since its first token came; None before
-    waiting: bool  # it has not begun, or was put back
+    first_s: float | None  # since its first token; None before it
+    waiting: bool  # not started yet, or preempted
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Of its answer, up to now; None before there is a gap to tell by."""
+        """Speed of the answer so far; None before the second token."""
         return (self.output_tokens - 1) / self.first_s if self.first_s and self.output_tokens > 1 else None
 
 
 @dataclass(frozen=True)
 class StepReads:
-    """What a decode step of one request reads from memory, and how fast this machine reads: the roofline."""
+    """The memory reads of one request's decode step, and the machine's read speed, for the roofline."""
 
-    weights: float  # bytes a step, recurrent states among them
-    per_token: float  # bytes a step for each token in the cache, of the layers that see all of them
-    kept_per_token: float  # bytes that the cache keeps for each token
-    bandwidth: float | None  # bytes a second, as measured; None where it was not
-    windows: tuple[tuple[int, float], ...] = ()  # layers that see no more tokens, and bytes a step for each
+    weights: float  # bytes per step, including recurrent states
+    per_token: float  # bytes per step for each cached token, in layers with full attention
+    kept_per_token: float  # bytes in the cache for each token
+    bandwidth: float | None  # bytes per second, as measured; None if not measured
+    # For layers limited to a window: its tokens, and bytes per step for each.
+    windows: tuple[tuple[int, float], ...] = ()
 
     def bytes_per_step(self, context: float) -> float:
-        """Bytes that a step reads with so many tokens in the cache."""
+        """Return the bytes read by a step with this many tokens in the cache."""
         windows = sum(size * min(window, context) for window, size in self.windows)
         return self.weights + self.per_token * context + windows
 
     def bandwidth_fraction(self, steps_per_s: float, context: float) -> float | None:
-        """Of the measured bandwidth, what so many steps a second read with so many tokens in the cache."""
+        """Return the share of the measured bandwidth that this many steps per second use."""
         return self.bytes_per_step(context) * steps_per_s / self.bandwidth if self.bandwidth else None
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Linear interpolation between closest ranks (numpy's default); NaN of nothing."""
+    """Interpolate linearly between closest ranks (numpy's default); NaN without values."""
     if not values:
         return math.nan
     ordered = sorted(values)
@@ -110,7 +113,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True)
 class Metrics:
-    """The measurements of one request, in seconds, tokens and bytes; NaN where nothing could be measured."""
+    """The measurements of one request, in seconds, tokens and bytes; NaN if nothing was measured."""
 
     prompt_tokens: int
     cached_tokens: int  # of the prompt, found in the KV cache
@@ -121,10 +124,10 @@ class Metrics:
     ttft_s: float
     itl_s: tuple[float, ...]
     e2e_s: float
-    peak_bytes: int  # most memory this process has held so far
+    peak_bytes: int  # peak memory of this process so far
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    reasoning_tokens: int = 0  # of the answer, up to the last of its thoughts
+    reasoning_tokens: int = 0  # of the answer, up to the end of its reasoning
 
     @property
     def tpot_s(self) -> float:
@@ -150,7 +153,7 @@ class Metrics:
         return percentile(self.itl_s, percent)
 
     def as_dict(self) -> dict[str, float | int | list[float] | None]:
-        """For JSON: None instead of NaN, ITL percentiles beside the single gaps."""
+        """Return the JSON object: None instead of NaN, and ITL percentiles in addition to the gaps."""
         values: dict[str, float | int | list[float]] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -177,46 +180,48 @@ class Metrics:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """What an engine is doing, and what it has done since its model was loaded. Each number was true during the
-    last step; they are not of one moment."""
+    """The engine's current state, and its totals since the model was loaded. Each number was correct during the
+    last step, but they are not from a single moment.
+    """
 
     running: int  # requests
-    waiting: int  # requests that have not begun, or were put back
-    most_waiting: int  # with so many a further one is refused
-    context: int  # most tokens of a request
+    waiting: int  # requests not started yet, or preempted
+    most_waiting: int  # further requests are refused at this number
+    context: int  # most tokens per request
     blocks: int  # of the cache
     block_tokens: int  # in each
-    used_blocks: int  # by running requests
-    cached_blocks: int  # whose content later requests would find, used or not, also those aside in main memory
-    evicted_blocks: int  # whose content gave way to others'
+    used_blocks: int  # held by running requests
+    cached_blocks: int  # with content for later requests, in use or not, including those offloaded to main memory
+    evicted_blocks: int  # whose content was replaced
     steps: int
-    prompt_tokens: int  # of requests that have begun
+    prompt_tokens: int  # of requests that have started
     cached_tokens: int  # of these, found in the cache
-    lookups: int  # requests that have begun
-    hits: int  # of these, who found anything in the cache
+    lookups: int  # requests that have started
+    hits: int  # of these, requests with cached tokens
     output_tokens: int
     draft_tokens: int
     accepted_tokens: int
-    preemptions: int  # running requests that were put back and computed again
-    cancelled: int  # requests whose reader left
-    finished: Mapping[str, int]  # requests by why they ended: `stop`, `length`, `error`
+    preemptions: int  # running requests that were returned to the queue and recomputed
+    cancelled: int  # requests whose client disconnected
+    finished: Mapping[str, int]  # requests by finish reason: `stop`, `length`, `error`
 
     @property
     def hit_rate(self) -> float:
-        """The share of prompt tokens that was found in the cache; NaN before there was any."""
+        """Share of prompt tokens found in the cache; NaN before there were any."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
 
 
 class PhaseTimer:
-    """Seconds that each part of a longer task took, in their order. Of a part inside another only the inner one
-    counts; any may come again."""
+    """Measures the seconds of each phase of a longer task, in order. Time in a nested phase counts only for that
+    phase; phases may repeat.
+    """
 
     def __init__(
         self,
         clock: Callable[[], float] = time.perf_counter,
         on_begin: Callable[[str], object] = lambda name: None,
     ):
-        """on_begin: told of each part that is not inside another; what it raises ends the task."""
+        """on_begin: called for each phase that is not nested; an exception from it ends the task."""
         self.seconds: dict[str, float] = {}
         self.on_begin = on_begin
         self.clock = clock
@@ -237,14 +242,16 @@ class PhaseTimer:
             self.active.pop()
 
     def record_elapsed(self) -> None:
-        before, self.last_mark = self.last_mark, self.clock()
+        previous_mark, self.last_mark = self.last_mark, self.clock()
         if self.active:
-            self.seconds[self.active[-1]] += self.last_mark - before
+            self.seconds[self.active[-1]] += self.last_mark - previous_mark
 
 
 @dataclass
 class Stopwatch:
-    """Follows one request: `schedule()` when its first tokens are taken up, `token()` at each token out."""
+    """Times one request: call `mark_scheduled()` when its first tokens are scheduled, `record_token()` for each
+    token.
+    """
 
     arrival: float
     load_s: float = 0.0
@@ -261,13 +268,13 @@ class Stopwatch:
             self.scheduled = self.clock()
 
     def record_token(self, drafted: int = 0, *, accepted: bool = False) -> None:
-        """drafted: draft tokens that were verified by its step; accepted: it was one of them."""
+        """drafted: draft tokens verified by the token's step; accepted: whether it was one of them."""
         self.token_times.append(self.clock())
         self.draft_tokens += drafted
         self.accepted_tokens += accepted
 
     def mark_reasoning(self) -> None:
-        """The newest token has brought a thought."""
+        """The latest token belonged to reasoning."""
         self.reasoning_tokens = len(self.token_times)
 
     def finish(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:

@@ -1,4 +1,7 @@
-"""SamplingParams as JSON and back, for saved chats and receipts. A field that is added there travels by itself."""
+"""Converts SamplingParams to and from JSON, for saved chats and receipts.
+
+New fields are included automatically.
+"""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -7,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from localllm.errors import UsageError
 from localllm.request import SamplingParams
 
-# What each field of SamplingParams does, in one line, for `--help` and for the settings of the app.
+# One-line descriptions of the fields of SamplingParams, for `--help` and the settings of the app.
 PARAMETER_HELP = {
     "temperature": "Sampling temperature; 0 is greedy.",
     "top_k": "Sample from the K most likely tokens; 0 turns it off.",
@@ -28,15 +31,16 @@ THINK_HELP = "Turn reasoning on or off, if the chat template supports it."
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
-    """As JSON gives it back: it has no tuples and no infinity, and its keys are text."""
+    """Return the JSON representation, which has no tuples and no infinity, and only string keys."""
     fields = dataclasses.asdict(params)
     lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
     return fields | lists | {"logit_bias": {str(token): str(bias) for token, bias in params.logit_bias.items()}}
 
 
 def params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
-    """Raises KeyError, TypeError, ValueError, AttributeError or UsageError where these are no parameters; a field
-    that is not there has its default, as it came with a later version."""
+    """Raises KeyError, TypeError, ValueError, AttributeError or UsageError for invalid parameters; missing fields
+    get their defaults, since later versions may add some.
+    """
     bias: dict[str, str] = fields["logit_bias"]
     parts = {name: kind(**fields[name]) for name, kind in _NESTED.items() if fields.get(name) is not None}
     return SamplingParams(
@@ -45,7 +49,7 @@ def params_from_json(fields: Mapping[str, Any]) -> SamplingParams:
 
 
 def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
-    """`["42=-inf", "7=1.5"]` as a mapping. Raises UsageError where one is not ID=BIAS."""
+    """Parse `["42=-inf", "7=1.5"]` into a mapping. Raises UsageError if one is not ID=BIAS."""
     biases = {}
     for pair in pairs:
         token, _, bias = pair.partition("=")
@@ -57,10 +61,10 @@ def parse_logit_bias(pairs: Iterable[str]) -> dict[int, float]:
 
 
 def _nested_dataclasses() -> dict[str, type]:
-    """Fields that are made of fields themselves."""
+    """Return fields that are dataclasses themselves."""
     hints = get_type_hints(SamplingParams).items()
-    found = ((name, kind) for name, hint in hints for kind in (hint, *get_args(hint)))
-    return {name: kind for name, kind in found if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
+    candidates = ((name, kind) for name, hint in hints for kind in (hint, *get_args(hint)))
+    return {name: kind for name, kind in candidates if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 _NESTED = _nested_dataclasses()

@@ -1,4 +1,4 @@
-"""What the environment says: the LOCALLLM_* variables, read once."""
+"""Settings from the environment: the LOCALLLM_* variables, read once."""
 
 import os
 from collections.abc import Mapping
@@ -14,43 +14,41 @@ CPU_LEVELS = ("avx512", "avxvnni", "avx2", "baseline")
 @dataclass(frozen=True)
 class Settings:
     home: Path
-    """LOCALLLM_HOME: where saved chats, the prompt history, measured rates, names given to models, what `create`
-    and `--quant` make and files that clients sent live.
-    Default: ~/.localllm"""
+    """LOCALLLM_HOME: folder of saved chats, the prompt history, measured rates, names given to models, models made
+    by `create` and `--quant`, and uploaded files. Default: ~/.localllm"""
 
     device: str
-    """LOCALLLM_DEVICE: `auto`, `cpu`, `cuda` or `cuda:N`, where `--device` is not given. Default: auto"""
+    """LOCALLLM_DEVICE: `auto`, `cpu`, `cuda` or `cuda:N`, unless `--device` is given. Default: auto"""
 
     dtype: str
-    """LOCALLLM_DTYPE: `auto`, `float32`, `bfloat16` or `float16`, where `--dtype` is not given. Default:
-    auto"""
+    """LOCALLLM_DTYPE: `auto`, `float32`, `bfloat16` or `float16`, unless `--dtype` is given. Default: auto"""
 
     threads: int | None
-    """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, else
-    as many as the machine has cores"""
+    """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, otherwise the
+    number of cores"""
 
     kv_dtype: str = "auto"
-    """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, where `--kv-dtype` is not given. Default:
-    auto"""
+    """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, unless `--kv-dtype` is given.
+    Default: auto"""
 
     activations: str = "auto"
     """LOCALLLM_ACTIVATIONS: `auto`, `24`, `16` or `8` bits of activations that meet packed weights on a CPU, where
     `--activations` is not given. Default: auto"""
 
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
-    """XDG_CACHE_HOME: in its folder `localllm` lies the machine code of kernels. Default: ~/.cache"""
+    """XDG_CACHE_HOME: its folder `localllm` contains compiled kernels. Default: ~/.cache"""
 
     graphs: bool = True
-    """LOCALLLM_GRAPHS: `off` launches the kernels of every step one by one on a GPU, where a captured graph is at
-    fault. Default: on"""
+    """LOCALLLM_GRAPHS: `off` launches each kernel individually on a GPU, in case a captured graph causes problems.
+    Default: on"""
 
     cpu: str | None = None
     """LOCALLLM_CPU: `avx512`, `avxvnni`, `avx2` or `baseline`: of the processor's instructions the compiled
     kernels use none beyond them, and with `baseline` torch computes all. Default: all that the processor has"""
 
     draft: str = "lookup"
-    """LOCALLLM_DRAFT: `lookup` guesses tokens that stood before in prompt or answer, so that a step may bring
-    several; `off` does not. Which tokens come is the same. Default: lookup"""
+    """LOCALLLM_DRAFT: `lookup` guesses tokens that occurred before in prompt or answer, so that a step may produce
+    several; `off` does not. The resulting tokens are the same. Default: lookup"""
 
     deterministic: bool = False
     """LOCALLLM_DETERMINISTIC: `on` runs every model as `--deterministic` does. Default: off"""
@@ -59,11 +57,10 @@ class Settings:
     """LOCALLLM_STRICT: `on` lets every server refuse unknown fields as `serve --strict` does. Default: off"""
 
     host: str | None = None
-    """LOCALLLM_HOST: where a running server is asked, `host:port` or `http://host:port`. Default:
-    127.0.0.1:11434"""
+    """LOCALLLM_HOST: address of a running server, `host:port` or `http://host:port`. Default: 127.0.0.1:11434"""
 
     api_key: str | None = field(default=None, repr=False)
-    """LOCALLLM_API_KEY: what a running server is shown, and what `serve` asks for. Default: none"""
+    """LOCALLLM_API_KEY: the key sent to a running server, and required by `serve`. Default: none"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":

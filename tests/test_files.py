@@ -51,7 +51,7 @@ def test_a_named_file_is_replaced_only_where_that_is_meant(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["none/x", "x" * 300, "a\0b", "."], ids=["folder", "length", "zero", "itself"])
 def test_a_named_file_that_cannot_be_written_is_a_sentence(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=r"(?s)cannot be written: .*; name another file"):
+    with pytest.raises(UsageError, match=r"(?s)cannot be written: .*; use another file"):
         write_user_file(tmp_path / name, "text", overwrite=True)
 
 

@@ -13,7 +13,9 @@ def test_a_tilde_is_the_home_folder() -> None:
 
 
 def test_a_home_folder_that_nobody_knows_is_a_sentence() -> None:
-    with pytest.raises(UsageError, match="which folder ~nobody-here of ~nobody-here/x is; write the whole path"):
+    with pytest.raises(
+        UsageError, match="the home folder ~nobody-here in ~nobody-here/x is unknown; use a full path"
+    ):
         expand_path("~nobody-here/x")
     with pytest.raises(UsageError, match="nobody-here"):
         Settings.from_environment({"LOCALLLM_HOME": "~nobody-here"})

@@ -305,7 +305,7 @@ class TestDisks:
         waiting = f"while kill -0 $pid && ! {some_came}; do sleep 0.1; done"
         done = on_tmpfs("130m", meanwhile=f"{waiting}; {full}")
         assert done.returncode == 3, done.stderr
-        assert "is full; make room, then run the same command again: it goes on\n" in done.stderr
+        assert "is full; free some space, then run the same command again: it resumes\n" in done.stderr
         assert 0 < big.sent("model.safetensors") < BIG
 
     @pytest.mark.slow

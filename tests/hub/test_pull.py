@@ -514,7 +514,9 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch
         return real(file, content, at)
 
     monkeypatch.setattr(partial.os, "pwrite", full)
-    with pytest.raises(DiskFull, match=r"the disk with .*models--org--tiny is full; make room, then run the same"):
+    with pytest.raises(
+        DiskFull, match=r"the disk with .*models--org--tiny is full; free some space, then run the same"
+    ):
         fetch()
     monkeypatch.setattr(partial.os, "pwrite", real)
     _, watcher = fetch()

@@ -12,7 +12,7 @@ from localllm.tui.turn_screen import code_file_name, code_file_path
         ("", "is a folder; name a file"),
         ("none/x.py", "there is no folder"),
         pytest.param("x" * 300, "File name too long; name another file", id="long"),
-        ("~nobody-here/x.py", "write the whole path"),
+        ("~nobody-here/x.py", "use a full path"),
     ],
 )
 def test_what_is_no_place_for_a_file_is_a_sentence(tmp_path, monkeypatch, written, fault):
