@@ -228,8 +228,8 @@ def plan_state_slots(slot_bytes: int, free: int) -> int:
     slots = min(MAX_STATE_SLOTS, free // 8 // slot_bytes)
     if slots < MIN_STATE_SLOTS:
         raise DoesNotFit(
-            f"two states of the recurrent layers need {format_bytes(2 * slot_bytes)}, and an eighth of the "
-            f"{format_bytes(free)} that are free beside the weights is for them",
+            f"two states of the recurrent layers need {format_bytes(2 * slot_bytes)}, but only an eighth of the "
+            f"{format_bytes(free)} left by the weights is available to them",
             "free memory",
         )
     return slots
@@ -242,8 +242,8 @@ def shortage_message(needs: MemoryNeeds, context: int, users: int, left: int) ->
     )
     cache, step = users * blocks_for(context) * needs.block_bytes, needs.workspace(context)
     return (
-        f"{requested} {format_bytes(cache)} and a step {format_bytes(step)}; {format_bytes(left)} are free "
-        f"beside the weights, and {CACHE_SHARE[needs.device_type]}% of what a step leaves of it is for contexts"
+        f"{requested} {format_bytes(cache)} and a step {format_bytes(step)}; the weights leave "
+        f"{format_bytes(left)}, of which contexts may use {CACHE_SHARE[needs.device_type]}% after the step"
     )
 
 
