@@ -176,7 +176,10 @@ class ChatScreen(TurnScreen):
         return self.answer_thread is not None
 
     def run_command(self, line: str) -> None:
-        """What begins with a slash."""
+        """What begins with a slash. One that is refused goes from the prompt; the arrow up brings it back."""
+        if line.split()[:1] in (["/help"], ["/?"]):
+            self.action_help()
+            return
         if self.is_busy():
             self.prompt.text = line
             return
@@ -187,7 +190,6 @@ class ChatScreen(TurnScreen):
             self.app.exit(0)
             return
         except LocalLLMError as error:
-            self.prompt.text = line
             self.say(str(error), "error")
             return
         if self.chat.current is not at:

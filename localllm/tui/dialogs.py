@@ -15,6 +15,7 @@ from localllm.formatting import printable
 
 
 class Dialog(ModalScreen[ScreenResultType]):
+    BINDING_GROUP_TITLE = "Dialog"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
     DEFAULT_CSS = """
     Dialog {

@@ -36,6 +36,7 @@ class EditorHost(Protocol):
 
 
 class Editor(TextArea):
+    BINDING_GROUP_TITLE = "Prompt"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+underscore,ctrl+minus", "undo", show=False),
         Binding("ctrl+b", "cursor_left", show=False),

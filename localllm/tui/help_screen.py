@@ -23,6 +23,7 @@ HelpSection = tuple[str, list[tuple[str, str]]]
 
 class HelpScreen(Screen[None]):
     AUTO_FOCUS = "Input"
+    BINDING_GROUP_TITLE = "Help"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,f1", "dismiss(None)", "Close"),
         *(

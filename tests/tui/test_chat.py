@@ -173,7 +173,17 @@ async def test_commands_act_as_in_the_line_editor(tmp_path, opened, talk):
         await talk(pilot, "/show")
         assert "parameters" in seen(app)
         await talk(pilot, "/undu")
+        assert app.screen.prompt.text == ""
+        await pilot.press("up")
         assert app.screen.prompt.text == "/undu"
+        app.screen.prompt.text = "/help"
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, HelpScreen)
+        headings = {heading for heading, _ in app.screen.sections}
+        assert {"Chat", "Prompt", "Conversation", "Commands"} <= headings
+        assert not [heading for heading in headings if heading != heading.capitalize()], "names of classes"
+        await pilot.press("escape")
         await talk(pilot, "/bye")
     assert app.return_code == 0
 

@@ -32,6 +32,7 @@ TYPICAL_STEPS = 512  # steps that the scale of their times is by
 
 
 class Timeline(LineWidget, can_focus=True):
+    BINDING_GROUP_TITLE = "Steps"
     BINDINGS: ClassVar = [
         Binding("left", "move(-1)", "Step before", show=False),
         Binding("right", "move(1)", "Step after", show=False),

@@ -69,7 +69,8 @@ class LiveMetrics:
         self.stopped = False
 
     def end(self) -> None:
-        """Nothing comes any more, with or without the engine's measurements."""
+        """Nothing comes any more, with or without the engine's measurements; this request runs no more."""
+        self.running = max(0, self.running - (not self.stopped))
         self.stopped = True
 
     def follow(self, events: Sequence[TimedEvent]) -> None:
