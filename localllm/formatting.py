@@ -24,8 +24,7 @@ def format_columns(rows: Sequence[tuple[str, str]]) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]], alignments: str = "") -> str:
-    """Columns as wide as their widest cell; alignments: where the cells of each stand, `<` or `>`, else to the
-    left."""
+    """Return columns as wide as their widest cells; alignments: `<` or `>` for each column, by default left."""
     rows = [[one_line(cell) for cell in row] for row in rows]  # some are the words of strangers
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cell_formats = [

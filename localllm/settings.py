@@ -43,8 +43,8 @@ class Settings:
     Default: on"""
 
     cpu: str | None = None
-    """LOCALLLM_CPU: `avx512`, `avxvnni`, `avx2` or `baseline`: of the processor's instructions the compiled
-    kernels use none beyond them, and with `baseline` torch computes all. Default: all that the processor has"""
+    """LOCALLLM_CPU: `avx512`, `avxvnni`, `avx2` or `baseline`: the highest instruction set used by compiled
+    kernels; with `baseline`, torch computes everything. Default: the processor's highest"""
 
     draft: str = "lookup"
     """LOCALLLM_DRAFT: `lookup` guesses tokens that occurred before in prompt or answer, so that a step may produce

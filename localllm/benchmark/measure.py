@@ -69,8 +69,8 @@ class RoundRunner:
         for ids in filter(None, contexts):
             self.llm.generate(ids, SamplingParams(max_tokens=0))
         params = SamplingParams(temperature=0, max_tokens=scenario.output, ignore_eos=True)
-        whole = [[*ids, *prompt] for ids, prompt in zip(before, prompts, strict=True)]
-        requests = [self.llm.prepare(ChatRequest(ids, params)) for ids in whole]
+        full_prompts = [[*ids, *prompt] for ids, prompt in zip(contexts, prompts, strict=True)]
+        requests = [self.llm.prepare(ChatRequest(ids, params)) for ids in full_prompts]
         streams = [self.llm.submit(request) for request in requests]
         results = tuple(read_stream(request, stream) for request, stream in zip(requests, streams, strict=True))
         incomplete = next((result for result in results if result.metrics.output_tokens != scenario.output), None)

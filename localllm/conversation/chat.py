@@ -76,8 +76,8 @@ class Chat:
             text, parent, model=self.model.name, attachments=attachments, asked_at=time.time()
         )
         parent.children.append(turn)
-        last, parent.chosen_child = parent.chosen_child, turn
-        said, finished = dict.fromkeys(EventType, ""), False
+        previous_choice, parent.chosen_child = parent.chosen_child, turn
+        texts, finished = dict.fromkeys(EventType, ""), False
         saved_at = self._checkpoint()
         try:
             stream = self.model.answer(
@@ -102,7 +102,7 @@ class Chat:
             self.stream = None
             if not (turn.answer or finished):
                 parent.children.remove(turn)
-                self.current, parent.chosen_child = before, last
+                self.current, parent.chosen_child = previous, previous_choice
                 self._checkpoint()
 
     def _checkpoint(self) -> float:

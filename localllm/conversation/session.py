@@ -28,9 +28,9 @@ class Session:
     id: str | None = None  # name under which it is saved, if it is
     title: str = ""  # "" for the first question
     began: float = field(default_factory=time.time)
-    editing: Turn | None = None  # the turn that the next message takes the place of
-    file_version: FileVersion | None = None  # of the file as this process knows it
-    saved_text: str = ""  # what the file holds, but for the time
+    editing: Turn | None = None  # the turn that the next message replaces
+    file_version: FileVersion | None = None  # of the file when this process last accessed it
+    saved_text: str = ""  # the file's contents, except for the time
     lock: RLock = field(default_factory=RLock, repr=False, compare=False)  # each answer is saved by its thread
     untold: str = ""  # what a person should know of a checkpoint
     began_unanswered: bool = False  # the file was begun with a question that has no answer yet
@@ -140,9 +140,9 @@ class Session:
         name = sessions.resolve(name)
         saved, version = sessions.read(name)
         self.save()
-        found.restore_into(self.chat)
-        self.id, self.file_version, self.editing = name, stamp, None
-        self.title, self.began, self.began_unanswered = found.title, found.began, False
+        saved.restore_into(self.chat)
+        self.id, self.file_version, self.editing = name, version, None
+        self.title, self.began, self.began_unanswered = saved.title, saved.began, False
         self.saved_text = self._current_text
         return saved
 

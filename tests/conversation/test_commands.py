@@ -252,7 +252,7 @@ def test_a_new_conversation_names_the_one_before(session):
     assert execute(session, "/new").endswith("these parameters")
     execute(session, "/set nohistory")
     talk(session, "one")
-    assert "the one before is forgotten" in execute(session, "/new")
+    assert "the previous one is discarded" in execute(session, "/new")
     talk(session, "one")
     execute(session, "/set history")
     session.save()
