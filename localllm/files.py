@@ -120,6 +120,11 @@ def refuse_lfs_pointer(file: Path, first_bytes: bytes) -> None:
         raise damaged_file(file, "it is a Git LFS pointer, not the weights (`git lfs pull` fetches them)")
 
 
+def reason_of(error: BaseException) -> str:
+    """What the system says of a fault, without its number."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 @contextmanager
 def explain_disk_errors(
     folder: Path, remedy: str = "use a folder that can", *, resumable: bool = False

@@ -165,7 +165,7 @@ def print_answer(llm: Model, chat: ChatRequest, options: AnswerOptions, out: io.
         io.note(metrics_block(last.metrics, last.seed))
     if last.finish_reason == FinishReason.LENGTH:
         tokens = sum(len(event.token_ids) for event in events)
-        limit, remedy = length_limit(llm, params, tokens)
+        limit, remedy = length_limit(llm, params, tokens, flag="--max-tokens")
         if options.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
         if options.verbose or out.terminal or params.grammar or not reached_max_tokens(params, tokens):

@@ -124,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def invoke(arguments: list[str]) -> int:
     """Raises UsageError for an unknown flag or a missing argument, and what the command raises."""
+    if arguments[:1] == ["help"]:  # as many programs have it: `help`, `help run`
+        arguments = [*arguments[1:], "--help"]
     try:
         command = typer.main.get_command(app)
         with command.make_context("localllm", arguments) as context:

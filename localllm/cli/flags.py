@@ -71,7 +71,11 @@ def parse_sampling_fields(flags: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: flags[name] for name in names if flags.get(name) not in (None, [], ())}
     if "logit_bias" in fields:
         fields["logit_bias"] = parse_logit_bias(fields["logit_bias"])
-    SamplingParams(**fields)
+    try:
+        SamplingParams(**fields)
+    except UsageError as error:
+        named = re.sub(rf"^({'|'.join(names)})\b", lambda name: f"--{name[0].replace('_', '-')}", error.message)
+        raise UsageError(named, error.remedy) from error
     return fields
 
 

@@ -53,14 +53,18 @@ def connect_to_server(flags: Mapping[str, Any], say: Callable[[str], object] = n
         other = "--local" if flags["local"] else loading[0]
         raise UsageError(f"{other} loads the model here, and --server asks another", "leave out one of them")
     if named:
-        return announce_server(open_model(ServerClient(named), name, path=None, load=True), verbose, say)
+        try:
+            return announce_server(open_model(ServerClient(named), name, path=None, load=True), verbose, say)
+        except ModelNotFound as error:  # its remedy is in the words of the API
+            remedy = f"`localllm ps --server {named}` shows what is loaded there"
+            raise ModelNotFound(error.message, remedy) from error
     if loading or flags["local"] or settings.deterministic:
         return None
     server = ServerClient()
     try:
         return announce_server(open_model(server, name, path=absolute_model_path(name), load=False), verbose, say)
     except LocalLLMError as error:
-        if settings.host or (verbose and not isinstance(error, ServerUnreachable)):
+        if verbose and (settings.host or not isinstance(error, ServerUnreachable)):
             say(f"note: {error.message}; so it runs in this process")
         return None
 

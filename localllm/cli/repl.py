@@ -25,6 +25,7 @@ from localllm.conversation.commands import execute, strip_triple_quotes
 from localllm.conversation.limits import length_limit
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
+from localllm.files import reason_of
 from localllm.formatting import printable
 from localllm.request import FinishReason
 
@@ -150,6 +151,6 @@ def open_history(file: Path) -> History:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file.touch(mode=0o600)
     except OSError as error:
-        note(f"note: no history is kept: {error}")
+        note(f"note: no history is kept: {reason_of(error)}")
         return InMemoryHistory()
     return FileHistory(file)

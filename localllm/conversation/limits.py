@@ -12,5 +12,5 @@ def reached_max_tokens(params: SamplingParams, token_count: int) -> bool:
 def length_limit(model: ChatModel, params: SamplingParams, token_count: int) -> tuple[str, str]:
     """Return the limit that ended an answer of this many tokens, and the remedy."""
     if reached_max_tokens(params, token_count):
-        return f"max_tokens ({params.max_tokens})", "raise max_tokens to let it go on"
+        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it go on"
     return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"

@@ -16,7 +16,7 @@ from localllm.conversation.attach import Attachment
 from localllm.conversation.chat import Chat
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.files import parse_strict_json, write_atomic
+from localllm.files import parse_strict_json, reason_of, write_atomic
 from localllm.metrics import Metrics
 from localllm.request import FinishReason, SamplingParams
 from localllm.sampling import params_from_json, params_to_json
@@ -96,7 +96,7 @@ def write(path: Path, session: SavedSession) -> None:
     try:
         write_atomic(path, to_text(session))
     except (OSError, ValueError) as error:
-        raise UsageError(f"the conversation cannot be saved: {error}") from error
+        raise UsageError(f"the conversation cannot be saved: {reason_of(error)}") from error
 
 
 def to_text(session: SavedSession) -> str:
@@ -150,7 +150,7 @@ def read_header(path: Path) -> SessionHeader:
         if isinstance(content, dict) and content.pop("version", None) == VERSION:
             return _header_from_json(content)
     except OSError as error:
-        raise UsageError(f"the conversation cannot be read: {error}") from error
+        raise UsageError(f"the conversation cannot be read: {reason_of(error)}") from error
     except (ValueError, RecursionError, KeyError):
         pass  # formatted by another program
     return read(path).header
@@ -163,7 +163,7 @@ def read(path: Path) -> SavedSession:
             raise UsageError(f"{path} is too large for a conversation")
         content = parse_strict_json(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"the conversation cannot be read: {error}") from error
+        raise UsageError(f"the conversation cannot be read: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not JSON ({error})") from error
     version = content.get("version") if isinstance(content, dict) else None

@@ -16,6 +16,7 @@ from localllm.conversation import session_file
 from localllm.conversation.session_file import SavedSession, SessionHeader
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
+from localllm.files import reason_of
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTOMATIC_NAME_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
@@ -132,7 +133,7 @@ class SessionStore:
                 session_file.write(self.path(name), session)
                 return name, self.file_version(name)
         except (OSError, Timeout) as error:
-            raise UsageError(f"the conversation cannot be saved: {error}") from error
+            raise UsageError(f"the conversation cannot be saved: {reason_of(error)}") from error
 
     def rename(self, name: str, title: str) -> None:
         """Change the title. Raises UsageError."""
@@ -146,7 +147,7 @@ class SessionStore:
         try:
             self.path(name).unlink(missing_ok=True)
         except OSError as error:
-            raise UsageError(f"the conversation cannot be deleted: {error}") from error
+            raise UsageError(f"the conversation cannot be deleted: {reason_of(error)}") from error
         return name
 
     def search(self, words: str) -> Iterator[SearchHit]:

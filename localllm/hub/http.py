@@ -6,6 +6,8 @@ its metadata calls, its login and its reading of the Hub's errors are used.
 
 import functools
 import re
+import socket
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Lock
@@ -130,9 +132,27 @@ def is_retriable(error: BaseException) -> bool:
         if error.response.status_code in EXPIRED_ADDRESS_STATUSES and not _is_from_hub(error):
             return True
         return error.response.status_code in RETRIABLE_STATUSES and retry_after_s(error) <= MAX_RETRY_AFTER_S
+    if isinstance(error, httpx2.ConnectError) and (proxy_of_hub() or is_unknown_host(error)):
+        return False  # a machine without a network, or a proxy that is not there
     return isinstance(error, httpx2.TransportError) and not isinstance(
         error, httpx2.UnsupportedProtocol | httpx2.ProxyError
     )
+
+
+def is_unknown_host(error: BaseException | None) -> bool:
+    """Does a name not resolve? The library keeps the system's error behind its own ones."""
+    while error and not isinstance(error, socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
+def proxy_of_hub() -> str | None:
+    """The proxy that stands between this machine and the Hub, as the environment names it; without a password."""
+    parts = urlsplit(constants.ENDPOINT)
+    bypassed = urllib.request.proxy_bypass(parts.hostname or "")
+    proxies = {} if bypassed else urllib.request.getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return redact_credentials(proxy) if proxy else None
 
 
 def retry_after_s(error: BaseException) -> float:
@@ -212,6 +232,16 @@ def _translate_error(error: Exception, repo: RepoName) -> LocalLLMError:
         case HfHubHTTPError() if error.response.status_code == 429:
             later = f"in {retry_after_s(error):.0f} s" if retry_after_s(error) else "later"
             return NetworkError(f"{hub} answers 429: too many requests", f"try again {later}")
+        case httpx2.ConnectError() | httpx2.ProxyError() if proxy := proxy_of_hub():
+            return NetworkError(
+                f"the proxy {proxy} does not let {hub} be reached: {describe_error(error)}",
+                "check HTTPS_PROXY, or unset it, then run the same command again",
+            )
+        case httpx2.ConnectError() if is_unknown_host(error):
+            return NetworkError(
+                f"{hub} cannot be found: {describe_error(error)}",
+                "check the connection and HF_ENDPOINT, then run the same command again",
+            )
         case _:
             broken = f"{hub} does not give {repo.repo}: {describe_error(error)}"
             return NetworkError(broken, "check the connection and HF_ENDPOINT, then run the same command again")

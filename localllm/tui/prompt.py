@@ -19,6 +19,7 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widgets import TextArea
 
+from localllm.files import reason_of
 from localllm.formatting import one_line
 from localllm.tui.editor import Editor
 from localllm.tui.offers import Suggestion, Suggestions, ends_in_file_reference, suggest_commands, suggest_files
@@ -304,7 +305,8 @@ class Prompt(Vertical):
         try:
             self.history.add(text)
         except OSError as error:
-            self.notify(one_line(f"this is kept in no history: {error}"), severity="warning", markup=False)
+            why = one_line(f"this is kept in no history: {reason_of(error)}")
+            self.notify(why, severity="warning", markup=False)
         self.text = ""
         self.editor.pastes.clear()
         self.post_message(self.Sent(text))

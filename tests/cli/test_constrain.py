@@ -63,7 +63,7 @@ def test_an_answer_that_was_cut_stays_on_stdout_and_the_exit_code_tells(schema, 
     assert main(["run", "demo", "--schema", schema, "--max-tokens", "2", "Who?"]) == 5
     captured = capsys.readouterr()
     assert captured.out.startswith("{")
-    assert "note: the answer was cut by max_tokens (2)" in captured.err
+    assert "note: the answer was cut by --max-tokens (2)" in captured.err
     assert captured.err.splitlines()[-1].startswith("error: the answer is not JSON")
     assert main(["run", "demo", "--schema", schema, "--max-tokens", "2", "--fail-on-length", "Who?"]) == 6
 

@@ -129,4 +129,4 @@ def test_a_length_limit_may_be_a_failure_and_its_text_is_kept(folder: Path) -> N
     flags = ("--raw", "--temperature", "0", "--max-tokens", "3", "--fail-on-length")
     done = in_a_process("run", str(folder), PROMPT, *flags)
     assert (done.returncode, done.stdout) == (6, STORY[: len(done.stdout)])
-    assert "max_tokens (3)" in done.stderr
+    assert "--max-tokens (3)" in done.stderr

@@ -114,3 +114,12 @@ def interrupt(arguments, ready):
 def test_ctrl_c_leaves_no_half_json(model):
     arguments = ["run", model, "slowly " * 500, "--json"]
     assert interrupt(arguments, lambda out: time.sleep(1.5)) == (130, b"", b"")
+
+
+@pytest.mark.parametrize("words", [[], ["show"], ["run"]])
+def test_help_is_a_word_as_well_as_a_flag(words):
+    by_word, by_flag = (
+        subprocess.run([sys.executable, "-m", "localllm", *line], capture_output=True, text=True, timeout=60)
+        for line in (["help", *words], [*words, "--help"])
+    )
+    assert (by_word.returncode, by_word.stdout) == (0, by_flag.stdout)

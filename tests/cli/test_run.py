@@ -207,7 +207,7 @@ def test_an_answer_that_was_cut_is_told_where_that_was_asked_for(localllm, model
     assert localllm("run", model, "hello", "--max-tokens=2") == (0, "1:", "")
     code, out, err = localllm("run", model, "hello", "--max-tokens=2", "--fail-on-length")
     assert (code, out) == (6, "1:")
-    assert err == "error: the answer was cut by max_tokens (2); raise max_tokens to let it go on\n"
+    assert err == "error: the answer was cut by --max-tokens (2); raise it with --max-tokens to let it go on\n"
     assert "note: the answer was cut" in localllm("run", model, "hello", "--max-tokens=2", "--verbose")[2]
     assert localllm("run", model, "hello", "--fail-on-length")[0] == 0
 

@@ -278,7 +278,7 @@ def test_no_word_of_a_file_or_of_an_error_moves_the_cursor(terminal, model):
 def test_an_answer_that_was_cut_is_noted_in_a_terminal(terminal, model):
     one = terminal("run", model, "hello", "--max-tokens", "3")
     one.see("1:h\n")
-    one.see("note: the answer was cut by max_tokens (3)")
+    one.see("note: the answer was cut by --max-tokens (3)")
     assert one.leave() == 0
 
 

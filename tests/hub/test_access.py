@@ -1,9 +1,14 @@
+import time
 from pathlib import Path
+from threading import Event
 
 import pytest
 from huggingface_hub import constants
 
+from localllm.errors import NetworkError
+from localllm.hub import http
 from localllm.hub.access import hub_access
+from localllm.hub.names import RepoName
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -47,3 +52,23 @@ def test_passwords_of_proxies_are_left_out(monkeypatch: pytest.MonkeyPatch, addr
 def test_a_password_of_a_mirror_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "https://name:secret@mirror/hub")
     assert hub_access({}).endpoint == "https://***@mirror/hub"
+
+
+@pytest.mark.parametrize("proxy", [None, "http://user:secret@127.0.0.1:9"])
+def test_without_a_network_one_line_says_so_at_once(monkeypatch, proxy):
+    """No name is resolved, or the proxy is not there: neither is gone in a moment."""
+    monkeypatch.setattr(constants, "ENDPOINT", "https://nowhere.invalid")
+    if proxy:
+        monkeypatch.setenv("https_proxy", proxy)
+    says, start = [], time.perf_counter()
+    http.close()
+    with pytest.raises(NetworkError) as refused, http.translate_errors(RepoName("org/x")):
+        http.retrying("org/x", says.append, Event())(http.client().get, constants.ENDPOINT)
+    http.close()
+    assert says == []
+    assert time.perf_counter() - start < 5
+    words = (
+        "the proxy http://***@127.0.0.1:9 does not let nowhere.invalid be reached" if proxy else "cannot be found"
+    )
+    assert words in refused.value.message
+    assert "secret" not in str(refused.value)
