@@ -415,3 +415,17 @@ async def test_ctrl_c_leaves_a_list_as_escape_does(tmp_path, opened):
 async def test_without_colours_none_is_sent(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     assert app_with(ScriptedModel(), tmp_path).native_ansi_color
+
+
+async def test_an_empty_conversation_shows_three_things_to_try(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one"), saying("two")), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.pause()
+        assert app.screen.transcript.welcome.display
+        assert "Three things to try" in seen(app) and "Tell me a story about a fox." in seen(app)
+        await talk(pilot, "/show")
+        assert "Three things to try" not in seen(app) and "parameters" in seen(app)
+        await talk(pilot, "first")
+        assert "Three things to try" not in seen(app) and "one" in seen(app)
+        await talk(pilot, "/clear")
+        assert not app.screen.transcript.views

@@ -28,11 +28,20 @@ MAX_TURNS = 3 * BATCH_TURNS  # that are widgets
 IDLE_RATIO = 3  # times that drawing a piece of an answer took are left to the keys after it
 
 
+# What an empty conversation shows: things to try, each with what it does.
+WELCOME = (
+    ("Tell me a story about a fox.", "ask anything; Esc stops the answer"),
+    ("@notes.txt Summarise this.", "@ and Tab put a file before a question"),
+    ("F4", "choose another model; F1 shows all keys"),
+)
+
+
 class Transcript(VerticalScroll):
     DEFAULT_CSS = """
     Transcript {
         scrollbar-size-vertical: 1; scrollbar-color: $surface-lighten-1; scrollbar-background: $background;
         & > Vertical { height: auto; min-height: 100%; padding: 1 1 0 0; }
+        #welcome { height: auto; padding: 2 1 0 3; }
         .told { height: auto; margin: 0 0 1 3; color: $text-muted; }
         &:focus TurnView.chosen { border-left: outer $primary; }
     }
@@ -60,7 +69,11 @@ class Transcript(VerticalScroll):
     def __init__(self, chat: Chat):
         # Of at least the window's height, as Textual would else hang few turns at its bottom.
         self.turns = Vertical()
-        super().__init__(self.turns, id="transcript")
+        lines = (Content.assemble((f"{line:<32}", "bold"), (what, "$text-muted")) for line, what in WELCOME)
+        self.welcome = Static(
+            Content("\n").join([Content("Three things to try"), Content(""), *lines]), id="welcome"
+        )
+        super().__init__(self.welcome, self.turns, id="transcript")
         self.chat = chat
         self.views: list[TurnView] = []
         self.first = 0  # place of the first view's turn in the branch
@@ -130,6 +143,11 @@ class Transcript(VerticalScroll):
             # New ones stand on one side of those that stay, or there are none that stay.
             self.turns.mount_all(new, before=0 if views[-1] not in new and self.turns.children else self.failed)
         self.views, self.first = views, first
+        self.show_welcome(not (views or self.failed or self.live))
+
+    def show_welcome(self, shown: bool) -> None:
+        """Show the things to try in place of turns, or hide them."""
+        self.welcome.display, self.turns.display = shown, not shown
 
     def view_of(self, turn: Turn) -> TurnView:
         return TurnView(turn.question, turn, *self.notes.get(turn, ("", "")))
@@ -209,6 +227,7 @@ class Transcript(VerticalScroll):
         self.show(turns, max(0, _batch_start(turns, len(turns))), len(turns))
         self.before = self.chat.current
         self.live = TurnView(question, None, "…")
+        self.show_welcome(False)
         self.turns.mount(self.live)
         self.anchor()
 
@@ -271,6 +290,7 @@ class Transcript(VerticalScroll):
         self.clear_messages()
         self.message = Static(Content(printable(text)), classes="told")
         self.turns.mount(self.message)
+        self.show_welcome(False)
         self.anchor()
 
     def clear_messages(self) -> None:
