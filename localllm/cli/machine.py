@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from localllm.client.model import RemoteModel, open_model
 from localllm.client.server import ServerClient
-from localllm.errors import LocalLLMError, ServerUnreachable, UsageError
+from localllm.errors import LocalLLMError, ModelNotFound, ServerUnreachable, UsageError
 from localllm.settings import Settings
 
 # Whether a running server answers instead of a model of this process.

@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_run(
         (["word " * 60, "--context", "64"], b"", 4, "--context"),
         (["Once", "--device", "cuda:7"], b"", 3, "device"),
         (["Once", "--dtype", "int3"], b"", 2, "dtype"),
-        (["Once", "--top-p", "2"], b"", 2, "top_p is 2.0"),
+        (["Once", "--top-p", "2"], b"", 2, "top-p is 2.0"),
     ],
     ids=lambda value: None if isinstance(value, list | bytes | int) else value,
 )
