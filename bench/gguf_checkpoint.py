@@ -13,7 +13,8 @@ SCALE = 0.004  # of a code of 4 bits: as random weights of a standard deviation 
 
 
 def make(file: Path, form: str) -> None:
-    """form: `Q4_0` or `Q8_0`, of every matrix; the head is the embedding."""
+    """form: `Q4_0` or `Q8_0`, of every matrix, or `Q4_K_M`: Q6_K for the embedding and, in half of the layers, for
+    v and down, else Q4_K; the head is the embedding."""
     hidden, ffn, vocabulary = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["vocab_size"]
     queries = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
     keys = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
@@ -39,21 +40,22 @@ def make(file: Path, form: str) -> None:
     writer.add_eos_token_id(2)
     generator = np.random.default_rng(0)
 
-    def matrix(name: str, rows: int, columns: int) -> None:
-        writer.add_tensor(name, blocks(generator, rows, columns, form), raw_dtype=Kind[form])
+    def matrix(name: str, rows: int, columns: int, *, larger: bool = False) -> None:
+        kind = {True: "Q6_K", False: "Q4_K"}[larger] if form == "Q4_K_M" else form
+        writer.add_tensor(name, blocks(generator, rows, columns, kind), raw_dtype=Kind[kind])
 
-    matrix("token_embd.weight", vocabulary, hidden)
+    matrix("token_embd.weight", vocabulary, hidden, larger=True)
     writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
     for i in range(SHAPE["num_hidden_layers"]):
         writer.add_tensor(f"blk.{i}.attn_norm.weight", np.ones(hidden, np.float32))
         writer.add_tensor(f"blk.{i}.ffn_norm.weight", np.ones(hidden, np.float32))
         matrix(f"blk.{i}.attn_q.weight", queries, hidden)
         matrix(f"blk.{i}.attn_k.weight", keys, hidden)
-        matrix(f"blk.{i}.attn_v.weight", keys, hidden)
+        matrix(f"blk.{i}.attn_v.weight", keys, hidden, larger=i % 2 == 0)
         matrix(f"blk.{i}.attn_output.weight", hidden, queries)
         matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden)
         matrix(f"blk.{i}.ffn_up.weight", ffn, hidden)
-        matrix(f"blk.{i}.ffn_down.weight", hidden, ffn)
+        matrix(f"blk.{i}.ffn_down.weight", hidden, ffn, larger=i % 2 == 0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -62,8 +64,16 @@ def make(file: Path, form: str) -> None:
 
 def blocks(generator: np.random.Generator, rows: int, columns: int, form: str) -> np.ndarray:
     """uint8 [rows, bytes of a row]"""
-    _, size = gguf.GGML_QUANT_SIZES[Kind[form]]
-    packed = generator.integers(0, 256, (rows * columns // 32, size), dtype=np.uint8)
-    scale = SCALE if form == "Q4_0" else SCALE / 16
-    packed[:, :2] = np.array([scale], np.float16).view(np.uint8)
+    elements, size = gguf.GGML_QUANT_SIZES[Kind[form]]
+    packed = generator.integers(0, 256, (rows * columns // elements, size), dtype=np.uint8)
+
+    def put(at: int, number: float) -> None:
+        packed[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+
+    if form == "Q6_K":
+        put(size - 2, SCALE / 4 / 64)  # codes of 6 bits under factors of up to 128
+    else:
+        put(0, {"Q4_0": SCALE, "Q8_0": SCALE / 16, "Q4_K": SCALE / 32}[form])
+    if form == "Q4_K":
+        put(2, SCALE / 4)  # of minima: 7.5 codes of the mean factor of 32
     return packed.reshape(rows, -1)

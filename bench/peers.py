@@ -1,7 +1,7 @@
 """localllm beside llama.cpp (`llama-cpp-python`, built for this machine) on the same GGUF file of a generated 1.2B
 Llama, with as many threads.
 
-    python -m bench.peers [--type Q4_0] [--type Q8_0] [--prompt 512] [--answer 64] [--rounds 7] [--save]
+    python -m bench.peers [--type Q4_0] [--type Q4_K_M] [--prompt 512] [--answer 64] [--rounds 7] [--save]
 
 Each runs in a process of its own, in which nothing else runs, and waits while the other has its turn; medians are
 compared as ratios. Peak memory is the largest resident set of the process, as the kernel counts it, after all
@@ -22,6 +22,7 @@ from bench.contestants import CONTESTANTS
 from bench.report import finish
 from bench.rounds import Sample, medians, new_prompt, take_turns
 
+FORMS = ["Q4_0", "Q8_0", "Q4_K_M"]
 LOADS = 4
 BEGINNING = ("import_s", "load_s")
 
@@ -85,14 +86,14 @@ def measure(form: str, threads: int, prompt: int, answer: int, rounds: int) -> d
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--type", action="append", choices=["Q4_0", "Q8_0"])
+    options.add_argument("--type", action="append", choices=FORMS)
     options.add_argument("--prompt", type=int, default=512, help="tokens")
     options.add_argument("--answer", type=int, default=64, help="tokens")
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--threads", type=int, default=os.cpu_count())
     options.add_argument("--save", action="store_true", help="append the results to bench/results/peers.jsonl")
     chosen = options.parse_args()
-    for form in chosen.type or ["Q4_0", "Q8_0"]:
+    for form in chosen.type or FORMS:
         result = measure(form, chosen.threads, chosen.prompt, chosen.answer, chosen.rounds)
         finish("peers", result, chosen.save)
 
