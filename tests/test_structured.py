@@ -68,7 +68,7 @@ def finished(llm: LLM, schemas: list[Schema]) -> int:
 
 @pytest.mark.slow
 def test_a_model_that_knows_nothing_answers_three_hundred_schemas(ignorant: LLM) -> None:
-    assert finished(ignorant, SCHEMAS) > COUNT * 0.95
+    assert finished(ignorant, SCHEMAS) > COUNT * 0.9
 
 
 def test_demo_answers_schemas(demo: LLM) -> None:

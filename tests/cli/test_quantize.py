@@ -254,7 +254,7 @@ def test_what_is_there_is_replaced_only_if_asked(
     assert main([*command, "--force", "--asymmetric"]) == 0
     assert json.loads((tmp_path / "small" / "recipe.json").read_text())["recipe"]["symmetric"] is False
     assert main([*command[:3], str(tiny), *command[4:], "--force"]) == 2
-    assert "no model that localllm quantized" in capsys.readouterr().err
+    assert "was not written by localllm" in capsys.readouterr().err
     assert read_header(tiny).quantization is None
 
 

@@ -192,7 +192,8 @@ def test_without_a_server_the_model_is_loaded_here(localllm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = f"127.0.0.1:{taken.getsockname()[1]}"
     done = localllm("run", "demo", "Hello", *GREEDY, host=free)
-    assert done.returncode == 0 and done.stdout
+    assert done.returncode == 0 and done.stdout and not done.stderr
+    done = localllm("run", "demo", "Hello", *GREEDY, "--verbose", host=free)
     assert "so it runs in this process" in done.stderr
     for words in (("ps",), ("stop", "demo"), ("run", "demo", "Hello", "--server", free)):
         failed = localllm(*words, host=free)
@@ -209,7 +210,7 @@ def test_a_server_of_another_kind_is_not_asked(localllm):
     ) as other:
         try:
             host = f"127.0.0.1:{other.stdout.readline().split()[5]}"
-            done = localllm("run", "demo", "Hello", *GREEDY, host=host)
+            done = localllm("run", "demo", "Hello", *GREEDY, "--verbose", host=host)
             assert done.returncode == 0 and done.stdout
             assert f"what answers at http://{host} is not localllm" in done.stderr
             assert localllm("ps", host=host).returncode == 7

@@ -83,12 +83,18 @@ class ToolCallGrammar:
             self.write_text_before(self.tool_format, closing)
 
     def write_content_or_calls(self, content: Grammar) -> None:
-        """A call from the beginning on, or content that keeps to a grammar, with nothing before either."""
+        """A call from the beginning on, or content that follows a grammar, with nothing before either.
+
+        Raises UsageError for markup of calls that llguidance cannot tell from the content by its first token.
+        """
+        harmony = self.output_format.channels == HARMONY
+        if harmony or (self.output_format.tools is not None and self.tool_format.bare_begin):
+            remedy = "leave out the tools or the grammar, or require a call"
+            raise UsageError("this model's calls of tools cannot stand beside a grammar", remedy)
         self.grammars.append({**json.loads(compile_source(content)), "name": CONTENT_GRAMMAR})
         held = f"@{CONTENT_GRAMMAR}"
         if self.output_format.channels:
-            final = self.writer.literal(f"{CHANNEL}final{MESSAGE}")
-            held = f"{final if self.output_format.channels == HARMONY else self.writer.literal(MESSAGE)} {held}"
+            held = f"{self.writer.literal(MESSAGE)} {held}"
         else:
             held = self.reasoning.content_rule(held)
         self.rules.append(f"start: {held}" if self.output_format.tools is None else f"start: calls | {held}")

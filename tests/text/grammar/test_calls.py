@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from localllm.errors import OutputInvalid
+from localllm.errors import OutputInvalid, UsageError
 from localllm.request import Grammar, GrammarKind, ToolUse
 from localllm.text.backends import byte_alphabet
 from localllm.text.grammar.compiled import GrammarCompiler
@@ -226,12 +226,14 @@ def test_beside_a_schema_an_answer_is_calls_or_what_the_schema_asks_for(name: st
     tokenizer, grammars = model(output, as_text=as_text)
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     content = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema | {"additionalProperties": False}))
-    tools = [tool("weather", schema_of({}, []))]
+    tools = [tool("weather", schema_of({}, []), strict=True)]  # other arguments may be text that is no call
     asked = build_tool_constraint(tools, ToolUse(), content)
     assert asked
-    head = ""
-    if output.channels:
-        head = "<|channel|>final<|message|>" if output.channels == formats.HARMONY else "<|message|>"
+    if output.channels == formats.HARMONY or (output.tools and output.tools.bare_begin):
+        with pytest.raises(UsageError, match="cannot stand beside a grammar"):
+            grammars.compile(asked, "")
+        return
+    head = "<|message|>" if output.channels else ""
     for text, fits in (('{"ok": true}', True), ('{"ok": 1}', False), ("Hi", False)):
         ids = [*tokenizer.encode(head + text, special=False), END]
         assert (grammars.follow(asked, "").allowed(ids) == ids) is fits, text
