@@ -34,7 +34,8 @@ def test_what_is_read_is_within_half_a_step(
     read = dequantize_vectors(q, scale, torch.float64)
     assert ((read - x.double()).abs() <= half_steps(x, scale, form)).all()
     largest = x.double().abs().amax(-1)
-    assert (scale.double() * DTYPE_MAX[form] <= largest * (1 + 2**-8)).all()  # no range is given away
+    # No range is given away but for the rounding to bfloat16, after a division in float32.
+    assert (scale.double() * DTYPE_MAX[form] <= largest * (1 + 2**-8) * (1 + 2**-23)).all()
 
 
 @pytest.mark.parametrize("form", KV_DTYPES.values())
