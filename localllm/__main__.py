@@ -37,7 +37,7 @@ def main() -> int:
     except KeyboardInterrupt:
         import signal
 
-        from localllm.cli.signals import die_by_signal
+        from localllm.cli.exits import die_by_signal
 
         die_by_signal(signal.SIGINT)
     except ValueError as error:

@@ -8,7 +8,7 @@ import localllm
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit
 from localllm.hub.resolve import resolve_model
-from localllm.llm.draft_model import DraftModelPlan
+from localllm.llm.find import DraftModelPlan
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.request import SamplingParams
 from tests.shared import shared

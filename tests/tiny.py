@@ -13,7 +13,7 @@ from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder

@@ -18,7 +18,7 @@ from localllm.tui.inspector.tokens import Tokens  # noqa: E402
 from localllm.tui.prompt import Prompt  # noqa: E402
 from localllm.tui.sessions_screen import SessionsScreen  # noqa: E402
 from localllm.tui.settings_panel import SettingsPanel  # noqa: E402
-from localllm.tui.top.app import TopApp  # noqa: E402
+from localllm.tui.top_app import TopApp  # noqa: E402
 from localllm.tui.transcript.view import Transcript  # noqa: E402
 
 PAGE = ROOT / "docs" / "chat.md"

@@ -10,12 +10,12 @@ from localllm.benchmark import result
 from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.load.drive import Load
 from localllm.benchmark.machine import Machine, Noise
-from localllm.benchmark.ratio import Ratio
 from localllm.benchmark.roofline import Bound, Roofline
 from localllm.benchmark.scenario import Scenario
+from localllm.benchmark.summary import Ratio
 from localllm.checkpoint.facts import Format
+from localllm.cli.doctor import Finding
 from localllm.cli.doctor_checks import Examination
-from localllm.cli.doctor_findings import Finding
 from localllm.cli.models import State
 from localllm.comparison.replay import Replayed
 from localllm.hub import verify
@@ -24,7 +24,7 @@ from localllm.plan.speed import Speed
 from localllm.quality.report import Quality
 from localllm.receipts import receipt
 from localllm.server.sse import ModelEvent
-from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot, Throughput
+from localllm.tui.top_board import ModelSnapshot, ServerSnapshot, Throughput
 
 FLATTEN = "flat"  # the fields of this one stand beside the others
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT))
 
 from localllm import __version__  # noqa: E402 (this tree, installed or not)
 from localllm.cli.app import CONTEXT_SETTINGS, app  # noqa: E402 (this tree, installed or not)
-from localllm.cli.help_page import Panel, group_options  # noqa: E402
+from localllm.cli.options import Panel, group_options  # noqa: E402
 
 FOLDER = ROOT / "man"
 PAGE = ROOT / "docs" / "cli.md"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localllm.quant.formats.planes import pack_codes
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.gpu import small_m_dense, small_m_packed
+from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed
 from localllm.runtime.kernels.gpu.aot import SHARED_BYTES
 from localllm.runtime.kernels.gpu.launch import gpu_of
 from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles
@@ -84,7 +84,7 @@ def best(kind: str, rows: int, columns: int, tokens: int) -> tuple[Tile, float]:
                 if isinstance(weight, QuantizedTensor):
                     small_m_packed.packed_matmul(x, weight, tile=tile)
                 else:
-                    small_m_dense.dense_matmul(x, weight, tile=tile)
+                    small_m_linear.dense_matmul(x, weight, tile=tile)
 
         try:
             graphs[tile] = captured(run)

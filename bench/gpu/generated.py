@@ -13,7 +13,7 @@ from localllm.arch.cost import WeightBytes
 from localllm.arch.describe import parse_config
 from localllm.arch.layout import TensorLayout
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.weight_source import WeightSource

@@ -7,14 +7,13 @@ from typing import Any
 
 from pydantic import Field
 
-from localllm.api.asked import ParsedRequest
 from localllm.api.body import BadField, StrictModel, ignore_field, validate
-from localllm.api.openai.bodies import NEUTRAL_FIELDS, drop_neutral_samplers
-from localllm.api.openai.functions import ToolList
-from localllm.api.openai.logprobs import MIN_LOGPROB
+from localllm.api.openai.bodies import NEUTRAL_FIELDS, ToolList, drop_neutral_samplers
 from localllm.api.openai.messages import MessageList
 from localllm.api.openai.requests import parse_completion_request
+from localllm.api.openai.responses import MIN_LOGPROB
 from localllm.api.openai.streams import Timings
+from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.llm.embedding_inputs import Embeddings
 from localllm.metrics import Slot

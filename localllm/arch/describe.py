@@ -18,7 +18,7 @@ from localllm.arch.families import (  # noqa: F401 - imported to fill FAMILIES
     mixtures,
     placed,
 )
-from localllm.arch.families.registry import FAMILIES, Family
+from localllm.arch.families.shared import FAMILIES, Family
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import LM_HEAD, MULTIMODAL, TensorLayout
 from localllm.arch.pooling import POOLING, max_seq_length

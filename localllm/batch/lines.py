@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localllm.api.asked import ParsedRequest
 from localllm.api.body import parse_json_object
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
@@ -21,6 +20,7 @@ from localllm.api.openai.responses import (
     error_object,
     text_completion_object,
 )
+from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.errors import BadField, LocalLLMError, UsageError
 from localllm.request import SEED_BITS, Completion, SamplingParams

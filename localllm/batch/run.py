@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from localllm.api.asked import ParsedRequest
 from localllm.api.openai.responses import JsonObject
+from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.batch.lines import BatchLine, encode_line
 from localllm.batch.output import OutputStream as Out

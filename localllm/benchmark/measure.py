@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from localllm.benchmark.prompts import PromptSource
-from localllm.benchmark.scenario import Scenario
+from localllm.benchmark.scenario import PromptSource, Scenario
 from localllm.errors import LocalLLMError
 from localllm.llm.llm import LLM
 from localllm.llm.worker import Stream

@@ -7,10 +7,9 @@ from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.figures import decode_phase, prefill_phase
 from localllm.benchmark.machine import Machine, Noise
 from localllm.benchmark.measure import Round
-from localllm.benchmark.ratio import Ratio
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.scenario import Scenario
-from localllm.benchmark.summary import Distribution, RequestSummary, summarize
+from localllm.benchmark.summary import Distribution, Ratio, RequestSummary, summarize
 from localllm.hardware.measure import MIN_CPU_SHARE
 
 MAX_STEADY_DRIFT = 0.1  # most that copies before and after differ on a steady machine

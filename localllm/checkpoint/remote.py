@@ -16,10 +16,9 @@ from localllm.hub.folder import INDEX_FILE
 from localllm.hub.http import Say
 from localllm.hub.listing import RemoteFile
 from localllm.hub.modules import CONFIG_FILE, MODULES_FILE, SETTINGS_FILES
-from localllm.hub.pull import CONNECTIONS, PullPlan, read_small
-from localllm.hub.ranges import read_range
+from localllm.hub.pull import CONNECTIONS, PullPlan, read_small, thread_pool
 from localllm.hub.store import blob_path
-from localllm.hub.threads import thread_pool
+from localllm.hub.transfer import read_range
 
 SMALL_FILES = ("config.json", "generation_config.json", INDEX_FILE, MODULES_FILE, *SETTINGS_FILES)
 SAFETENSORS_FIRST_BYTES = 2**17  # more than most headers need: one request

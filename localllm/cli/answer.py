@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.cli import io
 from localllm.cli.report import metrics_block
-from localllm.conversation.limits import length_limit, reached_max_tokens
+from localllm.conversation.chat import length_limit, reached_max_tokens
 from localllm.errors import StoppedByLength, UsageError
 from localllm.protocol.model import Model
 from localllm.request import (

@@ -13,8 +13,8 @@ from typer.core import TyperGroup
 from localllm import __version__
 from localllm.cli import options
 from localllm.cli.exits import invalid_hf_setting, run_with_exit_code
-from localllm.cli.help_page import PanelCommand
 from localllm.cli.io import silence_stderr
+from localllm.cli.options import PanelCommand
 from localllm.errors import UsageError
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}

@@ -7,8 +7,8 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
+from localllm.conversation.commands import format_hit, format_summaries
 from localllm.conversation.export import export_text
-from localllm.conversation.session_commands import format_hit, format_summaries
 from localllm.conversation.sessions import SearchHit, SessionStore, SessionSummary
 from localllm.errors import UsageError
 from localllm.files import expand_path, write_user_file

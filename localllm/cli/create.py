@@ -13,9 +13,8 @@ from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.hub.made import find_edition
 from localllm.hub.names import is_path, strip_latest
-from localllm.modelfile.edition import TEXT_LIMIT, to_json
+from localllm.modelfile.edition import TEXT_LIMIT, CreateRequest, to_json
 from localllm.modelfile.parse import parse_modelfile
-from localllm.modelfile.plan import CreateRequest
 
 ModelfilePath = Annotated[
     str, typer.Option("-f", "--file", help="Modelfile to read.", metavar="FILE", show_default="Modelfile")

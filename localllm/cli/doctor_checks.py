@@ -24,10 +24,9 @@ from localllm.hardware.device import (
     usable_cores,
 )
 from localllm.hardware.measure import Rates, device_rates
-from localllm.hardware.processor import kernel_instructions
-from localllm.hardware.versions import library_versions
-from localllm.hub.access import HubAccess, hub_access
-from localllm.hub.cache import CacheState, cache_state, is_writable
+from localllm.hardware.processor import kernel_instructions, library_versions
+from localllm.hub.http import HubAccess, hub_access
+from localllm.hub.store import CacheState, cache_state, is_writable
 from localllm.request import ChatRequest, SamplingParams
 from localllm.settings import Settings
 

@@ -14,10 +14,9 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.cli.quality_page import format_quality
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.formatting import format_bytes, format_columns, format_count, format_rough_bytes, format_table
-from localllm.hub.aliases import read_aliases
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, catalog_entries
 from localllm.hub.folder import missing_files
-from localllm.hub.made import edition_files, find_edition
+from localllm.hub.made import edition_files, find_edition, read_aliases
 from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
 from localllm.hub.resolve import model_in_cache, resolve_model
 from localllm.hub.store import cached_models

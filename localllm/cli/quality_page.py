@@ -8,7 +8,7 @@ from typing import Any
 
 from localllm.formatting import format_bytes, format_columns, format_rate, format_table
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import Recipe
 
 VALUE_WIDTH = 62  # characters beside the longest name
 MAX_WORST = 5  # layers, and matrices, that are shown

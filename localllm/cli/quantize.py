@@ -16,7 +16,7 @@ from localllm.files import expand_path
 from localllm.hub.resolve import ModelRef, resolve_model
 from localllm.quality.report import Quality, as_dict
 from localllm.quality.text import EVALUATION_NAME, WINDOW_TOKENS, split_into_windows
-from localllm.quantize.recipe import METHODS, Method, Recipe
+from localllm.quantize.source import METHODS, Method, Recipe
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
@@ -175,8 +175,10 @@ def check_gguf_flags(to: str, flags: dict[str, Any]) -> None:
 def quantize_to_folder(
     header: Header, recipe: Recipe, target: Path, text: str | None, show: progress.QuantizeProgress, *, force: bool
 ) -> "QuantizationResult":
-    from localllm.quantize.check import check_recipe  # from here on with torch
-    from localllm.quantize.expected import check_group_size
+    from localllm.quantize.check import (
+        check_group_size,
+        check_recipe,  # from here on with torch
+    )
     from localllm.quantize.make import make_artefact
     from localllm.quantize.source import check_source
 

@@ -20,9 +20,8 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.cli.report import metrics_block
 from localllm.client.model import RemoteModel
 from localllm.conversation.attach import dropped_file_references
-from localllm.conversation.chat import AnswerEvents
+from localllm.conversation.chat import AnswerEvents, length_limit
 from localllm.conversation.commands import execute, strip_triple_quotes
-from localllm.conversation.limits import length_limit
 from localllm.conversation.session import Session
 from localllm.errors import ContextOverflow, LocalLLMError, UsageError
 from localllm.files import reason_of

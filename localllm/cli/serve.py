@@ -160,7 +160,7 @@ def serve(
     when another model needs the memory. The server accepts only this machine unless --host says otherwise, which
     requires an API key. The first Ctrl-C or SIGTERM lets running answers finish, the second aborts them.
     """
-    from localllm.server.access_flags import access_warnings, load_tls_context, make_access_policy, read_keys
+    from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
     from localllm.server.serve import bind  # FastAPI takes its time to import
 

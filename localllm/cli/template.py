@@ -8,7 +8,7 @@ import typer
 
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.cli import io, options
-from localllm.cli.flags import parse_template_args
+from localllm.cli.execute_run import parse_template_args
 from localllm.errors import UsageError
 from localllm.files import TOKENIZER_FILES, expand_path
 from localllm.formatting import format_table

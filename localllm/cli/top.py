@@ -11,7 +11,7 @@ from localllm.cli.io import StdoutWriter, is_interactive
 from localllm.client.server import ServerClient
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
-from localllm.tui.top.glance import fetch_snapshot, throughput_between
+from localllm.tui.top_board import fetch_snapshot, throughput_between
 
 MIN_INTERVAL_S = 0.1
 
@@ -36,7 +36,7 @@ def top(
     with closing(asked):
         first = fetch_snapshot(asked)  # what is wrong is said where the terminal is a plain one
         if is_interactive() and not as_json:
-            from localllm.tui.top.app import TopApp
+            from localllm.tui.top_app import TopApp
 
             TopApp(lambda: fetch_snapshot(asked), asked.url, between).run()
             return
@@ -51,6 +51,6 @@ def top(
             ]
             out.write(json.dumps(asdict(now) | {"models": models}, indent=1) + "\n")
             return
-        from localllm.tui.top.board import render_plain  # 80 ms that no other command need wait for
+        from localllm.tui.top_board import render_plain
 
         out.write(render_plain(now, asked.url, paces) + "\n")

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from localllm.conversation.fences import fence_text
 from localllm.errors import UsageError
-from localllm.formatting import format_bytes
+from localllm.formatting import fence_text, format_bytes
 
 MAX_FILE_BYTES = 2**20  # per file: about 250,000 tokens, more than most contexts
 MAX_PASTE_CHARACTERS = 10_000  # length of pasted text that may consist of paths

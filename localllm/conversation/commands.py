@@ -4,20 +4,144 @@ Each command takes its arguments and returns the next action: text to show, an a
 Independent of terminals. Leaving raises EOFError, like Ctrl-D.
 """
 
+import dataclasses
 import difflib
 import shlex
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
-from localllm.conversation import session_commands
 from localllm.conversation.chat import AnswerEvents
-from localllm.conversation.parameters import PARAMETER_NAMES, with_parameter
+from localllm.conversation.export import FORMATS, export_text
 from localllm.conversation.session import Session
+from localllm.conversation.sessions import SearchHit, SessionSummary, normalize_title
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
+from localllm.files import expand_path, write_user_file
 from localllm.formatting import format_bytes, format_columns, format_table
 from localllm.request import SamplingParams
+from localllm.sampling import parse_logit_bias
+
+# The commands that save and find conversations, and the text format of their lists.
+
+MAX_LISTED = 20  # conversations shown in a list
+
+
+def title(session: Session, rest: str) -> str:
+    if rest:
+        session.title = normalize_title(rest)
+    return session.snapshot.title or "no title yet: the first question will be used"
+
+
+def save(session: Session, rest: str) -> str:
+    session.save_as(rest)
+    return f"saved, including future messages; /load {rest} continues it"
+
+
+def load(session: Session, rest: str) -> str:
+    model_name = session.load(rest).model
+    notice = f" (it used {model_name})" if model_name != session.llm.name else ""
+    return f"loaded {len(session.chat.messages)} messages{notice}"
+
+
+def sessions(session: Session, rest: str) -> str:
+    found = session.store.list()
+    if not found:
+        return "no conversation is saved yet"
+    more = f"\n{len(found) - MAX_LISTED} more: `localllm chats`" if len(found) > MAX_LISTED else ""
+    return f"{format_summaries(found[:MAX_LISTED])}{more}\n/load ID continues one"
+
+
+def format_summaries(summaries: list[SessionSummary]) -> str:
+    """Format conversations as a list."""
+    rows = [(summary.id, *_summary_columns(summary)) for summary in summaries]
+    return format_table([("ID", "CHANGED", "QUESTIONS", "MODEL", "TITLE"), *rows])
+
+
+def _summary_columns(summary: SessionSummary) -> tuple[str, ...]:
+    if summary.header is None:
+        return "-", "-", "-", summary.title
+    changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.header.changed))
+    return changed, str(summary.header.questions), summary.header.model, summary.title
+
+
+def search(session: Session, rest: str) -> str:
+    if not rest:
+        raise UsageError("/search needs words", "/search WORDS")
+    found = list(islice(session.store.search(rest), MAX_LISTED))
+    return "\n".join(map(format_hit, found)) if found else "no conversation has all of these words"
+
+
+def format_hit(hit: SearchHit) -> str:
+    """Format a found conversation with the match, in two lines."""
+    where = f"question {hit.question}, {hit.part}" if hit.question else hit.part
+    return f"{hit.summary.id}  {hit.summary.title}\n    {where}: {hit.before}{hit.match}{hit.after}"
+
+
+def export(session: Session, rest: str) -> str:
+    all_branches, name = rest.startswith("all "), rest.removeprefix("all ").strip()
+    path = expand_path(name)
+    file_format = path.suffix.removeprefix(".")
+    if file_format not in FORMATS:
+        raise UsageError("/export needs a Markdown or JSON file", "/export [all] FILE.md or FILE.json")
+    if not session.chat.turns and not all_branches:
+        raise UsageError("there are no messages yet")
+    try:
+        write_user_file(
+            path, export_text(session.snapshot, file_format, all_branches=all_branches), overwrite=False
+        )
+    except FileExistsError as error:
+        raise UsageError(f"{name} already exists", "use another file") from error
+    return f"exported to {name}"
+
+
+# Parameters as a user writes them: `/set parameter NAME VALUE`.
+
+# A conversation shows only text, so requesting log probabilities would have no visible effect; and a grammar
+# applies
+# to one answer only.
+PARAMETER_NAMES = [
+    f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith(("logprobs", "grammar"))
+]
+
+
+def with_parameter(params: SamplingParams, name: str, words: list[str]) -> SamplingParams:
+    """words: of the value; `none` resets it. Raises UsageError with a remedy."""
+    if name not in PARAMETER_NAMES:
+        similar = difflib.get_close_matches(name, PARAMETER_NAMES, n=2, cutoff=0.5)
+        suggestion = f"did you mean {' or '.join(similar)}? " if similar else ""
+        raise UsageError(f"there is no parameter {name}", f"{suggestion}/set parameter shows all")
+    if [word.lower() for word in words] == ["none"]:
+        return dataclasses.replace(params, **{name: getattr(SamplingParams(), name)})
+    if name in ("stop", "stop_ids", "logit_bias"):
+        values = {"stop": tuple, "stop_ids": _parse_token_ids, "logit_bias": parse_logit_bias}[name](words)
+        return dataclasses.replace(params, **{name: values})
+    if len(words) > 1:
+        raise UsageError(f"{name} takes one value", f"/set parameter {name} VALUE")
+    return dataclasses.replace(params, **{name: _parse_value(words[0])})
+
+
+def _parse_token_ids(words: list[str]) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in words)
+    except ValueError as error:
+        raise UsageError(f"{' '.join(words)} are not token ids", "use whole numbers") from error
+
+
+def _parse_value(word: str) -> object:
+    """Parse a number or boolean; anything else remains text, which SamplingParams rejects by name."""
+    words = {"true": True, "false": False}
+    if word.lower() in words:
+        return words[word.lower()]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    return word
+
 
 EXCERPT_CHARACTERS = 50  # of a question in a list
 
@@ -227,14 +351,12 @@ COMMANDS = {
     "/redo": Command("/redo", "redo what was undone", _redo),
     "/branch": Command("/branch [NUMBER]", "list the branches, or switch to one", _branch),
     "/clear": Command("/clear, /new", "start a new conversation", _clear),
-    "/title": Command("/title [TEXT]", "set the conversation's title, or show it", session_commands.title),
-    "/sessions": Command("/sessions", "list saved conversations, newest first", session_commands.sessions),
-    "/search": Command("/search WORDS", "find saved conversations by their text", session_commands.search),
-    "/save": Command("/save NAME", "save the conversation under a name", session_commands.save),
-    "/load": Command("/load ID | NAME | last", "continue a saved conversation", session_commands.load),
-    "/export": Command(
-        "/export [all] FILE.md | FILE.json", "export this branch, or all of them", session_commands.export
-    ),
+    "/title": Command("/title [TEXT]", "set the conversation's title, or show it", title),
+    "/sessions": Command("/sessions", "list saved conversations, newest first", sessions),
+    "/search": Command("/search WORDS", "find saved conversations by their text", search),
+    "/save": Command("/save NAME", "save the conversation under a name", save),
+    "/load": Command("/load ID | NAME | last", "continue a saved conversation", load),
+    "/export": Command("/export [all] FILE.md | FILE.json", "export this branch, or all of them", export),
     "/bye": Command("/bye, /exit", "leave", _leave),
 }
 COMMANDS |= {"/?": COMMANDS["/help"], "/new": COMMANDS["/clear"], "/exit": COMMANDS["/bye"]}

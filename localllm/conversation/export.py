@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from localllm.conversation.attach import LANGUAGE_PATTERN
-from localllm.conversation.fences import fence_text
 from localllm.conversation.session_file import SavedSession
 from localllm.conversation.turn import Turn
 from localllm.errors import UsageError
-from localllm.formatting import format_utc
+from localllm.formatting import fence_text, format_utc
 from localllm.request import SamplingParams
 from localllm.sampling import params_to_json
 

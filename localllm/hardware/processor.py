@@ -1,9 +1,11 @@
 """Features of this processor, and which of them LOCALLLM_CPU lets the compiled kernels use."""
 
 import functools
+import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from localllm import __version__
 from localllm.errors import UsageError
 from localllm.settings import Settings
 
@@ -110,3 +112,19 @@ def target_cpu() -> str:
     if level in NAMES and host_features().get("sse2"):  # levels have names only on x86
         return NAMES[level]
     return llvm.get_host_cpu_name()
+
+
+# Versions of localllm, Python and libraries.
+
+
+def library_versions(libraries: Iterable[str]) -> dict[str, str | None]:
+    """Return versions by name: localllm, Python, the libraries (None: not installed), and the system."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    own = {"localllm": __version__, "Python": platform.python_version()}
+    return own | {name: version(name) for name in libraries} | {"system": platform.platform()}

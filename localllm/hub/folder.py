@@ -1,5 +1,6 @@
 """Which files a model folder must have, and which it may have."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -78,3 +79,23 @@ def refuse_pickles(names: Sequence[str], location: object) -> None:
             f"{location} holds only pickled weights ({names[0]}), which can run code when they are opened",
             "use a repository that has model.safetensors",
         )
+
+
+# The licence that a model card states. Reads no more of a stranger's README than its first lines.
+
+FRONT_MATTER_LIMIT = 2**16  # characters
+LICENSE_FIELD = re.compile(r"^license(_name)?:[ \t]*[\"']?([\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)
+
+
+def read_license(folder: Path) -> str | None:
+    """`apache-2.0`, ... from the front matter of README.md; `license_name` where the licence is `other`."""
+    try:
+        with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
+            text = file.read(FRONT_MATTER_LIMIT)
+    except OSError:
+        return None
+    if not text.startswith("---"):
+        return None
+    front = text[3:].partition("\n---")[0]
+    found = {name or "license": value for name, value in LICENSE_FIELD.findall(front)}
+    return found.get("_name", "other") if found.get("license") == "other" else found.get("license")

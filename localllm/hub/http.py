@@ -5,11 +5,14 @@ its metadata calls, its login and its reading of the Hub's errors are used.
 """
 
 import functools
+import os
 import re
 import socket
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Event, Lock
 from urllib.parse import urlsplit
 
@@ -38,9 +41,43 @@ from tenacity.nap import sleep_using_event
 from localllm import __version__
 from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, NetworkError
 from localllm.formatting import one_line
-from localllm.hub.access import redact_credentials
 from localllm.hub.catalog import ungated_name
 from localllm.hub.names import DEFAULT_REVISION, RepoName
+
+# How the Hub would be reached: which settings are in effect. Touches no network, and shows no secret.
+
+TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+CREDENTIALS = re.compile(r"(^|//)[^/]*@")  # name and password in an address
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    endpoint: str
+    offline: bool
+    token: str | None  # where one is: a variable's name, or a file; never the token
+    proxies: dict[str, str]  # by scheme, as programs find them; names and passwords left out
+
+
+def hub_access(environment: Mapping[str, str] = os.environ) -> HubAccess:
+    """`huggingface_hub.get_token` is not asked: it may renew a token, which takes the network."""
+    return HubAccess(
+        endpoint=redact_credentials(constants.ENDPOINT),
+        offline=constants.HF_HUB_OFFLINE,
+        token=next((name for name in TOKEN_VARIABLES if environment.get(name, "").strip()), None) or _token_file(),
+        proxies={scheme: redact_credentials(proxy) for scheme, proxy in urllib.request.getproxies().items()},
+    )
+
+
+def _token_file() -> str | None:
+    with suppress(OSError):
+        if Path(constants.HF_TOKEN_PATH).read_bytes().strip():
+            return constants.HF_TOKEN_PATH
+    return None
+
+
+def redact_credentials(address: str) -> str:
+    return CREDENTIALS.sub(r"\1***@", address)
+
 
 MAX_ATTEMPTS = 5  # without a new byte in between
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0

@@ -23,9 +23,8 @@ from urllib.parse import unquote
 
 from localllm.errors import ModelNotFound
 from localllm.files import expand_path
-from localllm.hub.aliases import read_aliases
 from localllm.hub.catalog import CatalogEntry, catalog, find_entry
-from localllm.hub.made import edition_files, find_edition
+from localllm.hub.made import edition_files, find_edition, read_aliases
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 ALIAS_NAME = re.compile(rf"{WORD}(:{WORD})?")

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from localllm.errors import ModelNotFound, UsageError
-from localllm.hub.aliases import read_aliases, set_alias
 from localllm.hub.blobs import remove_unused_uploads
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.hub.made import delete_edition, find_edition, save_edition
+from localllm.hub.made import delete_edition, find_edition, read_aliases, save_edition, set_alias
 from localllm.hub.names import ALIAS_NAME, RepoName, is_path, parse_name, strip_latest
 from localllm.modelfile.edition import Edition
 

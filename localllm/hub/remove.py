@@ -20,8 +20,15 @@ from localllm.hub.catalog import CatalogEntry
 from localllm.hub.folder import INDEX_FILE, SINGLE_FILE
 from localllm.hub.gguf import model_tags
 from localllm.hub.names import RepoName, parse_name
-from localllm.hub.snapshot import CachedFile, CachedRepo, files_of_model, gguf_models
-from localllm.hub.store import cache_root, cached_commit, repo_root
+from localllm.hub.store import (
+    CachedFile,
+    CachedRepo,
+    cache_root,
+    cached_commit,
+    files_of_model,
+    gguf_models,
+    repo_root,
+)
 from localllm.hub.transfer import writing_cache
 
 LOCK_WAIT_S = 0.05

@@ -1,15 +1,17 @@
 """From a name to the model on this machine: its folder, or its GGUF file. Never the network."""
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.errors import ModelNotFound, UnsupportedModel
-from localllm.hub.catalog import CatalogEntry, boxed_folder
+from localllm.errors import LocalLLMError, ModelNotFound, UnsupportedModel
+from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog_entries
 from localllm.hub.folder import INDEX_FILE, SINGLE_FILE, missing_files
 from localllm.hub.gguf import choose_model, is_gguf, model_name, models_in_folder, models_in_snapshot
-from localllm.hub.made import find_edition
-from localllm.hub.names import RepoName, is_path, parse_name, strip_latest
-from localllm.hub.store import cached_folder
+from localllm.hub.made import edition_files, find_edition, read_aliases
+from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
+from localllm.hub.store import cached_folder, cached_models
 from localllm.modelfile.edition import Edition
 
 
@@ -143,3 +145,22 @@ def _single_gguf(folder: Path) -> Path:
         names = ", ".join(model.name for model in models)
         raise ModelNotFound(f"the folder {folder} holds several models: {names}", "give the path of one")
     return models[0] if models else folder
+
+
+# The models on this machine by every name that runs them. Never the network.
+
+
+def installed_models() -> Iterator[ModelRef]:
+    """Each with where it lies: those of the catalogue by its names, other ones of the cache by ORG/REPO, and under
+    every name that a person gave or made. Only whole ones. Reads folders, so it takes a moment."""
+    shown = set()
+    for entry in catalog_entries():
+        with suppress(LocalLLMError):  # one damaged folder must not hide the others
+            path = model_in_cache(repo) if (repo := repo_of_entry(entry)) else boxed_folder(entry)
+            if path and path.exists() and not missing_files(path):
+                shown.add(path)
+                yield ModelRef(entry.name, path)
+    yield from (ModelRef(name, path) for name, path in cached_models() if path not in shown)
+    for name in dict.fromkeys([*read_aliases(), *edition_files()]):
+        with suppress(LocalLLMError):  # of what is not here
+            yield ModelRef(name, resolve_model(name).path)

@@ -3,17 +3,22 @@
 It is where `huggingface_hub` keeps it (HF_HUB_CACHE, HF_HOME), used in place and never copied. Never the network.
 """
 
+import os
 import re
-from collections.abc import Iterator
-from pathlib import Path, PurePath
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PurePosixPath
 
 from huggingface_hub import constants
 
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import read_json
 from localllm.hub.folder import missing_files
-from localllm.hub.gguf import model_tags, models_in_snapshot
+from localllm.hub.gguf import choose_model, distinct_models, model_tags, models_in_snapshot, part_files
 from localllm.hub.names import DEFAULT_REVISION, RepoName
+from localllm.hub.partial import PARTIAL_SUFFIX
 
 SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")  # names of contents in `blobs`
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository
@@ -107,3 +112,138 @@ def _is_whole_language_model(folder: Path) -> bool:
         return reads_text and not missing_files(folder)
     except (DamagedModel, UnsupportedModel):  # one broken repository must not hide the others
         return False
+
+
+# The cache of Hugging Face as a place: where it is and why there, what it takes, what is unfinished.
+#
+# Knows nothing of what the models in it are.
+
+# The variables that place the cache, the first that is set having its way, as huggingface_hub reads them.
+CACHE_VARIABLES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
+UNFINISHED_SUFFIXES = (
+    PARTIAL_SUFFIX,
+    ".incomplete",
+)  # files that a download of ours, and of huggingface_hub, leaves behind
+
+
+@dataclass(frozen=True)
+class CacheState:
+    path: Path
+    because: str  # the variable that places it there, or `default`
+    exists: bool
+    writable: bool
+    models: int
+    model_bytes: int
+    unfinished: int
+    unfinished_bytes: int  # on the disk: what is missing of such a file is a hole in it
+    free_bytes: int  # of the disk it is on, or will be
+
+
+def cache_state(environment: Mapping[str, str] = os.environ) -> CacheState:
+    """What there is, without the network. Folders that may not be read count as empty."""
+    path = Path(constants.HF_HUB_CACHE)
+    folders = list(path.glob("models--*"))
+    files = [file for folder in folders for file in _files(folder)]
+    unfinished = [file for name, file in files if name.endswith(UNFINISHED_SUFFIXES)]
+    models = [file for name, file in files if not name.endswith(UNFINISHED_SUFFIXES)]
+    return CacheState(
+        path=path,
+        because=next((name for name in CACHE_VARIABLES if environment.get(name)), "default"),
+        exists=path.is_dir(),
+        writable=is_writable(path),
+        models=len(folders),
+        model_bytes=sum(file.st_size for file in models),
+        unfinished=len(unfinished),
+        unfinished_bytes=sum(512 * file.st_blocks for file in unfinished),
+        free_bytes=shutil.disk_usage(nearest_existing(path)).free,
+    )
+
+
+def is_writable(folder: Path) -> bool:
+    """May files be made in the folder, or may the folder be made?"""
+    nearest = nearest_existing(folder)
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def nearest_existing(path: Path) -> Path:
+    """The path, or the nearest above it that is there."""
+    return next(place for place in (path, *path.absolute().parents) if place.exists())
+
+
+def _files(folder: Path) -> list[tuple[str, os.stat_result]]:
+    """Files by name, those that are links to them left out: a snapshot's name what lies beside it."""
+    found = [(name, os.lstat(Path(where) / name)) for where, _, names in os.walk(folder) for name in names]
+    return [(name, file) for name, file in found if stat.S_ISREG(file.st_mode)]
+
+
+# What lies in the cache of one repository: in `snapshots` the files of each revision, as links to their contents
+# in `blobs`, and what is left there of downloads that were broken off.
+
+
+@dataclass(frozen=True)
+class CachedFile:
+    path: str  # in the repository
+    link: Path  # in the snapshot
+    blob: Path | None  # that it links to, here or not; None where it is a copy, or a link to somewhere else
+
+    @property
+    def content(self) -> Path:
+        return self.blob or self.link
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 where its content is not here."""
+        return self.link.stat().st_size if self.link.is_file() else 0
+
+
+@dataclass(frozen=True)
+class CachedRepo:
+    root: Path
+    revisions: dict[str, list[CachedFile]]  # by commit
+    refs: dict[str, str]  # branch or tag to commit
+    unfinished: list[Path]  # downloads that were broken off, or are under way
+
+    @classmethod
+    def read(cls, root: Path) -> "CachedRepo":
+        """Links that lead nowhere are among the files. Empty where there is no such folder."""
+        refs, folders = root / "refs", sorted((root / "snapshots").glob("*"))
+        return cls(
+            root,
+            {folder.name: snapshot_files(folder) for folder in folders},
+            {ref.relative_to(refs).as_posix(): _commit(ref) for ref in sorted(refs.rglob("*")) if ref.is_file()},
+            sorted(blob for blob in (root / "blobs").glob("*") if blob.name.endswith(UNFINISHED_SUFFIXES)),
+        )
+
+    def ref_name(self, commit: str) -> str:
+        """A branch or tag that stands for a commit, else its hash."""
+        return next((ref for ref, meant in self.refs.items() if meant == commit), commit)
+
+
+def snapshot_files(snapshot: Path) -> list[CachedFile]:
+    blobs = (snapshot.parent.parent / "blobs").resolve()
+    names = sorted(Path(folder, file) for folder, _, files in os.walk(snapshot) for file in files)
+    return [CachedFile(name.relative_to(snapshot).as_posix(), name, _blob(name, blobs)) for name in names]
+
+
+def files_of_model(files: list[CachedFile], repo: RepoName) -> list[CachedFile]:
+    """Those of the one GGUF model that is meant. Raises ModelNotFound as `choose`."""
+    chosen = {str(part) for part in part_files(choose_model(gguf_models(files), repo.quant, repo.repo))}
+    return [file for file in files if file.path in chosen]
+
+
+def gguf_models(files: list[CachedFile]) -> list[PurePosixPath]:
+    """One file of each, here or not."""
+    return distinct_models(PurePosixPath(file.path) for file in files)
+
+
+def _blob(name: Path, blobs: Path) -> Path | None:
+    """The first step alone: a blob may itself be a link, to a content that several repositories share."""
+    if not name.is_symlink():
+        return None
+    target = name.parent / name.readlink()
+    return blobs / target.name if target.parent.resolve() == blobs else None
+
+
+def _commit(ref: Path) -> str:
+    with ref.open("rb") as file:
+        return file.read(REVISION_LIMIT).decode(errors="replace").strip()

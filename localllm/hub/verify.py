@@ -22,8 +22,18 @@ from localllm.hub.names import RepoName
 from localllm.hub.partial import PARTIAL_SUFFIX
 from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
 from localllm.hub.resolve import has_safetensors
-from localllm.hub.snapshot import CachedFile, CachedRepo, files_of_model, gguf_models, snapshot_files
-from localllm.hub.store import cache_root, cached_commit, is_digest, read_digests, repo_root
+from localllm.hub.store import (
+    CachedFile,
+    CachedRepo,
+    cache_root,
+    cached_commit,
+    files_of_model,
+    gguf_models,
+    is_digest,
+    read_digests,
+    repo_root,
+    snapshot_files,
+)
 
 HASH_WORKERS = 4  # hashed at a time
 READ_BYTES = 2**20

@@ -12,8 +12,8 @@ from localllm.hardware.device import anonymous_bytes, device_context
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
 from localllm.llm.find import FoundModel, LoadRequest
 from localllm.llm.load_plan import LoadPlan
+from localllm.plan.fit import shortage_error
 from localllm.plan.memory import MAX_RUNNING, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
-from localllm.plan.shortage import shortage_error
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_runs_on

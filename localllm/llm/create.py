@@ -11,8 +11,7 @@ from localllm.hub.made import find_edition
 from localllm.hub.names import strip_latest
 from localllm.hub.naming import assign_edition, durable_target, validate_name
 from localllm.hub.resolve import resolve_model
-from localllm.modelfile.edition import Edition
-from localllm.modelfile.plan import CreateRequest
+from localllm.modelfile.edition import CreateRequest, Edition
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import RECIPES
 from localllm.settings import Settings
@@ -54,7 +53,7 @@ def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus)
     if quant:
         check_source(header, INSTEAD)
         on_status(f"quantizing to {quant.upper()}")
-        from localllm.quantize.keep import find_or_quantize  # with torch
+        from localllm.quantize.make import find_or_quantize
 
         home = Settings.from_environment().home
         edition = replace(edition, source=str(find_or_quantize(header, quant.lower(), home).absolute()))

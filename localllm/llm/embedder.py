@@ -41,9 +41,8 @@ from localllm.llm.embedding_inputs import (
 )
 from localllm.llm.find import resolve_or_fetch
 from localllm.metrics import EngineStats, PhaseTimer
-from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, shortage_error
 from localllm.plan.memory import TOKEN_BUDGET, MemoryPlan, allocate_minimum
-from localllm.plan.shortage import shortage_error
 from localllm.runtime.batch import EncoderBatch
 from localllm.runtime.device_errors import (
     gpu_failure_error,

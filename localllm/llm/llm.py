@@ -23,19 +23,18 @@ from localllm.hardware.device import dtype_name
 from localllm.hardware.measure import stored_rates
 from localllm.hub.resolve import ModelRef
 from localllm.llm.cache_allocation import CacheAllocation
-from localllm.llm.chat_format import ChatFormat, ChatFormats
 from localllm.llm.decoder_embeddings import PoolingType, embed_inputs
 from localllm.llm.embedding_inputs import EmbeddingInput, Embeddings, never_gone
 from localllm.llm.embedding_inputs import InputEncoder as TextReads
-from localllm.llm.prompt import PromptEncoder
+from localllm.llm.prompt import ChatFormat, ChatFormats, PromptEncoder
 from localllm.llm.worker import Deliver, Stream, Worker
 from localllm.metrics import EngineStats, Metrics, Slot, StepReads, Stopwatch
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import to_sampling_params
 from localllm.plan import expected, runs
 from localllm.plan.memory import MemoryPlan
-from localllm.plan.reads import step_reads
 from localllm.plan.runs import Run
+from localllm.plan.speed import step_reads
 from localllm.receipts import provenance, receipt
 from localllm.request import (
     SEED_BITS,
@@ -56,8 +55,8 @@ from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.settings import Settings
 from localllm.text.grammar.functions import build_tool_constraint, request_tool_constraint
 from localllm.text.messages import Message
-from localllm.text.output.delta import OutputParser, PlainParser
 from localllm.text.output.formats import OutputFormat
+from localllm.text.output.reader import OutputParser, PlainParser
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 

@@ -6,17 +6,17 @@ import torch
 
 from localllm.arch.fields import ConfigFields
 from localllm.checkpoint.tokenizer import read_tokenizer
+from localllm.errors import UsageError
 from localllm.hardware.device import activation_bits_for, free_host_bytes
-from localllm.llm.chat_format import ChatFormat, ChatFormats
 from localllm.llm.find import FoundModel, LoadRequest
+from localllm.llm.prompt import ChatFormat, ChatFormats
 from localllm.plan.fit import Fit, check_fit
 from localllm.plan.memory import MemoryPlan, allocate_minimum, host_blocks
 from localllm.quant.vectors import KV_DTYPES
 from localllm.request import SamplingParams
-from localllm.runtime.deterministic import check_deterministic, why_not_deterministic
+from localllm.runtime.kernels.batch_invariance import check_deterministic, why_not_deterministic
 from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.output.formats import OutputFormat
-from localllm.text.same_vocabulary import check_same_vocabulary
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
@@ -101,3 +101,32 @@ def read_text_format(found: FoundModel) -> TextFormat:
     renderer = ChatTemplate.from_tokenizer(tokenizer)  # without templates of its own it renders those of editions
     own = ChatFormat(renderer if tokenizer.chat_templates else None, output, grammars, eos_ids)
     return TextFormat(tokenizer, own, ChatFormats(tokenizer, vocab_size, eos_ids, renderer))
+
+
+# Tokens that only one of them has, as in llama.cpp: versions of a family differ slightly.
+MAX_UNSHARED_TOKENS = 128
+
+
+def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, names: tuple[str, str]) -> None:
+    """Compare the tokens themselves, rather than names of files or how texts are split.
+
+    names: of both models. Raises UsageError with the number of differences and the first. Tokens that only one of
+    them has are rarely drafted, so that a few are accepted.
+    """
+    max_size = max(target.vocab_size, draft.vocab_size)
+    pairs = [(target.token(i), draft.token(i)) for i in range(max_size)]
+    differ = [
+        i
+        for i, (target_token, draft_token) in enumerate(pairs)
+        if target_token != draft_token and None not in (target_token, draft_token)
+    ]
+    unshared = [i for i, pair in enumerate(pairs) if pair.count(None) == 1]
+    first = next(iter(differ or unshared), None)
+    if first is not None and (differ or len(unshared) > MAX_UNSHARED_TOKENS):
+        target_token, draft_token = (f"{token!r}" if token is not None else "no token" for token in pairs[first])
+        count = len(differ) + len(unshared)
+        raise UsageError(
+            f"{names[1]} has another vocabulary than {names[0]}: {count} of {max_size} tokens differ, first "
+            f"{first}, which is {draft_token} and not {target_token}",
+            "name a draft model of the same family",
+        )

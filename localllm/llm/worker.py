@@ -21,9 +21,8 @@ from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
 from localllm.runtime.device_errors import gpu_failure_error, is_gpu_failure, is_out_of_memory
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
-from localllm.text.detokenizer import Detokenizer
-from localllm.text.output.delta import OutputDelta, OutputParser
-from localllm.text.stops import StopStrings
+from localllm.text.detokenizer import Detokenizer, StopStrings
+from localllm.text.output.reader import OutputDelta, OutputParser
 from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

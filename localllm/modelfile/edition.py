@@ -103,3 +103,21 @@ def from_json(fields: Mapping[str, Any]) -> Edition:
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a text is not a string")
     return edition
+
+
+# A request to create a model: its edition, its name, and what else is needed. Plain data.
+
+
+@dataclass(frozen=True)
+class CreateRequest:
+    """What to create."""
+
+    name: str
+    edition: Edition
+    """Its source is a model's name, or "" if `files` are the model."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """File names with digests of stored contents."""
+
+    quant: str = ""
+    """`int8`, `int4`, or "" for the unchanged weights."""

@@ -16,6 +16,7 @@ from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
 from localllm.plan.activations import dequantized_matrix_bytes
 from localllm.plan.memory import (
+    BLOCK_SIZE,
     CACHED_CONTEXTS,
     MAX_RUNNING,
     MemoryNeeds,
@@ -25,6 +26,7 @@ from localllm.plan.memory import (
     check_context,
 )
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
+from localllm.quant.packing import KV_8BIT_DTYPES
 
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
@@ -177,3 +179,33 @@ def fit_model(
 def max_users(memory: MemoryPlan, context: int) -> int:
     users = memory.max_blocks // blocks_for(context)
     return min(users, memory.state_slots) if memory.state_slot_bytes else users
+
+
+# The error for a device with less memory than planned: the plan's numbers, and flags that reduce them.
+
+
+def shortage_error(memory: MemoryPlan, device: str, kv_dtype: str, quantized: bool) -> DoesNotFit:
+    """Return the error. kv_dtype: of keys and values; quantized: whether the weights are"""
+    parts = {
+        "weights": memory.weights.total,
+        "a draft model's": memory.draft_bytes,
+        f"a cache of {memory.blocks * BLOCK_SIZE} tokens": memory.cache_bytes,
+        "recurrent states": memory.state_bytes,
+        "a step": memory.workspace,
+    }
+    listed = ", ".join(f"{format_bytes(nbytes)} for {use}" for use, nbytes in parts.items() if nbytes)
+    return DoesNotFit(
+        f"{device} is out of memory; {format_bytes(memory.total + memory.workspace)} were planned: {listed}",
+        "free memory that other programs use, or use less with "
+        + " or ".join(memory_saving_flags(memory, kv_dtype, quantized)),
+    )
+
+
+def memory_saving_flags(memory: MemoryPlan, kv_dtype: str, quantized: bool) -> list[str]:
+    """Return flags that reduce memory, in descending order of savings."""
+    saved = {f"--context {max(1, memory.context // 2)}": memory.cache_bytes / 2 + 1}
+    if memory.cache_bytes and kv_dtype not in KV_8BIT_DTYPES:
+        saved["--kv-dtype int8"] = memory.cache_bytes / 2
+    if not quantized:
+        saved["--quant int4"] = memory.weights.total * 3 / 4
+    return sorted(saved, key=lambda flag: -saved[flag])

@@ -5,12 +5,23 @@ A device is represented by these two rates. With published rates, or those of a 
 rates that this machine reached in such steps, an expectation.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from localllm.arch.config import ModelConfig
-from localllm.arch.cost import SequenceStep, Step, WeightBytes, bytes_read, flops
+from localllm.arch.config import AttentionConfig, ModelConfig
+from localllm.arch.cost import (
+    SequenceStep,
+    Step,
+    WeightBytes,
+    bytes_read,
+    elements_read_per_token,
+    flops,
+    vectors_read_per_token,
+)
+from localllm.metrics import StepReads
 from localllm.plan.memory import TOKEN_BUDGET
+from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 MAX_STEPS = 32  # of a prompt that are computed individually
 
@@ -91,3 +102,32 @@ def prefill_steps(prompt: int, chunk: int) -> list[tuple[Step, float]]:
     ends = [min(prompt, (i + 1) * chunk) for i in indices]
     shares = [SequenceStep(end - i * chunk, end, int(end == prompt)) for i, end in zip(indices, ends, strict=True)]
     return [((share,), count / len(indices)) for share in shares]
+
+
+# The bytes that a decode step of a loaded model reads, to be displayed next to the measured bandwidth.
+
+
+def step_reads(
+    config: ModelConfig,
+    weights: WeightBytes,
+    dtype: str,
+    kv_dtype: str,
+    kept_per_token: float,
+    bandwidth: float | None,
+) -> StepReads:
+    """Return the bytes of a step of one request with one token, reading the experts that one token selects.
+
+    A draft model is not included.
+    """
+    element, scale = kv_element_bytes(kv_dtype)
+    sizes: Counter[int | None] = Counter()  # by a layer's window
+    for mixer in (layer.mixer for layer in config.layers):
+        window = mixer.window if isinstance(mixer, AttentionConfig) else None
+        sizes[window] += elements_read_per_token(mixer) * element + vectors_read_per_token(mixer) * scale
+    return StepReads(
+        weights=bytes_read(config, weights, (SequenceStep(1, 0),), ELEMENT_BYTES[dtype]),
+        per_token=sizes[None],
+        kept_per_token=kept_per_token,
+        bandwidth=bandwidth,
+        windows=tuple((window, size) for window, size in sizes.items() if window),
+    )

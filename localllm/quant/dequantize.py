@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import float_planes, fp8, gguf, int4, int8, lanes, mxfp4, planes, w8a8
+from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, planes, w8a8
 from localllm.quant.packing import FP8_GPU_PACKED, INTERLEAVED_BITS, MXFP4_GPU_PACKED, PLANES_PER_WORD
 from localllm.quant.tensor import QuantizedTensor
 
@@ -14,7 +14,7 @@ DEQUANTIZERS = {
     fp8.FP8_FORMAT: fp8.dequantize_fp8,
     **dict.fromkeys(INTERLEAVED_BITS, lanes.dequantize),
     **dict.fromkeys(PLANES_PER_WORD, planes.dequantize),
-    **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), float_planes.dequantize_float),
+    **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), planes.dequantize_float),
     mxfp4.MXFP4_FORMAT: mxfp4.dequantize_mxfp4,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }

@@ -49,7 +49,7 @@ def interleaved_columns(group: int, columns: int) -> int:
 
 
 INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
-MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/float_planes.py
+MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/planes.py
 PLANES_PER_WORD = {INT4_GPU_PACKED: 4, INT8_GPU_PACKED: 2}  # codes in a word of 16 bits
 CHUNK_WORDS = (64, 32, 16)  # possible words of a row per chunk
 

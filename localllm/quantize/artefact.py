@@ -29,15 +29,20 @@ from localllm import __version__
 from localllm.checkpoint.header import Header, read_safetensors_header
 from localllm.errors import UsageError
 from localllm.files import explain_disk_errors, read_json
-from localllm.hub.card import read_license
-from localllm.hub.folder import INDEX_FILE, TEMPLATES_FOLDER, weight_files
+from localllm.hub.folder import INDEX_FILE, TEMPLATES_FOLDER, read_license, weight_files
 from localllm.quant.tensor import QuantizedTensor
+from localllm.quantize.check import artefact_bytes
 from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors
-from localllm.quantize.disk import DRAFT_SUFFIX, check_disk_space, fsync_path, write_durably
-from localllm.quantize.expected import artefact_bytes
-from localllm.quantize.recipe import Recipe
-from localllm.quantize.shards import save_tensors
-from localllm.quantize.source import PARTIAL_SUFFIX, RECIPE_FILE, check_source, hub_revision, source_identity
+from localllm.quantize.source import (
+    PARTIAL_SUFFIX,
+    RECIPE_FILE,
+    Recipe,
+    check_source,
+    hub_revision,
+    source_identity,
+)
+from localllm.quantize.states import save_tensors
+from localllm.quantize.store import DRAFT_SUFFIX, check_disk_space, fsync_path, write_durably
 
 # The files of a model folder besides weights and config.json: tokenizer, templates, licence, and a model card that
 # says

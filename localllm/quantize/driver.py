@@ -16,7 +16,7 @@ from torch import Tensor
 from localllm.arch.config import ModelConfig
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.errors import UsageError
 from localllm.plan.weights import stored_dtype
 from localllm.quant.grid import Grid
@@ -26,10 +26,10 @@ from localllm.quantize import states
 from localllm.quantize.check import check_memory, check_recipe
 from localllm.quantize.layers import CPU, HiddenStates, build_layer
 from localllm.quantize.matrices import CalibratedLayer, quantizable_names, round_to_nearest
-from localllm.quantize.recipe import Recipe
 from localllm.quantize.resident import RecordedWeights, RecordingSource
+from localllm.quantize.source import Recipe
 from localllm.quantize.states import QuantizationResult
-from localllm.runtime.layers.embedding import Embedding
+from localllm.runtime.layers.linear import Embedding
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerInputs
 

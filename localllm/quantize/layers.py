@@ -12,15 +12,14 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, LatentConfig, ModelConfig
 from localllm.arch.cost import state_bytes
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.plan.memory import BLOCK_SIZE
 from localllm.quantize.resident import RecordedWeights, RecordingSource
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.kv_cache.tensors import LayerCache, RecurrentCache, make_caches
-from localllm.runtime.layers.embedding import Embedding
-from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.linear import Embedding, Linear
 from localllm.runtime.layers.per_layer import PerLayerInputs
 from localllm.runtime.layers.rope import Rope
 from localllm.runtime.model import Layer, scale_by

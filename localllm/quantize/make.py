@@ -12,8 +12,9 @@ from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.driver import quantize_layers
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import INSTEAD, Recipe, check_source
 from localllm.quantize.states import QuantizationResult, digest_token_ids
+from localllm.quantize.store import artefact_lock, artefact_path, find_artefact, recipe_of
 from localllm.text.tokenizer import Tokenizer
 
 # Calibration text to windows of token ids.
@@ -69,3 +70,28 @@ def make_artefact(
         outcome = quantize_layers(header, recipe, ids, artefact, on_progress, artefact.states)
         artefact.finish()
     return outcome
+
+
+# `--quant`: quantizes a model to INT8 or INT4 the first time, and reuses the result later.
+
+
+def find_or_quantize(
+    header: Header,
+    quant: str,
+    home: Path,
+    on_progress: Progress = lambda part, done, count: None,
+    notify: Callable[[str], object] = lambda text: None,
+) -> Path:
+    """Return the folder of the quantized model. notify: receives a message for the user.
+
+    Raises UsageError for a source that is already quantized, and like `make_artefact`; an interrupted run is
+    resumed the next time.
+    """
+    recipe = recipe_of(quant)
+    check_source(header, INSTEAD)
+    folder = artefact_path(home, header.path, quant)
+    with artefact_lock(folder, lambda: notify(f"another process is quantizing {header.path}; waiting for it")):
+        if (existing := find_artefact(home, header.path, quant)) is not None:
+            return existing
+        make_artefact(header, recipe, folder, on_progress, force=True)
+    return folder

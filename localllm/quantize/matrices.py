@@ -17,8 +17,8 @@ from localllm.quantize import awq, gptq, rtn, smoothquant
 from localllm.quantize.folds import ScaleFold, apply_fold, find_folds
 from localllm.quantize.inputs import InputStatistics
 from localllm.quantize.layers import HiddenStates, InputHook, build_layer, observe_linears
-from localllm.quantize.recipe import Recipe
 from localllm.quantize.resident import RecordedWeights
+from localllm.quantize.source import Recipe
 from localllm.quantize.states import QuantizationResult
 from localllm.runtime.kernels.threads import run_in_parts
 

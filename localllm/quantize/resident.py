@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.quant.dequantize import dequantize
 from localllm.runtime.weight_source import WeightSource
 

@@ -4,14 +4,36 @@ A revision on the Hub is identified by its commit; a local folder by its path wi
 files.
 """
 
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.folder import weight_files
 from localllm.hub.store import parse_snapshot_path
+
+# Quantization recipes. Needs no torch.
+
+Method = Literal["rtn", "gptq", "awq", "smoothquant"]
+METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is quantized.
+
+    rtn: round to nearest, with scales of the smallest squared error; the only method without calibration text.
+    """
+
+    method: Method = "rtn"
+    bits: int = 4  # of the layers' matrices: 4 or 8
+    group: int | None = 128  # columns that share a scale; None: an entire row
+    symmetric: bool = True
+    activations: bool = False  # quantize activations to INT8 with a scale per token (W8A8)
+    head_bits: int = 8  # of the head, with a scale per row; 16: unquantized
+
 
 PARTIAL_SUFFIX = ".partial"  # of a folder that is being written
 RECIPE_FILE = "recipe.json"  # in an artefact: its source and recipe

@@ -4,6 +4,7 @@ One safetensors file in the partial folder, renamed into place before the shard 
 previous file is removed afterwards. Without it, or with one for other token ids, a run starts at the first layer.
 """
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -11,9 +12,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from localllm.quantize import shards
+from localllm.files import explain_disk_errors
+from localllm.quantize.store import DRAFT_SUFFIX, publish_draft
+
+# Writes safetensors files atomically, and turns a full disk into an error message.
+
+
+def save_tensors(
+    file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], reported_folder: Path
+) -> None:
+    """Write a file atomically, like `disk.write_durably`. reported_folder: the path in error messages.
+
+    Raises DiskFull, or LocalLLMError if it cannot be written.
+    """
+    draft = file.with_suffix(DRAFT_SUFFIX)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    with explain_disk_errors(reported_folder, resumable=True):
+        try:
+            save_file(contiguous, draft, metadata=metadata)
+        except SafetensorError as error:
+            if "os error 28" in str(error):  # ENOSPC
+                raise OSError(errno.ENOSPC, "the disk is full") from error
+            raise
+        publish_draft(draft, file)
+
 
 STATE_FILE = "states-{}.safetensors"
 
@@ -36,7 +61,7 @@ def digest_token_ids(ids: Tensor | None) -> str:
 def save_state(
     folder: Path, layer: int, calibration_digest: str, outcome: QuantizationResult, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Save the state before this layer. Raises like `shards.save_tensors`.
+    """Save the state before this layer. Raises like `save_tensors`.
 
     calibration_digest: digest of the token ids
     """
@@ -45,7 +70,7 @@ def save_state(
         "rounded": json.dumps(outcome.rounded),
         "text": calibration_digest,
     }
-    shards.save_tensors(folder / STATE_FILE.format(layer), tensors, fields, folder)
+    save_tensors(folder / STATE_FILE.format(layer), tensors, fields, folder)
 
 
 def remove_state(folder: Path, layer: int) -> None:

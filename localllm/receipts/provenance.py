@@ -8,7 +8,7 @@ from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.facts import tensor_formats
 from localllm.checkpoint.header import read_header
 from localllm.hardware.device import cpu_features, device_name
-from localllm.hardware.versions import library_versions
+from localllm.hardware.processor import library_versions
 from localllm.hub.catalog import boxed_folder, catalog_entries
 from localllm.hub.names import RepoName
 from localllm.hub.store import parse_snapshot_path

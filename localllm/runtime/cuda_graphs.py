@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime.batch import Batch, CannotCapture
+from localllm.runtime.batch import Batch, CannotCapture, upload_into
 from localllm.runtime.device_errors import is_out_of_memory
 from localllm.runtime.gpu_sampler import BucketSampler, GpuSampler, SamplingVariant, variant_of
-from localllm.runtime.host_to_device import upload_into
 from localllm.runtime.kernels.gpu import step as ends
 from localllm.runtime.kernels.gpu.step import (
     CONTEXT_LEN,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime.host_to_device import upload_into
+from localllm.runtime.batch import upload_into
 from localllm.runtime.kernels.gpu.nucleus import MAX_VOCABULARY
 from localllm.runtime.kernels.gpu.penalties import LogitBiases, TokenHistory
 from localllm.runtime.kernels.gpu.sampling import SamplingColumns, SamplingScratch, sample_tokens

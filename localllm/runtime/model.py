@@ -16,9 +16,8 @@ from localllm.runtime import kernels
 from localllm.runtime.batch import Batch, EncoderBatch
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kv_cache.tensors import LayerCache
-from localllm.runtime.layers.embedding import Embedding
 from localllm.runtime.layers.ffn import load_ffn
-from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.linear import Embedding, Linear
 from localllm.runtime.layers.mixer import load_mixer
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs

@@ -10,7 +10,7 @@ import torch
 from localllm.arch.config import ModelConfig
 from localllm.arch.pooling import Pooling
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.metrics import PhaseTimer
 from localllm.runtime.engine import Engine
 from localllm.runtime.model import Decoder, Encoder

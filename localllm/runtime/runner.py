@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm.request import SamplingParams
-from localllm.runtime.batch import Batch, CannotCapture
-from localllm.runtime.host_to_device import upload_values
+from localllm.runtime.batch import Batch, CannotCapture, upload_values
 from localllm.runtime.kernels.batch_invariance import batch_invariance
 from localllm.runtime.kv_cache.sequence_state import CacheCopies
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from localllm.errors import LocalLLMError
 from localllm.request import SamplingParams, TokenLogprob
-from localllm.runtime.host_to_device import upload_tensor, upload_values
+from localllm.runtime.batch import upload_tensor, upload_values
 
 
 # Acceptance of a draft model's drafts: modified rejection sampling (Leviathan, Kalman and Matias 2023, algorithm

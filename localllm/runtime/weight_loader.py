@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.header import TensorHeader
-from localllm.checkpoint.stored import decode_tensor
+from localllm.checkpoint.tensors import decode_tensor
 from localllm.files import damaged_file
 from localllm.metrics import PhaseTimer
 

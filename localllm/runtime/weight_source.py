@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
-from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.checkpoint.tensors import Weights, check_finite
 from localllm.errors import DamagedModel
 from localllm.metrics import PhaseTimer
 from localllm.quant.dequantize import dequantize

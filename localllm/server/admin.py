@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from localllm import __version__
 from localllm.api.body import StrictModel, validate
-from localllm.api.openai.functions import ToolList, parse_tools
+from localllm.api.openai.bodies import ToolList, parse_tools
 from localllm.api.openai.messages import MessageList, parse_messages
 from localllm.errors import BadField, EngineFailed
 from localllm.request import ChatRequest

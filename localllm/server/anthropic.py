@@ -9,10 +9,13 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from localllm.api.anthropic.bodies import CountTokensBody, MessagesBody
-from localllm.api.anthropic.requests import parse_count_request, parse_message_request
-from localllm.api.anthropic.responses import JsonObject, error_object, message_object
-from localllm.api.anthropic.streams import MessageStream
+from localllm.api.anthropic.requests import (
+    CountTokensBody,
+    MessagesBody,
+    parse_count_request,
+    parse_message_request,
+)
+from localllm.api.anthropic.responses import JsonObject, MessageStream, error_object, message_object
 from localllm.errors import LocalLLMError
 from localllm.llm.llm import collect_completion
 from localllm.request import Request as Prepared

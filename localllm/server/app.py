@@ -20,16 +20,13 @@ from localllm.server import (
     native_api,
     ollama,
     openai,
-    overview,
     responses,
     store,
     web,
 )
 from localllm.server.access import AccessPolicy
-from localllm.server.errors import error_response
-from localllm.server.guard import Guard
+from localllm.server.guard import ConnectionLimits, Guard, error_response
 from localllm.server.inventory import Inventory
-from localllm.server.limits import ConnectionLimits
 from localllm.server.logs import RequestLogger
 from localllm.server.models import ModelPool
 from localllm.server.openapi import add_openapi_route
@@ -71,7 +68,7 @@ def create_app(
     app.include_router(llama_server.router(models))
     app.include_router(admin.router(models, sums))
     app.include_router(native_api.router(models))
-    app.include_router(overview.status_router(models, sums.recent_latencies))
+    app.include_router(native_api.status_router(models, sums.recent_latencies))
     app.include_router(web.router())
     add_openapi_route(app)
     app.add_exception_handler(LocalLLMError, handle_error)

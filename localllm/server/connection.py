@@ -13,8 +13,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from localllm.errors import LocalLLMError, MalformedRequest
-from localllm.server.errors import error_response
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits, error_response
 
 TOO_MANY_CONNECTIONS = {"error": "too many connections are open; try again later"}
 

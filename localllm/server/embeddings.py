@@ -13,16 +13,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from localllm.api.ollama.embeddings import (
+from localllm.api.embeddings import (
     EmbedBody,
+    EmbeddingsBody,
     EmbedRequest,
     LegacyEmbeddingsBody,
     embed_object,
     legacy_embedding_object,
+    openai_embeddings_object,
     parse_embed_request,
     parse_legacy_embeddings,
+    parse_openai_embeddings,
 )
-from localllm.api.openai.embeddings import EmbeddingsBody, openai_embeddings_object, parse_openai_embeddings
 from localllm.llm.embedding_inputs import Embeddings
 from localllm.server.body import read_model_body
 from localllm.server.inventory import Inventory

@@ -4,15 +4,80 @@ body may be. What it refuses reaches no route. Knows nothing of what is asked.
 
 import asyncio
 import re
+import resource
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
 from time import monotonic
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, UsageError
+from localllm.api.anthropic import responses as anthropic
+from localllm.api.openai.responses import error_object
+from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, PromptRefused, UsageError
+from localllm.protocol.events import error_to_json
 from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values
-from localllm.server.errors import error_response
-from localllm.server.limits import ConnectionLimits
+from localllm.server.request_stats import current_request_stats
+
+# Errors as the API that was asked tells them: which one, its path says.
+
+
+def error_response(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """With Retry-After where the error knows when to ask again. The account of the request has it, too,
+    unless it is a fault of ours, or may have words of a prompt."""
+    account = current_request_stats()
+    if account and 400 <= error.http_status < 500 and not isinstance(error, PromptRefused):
+        account.error = str(error)
+    found = dict(headers or {})
+    if after := getattr(error, "retry_after", None):
+        found["Retry-After"] = str(after)
+    if path.startswith("/v1/messages"):
+        found["request-id"] = f"req_{secrets.token_hex(12)}"
+        body = anthropic.error_object(error, found["request-id"])
+    elif path.startswith("/localllm/"):
+        body = error_to_json(error)
+    else:
+        body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
+    return JSONResponse(body, error.http_status, found)
+
+
+# How long and how much a connection may take, whatever is asked over it.
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    max_connections: int = 512
+    """At once. Beyond, the one that has idled for longest makes room, and where all are at work the new one gets
+    503."""
+
+    head_timeout_s: float = 10.0
+    """Within which a request's line and headers come, and before them TLS is agreed upon."""
+
+    max_head_bytes: int = 64 * 2**10
+
+    body_timeout_s: float = 60.0
+    """Within which a body comes."""
+
+    body_grace_s: float = 10.0
+    min_body_bytes_per_s: float = 16 * 2**10
+    """Bytes a second, at least, on the average of a body behind its grace."""
+
+    max_body_bytes: int = 16 * 2**20
+    """A context of a million tokens is about 4 MB of text."""
+
+    keep_alive_s: int = 30
+    """Of a connection with nothing asked."""
+
+    reader_timeout_s: float = 30.0
+    """Within which a client takes `reader_bytes` of what waits for it, or all."""
+
+    min_reader_bytes: int = 16 * 2**10
+
+    def connection_limit(self) -> int:
+        """At most half of the files that this process may open: models and answers need some, too."""
+        return max(1, min(self.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+
 
 PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
 UNAUTHENTICATED = "localllm.stranger"  # is set in the scope of those who read them without a key

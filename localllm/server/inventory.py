@@ -6,18 +6,51 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from localllm.api.ollama.described import ModelDetails, show_object
+from localllm.api.ollama.describe import ModelDetails, show_object
 from localllm.api.ollama.responses import JsonObject
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.hub.installed import installed_models
 from localllm.hub.made import edition_files, find_edition
-from localllm.hub.names import strip_latest
-from localllm.hub.resolve import ModelRef
+from localllm.hub.names import ALIAS_NAME, is_path, parse_name, similar_names, strip_latest
+from localllm.hub.resolve import ModelRef, installed_models, resolve_model
 from localllm.modelfile.edition import Edition
-from localllm.server.names import resolve_client_name
 from localllm.text.infill import find_infill_tokens
+
+# Names that clients send, and what to tell of those that nobody knows. Knows nothing of what is loaded.
+
+PATH_PREFIXES = ("/", "./", "../", "~")
+
+
+def resolve_client_name(name: str, given: Mapping[str, str]) -> ModelRef:
+    """The model that a client means. given: names of the server's own, each with what it stands for.
+
+    Raises ModelNotFound for what is not on this machine: paths are for whoever starts the server, and nothing is
+    pulled unasked.
+    """
+    if name in given:
+        return replace(resolve_model(given[name]), edition=None)
+    name = strip_latest(name)
+    if edition := find_edition(name):
+        return replace(resolve_model(edition.source), edition=edition)
+    if name.startswith(PATH_PREFIXES):  # `parse` would advise to give one
+        raise ModelNotFound(f"{name!r} is a path", "ask for one of the names that the server lists")
+    check_name_exists(name)
+    ref = resolve_model(name, paths=False)  # the same whether or not there is a file of that name
+    if is_path(name):
+        raise ModelNotFound(f"{name!r} is a path, too", "ask for one of those that the server lists")
+    return ref
+
+
+def check_name_exists(name: str) -> None:
+    """Raises ModelNotFound where the name stands for nothing, here or elsewhere."""
+    try:
+        parse_name(name, paths=False)
+    except ModelNotFound as error:
+        near = similar_names(name) if ALIAS_NAME.fullmatch(name) else []  # a long one takes its time
+        guess = f"did you mean {' or '.join(near)}? " if near else ""
+        raise ModelNotFound(error.message, f"{guess}GET /v1/models lists the names") from error
+
 
 FileState = tuple[int, int]  # when a folder or file was changed, and its size: another model has others
 

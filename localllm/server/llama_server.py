@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from localllm import __version__
-from localllm.api.asked import ParsedRequest
 from localllm.api.body import BadField, validate
+from localllm.api.embeddings import MAX_INPUTS, check_input_type
 from localllm.api.llama_server import (
     InfillBody,
     JsonObject,
@@ -26,10 +26,10 @@ from localllm.api.llama_server import (
     sampling_settings,
     slot_object,
 )
-from localllm.api.openai.embeddings import MAX_INPUTS, check_input_type
-from localllm.api.openai.functions import parse_tools
+from localllm.api.openai.bodies import parse_tools
 from localllm.api.openai.messages import parse_messages
 from localllm.api.openai.responses import error_object
+from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import LocalLLMError
 from localllm.llm.llm import LLM, collect_completion
 from localllm.request import ChatRequest, GenerationEvent, SamplingParams

@@ -10,23 +10,53 @@ All on the event loop; what takes time is done in a thread meanwhile. Knows noth
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from localllm.errors import Busy, DoesNotFit, LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.resolve import ModelRef, resolve_model
 from localllm.llm.embedder import Embedder
 from localllm.llm.llm import LLM
+from localllm.server.inventory import resolve_client_name
 from localllm.server.lease import Lease, LoadedModel
-from localllm.server.names import resolve_client_name
 from localllm.server.sse import ModelEventLog
-from localllm.server.threads import run_in_daemon_thread
 
+# Work in a thread that the end of the process does not wait for, as it may take minutes.
+
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+async def run_in_daemon_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """As `asyncio.to_thread`, whose threads are waited for at the end. Raises what the function raises."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result, fault = None, None
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as error:
+            fault = error
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, fault)
+
+    threading.Thread(target=work, name=f"localllm-{getattr(function, '__name__', 'work')}", daemon=True).start()
+    return await done
+
 
 DEFAULT_KEEP_ALIVE_S = 300.0  # seconds
 

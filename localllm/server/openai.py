@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from localllm import __version__
-from localllm.api.asked import ParsedRequest
 from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
@@ -25,8 +24,9 @@ from localllm.api.openai.responses import (
     text_completion_object,
 )
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
+from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import LocalLLMError
-from localllm.hub.installed import installed_models
+from localllm.hub.resolve import installed_models
 from localllm.llm.llm import LLM, collect_completion
 from localllm.metrics import Metrics
 from localllm.request import GenerationEvent, SamplingParams

@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from localllm.metrics import Metrics
 from localllm.server.lease import LoadedModel
 from localllm.server.models import ModelPool
-from localllm.server.overview import free_memory
-from localllm.server.request_log import RecentLatencies
+from localllm.server.native_api import free_memory
+from localllm.server.request_stats import RecentLatencies
 
 disable_created_metrics()  # a series of times beside each count, which nobody asked for
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -18,9 +18,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from localllm.errors import UsageError
-from localllm.server.access_flags import parse_ip_address
+from localllm.server.access import parse_ip_address
 from localllm.server.connection import Connection
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits
 
 DEFAULT_PORT = 11434
 DRAIN_TIMEOUT_S = 30

@@ -2,33 +2,130 @@
 `blobs`. `localllm.api.ollama` reads and writes the bodies."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, nullcontext
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, nullcontext, suppress
 from functools import partial
+from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from localllm.api.ollama.bodies import CopyBody, CreateBody, NameBody, PullBody, ShowBody, model_name, parse_body
-from localllm.api.ollama.creating import parse_create_request
+from localllm.api.ollama.bodies import (
+    CopyBody,
+    CreateBody,
+    NameBody,
+    PullBody,
+    ShowBody,
+    model_name,
+    parse_body,
+    parse_create_request,
+)
 from localllm.api.ollama.responses import JsonObject, error_object
-from localllm.errors import LocalLLMError, ModelNotFound, NotSupported, UsageError
+from localllm.errors import ClientLeft, LocalLLMError, ModelNotFound, NotSupported, UsageError
 from localllm.hardware.device import resolve_device, total_bytes
 from localllm.hub.blobs import BlobUpload, blob_file
 from localllm.hub.catalog import CatalogEntry
+from localllm.hub.listing import RemoteFile
 from localllm.hub.names import RepoName, is_path, parse_name, strip_latest
 from localllm.hub.naming import assigned_target, copy_name, remove_name
+from localllm.hub.pull import PullPlan
 from localllm.hub.remove import Removal, plan_removal, removable_repo
+from localllm.hub.store import SHA256
 from localllm.llm.create import create
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
-from localllm.server.models import ModelPool
+from localllm.server.models import ModelPool, run_in_daemon_thread
 from localllm.server.openapi import route_docs
-from localllm.server.pulls import BackgroundWork, ProgressReporter, progress_lines
 from localllm.server.sse import ndjson_line, ndjson_response, run_until_disconnect
 from localllm.settings import Settings
+
+# A pull as Ollama's API tells it: a status a line, and how far each file has come.
+
+BackgroundWork = Callable[["ProgressReporter"], object]
+
+PROGRESS_INTERVAL_S = 0.1  # between two lines about one file
+
+
+class ProgressReporter:
+    """Follows what a thread does, for a reader on the event loop. `Show` of a pull."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.lines: asyncio.Queue[JsonObject | None] = asyncio.Queue()
+        self.is_abandoned = threading.Event()
+        self.lock = threading.Lock()
+        self.received_bytes: dict[str, int] = {}  # bytes, by digest
+        self.reported_at: dict[str, float] = {}
+
+    def report(self, status: str, **more: Any) -> None:
+        """Raises Left where nobody listens."""
+        if self.is_abandoned.is_set():
+            raise ClientLeft("nobody waits for it any more")
+        self.put_line({"status": status, **more})
+
+    def put_line(self, line: JsonObject | None) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self.loop.call_soon_threadsafe(self.lines.put_nowait, line)
+
+    def begin(self, order: PullPlan) -> None:
+        self.received_bytes = dict(order.cached_bytes)
+        for file in order.files:
+            self.report_file(file)
+
+    def advance(self, file: RemoteFile, count: int) -> None:
+        with self.lock:
+            self.received_bytes[file.digest] = self.received_bytes.get(file.digest, 0) + count
+            now = time.monotonic()
+            due = now - self.reported_at.get(file.digest, 0.0) >= PROGRESS_INTERVAL_S
+            if due:
+                self.reported_at[file.digest] = now
+        if self.is_abandoned.is_set():
+            raise ClientLeft("nobody waits for it any more")
+        if due:
+            self.report_file(file)
+
+    def finish(self, file: RemoteFile) -> None:
+        self.received_bytes[file.digest] = file.size
+        self.report_file(file)
+
+    def say(self, text: str) -> None:
+        self.report(text)
+
+    def report_file(self, file: RemoteFile) -> None:
+        kind = "sha256" if SHA256.fullmatch(file.digest) else "sha1"
+        completed = min(self.received_bytes.get(file.digest, 0), file.size)
+        self.report(
+            f"pulling {file.digest[:12]}", digest=f"{kind}:{file.digest}", total=file.size, completed=completed
+        )
+
+
+async def progress_lines(work: BackgroundWork) -> AsyncGenerator[JsonObject]:
+    """What a thread tells, as it does; at last the error that ended it is raised. Where the reader leaves, `work`
+    hears of it the next time that it says something, and is waited for."""
+    told = ProgressReporter()
+
+    def run() -> None:
+        try:
+            work(told)
+        finally:
+            told.put_line(None)
+
+    running = asyncio.ensure_future(
+        run_in_daemon_thread(run)
+    )  # for minutes: prompts are prepared by those of the loop
+    try:
+        while (line := await told.lines.get()) is not None:
+            yield line
+        await running
+    finally:
+        told.is_abandoned.set()
+        if not running.done():
+            with suppress(LocalLLMError):
+                await asyncio.shield(running)
 
 
 def router(models: ModelPool, inventory: Inventory) -> APIRouter:

@@ -21,7 +21,7 @@ from localllm.text.backends import (
     build_word_piece,
     find_byte_aliases,
 )
-from localllm.text.ends import END_TOKENS, MESSAGE_END, find_end_tokens
+from localllm.text.folder import END_TOKENS, MESSAGE_END, find_end_tokens
 from localllm.text.pretokenizers import DEFAULT, PRE_TOKENIZERS
 from localllm.text.vocabulary import (
     ADDED_TYPES,

@@ -10,9 +10,8 @@ from typing import Any
 
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged_file, read_json
-from localllm.text.backends import build_byte_level_bpe, byte_alphabet
+from localllm.text.backends import build_byte_level_bpe, byte_alphabet, derive_merges
 from localllm.text.folder import read_chat_templates, read_special_tokens
-from localllm.text.merges import derive_merges
 from localllm.text.pretokenizers import O200K, TEKKEN, PreTokenizer
 from localllm.text.vocabulary import (
     TokenizerDescription,

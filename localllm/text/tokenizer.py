@@ -15,6 +15,7 @@ from localllm.errors import DamagedModel, LocalLLMError, PromptRefused, Unsuppor
 from localllm.files import MAX_JSON_BYTES, TOKENIZER_FILES, damaged_file, parse_json
 from localllm.text.backends import SPACE, SpaceNormalization, byte_alphabet
 from localllm.text.bounds import (
+    TokenCountBound,
     check_growth,
     check_normalized_length,
     check_sections,
@@ -22,9 +23,7 @@ from localllm.text.bounds import (
     read_sections,
 )
 from localllm.text.control import RenderedChat
-from localllm.text.ends import find_turn_end_tokens
-from localllm.text.fewest import TokenCountBound
-from localllm.text.folder import read_chat_templates, read_special_tokens
+from localllm.text.folder import find_turn_end_tokens, read_chat_templates, read_special_tokens
 from localllm.text.gguf_tokenizer import read_gguf_tokenizer
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken

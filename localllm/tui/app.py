@@ -17,12 +17,12 @@ from textual.events import Key, Paste
 from localllm.conversation.session import Session
 from localllm.protocol.model import Model
 from localllm.tui.chat_screen import ChatScreen
-from localllm.tui.first_run import FirstRunScreen
-from localllm.tui.keys import key_name
+from localllm.tui.help_screen import key_name
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.machine import Machine
+from localllm.tui.models_screen import FirstRunScreen
+from localllm.tui.picker import ModelChosen
 from localllm.tui.themes import apply_theme, use_ansi_colors
-from localllm.tui.wishes import ModelChosen
 
 # Python's collector of garbage, kept from holding up keys: what there is when a conversation begins it need not
 # go through again and again, which takes a tenth of a second, and all of what came since only now and then.

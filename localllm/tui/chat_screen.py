@@ -24,13 +24,12 @@ from localllm.formatting import printable
 from localllm.protocol.model import Model
 from localllm.tui.answering import AnswerEnd, AnswerObserver, AnswerThread, TimedEvent
 from localllm.tui.inspector.panel import Inspector
+from localllm.tui.live_metrics import IDLE_NUMBERS, AnswerPhase, LiveMetrics, LiveNumbers, render_metrics
 from localllm.tui.machine import Machine
-from localllm.tui.metrics.cells import render_metrics
-from localllm.tui.metrics.live import IDLE_NUMBERS, AnswerPhase, LiveMetrics, LiveNumbers
+from localllm.tui.picker import CommandChosen, SessionChosen
 from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
-from localllm.tui.wishes import CommandChosen, SessionChosen
 
 # The numbers under a conversation: of the answer under way, and dimmed of the last one until the next.
 FRAME_S = 1 / 30

@@ -15,11 +15,11 @@ from textual.screen import Screen
 from localllm.conversation.commands import COMMANDS
 from localllm.conversation.session_file import SessionHeader
 from localllm.conversation.sessions import SessionStore
-from localllm.tui.cells import truncate
-from localllm.tui.keys import key_bindings
+from localllm.tui.drawing import truncate
+from localllm.tui.help_screen import key_bindings
 from localllm.tui.machine import Machine
 from localllm.tui.models_screen import fit_summary
-from localllm.tui.wishes import CommandChosen, ModelChosen, SessionChosen
+from localllm.tui.picker import CommandChosen, ModelChosen, SessionChosen
 
 MAX_NAME_CELLS = 60  # cells of a name
 EXCLUDED_ACTIONS = ("command_palette", "dismiss")  # actions that make no sense from the palette

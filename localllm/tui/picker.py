@@ -19,6 +19,34 @@ from textual.worker import get_current_worker
 
 from localllm.formatting import printable
 
+# What a person has chosen in a list or in the palette: messages to the screen of the conversation.
+
+
+class ModelChosen(Message):
+    """The conversation is to go on with this model."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+
+class SessionChosen(Message):
+    """This kept conversation is to be gone on with."""
+
+    def __init__(self, id: str):
+        super().__init__()
+        self.id = id
+
+
+class CommandChosen(Message):
+    """A slash command is to be done; it is to be finished in the prompt first where it is not whole."""
+
+    def __init__(self, line: str, is_whole: bool):
+        super().__init__()
+        self.line = line
+        self.is_complete = is_whole
+
+
 Row = TypeVar("Row")
 Chosen = TypeVar("Chosen")
 MAX_ROWS = 200  # laid out at once, so that each key is answered soon; a search finds the others

@@ -17,7 +17,7 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Select, Static, TextArea
 
 from localllm.conversation.chat import Chat
-from localllm.conversation.parameters import with_parameter
+from localllm.conversation.commands import with_parameter
 from localllm.errors import LocalLLMError, UsageError
 from localllm.formatting import one_line, printable
 from localllm.sampling import PARAMETER_HELP, THINK_HELP

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from localllm.api.anthropic.requests import parse_message_request
-from localllm.api.limits import MAX_MESSAGES, MAX_PARTS, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOOLS
+from localllm.api.body import MAX_MESSAGES, MAX_PARTS, MAX_STOP_CHARACTERS, MAX_STOPS, MAX_TOOLS
+from localllm.api.native import parse_answer_request
 from localllm.api.ollama.requests import parse_chat_request, parse_generate_request
 from localllm.api.openai.responses_api.requests import parse_response_request
-from localllm.api.own import parse_answer_request
 from localllm.errors import BadField
 from localllm.request import SamplingParams
 from localllm.sampling import params_to_json

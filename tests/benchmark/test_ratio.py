@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.benchmark.ratio import Ratio, paired_ratio, student_t_cdf, student_t_quantile
+from localllm.benchmark.summary import Ratio, paired_ratio, student_t_cdf, student_t_quantile
 from localllm.errors import UsageError
 
 # Abramowitz and Stegun, table 26.10: t of 0.975 and 0.995

@@ -15,14 +15,18 @@ import numpy
 import pytest
 
 from localllm.arch.cost import SequenceStep, bytes_read, flops
-from localllm.benchmark.contestant import BenchmarkedModel
 from localllm.benchmark.figures import decode_phase
-from localllm.benchmark.prompts import PromptSource
 from localllm.benchmark.report import as_csv, as_dict, as_markdown
 from localllm.benchmark.result import BenchmarkResult
-from localllm.benchmark.run import BenchmarkPlan, load_subject, make_prompt_source, run_benchmark
-from localllm.benchmark.scenario import Scenario, ScenarioGrid
-from localllm.benchmark.versus import compare_models
+from localllm.benchmark.run import (
+    BenchmarkedModel,
+    BenchmarkPlan,
+    compare_models,
+    load_subject,
+    make_prompt_source,
+    run_benchmark,
+)
+from localllm.benchmark.scenario import PromptSource, Scenario, ScenarioGrid
 from localllm.cli.bench_page import format_benchmark
 from localllm.comparison import subject as subjects
 from localllm.comparison.subject import Subject

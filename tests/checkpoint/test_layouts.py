@@ -15,7 +15,7 @@ from torch import Tensor
 from localllm.arch.layout import TensorLayout
 from localllm.checkpoint.header import Header, gather_tensors
 from localllm.checkpoint.layouts import read_quantization
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from localllm.cli import exits, signals
+from localllm.cli import exits
 from tests.cli.conftest import LAUNCHER
 from tests.cli.test_terminal import CTRL_C, Terminal
 
@@ -98,9 +98,9 @@ run_with_exit_code(act)
 
 
 def test_handlers_are_those_of_before_when_a_command_has_ended():
-    before = [signal.getsignal(number) for number in signals.TERMINATION_SIGNALS]
+    before = [signal.getsignal(number) for number in exits.TERMINATION_SIGNALS]
     assert exits.run_with_exit_code(lambda: 5) == 5
-    assert [signal.getsignal(number) for number in signals.TERMINATION_SIGNALS] == before
+    assert [signal.getsignal(number) for number in exits.TERMINATION_SIGNALS] == before
 
 
 def test_nohup_lets_the_answer_go_on(model):

@@ -7,7 +7,7 @@ import pytest
 
 from localllm.client.server import ServerClient
 from localllm.errors import AccessDenied, ServerUnreachable
-from localllm.server.access_flags import load_tls_context
+from localllm.server.access import load_tls_context
 from tests.server.attacks.wire import KEY, wide
 from tests.server.conftest import serving
 

@@ -15,14 +15,14 @@ import transformers
 import localllm
 from localllm import SamplingParams
 from localllm.checkpoint.gguf.header import read_gguf
-from localllm.comparison import look
+from localllm.comparison import compare
 from localllm.comparison import subject as subjects
 from localllm.comparison.compare import compare_models
 from localllm.comparison.subject import Subject, find_subject, shared_vocab_size
 from localllm.errors import DiskFull, DoesNotFit, UsageError
 from localllm.hub.catalog import boxed_folder, catalog
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
-from localllm.quality import cache
+from localllm.quality import measure
 from localllm.quality.report import Quality
 from localllm.quality.text import EVALUATION_NAME, EVALUATION_TEXT, split_into_windows
 from localllm.settings import Settings
@@ -138,7 +138,7 @@ def test_one_after_the_other_finds_the_same(
     with pytest.raises(DoesNotFit, match="the weights of demo need"):
         compare_models(a, b, settings, tokens=200)
     monkeypatch.setattr(subjects, "free_bytes", lambda place: enough)
-    monkeypatch.setattr(cache, "logits_bytes", lambda windows, vocab: 10**18)
+    monkeypatch.setattr(measure, "logits_bytes", lambda windows, vocab: 10**18)
     with pytest.raises(DiskFull, match="give fewer --tokens"):
         compare_models(a, b, settings, tokens=200)
 
@@ -146,7 +146,7 @@ def test_one_after_the_other_finds_the_same(
 def test_padding_of_a_table_is_no_token(
     tmp_path: Path, find: Find, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(look, "LOGITS_PER_CHUNK", 40 * VOCAB)  # several pieces, which must be the same for both
+    monkeypatch.setattr(compare, "LOGITS_PER_CHUNK", 40 * VOCAB)  # several pieces, which must be the same for both
     model = write_tiny(tmp_path / "a")
     write_tiny(tmp_path / "b")
     model.resize_token_embeddings(VOCAB + 56, mean_resizing=False)

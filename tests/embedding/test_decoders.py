@@ -14,10 +14,10 @@ import localllm
 from localllm import LLM, SamplingParams
 from localllm.arch.pooling import POOLING_TYPES, Pooling
 from localllm.errors import ContextOverflow, DoesNotFit, LocalLLMError, UsageError
+from localllm.llm.decoder_embeddings import embed_in_chunks
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks
 from localllm.runtime.pooling import Pooler
-from localllm.runtime.vectors import embed_in_chunks
 from tests.models.families import FAMILIES
 from tests.models.proofs import logits_of_transformers, token_ids
 from tests.shared import shared

@@ -7,7 +7,7 @@ from huggingface_hub import constants
 
 from localllm.errors import NetworkError
 from localllm.hub import http
-from localllm.hub.access import hub_access
+from localllm.hub.http import hub_access
 from localllm.hub.names import RepoName
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")

@@ -1,8 +1,8 @@
 import pytest
 
 from localllm.errors import DamagedModel, ModelNotFound, UsageError
-from localllm.hub.aliases import aliases_file, read_aliases, set_alias
 from localllm.hub.catalog import catalog
+from localllm.hub.made import aliases_file, read_aliases, set_alias
 from localllm.hub.names import RepoName, is_path, parse_name, similar_names
 
 

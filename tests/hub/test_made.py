@@ -7,11 +7,10 @@ import pytest
 
 from localllm.errors import DamagedModel, DiskFull, ModelNotFound, UsageError, WrongDigest
 from localllm.hub.blobs import BlobUpload, blob_file, link_model_folder
-from localllm.hub.installed import installed_models
 from localllm.hub.made import edition_files, find_edition
 from localllm.hub.names import parse_name, strip_latest
 from localllm.hub.naming import assign_edition, copy_name, remove_name
-from localllm.hub.resolve import resolve_model
+from localllm.hub.resolve import installed_models, resolve_model
 from localllm.modelfile.edition import Edition
 
 

@@ -7,7 +7,7 @@ import torch
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.plan.weights import weight_bytes
 from localllm.quant.packing import stays_packed
 from localllm.runtime import weight_source

@@ -10,8 +10,8 @@ from localllm.arch.cost import SequenceStep, bytes_read, kv_bytes_per_token
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.hardware.measure import Rates, RateSetup, _write, stored_rates
-from localllm.plan.reads import step_reads
 from localllm.plan.runs import MIN_OUTPUT_TOKENS
+from localllm.plan.speed import step_reads
 from localllm.plan.weights import weight_bytes
 from localllm.quant.packing import kv_element_bytes
 from localllm.request import SamplingParams

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from localllm.errors import DiskFull
-from localllm.quality.cache import LogitsFile, logits_bytes, open_logits_file
-from localllm.quality.measure import measure_distance
+from localllm.quality.measure import LogitsFile, logits_bytes, measure_distance, open_logits_file
 from tests.quality.test_measure import VOCAB, WINDOWS, Table
 
 

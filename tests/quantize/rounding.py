@@ -4,13 +4,13 @@ import torch
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.quant.formats import int4, int8
 from localllm.quant.formats.groups import expand_groups, split_groups
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.expected import is_quantized
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.check import is_quantized
+from localllm.quantize.source import Recipe
 
 
 def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:

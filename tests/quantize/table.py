@@ -24,8 +24,8 @@ from localllm.checkpoint.header import read_header
 from localllm.quantize import make
 from localllm.quantize.driver import quantize_layers
 from localllm.quantize.layers import find_linears
-from localllm.quantize.recipe import Recipe
 from localllm.quantize.smoothquant import fake_quantize_tokens
+from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer

@@ -15,12 +15,12 @@ from localllm.errors import DiskFull, UsageError
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import int4, int8
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize import shards, states
+from localllm.quantize import states
 from localllm.quantize.artefact import Artefact
+from localllm.quantize.check import check_group_size
 from localllm.quantize.compressed import choose_scheme, quantization_config, to_stored_tensors
 from localllm.quantize.driver import quantize_layers
-from localllm.quantize.expected import check_group_size
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import Recipe
 from tests.quantize.rounding import quantized_parts, write_rounded
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
@@ -249,7 +249,7 @@ def test_states_that_the_disk_cannot_hold_are_a_sentence(tmp_path: Path, monkeyp
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(shards, "save_file", full)
+    monkeypatch.setattr(states, "save_file", full)
     with pytest.raises(DiskFull, match="is full"):
         states.save_state(tmp_path, 1, "", states.QuantizationResult(), {"hidden": torch.zeros(9)})
     assert states.load_state(tmp_path, 1, "") is None

@@ -19,7 +19,7 @@ from localllm.quant.grid import Grid
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import check, gptq, rtn
 from localllm.quantize.driver import quantize_layers
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain, write_plain
@@ -301,7 +301,7 @@ import torch
 from pathlib import Path
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import Recipe
 from localllm.quantize.check import TRANSIENT, required_memory_bytes
 from localllm.quantize.driver import quantize_layers
 

@@ -13,8 +13,8 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.driver import quantize_layers
 from localllm.quantize.folds import apply_fold, find_folds
 from localllm.quantize.layers import HiddenStates, build_layer
-from localllm.quantize.recipe import Recipe
 from localllm.quantize.resident import RecordedWeights
+from localllm.quantize.source import Recipe
 from tests.models.families import FAMILIES
 from tests.quantize.plain import Kept, plain
 from tests.tiny import make_checkpoint, make_engine

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from localllm.quantize.recipe import Recipe
+from localllm.quantize.source import Recipe
 from tests.quantize.table import DEMO, W8A8, Judged, of_stories
 from tests.shared import shared
 

@@ -10,9 +10,9 @@ import torch
 
 from localllm.request import SamplingParams
 from localllm.runtime import cuda_graphs
+from localllm.runtime.batch import upload_into
 from localllm.runtime.engine import Engine
 from localllm.runtime.gpu_sampler import variant_of
-from localllm.runtime.host_to_device import upload_into
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.sampler import SamplingSpec

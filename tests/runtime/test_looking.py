@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from localllm.comparison.compare import capture_layer_outputs, stream_logits
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks
-from localllm.runtime.probes import capture_layer_outputs, stream_logits
 from tests.tiny import make_checkpoint, make_engine
 
 HYBRID = {"layer_types": ["full_attention", "conv", "full_attention"]}

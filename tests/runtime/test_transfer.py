@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.errors import DamagedModel
 from localllm.hub.resolve import resolve_model
 from localllm.runtime.model import Decoder

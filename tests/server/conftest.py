@@ -10,7 +10,7 @@ import localllm
 from localllm import LLM
 from localllm.server.access import AccessPolicy
 from localllm.server.app import create_app
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits
 from localllm.server.models import ModelPool
 from localllm.server.serve import Server, bind
 from tests.shared import shared

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from localllm import LLM, SamplingParams
-from localllm.api.asked import ParsedRequest
+from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import ReaderTooSlow
 from localllm.request import ChatRequest, GenerationEvent, Request
 from localllm.server.answers import EVENT_WEIGHT, AnswerReader

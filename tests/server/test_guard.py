@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from localllm.server.access import AccessPolicy, OriginRefused
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits
 
 MOST_BODY = ConnectionLimits().max_body_bytes
 BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 1}).encode()

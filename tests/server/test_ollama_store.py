@@ -17,9 +17,8 @@ from localllm import LLM, SamplingParams
 from localllm.client.model import open_model
 from localllm.client.server import ServerClient
 from localllm.errors import ModelNotFound
-from localllm.hub.aliases import set_alias
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.made import find_edition
+from localllm.hub.made import find_edition, set_alias
 from localllm.request import ChatRequest
 from tests.server.conftest import running
 from tests.shared import shared

@@ -9,8 +9,8 @@ import pytest
 from localllm import SamplingParams
 from localllm.client.server import ServerClient
 from localllm.server.lease import LoadedModel
-from localllm.server.overview import model_status
-from localllm.tui.top.glance import fetch_snapshot, throughput_between
+from localllm.server.native_api import model_status
+from localllm.tui.top_board import fetch_snapshot, throughput_between
 from tests.server.conftest import serving
 
 LONG = SamplingParams(temperature=0, ignore_eos=True, max_tokens=300)

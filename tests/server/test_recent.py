@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from localllm.metrics import Metrics
-from localllm.server.request_log import MAX_GAPS, WINDOW_S, RecentLatencies
+from localllm.server.request_stats import MAX_GAPS, WINDOW_S, RecentLatencies
 
 
 def measured(ttft, *gaps):

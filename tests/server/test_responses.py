@@ -11,7 +11,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
-from localllm.api.openai.responses_api.kept import KeptResponses
+from localllm.server.responses import KeptResponses
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 

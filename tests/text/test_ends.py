@@ -1,6 +1,6 @@
 import pytest
 
-from localllm.text.ends import find_turn_end_tokens
+from localllm.text.folder import find_turn_end_tokens
 from tests.text.output.turns import templates
 
 TEMPLATES = templates()

@@ -11,8 +11,8 @@ from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from localllm.checkpoint.gguf.header import read_gguf
 from localllm.hub.resolve import resolve_model
+from localllm.text.bounds import TokenCountBound
 from localllm.text.control import ChatPiece, RenderedChat
-from localllm.text.fewest import TokenCountBound
 from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared

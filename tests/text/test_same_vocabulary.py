@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import UsageError
-from localllm.text.same_vocabulary import check_same_vocabulary
+from localllm.llm.load_plan import check_same_vocabulary
 from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localllm.text.stops import StopStrings
+from localllm.text.detokenizer import StopStrings
 
 WORDS = st.text("ab<", max_size=8)
 

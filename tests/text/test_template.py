@@ -13,8 +13,7 @@ import tokenizers
 
 from localllm.errors import DamagedModel, LocalLLMError, UsageError
 from localllm.text.messages import convert_tool_arguments
-from localllm.text.sandbox import TemplateSandbox
-from localllm.text.template import ChatTemplate
+from localllm.text.template import ChatTemplate, TemplateSandbox
 
 NAMES = sorted(path.name for path in (Path(__file__).parents[3] / "shared/data/templates").glob("*.jinja"))
 NOT_WITHOUT_TOOLS = [  # they come beside a template for chats without tools
@@ -467,7 +466,7 @@ def test_an_interrupt_in_the_middle_leaves_no_answer_behind(template_of: Any, mo
     template = template_of("{{ messages[0].content }}")
     template.render([{"content": "old"}])
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("localllm.text.sandbox.os.read", interrupt)
+        patched.setattr("localllm.text.template.os.read", interrupt)
         template.render([{"content": "interrupted"}])
     assert template.render([{"content": "new"}]).text == "new"
 
@@ -504,7 +503,7 @@ def test_the_process_dies_with_its_parent():
 
 def test_neither_torch_nor_transformers_is_loaded():
     program = (
-        "import sys, localllm.text.template, localllm.text.detokenizer, localllm.text.stops\n"
+        "import sys, localllm.text.template, localllm.text.detokenizer, localllm.text.detokenizer\n"
         "sys.exit(bool({'torch', 'transformers', 'jinja2'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[2], check=True)

@@ -16,11 +16,11 @@ from localllm.conversation.session import Session
 from localllm.conversation.session_file import SavedSession, write
 from localllm.conversation.turn import Turn
 from localllm.request import SamplingParams
-from localllm.tui.keys import key_name
+from localllm.tui.help_screen import key_name
 from localllm.tui.machine import ModelOffer
-from localllm.tui.panel_screen import PanelScreen
+from localllm.tui.picker import CommandChosen, ModelChosen, SessionChosen
 from localllm.tui.themes import apply_theme, use_ansi_colors
-from localllm.tui.wishes import CommandChosen, ModelChosen, SessionChosen
+from localllm.tui.turn_screen import PanelScreen
 from tests.tui.scripted import ScriptedModel, saying
 
 EVIL = "[bold red]x[/] \x1b]0;title\x07 日本語のとても長い名前😀です"

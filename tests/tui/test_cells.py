@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from localllm.tui.cells import align_left, align_right, truncate
+from localllm.tui.drawing import align_left, align_right, truncate
 
 
 @given(st.text(), st.integers(0, 40))

@@ -7,7 +7,7 @@ from textual.widgets import Button, Input, RadioButton
 from localllm.conversation.session_file import SavedSession
 from localllm.request import SamplingParams
 from localllm.tui.dialogs import Confirm
-from localllm.tui.export_screen import ExportScreen, export_file_name
+from localllm.tui.sessions_screen import ExportScreen, export_file_name
 from tests.tui.panels import EVIL, Stage, said, told
 
 

@@ -3,7 +3,7 @@ from textual.containers import VerticalScroll
 
 from localllm.conversation.commands import COMMANDS
 from localllm.tui.help_screen import HelpScreen, help_sections
-from localllm.tui.panel_screen import PanelScreen
+from localllm.tui.turn_screen import PanelScreen
 from tests.tui.panels import said, talk
 
 

@@ -8,8 +8,8 @@ from localllm.errors import DoesNotFit
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.names import RepoName
 from localllm.hub.pull import PullPlan
-from localllm.tui.first_run import FirstRunScreen
 from localllm.tui.load_screen import LoadScreen
+from localllm.tui.models_screen import FirstRunScreen
 from tests.tui.host import OFFER, Clock, Host, Played, offer
 
 MIB = 2**20

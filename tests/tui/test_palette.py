@@ -3,8 +3,7 @@ from textual.command import CommandPalette
 from textual.widgets import Input, OptionList
 
 from localllm.conversation.commands import COMMANDS
-from localllm.tui.help_screen import HelpScreen
-from localllm.tui.keys import key_bindings
+from localllm.tui.help_screen import HelpScreen, key_bindings
 from localllm.tui.palette import fixed_part
 from tests.tui.panels import EVIL, Machine, keep, said, talk
 

@@ -5,9 +5,8 @@ from textual.widgets import Input
 
 from localllm.conversation.sessions import SessionStore
 from localllm.tui.dialogs import Confirm, LineInput
-from localllm.tui.export_screen import ExportScreen
 from localllm.tui.picker import Rows
-from localllm.tui.sessions_screen import SessionsScreen
+from localllm.tui.sessions_screen import ExportScreen, SessionsScreen
 from tests.tui.panels import EVIL, Stage, keep, said
 
 

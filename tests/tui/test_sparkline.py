@@ -1,6 +1,6 @@
 import pytest
 
-from localllm.tui.sparkline import bar, bar_levels, round_up_scale, sparkline, vertical_bars
+from localllm.tui.drawing import bar, bar_levels, round_up_scale, sparkline, vertical_bars
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from localllm.api import limits
-from localllm.api.body import SchemaType, StrictModel, ignore_field, validate
+from localllm.api.body import MAX_MESSAGES, MAX_PARTS, SchemaType, StrictModel, check_count, ignore_field, validate
 from localllm.errors import BadField
 
 Message = dict[str, Any]
@@ -72,7 +71,7 @@ def parse_messages(messages: Any, system: Any) -> list[Message]:
     """Raises BadField for what is no conversation, a block that is unknown or no text, and a result of no call."""
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
-    limits.check_count(limits.MAX_MESSAGES, "messages", messages)
+    check_count(MAX_MESSAGES, "messages", messages)
     found = [] if system is None else _system(parse_blocks(system, "system", "system"))
     names: dict[str, str] = {}  # of functions, by the ids of their calls
     last = ""
@@ -100,7 +99,7 @@ def parse_blocks(content: Any, role: str, path: str) -> list[Block]:
         return [TextBlock(type="text", text=content)] if content else []
     if not isinstance(content, list):
         raise BadField(path, f"{path} is neither a text nor a list of blocks", "send one of the two")
-    limits.check_count(limits.MAX_PARTS, path, content)
+    check_count(MAX_PARTS, path, content)
     return [made for place, block in enumerate(content) if (made := _block(block, role, f"{path}.{place}"))]
 
 

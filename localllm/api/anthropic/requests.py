@@ -7,22 +7,101 @@ out is as the model recommends. Knows nothing of HTTP.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from localllm.api import limits
-from localllm.api.anthropic.bodies import NEUTRAL_FIELDS, CountTokensBody, CustomTool, MessagesBody, ToolChoice
-from localllm.api.anthropic.messages import parse_messages
-from localllm.api.asked import ParsedRequest
-from localllm.api.body import IGNORED_FIELDS, validate
-from localllm.api.openai.functions import ignore_tool
+from pydantic import ConfigDict, Field
+
+from localllm.api.anthropic.messages import MessageBody, TextBlock, parse_messages
+from localllm.api.body import (
+    IGNORED_FIELDS,
+    MAX_TOOLS,
+    SchemaType,
+    StrictModel,
+    check_count,
+    check_stop_strings,
+    validate,
+)
+from localllm.api.openai.bodies import ignore_tool
+from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import BadField
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
+
+# The bodies of Anthropic's two requests, field by field.
+
+# Fields that say who asks, and where a provider may keep or compute things.
+NEUTRAL_FIELDS = ("metadata", "service_tier", "cache_control", "inference_geo", "betas")
+
+
+class ThinkingOptions(StrictModel):
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None  # thoughts are told whole
+
+
+class AnswerFormat(StrictModel):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(StrictModel):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: AnswerFormat | None = None
+
+
+class CustomTool(StrictModel):
+    """A function of the client's own."""
+
+    name: str
+    input_schema: dict[str, Any]
+    type: Literal["custom"] = "custom"
+    description: str | None = None
+    strict: bool | None = None
+    cache_control: Any = None
+    eager_input_streaming: Any = None
+    defer_loading: Any = None
+    allowed_callers: Any = None
+    input_examples: Any = None
+
+
+class ToolChoice(StrictModel):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def _others(schema: dict[str, Any]) -> None:
+    """Describe the fields that are taken out before a body is validated."""
+    schema["properties"] |= {name: {"description": "Has no effect."} for name in NEUTRAL_FIELDS}
+
+
+class CountTokensBody(StrictModel):
+    """What counting and answering have in common."""
+
+    model_config = ConfigDict(json_schema_extra=_others)
+
+    model: str
+    messages: Annotated[Any, SchemaType(list[MessageBody])]
+    system: Annotated[Any, SchemaType(str | list[TextBlock] | None)] = None
+    tools: Annotated[Any, SchemaType(list[CustomTool] | None)] = None
+    tool_choice: Annotated[Any, SchemaType(ToolChoice | None)] = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+    output_format: AnswerFormat | None = None  # what it was called in its beta
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stream: bool | None = None
 
 
 def parse_message_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/messages`; defaults: the model's own. Raises UsageError."""
     asked = validate(MessagesBody, _with_effect(body))
-    limits.check_stop_strings("stop_sequences", asked.stop_sequences or [])
+    check_stop_strings("stop_sequences", asked.stop_sequences or [])
     names = ("temperature", "top_p", "top_k")
     given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
     if asked.stop_sequences is not None:
@@ -91,7 +170,7 @@ def _tools(tools: Any) -> list[dict[str, Any]]:
     """In OpenAI's form, which templates know."""
     if tools is not None and not isinstance(tools, list):
         raise BadField("tools", "tools is no list", "send a list of tools")
-    limits.check_count(limits.MAX_TOOLS, "tools", tools or ())
+    check_count(MAX_TOOLS, "tools", tools or ())
     return [function for index, tool in enumerate(tools or ()) if (function := _tool(tool, index))]
 
 

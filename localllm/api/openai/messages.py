@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from localllm.api import limits
-from localllm.api.body import SchemaType, StrictModel, validate
+from localllm.api.body import MAX_MESSAGES, MAX_PARTS, SchemaType, StrictModel, check_count, validate
 from localllm.errors import BadField
 
 
@@ -80,7 +79,7 @@ def parse_messages(messages: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, list) or not messages:
         raise BadField("messages", "messages is no list with a message in it", "send at least one")
-    limits.check_count(limits.MAX_MESSAGES, "messages", messages)
+    check_count(MAX_MESSAGES, "messages", messages)
     return [_read_message(message, f"messages.{place}") for place, message in enumerate(messages)]
 
 
@@ -105,7 +104,7 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts of type text")
-    limits.check_count(limits.MAX_PARTS, at, content)
+    check_count(MAX_PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind, text = (part.get("type"), part.get("text")) if isinstance(part, Mapping) else (None, None)

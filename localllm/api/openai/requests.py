@@ -10,9 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from localllm.api import limits
-from localllm.api.asked import ParsedRequest, PromptBody
-from localllm.api.body import StrictModel, ignore_field, validate
+from localllm.api.body import (
+    MAX_ANSWERS,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_PROMPTS,
+    MAX_STOP_IDS,
+    MAX_TEMPLATE_ARGUMENTS,
+    StrictModel,
+    check_count,
+    check_stop_strings,
+    ignore_field,
+    validate,
+)
 from localllm.api.openai.bodies import (
     ChatBody,
     CompletionBody,
@@ -20,9 +30,10 @@ from localllm.api.openai.bodies import (
     SamplingBody,
     StructuredOutputs,
     drop_ignored_fields,
+    parse_tools,
 )
-from localllm.api.openai.functions import parse_tools
 from localllm.api.openai.messages import parse_messages
+from localllm.api.parsed_request import ParsedRequest, PromptBody
 from localllm.errors import BadField, ParameterOutOfRange
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
@@ -95,7 +106,7 @@ def parse_chat_request(body: Mapping[str, Any], defaults: SamplingParams) -> Par
     effort, think = _reasoning(asked)
     tools, use = parse_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
     arguments = dict(asked.chat_template_kwargs or {})
-    limits.check_count(limits.MAX_TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
+    check_count(MAX_TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
     return ParsedRequest(
@@ -155,7 +166,7 @@ def _params(
         del given["seed"]
     if asked.min_tokens:
         ignore_field("min_tokens", "min_tokens is not supported")
-    limits.check_count(limits.MAX_STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
+    check_count(MAX_STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(asked.logit_bias or {})}
     given |= {"grammar": _grammar(asked), "stop_ids": tuple(asked.stop_token_ids or ())}
     if asked.stop is not None:
@@ -180,15 +191,15 @@ def _how_many(asked: CompletionBody, prompts: int) -> tuple[int, int | None]:
 
 
 def _count(name: str, count: int | None, prompts: int = 1) -> int:
-    most = limits.MAX_ANSWERS // prompts
+    most = MAX_ANSWERS // prompts
     if count is not None and not 1 <= count <= most:
         raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {most}")
     return count or 1
 
 
 def _logprobs(name: str, count: int | None) -> int | None:
-    if count is not None and not 0 <= count <= limits.MAX_LOGPROBS:
-        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {limits.MAX_LOGPROBS}")
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 0 to {MAX_LOGPROBS}")
     return count
 
 
@@ -204,7 +215,7 @@ def _suffix(asked: CompletionBody, prompts: Sequence[PromptBody]) -> str | None:
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
-    limits.check_count(limits.MAX_LOGIT_BIASES, "logit_bias", biases)
+    check_count(MAX_LOGIT_BIASES, "logit_bias", biases)
     for token in biases:
         if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_ID_DIGITS):
             raise BadField("logit_bias", f"logit_bias names the token {token[:40]!r}", "name tokens by their ids")
@@ -215,7 +226,7 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
         raise BadField("stop", "stop is neither a string nor a list of strings", "send one of the two")
-    limits.check_stop_strings("stop", strings)
+    check_stop_strings("stop", strings)
     return tuple(strings)
 
 
@@ -320,7 +331,7 @@ def _prompts(prompt: Any) -> tuple[PromptBody, ...]:
         return (prompt,)
     several = isinstance(prompt, list) and bool(prompt)
     if several and (all(isinstance(one, str) for one in prompt) or all(map(_are_ids, prompt))):
-        limits.check_count(limits.MAX_PROMPTS, "prompt", prompt)
+        check_count(MAX_PROMPTS, "prompt", prompt)
         return tuple(prompt)
     raise BadField("prompt", "the prompt is neither a text, token ids nor a list of those", "send one of them")
 

@@ -6,17 +6,19 @@ A caller sends each as one server-sent event, then `[DONE]`. Knows nothing of HT
 import math
 from collections.abc import Sequence
 
-from localllm.api.asked import ParsedRequest
-from localllm.api.openai.logprobs import chat_logprobs, text_logprobs, with_prompt_tokens
 from localllm.api.openai.responses import (
     JsonObject,
     ResponseHeader,
+    chat_logprobs,
     echo_text,
     finish_reason_text,
     reasoning_fields,
+    text_logprobs,
     tool_call_object,
     usage_object,
+    with_prompt_tokens,
 )
+from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.metrics import Metrics
 from localllm.request import EventType, GenerationEvent, Request, TokenLogprob

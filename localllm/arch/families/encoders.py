@@ -11,7 +11,7 @@ from localllm.arch.config import (
     NormPlacement,
     RopeConfig,
 )
-from localllm.arch.families.registry import family
+from localllm.arch.families.shared import family
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import Rules, TensorLayout
 from localllm.arch.parts import ACTIVATIONS, activation, layer_count, rope

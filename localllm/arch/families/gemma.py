@@ -11,8 +11,7 @@ from localllm.arch.config import (
     PerLayerConfig,
     RouterConfig,
 )
-from localllm.arch.families.registry import family
-from localllm.arch.families.shared import SANDWICH, alternating
+from localllm.arch.families.shared import SANDWICH, alternating, family
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import Rules, TensorLayout, layer_patterns
 from localllm.arch.parts import (

@@ -11,8 +11,7 @@ from localllm.arch.config import (
     RouterConfig,
     ShortConvConfig,
 )
-from localllm.arch.families.registry import family
-from localllm.arch.families.shared import SHARED_EXPERTS, sparse_steps
+from localllm.arch.families.shared import SHARED_EXPERTS, family, sparse_steps
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import (

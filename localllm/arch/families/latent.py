@@ -6,8 +6,7 @@ from localllm.arch.config import (
     ModelConfig,
     RouterConfig,
 )
-from localllm.arch.families.registry import family
-from localllm.arch.families.shared import SHARED_EXPERTS, experts_with_shared, ignore_mtp_layers
+from localllm.arch.families.shared import SHARED_EXPERTS, experts_with_shared, family, ignore_mtp_layers
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import (

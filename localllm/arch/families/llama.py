@@ -7,8 +7,7 @@ from localllm.arch.config import (
     ModelConfig,
     QueryScaling,
 )
-from localllm.arch.families.registry import family
-from localllm.arch.families.shared import alternating, qwen3_mixer, qwen_windows
+from localllm.arch.families.shared import alternating, family, qwen3_mixer, qwen_windows
 from localllm.arch.fields import ConfigFields
 from localllm.arch.parts import (
     attention,

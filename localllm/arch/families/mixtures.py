@@ -6,11 +6,11 @@ from localllm.arch.config import (
     ModelConfig,
     RouterConfig,
 )
-from localllm.arch.families.registry import family
 from localllm.arch.families.shared import (
     SHARED_EXPERTS,
     alternating,
     experts_with_shared,
+    family,
     ignore_mtp_layers,
     qwen3_mixer,
     sparse_steps,

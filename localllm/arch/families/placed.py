@@ -7,8 +7,7 @@ from localllm.arch.config import (
     NormPlacement,
     RopeConfig,
 )
-from localllm.arch.families.registry import family
-from localllm.arch.families.shared import SANDWICH, alternating
+from localllm.arch.families.shared import SANDWICH, alternating, family
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import TensorLayout
 from localllm.arch.parts import (

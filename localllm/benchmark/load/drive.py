@@ -10,9 +10,8 @@ import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from localllm.benchmark.load.client import Clock
+from localllm.benchmark.load.client import Clock, LoadRequest
 from localllm.benchmark.load.outcome import RequestOutcome
-from localllm.benchmark.load.wire import LoadRequest
 from localllm.errors import UsageError
 
 SendRequest = Callable[

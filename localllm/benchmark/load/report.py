@@ -9,10 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from localllm.benchmark.load.measured import LATENCIES, LoadMeasures
-from localllm.benchmark.load.run import LoadPlan, LoadResult, LoadTarget
-from localllm.benchmark.ratio import MIN_PAIRS, paired_ratio
-from localllm.benchmark.summary import Distribution
+from localllm.benchmark.load.run import LATENCIES, LoadMeasures, LoadPlan, LoadResult, LoadTarget
+from localllm.benchmark.summary import MIN_PAIRS, Distribution, paired_ratio
 from localllm.formatting import format_seconds, three_digits
 
 TableRow = tuple[str, ...]

@@ -4,12 +4,11 @@ The names of a matrix's tensors determine its layout; config.json must agree.
 """
 
 from localllm.checkpoint.quantized.awq import take_awq
+from localllm.checkpoint.quantized.blocks import take_blocks, take_mxfp4
 from localllm.checkpoint.quantized.compressed import take_packed
 from localllm.checkpoint.quantized.eight_bits import is_eight_bit, take_eight_bit
-from localllm.checkpoint.quantized.gguf import take_blocks
 from localllm.checkpoint.quantized.gptq import take_gptq
-from localllm.checkpoint.quantized.mxfp4 import take_mxfp4
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.errors import DamagedModel
 from localllm.quant.tensor import QuantizedTensor
 

@@ -16,7 +16,7 @@ from localllm.checkpoint.quantized.words import (
     take_scales,
     unpack_codes,
 )
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.quant.tensor import QuantizedTensor
 
 NIBBLE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)  # the nibble of each of eight rows

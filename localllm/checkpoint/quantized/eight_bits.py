@@ -12,7 +12,7 @@ from torch import Tensor
 from localllm.checkpoint.layouts import Quantization, Scheme
 from localllm.checkpoint.quantized import words
 from localllm.checkpoint.quantized.words import damaged
-from localllm.checkpoint.safetensors import FLOATS, Weights, check_finite
+from localllm.checkpoint.tensors import FLOATS, Weights, check_finite
 from localllm.quant.formats import fp8, int8, w8a8
 from localllm.quant.tensor import QuantizedTensor
 

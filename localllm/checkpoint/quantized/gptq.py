@@ -18,7 +18,7 @@ from localllm.checkpoint.quantized.words import (
     take_scales,
     unpack_codes,
 )
-from localllm.checkpoint.safetensors import Weights
+from localllm.checkpoint.tensors import Weights
 from localllm.quant.tensor import QuantizedTensor
 
 ONE_IN_EACH_CODE = {4: 0x11111111, 8: 0x01010101}  # one in each code of a word

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.layouts import WORD_BITS, Scheme
-from localllm.checkpoint.safetensors import Weights, check_finite
+from localllm.checkpoint.tensors import Weights, check_finite
 from localllm.errors import DamagedModel
 from localllm.quant.formats import int4, int8
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor

@@ -14,6 +14,8 @@ Parts, with K the columns padded to whole groups:
 - columns: see `groups.py`.
 """
 
+import ctypes
+import mmap
 from collections.abc import Callable
 
 import torch
@@ -22,7 +24,6 @@ from torch import Tensor
 
 from localllm.quant.formats import gguf, int4
 from localllm.quant.formats.groups import expand_groups
-from localllm.quant.memory import empty_huge_pages
 from localllm.quant.packing import (
     GGUF_INTERLEAVED_BYTES,
     INT4,
@@ -34,6 +35,22 @@ from localllm.quant.packing import (
     interleaved_group,
 )
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+
+# Allocation of memory that is read repeatedly.
+
+HUGE_PAGE_BYTES = 2**21
+
+
+def empty_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized CPU tensor, in huge pages if the system provides them."""
+    tensor = torch.empty(shape, dtype=dtype)
+    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    length = (tensor.data_ptr() + tensor.nbytes - begin) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if length > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
+        # Only advice: the system may use small pages.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return tensor
+
 
 HALF_COLUMNS = 16  # between the low and the high nibble of a byte
 FOUR_BIT_GGUF = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from localllm.quant.formats import gguf, int4
-from localllm.quant.formats.float_planes import pack_float_codes
-from localllm.quant.formats.planes import TILE_ROWS, pack_codes
+from localllm.quant.formats.planes import TILE_ROWS, pack_codes, pack_float_codes
 from localllm.quant.packing import (
     FP8,
     FP8_GPU_PACKED,

@@ -9,6 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import torch
+
+from localllm.arch.config import LatentConfig, ModelConfig
+from localllm.errors import UsageError
+from localllm.quant.vectors import DTYPE_MAX
+from localllm.runtime.kernels.cpu.compile import cpu_supported
+
 BATCH_INVARIANT: ContextVar[bool] = ContextVar("batch_invariant", default=False)
 
 
@@ -25,3 +32,32 @@ def batch_invariance(enabled: bool) -> Iterator[None]:
         yield
     finally:
         BATCH_INVARIANT.reset(token)
+
+
+# Checks whether a model can run deterministically.
+#
+# Results of a token then depend on the tokens before it alone: not on the other tokens of a step, how a prompt is
+# cut or what the prefix cache contains. docs/determinism.md lists all guarantees.
+
+
+def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> None:
+    """Raise UsageError if deterministic results are not guaranteed for this model and device."""
+    if reason := why_not_deterministic(config, device, kv_dtype):
+        raise UsageError(*reason)
+
+
+def why_not_deterministic(
+    config: ModelConfig, device: torch.device, kv_dtype: torch.dtype
+) -> tuple[str, str] | None:
+    """Return the obstacle and its remedy, or None if there is none."""
+    if device.type != "cpu":
+        reason = "--deterministic holds on a CPU alone: on a GPU, sums depend on how a prompt is cut"
+        return reason, "add --device cpu"
+    if not cpu_supported():
+        return (
+            "this processor lacks the instructions that the kernels for --deterministic need",
+            "leave out --deterministic",
+        )
+    if kv_dtype in DTYPE_MAX and any(isinstance(layer.mixer, LatentConfig) for layer in config.layers):
+        return "--deterministic does not hold for latents (MLA) in 8 bits", "leave out --kv-dtype"
+    return None

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.runtime.kernels.cpu import activations, norm
-from localllm.runtime.kernels.cpu.activations import SWIGLU_ALPHA, SWIGLU_LIMIT
+from localllm.runtime.kernels.cpu import elementwise
+from localllm.runtime.kernels.cpu.elementwise import SWIGLU_ALPHA, SWIGLU_LIMIT
 from localllm.runtime.kernels.registry import dispatch, kernel
 
 CHUNK_ELEMENTS = 2**14  # below the size at which torch uses several threads
@@ -20,8 +20,8 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
     weight: float32, or None for 1
     """
-    if norm.supports_rms_norm(x, weight):
-        return norm.rms_norm(x, weight, eps)
+    if elementwise.supports_rms_norm(x, weight):
+        return elementwise.rms_norm(x, weight, eps)
     return dispatch("rms_norm", x, weight, eps)
 
 
@@ -56,15 +56,15 @@ def gated_rms_norm_reference(x: Tensor, gate: Tensor, weight: Tensor, eps: float
 
 def silu(x: Tensor) -> Tensor:
     """x * sigmoid(x)"""
-    return activations.map_elements(x, "silu") if activations.supports(x) else F.silu(x)
+    return elementwise.map_elements(x, "silu") if elementwise.supports(x) else F.silu(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return activations.map_elements(x, "sigmoid") if activations.supports(x) else torch.sigmoid(x)
+    return elementwise.map_elements(x, "sigmoid") if elementwise.supports(x) else torch.sigmoid(x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    return activations.map_elements(x, "tanh") if activations.supports(x) else torch.tanh(x)
+    return elementwise.map_elements(x, "tanh") if elementwise.supports(x) else torch.tanh(x)
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -128,12 +128,12 @@ def gated_activation(gate_up: Tensor, activation: Activation) -> Tensor:
 
 
 def gated_activation_cpu_unsupported(gate_up: Tensor, activation: Activation) -> str | None:
-    return None if activations.supports(gate_up) else "no kernel is compiled for it"
+    return None if elementwise.supports(gate_up) else "no kernel is compiled for it"
 
 
 @kernel("gated", "cpu-numbers", gated_activation_cpu_unsupported)
 def gated_activation_cpu(gate_up: Tensor, activation: Activation) -> Tensor:
-    return activations.gated_activation(gate_up, activation)
+    return elementwise.gated_activation(gate_up, activation)
 
 
 @kernel("gated", "reference")

@@ -6,8 +6,7 @@ from torch import Tensor
 from localllm.arch.config import Activation, ModelConfig, PerLayerConfig
 from localllm.arch.layout import PER_LAYER_TABLE
 from localllm.runtime import kernels
-from localllm.runtime.layers.embedding import Embedding
-from localllm.runtime.layers.linear import Linear
+from localllm.runtime.layers.linear import Embedding, Linear
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.weight_source import WeightSource
 

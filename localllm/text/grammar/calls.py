@@ -14,10 +14,9 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.request import Grammar, GrammarKind
 from localllm.text.grammar.functions import ToolConstraint, ToolFunction
-from localllm.text.grammar.parameters import parse_parameters
+from localllm.text.grammar.parameters import MarkupWriter, parse_parameters, quote
 from localllm.text.grammar.schema import check_schema
 from localllm.text.grammar.source import BODY_RULE, compile_source
-from localllm.text.grammar.spelled import MarkupWriter, quote
 from localllm.text.grammar.thoughts import ReasoningGrammar
 from localllm.text.output.blocks import ToolCallFormat
 from localllm.text.output.channels import CHANNEL, MESSAGE, START, ChannelFormat

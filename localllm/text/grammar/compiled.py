@@ -14,8 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from localllm.errors import UsageError
 from localllm.request import GRAMMAR_NAMES, Grammar, GrammarKind
 from localllm.text.grammar.calls import ToolCallGrammar
-from localllm.text.grammar.closing import BACKSLASH, ELSEWHERE, IN_STRING, AnswerCloser
-from localllm.text.grammar.follow import GrammarFollower
+from localllm.text.grammar.follow import BACKSLASH, ELSEWHERE, IN_STRING, AnswerCloser, GrammarFollower
 from localllm.text.grammar.functions import ToolConstraint
 from localllm.text.grammar.source import PARSER_LIMITS, compile_source, run_on_deep_stack
 from localllm.text.grammar.thoughts import ReasoningGrammar

@@ -6,8 +6,7 @@ from typing import Any
 
 from localllm.request import ToolCall
 from localllm.text.output.calls import CallReader
-from localllm.text.output.markers import MarkupScanner
-from localllm.text.output.reader import MalformedCall, TextReader
+from localllm.text.output.reader import MalformedCall, MarkupScanner, TextReader
 from localllm.text.output.spelling import ToolCallSyntax
 
 _TAIL = 80  # characters before an end marker that are examined

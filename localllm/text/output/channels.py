@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.request import EventType, ToolCall
-from localllm.text.output.delta import OutputDelta
-from localllm.text.output.markers import MarkupScanner
-from localllm.text.output.reader import MalformedCall, TextReader
+from localllm.text.output.reader import MalformedCall, MarkupScanner, OutputDelta, TextReader
 from localllm.text.output.spelling import ToolCallSyntax
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"

@@ -7,7 +7,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from localllm.text.output import calls, spelling
 from localllm.text.output.blocks import ToolCallFormat
 from localllm.text.output.channels import ChannelFormat, ChannelParser
-from localllm.text.output.delta import OutputParser, PlainParser
+from localllm.text.output.reader import OutputParser, PlainParser
 from localllm.text.output.tagged import ReasoningFormat, TaggedParser
 
 THINK = ("<think>", "</think>")

@@ -3,8 +3,63 @@
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+from localllm.request import EventType, ToolCall
+
+# One piece of a parsed answer, and the interface of parsers that produce them.
+
+
+class OutputDelta(NamedTuple):
+    """Text of one kind, or a complete tool call."""
+
+    kind: EventType
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class OutputParser(Protocol):
+    """Parses an answer incrementally; the concatenated pieces do not depend on how the text was split.
+
+    They hold every character of the answer except recognized markup and adjacent white space. Text that looks like
+    a tool call but cannot be parsed as one is content.
+    """
+
+    def push(self, text: str) -> list[OutputDelta]: ...
+    def finish(self) -> list[OutputDelta]: ...
+
+
+class PlainParser:
+    """An `OutputParser` for answers that consist only of content."""
+
+    def push(self, text: str) -> list[OutputDelta]:
+        return [OutputDelta(EventType.CONTENT, text)] if text else []
+
+    def finish(self) -> list[OutputDelta]:
+        return []
+
+
+# Finds literals in a text that arrives in pieces. Independent of their meaning.
+
+
+class MarkupScanner:
+    """Finds the first of several literals, and detects a partial one at the end of a text."""
+
+    def __init__(self, literals: Collection[str]):
+        longest_first = sorted(filter(None, literals), key=len, reverse=True)
+        self.search = re.compile("|".join(map(re.escape, longest_first)) or "(?!)").search
+        """Match the first literal in a text, preferring the longest at the same position; None without one."""
+        self._begun = frozenset(text[:length] for text in longest_first for length in range(1, len(text)))
+        self._longest = max(map(len, self._begun), default=0)
+
+    def count_partial(self, text: str) -> int:
+        """Return how many of the last characters may begin a literal."""
+        for length in range(min(self._longest, len(text)), 0, -1):
+            if text[-length:] in self._begun:
+                return length
+        return 0
+
 
 _SPACE = re.compile(r"\s*")
 

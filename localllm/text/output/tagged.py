@@ -6,8 +6,7 @@ from typing import Any
 
 from localllm.request import EventType
 from localllm.text.output.blocks import ToolCallBlock, ToolCallFormat
-from localllm.text.output.delta import OutputDelta
-from localllm.text.output.markers import MarkupScanner
+from localllm.text.output.reader import MarkupScanner, OutputDelta
 
 MAX_HELD_SPACE = 16  # characters; models write one or two line breaks next to markup
 

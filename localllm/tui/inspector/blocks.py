@@ -7,10 +7,9 @@ from textual.content import Content
 from localllm.formatting import format_bytes
 from localllm.metrics import EngineStats, StepReport
 from localllm.protocol.model import Model
-from localllm.tui.inspector.drawn import LineWidget
+from localllm.tui.drawing import LineWidget, bar
 from localllm.tui.inspector.lanes import DIM_STYLE, Cell, paint_cells
 from localllm.tui.inspector.record import AnswerRecord
-from localllm.tui.sparkline import bar
 
 HEADING = "Keys and values so far, block by block; a found one is not computed again."
 CACHED_CELL, PROMPT_CELL, ANSWER_CELL, FREE_CELL = (

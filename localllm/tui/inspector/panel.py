@@ -14,10 +14,9 @@ from textual.widgets import ContentSwitcher, Static
 from localllm.protocol.model import Model
 from localllm.tui.answering import AnswerEnd, TimedEvent
 from localllm.tui.inspector.blocks import Blocks
-from localllm.tui.inspector.candidates import Candidates
 from localllm.tui.inspector.record import AnswerRecord
 from localllm.tui.inspector.timeline import Timeline
-from localllm.tui.inspector.tokens import Tokens
+from localllm.tui.inspector.tokens import Candidates, Tokens
 
 CANDIDATES_PER_TOKEN = 8  # of each token
 FRAME_S = 0.125

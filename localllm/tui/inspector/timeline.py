@@ -9,8 +9,7 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp
 
 from localllm.formatting import format_rate, format_seconds
 from localllm.metrics import percentile
-from localllm.tui.inspector.drawn import LineWidget
-from localllm.tui.inspector.flow import DRAFT_MARKS, printable
+from localllm.tui.drawing import LineWidget, round_up_scale
 from localllm.tui.inspector.lanes import (
     ACCEPTED_STYLE,
     DECODE_STYLE,
@@ -18,13 +17,13 @@ from localllm.tui.inspector.lanes import (
     LABEL_CELLS,
     REJECTED_STYLE,
     StepColumns,
+    TimeScale,
     labelled_row,
     prompt_cells,
     step_time_chart,
 )
 from localllm.tui.inspector.record import AnswerRecord, AnswerToken, DraftStatus, StepRecord
-from localllm.tui.inspector.scale import TimeScale
-from localllm.tui.sparkline import round_up_scale
+from localllm.tui.inspector.tokens import DRAFT_MARKS, printable
 
 HEADING = "Every step of the engine, and how long each took. ← → choose one, + - zoom."
 MAX_ZOOM = 16

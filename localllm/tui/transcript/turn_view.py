@@ -12,8 +12,7 @@ from textual.widgets import Static
 
 from localllm.conversation.turn import Turn
 from localllm.formatting import printable
-from localllm.tui.transcript.answer import Answer
-from localllm.tui.transcript.block import Block
+from localllm.tui.transcript.answer import Answer, Block
 
 
 # Text whose first line has something before it that its other lines are indented by.

@@ -14,8 +14,12 @@ import pytest
 import localllm
 from localllm import LLM
 from localllm.api.ollama.bodies import parse_keep_alive
-from localllm.api.ollama.messages import parse_messages
-from localllm.api.ollama.requests import OLLAMA_DEFAULTS, parse_chat_request, parse_generate_request
+from localllm.api.ollama.requests import (
+    OLLAMA_DEFAULTS,
+    parse_chat_request,
+    parse_generate_request,
+    parse_messages,
+)
 from localllm.api.ollama.responses import ChunkWriter, RequestTimes, format_rfc3339, merge_chunks, nanoseconds
 from localllm.api.tokens import TokenTexts
 from localllm.errors import UsageError

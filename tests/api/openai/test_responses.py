@@ -14,7 +14,6 @@ from openai.types.shared import ErrorObject
 
 import localllm
 from localllm import LLM, errors
-from localllm.api.asked import ParsedRequest
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
     ResponseHeader,
@@ -23,6 +22,7 @@ from localllm.api.openai.responses import (
     text_completion_object,
 )
 from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
+from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.llm.llm import collect_completion
 from localllm.request import Completion, GenerationEvent, Request

@@ -9,9 +9,8 @@ import threading
 import httpx2
 import pytest
 
-from localllm.benchmark.load.client import LoadClient, normalize_url
+from localllm.benchmark.load.client import SERVER_APIS, LoadClient, LoadRequest, normalize_url
 from localllm.benchmark.load.outcome import RequestOutcome
-from localllm.benchmark.load.wire import SERVER_APIS, LoadRequest
 from localllm.errors import NetworkError, UsageError
 from tests.benchmark.load.scripted_server import DONE, Reply, ScriptedServer, completions, event, text, usage
 

@@ -5,9 +5,8 @@ import math
 import pytest
 
 from localllm.benchmark.load.drive import LoadRound
-from localllm.benchmark.load.measured import LoadMeasures, queue_grows
-from localllm.benchmark.load.outcome import RequestOutcome
-from localllm.benchmark.load.slo import LatencyObjective
+from localllm.benchmark.load.outcome import LatencyObjective, RequestOutcome
+from localllm.benchmark.load.run import LoadMeasures, queue_grows
 from localllm.errors import UsageError
 
 

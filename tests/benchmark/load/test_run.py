@@ -15,10 +15,10 @@ import threading
 import pytest
 
 from localllm.benchmark.load import report
+from localllm.benchmark.load.client import LoadRequest
 from localllm.benchmark.load.drive import Load, LoadRound, generate_load, poisson_arrivals
 from localllm.benchmark.load.outcome import RequestOutcome
 from localllm.benchmark.load.run import LoadPlan, generate_prompts, measure_servers
-from localllm.benchmark.load.wire import LoadRequest
 from localllm.cli.app import main
 from localllm.errors import UsageError
 from tests.benchmark.load.scripted_server import Reply, ScriptedServer, completions

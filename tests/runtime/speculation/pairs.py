@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from localllm.runtime.engine import Engine
-from localllm.runtime.speculation.acceptance_rate import MAX_MODEL_DRAFTS, DraftModelCost
+from localllm.runtime.speculation.draft_budget import MAX_MODEL_DRAFTS, DraftModelCost
 from localllm.runtime.speculation.draft_model import DraftModel
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine, weights_of

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from localllm.api import limits
+from localllm.api.body import MAX_STOP_CHARACTERS, MAX_STOP_IDS, MAX_STOPS
 from tests.server.attacks.wire import ASKED, asking, request, speak
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
@@ -99,9 +99,9 @@ def test_more_than_a_limit_is_refused_with_the_name_of_the_field(demo_url, path,
 
 
 def test_what_is_at_the_limits_is_answered(demo_url):
-    stop = [chr(0x4E00 + place) * limits.MAX_STOP_CHARACTERS for place in range(limits.MAX_STOPS)]
+    stop = [chr(0x4E00 + place) * MAX_STOP_CHARACTERS for place in range(MAX_STOPS)]
     bias = {str(token): 0 for token in range(200)}
-    said = speak(demo_url, asking(stop=stop, logit_bias=bias, stop_token_ids=[1] * limits.MAX_STOP_IDS))
+    said = speak(demo_url, asking(stop=stop, logit_bias=bias, stop_token_ids=[1] * MAX_STOP_IDS))
     assert said.status == 200
 
 

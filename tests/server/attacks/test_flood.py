@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits
 from tests.server.attacks.wire import LONG, asking, connect, heard, narrow, request, rest, speak
 from tests.server.conftest import serving
 

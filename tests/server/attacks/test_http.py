@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits
 from tests.server.attacks.wire import BODY, asking, connect, heard, request, rest, speak
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"

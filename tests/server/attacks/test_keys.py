@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import UsageError
 from localllm.server import access
-from localllm.server.access_flags import access_warnings, make_access_policy, read_keys
+from localllm.server.access import access_warnings, make_access_policy, read_keys
 from tests.server.attacks.wire import KEY, request, speak, wide
 from tests.server.conftest import serving
 

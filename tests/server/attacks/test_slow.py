@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from localllm.server.limits import ConnectionLimits
+from localllm.server.guard import ConnectionLimits
 from tests.server.attacks.wire import (
     BODY,
     LONG,

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 import localllm
-from localllm.hub.aliases import set_alias
 from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.made import set_alias
 from tests.server.attacks.wire import ASKED, request, speak
 from tests.server.conftest import running, serving
 

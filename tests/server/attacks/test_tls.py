@@ -10,8 +10,8 @@ import openai
 import pytest
 
 from localllm.errors import UsageError
-from localllm.server.access_flags import load_tls_context
-from localllm.server.limits import ConnectionLimits
+from localllm.server.access import load_tls_context
+from localllm.server.guard import ConnectionLimits
 from tests.server.attacks.wire import ASKED, KEY, LONG, READER_S, asking, connect, left_alone, narrow, rest, wide
 from tests.server.conftest import serving
 

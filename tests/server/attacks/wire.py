@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from localllm import LLM
-from localllm.server.access import AccessPolicy
-from localllm.server.access_flags import make_access_policy
+from localllm.server.access import AccessPolicy, make_access_policy
 
 READER_S = 0.5
 KEY = "correct-horse-battery-staple"

@@ -18,8 +18,8 @@ from localllm.text.grammar.compiled import GrammarCompiler
 from localllm.text.grammar.functions import build_tool_constraint
 from localllm.text.grammar.result import check_tool_calls
 from localllm.text.output import formats
-from localllm.text.output.delta import OutputDelta
 from localllm.text.output.formats import OutputFormat
+from localllm.text.output.reader import OutputDelta
 from localllm.text.tokenizer import Tokenizer
 from localllm.text.vocabulary import TokenizerDescription
 from tests.text.grammar.schemas import SCHEMAS

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from localllm.text.output import formats
 from localllm.text.output.channels import ChannelParser
-from localllm.text.output.delta import OutputParser
 from localllm.text.output.formats import OutputFormat
+from localllm.text.output.reader import OutputParser
 from tests.text.output.turns import TOOLS, cuts, joined, route
 
 THINK = formats.ReasoningFormat("<think>", "</think>")

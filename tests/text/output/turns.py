@@ -10,8 +10,8 @@ import jinja2
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from localllm.request import EventType
-from localllm.text.output.delta import OutputDelta, OutputParser
 from localllm.text.output.formats import OutputFormat
+from localllm.text.output.reader import OutputDelta, OutputParser
 from tests.shared import DATA
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}

@@ -1,8 +1,8 @@
 import pytest
 from rich.cells import cell_len
 
-from localllm.tui.inspector.flow import TokenFlow, printable
 from localllm.tui.inspector.record import AnswerToken, DraftStatus
+from localllm.tui.inspector.tokens import TokenFlow, printable
 
 
 def flow_of(*texts: str, width: int = 10) -> TokenFlow:

@@ -2,9 +2,8 @@ import itertools
 
 import pytest
 
-from localllm.tui.inspector.lanes import StepColumns, draft_cell, prompt_cells, step_time_chart
+from localllm.tui.inspector.lanes import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
 from localllm.tui.inspector.record import AnswerRecord
-from localllm.tui.inspector.scale import TimeScale
 from tests.tui.inspector.test_record import record_of
 from tests.tui.told import story
 

@@ -9,11 +9,10 @@ from localllm.conversation.chat import Chat
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.tui.answering import AnswerThread
 from localllm.tui.inspector.blocks import Blocks, block_grid
-from localllm.tui.inspector.candidates import Candidates
 from localllm.tui.inspector.panel import CANDIDATES_PER_TOKEN
 from localllm.tui.inspector.record import DraftStatus
 from localllm.tui.inspector.timeline import Timeline
-from localllm.tui.inspector.tokens import Tokens, probability_band
+from localllm.tui.inspector.tokens import Candidates, Tokens, probability_band
 from tests.tui.inspected import Inspected
 from tests.tui.told import Told, story
 

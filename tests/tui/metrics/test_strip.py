@@ -6,8 +6,14 @@ from textual.app import App
 
 from localllm.tui.answering import AnswerEnd
 from localllm.tui.chat_screen import MetricsStrip
-from localllm.tui.metrics.cells import render_metrics
-from localllm.tui.metrics.live import IDLE_NUMBERS, NO_METRICS, AnswerPhase, LiveMetrics, LiveNumbers
+from localllm.tui.live_metrics import (
+    IDLE_NUMBERS,
+    NO_METRICS,
+    AnswerPhase,
+    LiveMetrics,
+    LiveNumbers,
+    render_metrics,
+)
 from tests.tui.told import Told, story
 
 

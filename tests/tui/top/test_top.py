@@ -6,8 +6,8 @@ import pytest
 
 from localllm.errors import ServerUnreachable
 from localllm.metrics import Slot
-from localllm.tui.top.app import ModelBoard, TopApp
-from localllm.tui.top.glance import ModelSnapshot, ServerSnapshot
+from localllm.tui.top_app import ModelBoard, TopApp
+from localllm.tui.top_board import ModelSnapshot, ServerSnapshot
 
 COUNTS = {
     "steps": 100,

@@ -8,8 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from localllm.api import limits
-from localllm.api.body import SchemaType, StrictModel, ignore_field, validate
+from localllm.api.body import MAX_MESSAGES, MAX_PARTS, SchemaType, StrictModel, check_count, ignore_field, validate
 from localllm.api.openai.responses_api.tools import LOCAL_SHELL, joined_name
 from localllm.errors import BadField
 
@@ -97,7 +96,7 @@ def messages_from_input(given: Any, instructions: str | None) -> list[Message]:
         return [*messages, {"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise BadField("input", "input is neither a text nor a list with an item in it", "send one of the two")
-    limits.check_count(limits.MAX_MESSAGES, "input", given)
+    check_count(MAX_MESSAGES, "input", given)
     for place, item in enumerate(given):
         _add(messages, item, f"input.{place}")
     return messages
@@ -158,7 +157,7 @@ def _text(content: Any, at: str) -> str:
         return content
     if not isinstance(content, list):
         raise BadField(at, f"{at} is no text", "send a string, or a list of parts that are texts")
-    limits.check_count(limits.MAX_PARTS, at, content)
+    check_count(MAX_PARTS, at, content)
     texts = []
     for place, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None

@@ -4,11 +4,10 @@ not streamed is what the last event says. Identifiers and times are the caller's
 
 from typing import Any
 
-from localllm.api.asked import ParsedRequest
-from localllm.api.openai.logprobs import chat_logprobs
-from localllm.api.openai.responses import JsonObject, ResponseHeader, usage_object
-from localllm.api.openai.responses_api.bodies import ResponseBody
+from localllm.api.openai.responses import JsonObject, ResponseHeader, chat_logprobs, usage_object
+from localllm.api.openai.responses_api.requests import ResponseBody
 from localllm.api.openai.responses_api.tools import call_item, declare_tools
+from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics

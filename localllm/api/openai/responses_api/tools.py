@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from localllm.api.body import StrictModel, validate
-from localllm.api.openai.functions import ignore_tool
+from localllm.api.openai.bodies import ignore_tool
 from localllm.errors import BadField
 from localllm.request import ToolCall
 

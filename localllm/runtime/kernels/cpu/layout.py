@@ -9,7 +9,7 @@ from torch import Tensor
 from localllm.quant.formats import gguf, lanes
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.int4 import INT4_ZERO_POINT
-from localllm.quant.memory import empty_huge_pages
+from localllm.quant.formats.lanes import empty_huge_pages
 from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, INTERLEAVED_BITS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce

@@ -14,8 +14,13 @@ from torch import Tensor
 
 from localllm.arch.config import Activation
 from localllm.runtime.kernels.elementwise import SWIGLU_ALPHA, SWIGLU_LIMIT
-from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import meta_tensor
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    gpu_unsupported,
+    launch_kernel,
+    meta_tensor,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
 from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.registry import kernel

@@ -21,11 +21,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm.quant.dequantize import dequantize as dequantize_any
+from localllm.quant.formats import gguf
+from localllm.quant.formats.repack import repack
 from localllm.quant.packing import SCRATCH_ELEMENTS
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.chunks import CODE_TYPES, dequantize_plane, load_words, weight_arguments
-from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    gpu_unsupported,
+    launch_kernel,
+    meta_packed_weight,
+    meta_tensor,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.linear import flatten_rows
 from localllm.runtime.kernels.registry import kernel
 
@@ -174,3 +183,22 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
                 meta_tensor(2048, 4096), meta_packed_weight(form, 14336, 4096, group)
             ),
         )
+
+
+def packed_layout_unsupported(weight: QuantizedTensor) -> str | None:
+    part = next(iter(weight.parts.values()))
+    return None if part.device.type == "cuda" else gpu_unsupported(part)
+
+
+@kernel("layout", "gpu-planes", packed_layout_unsupported, first=True)
+def packed_layout(
+    weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
+) -> Tensor | QuantizedTensor | None:
+    """Repack weights in planes, and dense weights of a GGUF file in the dtype of x, some rows at a time on their
+    device; also reserve the scratch buffer for products of many rows."""
+    if dtype and all(weight.format in gguf.PLAIN_DTYPES for weight in weights):
+        return torch.cat([dequantize_any(weight, dtype) for weight in weights])
+    repacked = repack(*weights, on_read=between)
+    if repacked and dtype:
+        reserve_scratch(repacked, dtype)
+    return repacked

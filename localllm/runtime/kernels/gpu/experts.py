@@ -38,9 +38,10 @@ from localllm.runtime.kernels.gpu.launch import (
     gpu_of,
     gpu_unsupported,
     launch_kernel,
+    meta_packed_weight,
+    meta_tensor,
     wait_for_inputs,
 )
-from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
 from localllm.runtime.kernels.gpu.quantized_gemm import WGMMA_ARCH
 from localllm.runtime.kernels.registry import kernel
 

@@ -19,8 +19,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import meta_tensor
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    gpu_unsupported,
+    launch_kernel,
+    meta_tensor,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel

@@ -29,8 +29,14 @@ from localllm.runtime.kernels.gpu.chunks import (
     weight_arguments,
 )
 from localllm.runtime.kernels.gpu.dequantize import MIN_DEQUANTIZE_ROWS, packed_unsupported, reorder_columns
-from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
-from localllm.runtime.kernels.gpu.meta import meta_packed_weight, meta_tensor
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    gpu_of,
+    launch_kernel,
+    meta_packed_weight,
+    meta_tensor,
+    wait_for_inputs,
+)
 from localllm.runtime.kernels.linear import flatten_rows
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel

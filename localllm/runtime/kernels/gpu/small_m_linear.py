@@ -5,18 +5,153 @@ that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in
 (estimated), while a separate one reads and writes x once, and its result is ready when the previous kernel ends.
 """
 
+# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
+# (Triton code is written in Python syntax but typed differently)
+
+from collections.abc import Callable, Iterator
+
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
+from localllm.hardware.device import dtype_name
 from localllm.quant.packing import PLANES_PER_WORD
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.fused import Matrices
-from localllm.runtime.kernels.gpu import small_m_dense, small_m_packed
-from localllm.runtime.kernels.gpu.launch import gpu_unsupported
-from localllm.runtime.kernels.gpu.small_m import MAX_ROWS
+from localllm.runtime.kernels.gpu import small_m_packed
+from localllm.runtime.kernels.gpu.launch import (
+    allow_next_kernel,
+    dot,
+    gpu_of,
+    gpu_unsupported,
+    launch_kernel,
+    meta_tensor,
+    wait_for_inputs,
+)
+from localllm.runtime.kernels.gpu.small_m import (
+    L2_LINE_BYTES,
+    MAX_ROWS,
+    PADDED_X_ROWS,
+    prefetch_l2,
+    reduce_splits,
+    split_workspace,
+    tile_row_ids,
+)
+from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
+
+# Products of few rows with dense weights: bfloat16, float16 or float32, the same as x.
+
+PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are prefetched before waiting for x
+
+
+@triton.jit(do_not_specialize=["M", "share", "tiles"])
+def small_m_dense_kernel(
+    p_x,
+    p_w,
+    p_bias,
+    p_residual,
+    p_o,
+    p_partial,
+    p_ticket,
+    M,
+    N,
+    K,
+    share,
+    tiles,
+    BLOCK: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    CUT: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """x [M, K], M <= 16, w [N, K]; each split of a tile processes `share` chunks of COLUMNS columns."""
+    tile = tl.program_id(0)
+    i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
+    i_k = tl.arange(0, COLUMNS)
+    i_m = tl.arange(0, PADDED_X_ROWS)
+    first = tl.program_id(1) * share * COLUMNS
+    last = tl.minimum(first + share * COLUMNS, K)
+    p_row = p_w + i_n.to(tl.int64)[:, None] * K
+    p_columns = p_x + i_m[None, :] * K + i_k[:, None]
+    m_x = (i_m < M)[None, :]
+
+    STEP: tl.constexpr = L2_LINE_BYTES * 8 // p_w.dtype.element_ty.primitive_bitwidth  # elements in a line
+    prefetch_l2(p_row + tl.minimum(first + tl.arange(0, PREFETCH_CHUNKS * COLUMNS // STEP) * STEP, K - 1)[None, :])
+
+    wait_for_inputs(PDL)
+    allow_next_kernel(PDL)
+    acc = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
+    for k in range(first, last, COLUMNS):
+        if WHOLE_CHUNKS:
+            w = tl.load(p_row + (k + i_k)[None, :], eviction_policy="evict_first")
+            x = tl.load(p_columns + k, mask=m_x, other=0.0)
+        else:
+            m_k = k + i_k < K
+            w = tl.load(p_row + (k + i_k)[None, :], mask=m_k[None, :], other=0.0, eviction_policy="evict_first")
+            x = tl.load(p_columns + k, mask=m_x & m_k[:, None], other=0.0)
+        acc = dot(w, x, acc)
+    reduce_splits(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
+
+
+def dense_matmul(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation | None = None,
+    residual: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """Multiply. x: [M, in], M <= 16; weight: [out, in], contiguous, of the same dtype.
+
+    Returns [M, out], or half as many columns with an activation.
+    """
+    x = x.contiguous()
+    rows, columns = weight.shape
+    chunk = 32 if x.dtype == torch.float32 else 128
+    chunks = -(-columns // chunk)
+    tile = tile or tile_for(gpu_of(x.device), dtype_name(x.dtype), rows, columns, chunks)
+    grid = tile_grid(tile, rows, chunks)
+    partial, ticket = split_workspace(grid, tile.block_rows, x.device)
+    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
+    launch_kernel(
+        small_m_dense_kernel,
+        (grid.tiles, grid.splits),
+        tile.warps,
+        tile.stages,
+        device=x.device,
+        p_x=x,
+        p_w=weight,
+        p_bias=bias,
+        p_residual=None if residual is None else residual.contiguous(),
+        p_o=y,
+        p_partial=partial,
+        p_ticket=ticket,
+        M=len(x),
+        N=rows,
+        K=columns,
+        share=grid.chunks_per_split,
+        tiles=grid.tiles,
+        BLOCK=tile.block_rows,
+        COLUMNS=chunk,
+        CUT=grid.splits > 1,
+        WHOLE_CHUNKS=columns % chunk == 0,
+        ACTIVATION=activation or "",
+    )
+    return y
+
+
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
+    yield (
+        "bfloat16, 28672 x 4096, gated",
+        lambda: dense_matmul(meta_tensor(1, 4096), meta_tensor(28672, 4096), activation="silu"),
+    )
+    yield "bfloat16, 2048 x 8192, M 16", lambda: dense_matmul(meta_tensor(16, 8192), meta_tensor(2048, 8192))
+
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -48,7 +183,7 @@ def small_m_matmul(
     if isinstance(weight, QuantizedTensor):
         y = small_m_packed.packed_matmul(rows, weight, bias, activation, residual)
     else:
-        y = small_m_dense.dense_matmul(rows, weight, bias, activation, residual)
+        y = dense_matmul(rows, weight, bias, activation, residual)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from localllm.arch.config import Activation
-from localllm.runtime.kernels.cpu.activations import gated_activation, map_elements, supports
+from localllm.runtime.kernels.cpu.elementwise import gated_activation, map_elements, supports
 from localllm.runtime.kernels.elementwise import gated_activation_reference, map_in_vectors
 from tests.runtime.kernels.harness import check
 

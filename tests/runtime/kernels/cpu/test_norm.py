@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from localllm.runtime.kernels import rms_norm
-from localllm.runtime.kernels.cpu.norm import supports_rms_norm
+from localllm.runtime.kernels.cpu.elementwise import supports_rms_norm
 
 
 @pytest.mark.parametrize("shape", [(1, 64), (3, 2048), (40, 96), (5, 4, 128)])

@@ -1,0 +1,43 @@
+"""Reads a matrix of a GGUF file: `X.weight` in blocks, mapped."""
+
+import torch
+from torch import Tensor
+
+from localllm.checkpoint.tensors import Weights, check_finite
+from localllm.errors import DamagedModel
+from localllm.quant.formats import gguf, mxfp4
+from localllm.quant.tensor import QuantizedTensor
+
+# gpt-oss's MXFP4: `X.blocks` uint8 [out, in / 32, 16], `X.scales` uint8 [out, in / 32].
+
+
+def take_mxfp4(weights: Weights, name: str, shape: tuple[int, int]) -> QuantizedTensor:
+    rows, groups = shape[0], -(-shape[1] // mxfp4.MXFP4_GROUP)
+    blocks = weights.take(f"{name}.blocks", (rows, groups, mxfp4.MXFP4_GROUP // 2), dtypes=("U8",))
+    scales = weights.take(f"{name}.scales", (rows, groups), dtypes=("U8",))
+    check_exponents(weights.stored_name(f"{name}.scales"), scales)
+    return QuantizedTensor(mxfp4.MXFP4_FORMAT, shape, {"q": blocks, "scale": scales})
+
+
+def check_exponents(name: str, exponents: Tensor) -> None:
+    """Raise DamagedModel if a scale is NaN. MXFP4 has no infinite scale."""
+    if (exponents == mxfp4.MXFP4_NAN_SCALE).any():
+        raise DamagedModel(f"the tensor {name!r} has a scale that is NaN", "fetch the model again")
+
+
+def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
+    """Return the matrix `name` if a GGUF file stores it in another format than `plain` (F32, ...), otherwise None.
+
+    Raises DamagedModel for scales that are NaN or infinite.
+    """
+    stored = weights.stored_header(f"{name}.weight")
+    if stored is None or stored.offset is None or stored.dtype == plain:
+        return None
+    block_format = stored.dtype.lower()
+    rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
+    rows = rows.view(torch.uint8)
+    for scales in gguf.row_scales(rows, block_format):
+        check_finite(weights.stored_name(f"{name}.weight"), scales)
+    if block_format == "mxfp4_gguf":
+        check_exponents(weights.stored_name(f"{name}.weight"), gguf.row_exponents(rows))
+    return QuantizedTensor(block_format, shape, {gguf.BLOCKS_PART: rows})
