@@ -169,7 +169,7 @@ def test_programs_compile_for_processors_of_each_variant(name: str, form: str) -
     triple, cpu, features, four, eight = MACHINES[name]
     layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
     program = Program("multiply", name)
-    split = SplitFormat.of(name, layout.bits, 2)
+    split = SplitFormat.for_processor(name, layout.bits, 2)
     matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16)
     assembly = assembled(program, triple, cpu, features)
     assert (four if form == "q4_k" else eight) in assembly
