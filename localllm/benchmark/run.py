@@ -30,10 +30,26 @@ from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.quantize.make import find_or_quantize
 from localllm.settings import Settings
 
-# A loaded model being measured: its warm-up, rounds and ceilings, and the results.
+SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
+RANDOM_PROMPTS = "random tokens"
+ReportProgress = Callable[[str], None]  # receives the current activity
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """The measurement to run for every model."""
+
+    grid: ScenarioGrid
+    rounds: int
+    seed: int = 0
+    text: str | None = None  # source of prompts; None for random tokens
+    text_name: str = RANDOM_PROMPTS
+    drafts: bool = False
 
 
 class BenchmarkedModel:
+    """A loaded model being measured: its warm-up, rounds and ceilings, and the results."""
+
     def __init__(self, subject: Subject, llm: LLM, prompts: PromptSource, scenarios: Sequence[Scenario]):
         self.subject = subject
         self.llm = llm
@@ -130,24 +146,6 @@ class BenchmarkedModel:
             tuple(self.scenario_result(scenario, best) for scenario in self.rounds),
             tuple(left_out),
         )
-
-
-SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
-RANDOM_PROMPTS = "random tokens"
-
-ReportProgress = Callable[[str], None]  # receives the current activity
-
-
-@dataclass(frozen=True)
-class BenchmarkPlan:
-    """The measurement to run for every model."""
-
-    grid: ScenarioGrid
-    rounds: int
-    seed: int = 0
-    text: str | None = None  # source of prompts; None for random tokens
-    text_name: str = RANDOM_PROMPTS
-    drafts: bool = False
 
 
 def load_subject(
@@ -287,17 +285,13 @@ def split_by_reason(
     return possible, [(scenario, reason) for scenario, reason in reasons if reason is not None]
 
 
-# Compares two models: both loaded, running in turns round by round, on the same prompts if they share a
-# vocabulary.
-#
-# The two measurements of each round form a pair.
-
-
 def compare_models(
     a: Subject, b: Subject, plan: BenchmarkPlan, report_progress: ReportProgress = lambda text: None
 ) -> BenchmarkResult:
-    """Raises DoesNotFit if both do not fit into memory at once, UsageError for too few rounds or no scenario that
-    both can run, and what `load` raises.
+    """Compare two models, both loaded, which run in turns on the same prompts if they share a vocabulary.
+
+    The two measurements of each round form a pair. Raises DoesNotFit if both do not fit into memory at once,
+    UsageError for too few rounds or no scenario that both can run, and what `load` raises.
     """
     check_pairs(plan.rounds)
     noise_meter = NoiseMeter()

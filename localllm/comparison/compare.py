@@ -28,9 +28,9 @@ from localllm.runtime.model import Layer
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
-# Intermediate results of a model, for measurements: logits of every token, and the output of each layer.
-#
-# They run beside the engine's other work and must be called on the engine's thread.
+LOGITS_PER_CHUNK = 2**25  # logits at once: 134 MB
+PROBED_LAYER_TOKENS = 128  # tokens at the beginning of the text whose layer outputs are captured
+PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
 
 
 def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
@@ -77,14 +77,6 @@ class ObservedLayer(Layer):
         x = super().__call__(x, batch, cache, token_input)
         self.on_output(x)
         return x
-
-
-# Observes one loaded model: its logits, as a `quality.measure.LogitsFunction`; its answers, layer outputs and
-# speed.
-
-LOGITS_PER_CHUNK = 2**25  # logits at once: 134 MB
-PROBED_LAYER_TOKENS = 128  # tokens at the beginning of the text whose layer outputs are captured
-PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
 
 
 class LogitsReader:

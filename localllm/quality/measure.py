@@ -41,6 +41,7 @@ PERCENT = 99
 LogitsFunction = Callable[[Sequence[int]], Iterable[Tensor]]
 """Maps token ids of a window to the logits of its tokens, float32 [n, vocab], in one or more consecutive pieces,
 split equally for both models. Each row depends on the tokens up to its own."""
+LOGIT_BYTES = 4  # per logit
 
 
 @dataclass(frozen=True)
@@ -144,13 +145,6 @@ def output_error(reference: Tensor, other: Tensor) -> float:
     return ((other.to(ours.device).double() - ours).norm(dim=-1) / lengths).mean().item()
 
 
-# Stores a model's logits in a temporary file, for comparing two models that do not fit into memory together.
-#
-# The file replaces the first model while the second computes. The logits are stored exactly.
-
-LOGIT_BYTES = 4  # per logit
-
-
 @contextmanager
 def open_logits_file(folder: Path, needed: int) -> Iterator["LogitsFile"]:
     """Open a file that is removed at the end, even after a crash. needed: bytes, see `logits_bytes`. Raises
@@ -169,7 +163,11 @@ def open_logits_file(folder: Path, needed: int) -> Iterator["LogitsFile"]:
 
 
 class LogitsFile:
-    """A `measure.LogitsFunction` for the recorded windows."""
+    """The recorded logits of a model in a temporary file, as a `LogitsFunction`.
+
+    It replaces the first of two models that do not fit into memory together, while the second computes. The logits
+    are stored exactly.
+    """
 
     def __init__(self, file: IO[bytes], folder: Path):
         self.file = file

@@ -70,8 +70,7 @@ def gpu_packed_columns(words: int, columns: int, bits: int) -> int:
 
 
 # In packed GPU layout: bits of a code, columns that share a scale, bytes of a group's scale and minimum, and of
-# those of a
-# block of 256.
+# those of a block of 256.
 GGUF_GPU_PACKED = {
     **{"q4_0": (4, 32, 2, 0), "q4_1": (4, 32, 4, 0), "q5_0": (8, 32, 2, 0), "q5_1": (8, 32, 4, 0)},
     **{"q8_0": (8, 32, 2, 0), "q2_k": (4, 16, 2, 4), "q3_k": (4, 16, 1, 2), "q4_k": (4, 32, 2, 4)},

@@ -39,11 +39,6 @@ from localllm.quantize.source import check_source
 from localllm.quantize.store import DRAFT_SUFFIX, check_disk_space, publish_draft
 from localllm.text.tokenizer import Tokenizer
 
-# A model's description as the metadata of a GGUF file, and the GGUF names of tensors. No torch.
-#
-# Source: llama.cpp's `conversion/*.py` and `src/models/*.cpp`. Models that these cannot represent raise
-# UnsupportedModel.
-
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "llama",
@@ -53,6 +48,15 @@ ARCHITECTURES = {
 ROPE_FREQUENCIES = "rope_freqs.weight"
 OUTER_NAMES = {ours: theirs for theirs, ours in reversed(GLOBAL_NAMES.items())}
 INNER_NAMES = {ours: theirs for theirs, ours in reversed(LAYER_NAMES.items())}
+GGMLType = gguf.GGMLQuantizationType
+TYPES = {
+    "q4_0": (GGMLType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+    "q8_0": (GGMLType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+}
+PACK_ELEMENTS = 2**22  # packed at a time
+GGUF_SUFFIX = ".gguf"
+LOCK_SUFFIX = ".lock"  # suffix of the lock file
+Progress = Callable[[str, int, int], None]  # tensor, number of written tensors, number of tensors
 
 
 def gguf_architecture(header: Header) -> str:
@@ -157,18 +161,6 @@ def gguf_name(name: str) -> str:
 
 def unsupported_model(what: str, remedy: str) -> UnsupportedModel:
     return UnsupportedModel(f"{what} cannot be written as GGUF", remedy)
-
-
-GGMLType = gguf.GGMLQuantizationType
-TYPES = {
-    "q4_0": (GGMLType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
-    "q8_0": (GGMLType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
-}
-PACK_ELEMENTS = 2**22  # packed at a time
-GGUF_SUFFIX = ".gguf"
-LOCK_SUFFIX = ".lock"  # suffix of the lock file
-
-Progress = Callable[[str, int, int], None]  # tensor, number of written tensors, number of tensors
 
 
 def write_gguf(

@@ -36,22 +36,7 @@ from localllm.quant.packing import (
 )
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
-# Allocation of memory that is read repeatedly.
-
 HUGE_PAGE_BYTES = 2**21
-
-
-def empty_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialized CPU tensor, in huge pages if the system provides them."""
-    tensor = torch.empty(shape, dtype=dtype)
-    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    length = (tensor.data_ptr() + tensor.nbytes - begin) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    if length > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
-        # Only advice: the system may use small pages.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
-    return tensor
-
-
 HALF_COLUMNS = 16  # between the low and the high nibble of a byte
 FOUR_BIT_GGUF = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
 CHUNK_ELEMENTS = 2**21  # unpacked at a time, to stay in the cache
@@ -222,3 +207,16 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     if COLUMN_ORDER in parts:
         values = torch.empty_like(values).index_copy_(1, parts[COLUMN_ORDER], values)
     return values.to(dtype)
+
+
+def empty_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized CPU tensor for data that is read repeatedly, in huge pages if the system provides
+    them.
+    """
+    tensor = torch.empty(shape, dtype=dtype)
+    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    length = (tensor.data_ptr() + tensor.nbytes - begin) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if length > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
+        # Only advice: the system may use small pages.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return tensor

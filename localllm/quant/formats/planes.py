@@ -38,6 +38,8 @@ from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
 TILE_ROWS = 16  # of a tensor core's tile
 ZERO_POINT = {INT4_GPU_PACKED: int4.INT4_ZERO_POINT, INT8_GPU_PACKED: 0}
+# The integer format whose layout a float format shares.
+INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}
 
 
 def pack_codes(
@@ -128,17 +130,12 @@ def planes_per_scale(weight: QuantizedTensor) -> int:
     return gcd(weight.group // words, planes) if weight.group else planes
 
 
-# MXFP4 and FP8 in packed GPU layout: their codes in planes, like those of INT4 and INT8 in `planes.py`.
-#
-# Parts: q as in that module, with E2M1 in four bits or E4M3 in eight; scale [groups, rows]: for MXFP4 uint8, the
-# exponent plus 127 of each 32 columns, for FP8 float16, bfloat16 or float32. Padding is zero.
-
-# The integer format with the same layout.
-INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}
-
-
 def pack_float_codes(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
-    """Pack codes [out, in] of 0 to 15, or the bytes of E4M3 as int8. scale: [out, groups]"""
+    """Pack codes [out, in] of E2M1, 0 to 15, or the bytes of E4M3 as int8. scale: [out, groups]
+
+    Parts: q as for INT4 and INT8; scale [groups, rows]: for MXFP4 uint8, the exponent plus 127 of each 32 columns,
+    for FP8 float16, bfloat16 or float32. Padding is zero.
+    """
     packed = pack_codes(codes, group, 4 if form == MXFP4_GPU_PACKED else 8, scale=scale)
     return replace(packed, format=form)
 
