@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int8
+from localllm.quant.formats.groups import quantize_int8
 from localllm.quant.grid import Grid, fit, second_moments
 from localllm.quantize import awq, gptq, rtn, smoothquant
 from localllm.quantize.inputs import MAX_SAMPLES, InputStatistics
@@ -205,7 +205,7 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
 
 def test_inputs_by_token_are_rounded_as_int8_rows_are() -> None:
     x = correlated(20, 64)
-    expected = dequantize(int8.quantize_int8(x, torch.float32), torch.float32)
+    expected = dequantize(quantize_int8(x, torch.float32), torch.float32)
     torch.testing.assert_close(smoothquant.fake_quantize_tokens(x), expected)
     assert torch.equal(smoothquant.fake_quantize_tokens(torch.zeros(2, 4)), torch.zeros(2, 4))
 

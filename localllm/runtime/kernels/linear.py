@@ -13,9 +13,10 @@ from torch import Tensor
 
 from localllm.hardware.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import gguf, lanes, w8a8
-from localllm.quant.packing import INTERLEAVED_BITS
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.formats import gguf
+from localllm.quant.formats.groups import quantize_activations
+from localllm.quant.packing import INTERLEAVED_BITS, W8A8
+from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels import batch_invariance
 from localllm.runtime.kernels.cpu import dense_matmul, quantized_matmul
 from localllm.runtime.kernels.cpu.compile import cpu_supported
@@ -37,7 +38,7 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
 def prepare_weights(
     *weights: Tensor | QuantizedTensor,
     dtype: torch.dtype | None = None,
-    on_read: Callable[[], None] = lanes.no_op,
+    on_read: Callable[[], None] = no_op,
     activation_bits: int | None = None,
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Return weights that are multiplied with the same x in the layout that this device's kernels prefer.
@@ -156,7 +157,7 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
 
 
 def w8a8_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    return None if weight.format == w8a8.W8A8_FORMAT else f"the weight is {weight.format}"
+    return None if weight.format == W8A8 else f"the weight is {weight.format}"
 
 
 def w8a8_cpu_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
@@ -175,14 +176,14 @@ def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tens
 
 def int8_matmul(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """Quantize x and multiply. x: [M, in] -> [M, out]"""
-    tokens, scale = w8a8.quantize_activations(x)
+    tokens, scale = quantize_activations(x)
     product = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
     return (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
 
 
 @kernel("linear", "w8a8-reference", w8a8_unsupported)
 def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    tokens, scale = w8a8.quantize_activations(x)
+    tokens, scale = quantize_activations(x)
     product = F.linear(tokens, weight.parts["q"].float())  # of integers
     y = (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
@@ -191,9 +192,7 @@ def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | Non
 def cpu_dequantized_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if not (x.is_cpu and cpu_supported()):
         return "no kernel is compiled for it"
-    has_kernel = (
-        weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.W8A8_FORMAT
-    )
+    has_kernel = weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == W8A8
     return f"the weight is {weight.format}" if has_kernel else None
 
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from localllm.quant.formats import gguf, lanes
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
-from localllm.quant.formats.int4 import INT4_ZERO_POINT
+from localllm.quant.formats.groups import INT4_ZERO_POINT
 from localllm.quant.formats.lanes import empty_huge_pages
 from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, INTERLEAVED_BITS, TILE_ROWS
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
 from localllm.runtime.kernels.cpu.ir import (
     BFLOAT,
@@ -62,9 +62,7 @@ def compile_interleave(words: int) -> CompiledKernel:
     return CompiledKernel(lambda p: emit_interleave(p, words), "interleave", 5)
 
 
-def interleave_weights(
-    *weights: QuantizedTensor, on_read: Callable[[], None] = lanes.no_op
-) -> QuantizedTensor | None:
+def interleave_weights(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
     """Convert weights to the interleaved layout as one matrix, as `lanes.interleave` does."""
     first = weights[0]
     target = INTERLEAVED_FORMAT.get(first.format)
