@@ -27,7 +27,7 @@ from localllm.llm.llm import LLM
 from localllm.plan.memory import BLOCK_SIZE
 from localllm.plan.weights import representative_matrix
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 from localllm.settings import Settings
 
 SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"

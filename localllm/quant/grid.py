@@ -1,4 +1,5 @@
-"""Quantization grids: 2^bits codes, with a scale and optionally a zero point per group of weights.
+"""Quantization grids and rounding to nearest: 2^bits codes, with a scale and optionally a zero point per group of
+weights.
 
 Fitting a grid to a matrix searches how much of each group's range is clipped: for each ratio c in CLIP_RATIOS, the
 scale is c * largest / steps (symmetric) or c * (highest - lowest) / steps, and the one with the smallest error is
@@ -91,6 +92,23 @@ class FittedGrid:
         if self.zero is not None:
             parts["zero"] = self.zero.to(code_dtype)
         return QuantizedTensor(grid.format, (codes.shape[0], codes.shape[1]), parts, grid.group)
+
+
+def quantize_rtn(weight: Tensor, grid: Grid, moments: Tensor | None = None) -> QuantizedTensor:
+    """Round to nearest, each weight separately: q = clamp(round(w / scale) + zero), with fitted scales.
+
+    weight: [out, in] of any float dtype, converted a few rows at a time; moments: see `fit`, the scales then
+    minimize the output error.
+    """
+    fitted = fit(weight, grid, moments)
+    code_dtype = torch.uint8 if grid.bits == 4 else torch.int8
+    codes, begin = torch.empty(weight.shape, dtype=code_dtype), 0
+    for tile in row_tiles(weight):
+        rows = slice(begin, begin + len(tile))
+        zero = None if fitted.zero is None else fitted.zero[rows]
+        codes[rows] = FittedGrid(grid, fitted.scale[rows], zero).round_weight(tile)
+        begin = rows.stop
+    return fitted.pack(codes)
 
 
 def row_tiles(weight: Tensor) -> Iterator[Tensor]:

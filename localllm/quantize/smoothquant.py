@@ -15,8 +15,7 @@ from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats.groups import INT8_MAX
-from localllm.quant.grid import Grid
-from localllm.quantize import rtn
+from localllm.quant.grid import Grid, quantize_rtn
 from localllm.quantize.inputs import InputStatistics
 
 STRENGTHS = (0.5, 0.3, 0.4, 0.6, 0.7, 0.8)
@@ -46,7 +45,7 @@ def search_scale(
     def error(s: Tensor) -> float:
         x, total = fake_quantize_tokens(samples / s), 0.0
         for weight in weights:
-            rounded = dequantize(rtn.quantize(weight * s, grid), torch.float32)
+            rounded = dequantize(quantize_rtn(weight * s, grid), torch.float32)
             total += (x @ rounded.T - samples @ weight.T).square_().sum().item()
         return total
 

@@ -20,7 +20,7 @@ from localllm.quantize import states
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.check import check_group_size
 from localllm.quantize.compressed import choose_scheme, quantization_config, to_stored_tensors
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.source import Recipe
 from tests.quantize.rounding import quantized_parts, write_rounded
 from tests.shared import shared
