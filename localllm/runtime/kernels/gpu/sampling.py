@@ -25,9 +25,12 @@ from localllm.runtime.kernels.gpu.nucleus import (
     LEVELS,
     bracket,
     coarse_levels,
+    draw_kernel,
     fine_levels,
     first_selected,
+    row_peak,
     sampling_limits,
+    store_choice,
     tally_levels,
 )
 from localllm.runtime.kernels.gpu.penalties import (
@@ -37,7 +40,6 @@ from localllm.runtime.kernels.gpu.penalties import (
     apply_penalties,
     mark_history_kernel,
 )
-from localllm.runtime.kernels.gpu.pick import draw_kernel, row_peak, store_choice
 
 LEVELS_WARPS = 4  # for levels_kernel
 TALLY_LANES = tl.constexpr(LEVELS_WARPS)  # of `tally_levels`: one per warp, so that sums need no exchange
