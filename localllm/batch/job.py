@@ -25,7 +25,9 @@ FINGERPRINT_FIELDS = ("localllm", "model", "quant")
 
 @dataclass(frozen=True)
 class JobState:
-    """What the lines of an output depend on, stored in `OUT.state`, so that a run can resume or refuse to."""
+    """Parameters that the lines of an output depend on, stored in `OUT.state`, so that a run can resume or refuse
+    to.
+    """
 
     asked: Mapping[str, Any]
     """What was requested: the input's digest, the model's name, seed, limits, options."""
@@ -60,10 +62,10 @@ def write_state(out: Path, state: JobState) -> None:
         write_atomic(state_path(out), json.dumps(asdict(state), indent=1) + "\n")
 
 
-def check_unchanged(out: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_unchanged(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises UsageError for the first difference."""
-    for name in sorted(kept.keys() | now.keys()):
-        old, new = kept.get(name), now.get(name)
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
         if old != new:
             raise _another(out, f"{out} was started with another {name} ({_shown(old)}, now {_shown(new)})")
 

@@ -323,7 +323,7 @@ def compare_models(
         report_progress("measuring this machine")
         for contestant in both:
             contestant.measure_ceilings()
-        compared = [found for scenario in possible for found in compare_scenario(scenario, *both)]
+        compared = [comparison for scenario in possible for comparison in compare_scenario(scenario, *both)]
         return make_result(
             plan, noise_meter, [subject.model_result(left_out, alone=False) for subject in both], compared
         )
@@ -342,8 +342,8 @@ def compare_scenario(scenario: Scenario, a: BenchmarkedModel, b: BenchmarkedMode
 
 
 def decode_rate(answers: Round) -> float | None:
-    found = figures.decode_phase(answers)
-    return found and found.tokens_per_s
+    phase = figures.decode_phase(answers)
+    return phase and phase.tokens_per_s
 
 
 def prefill_rate(answers: Round) -> float:

@@ -1,4 +1,4 @@
-"""What to measure: the numbers of prompt tokens, of cached tokens before them, and of concurrent streams.
+"""Scenarios to measure: the numbers of prompt tokens, of cached tokens before them, and of concurrent streams.
 
 Plain numbers, independent of models apart from their limits.
 """

@@ -217,19 +217,22 @@ def compare_answers(
     tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], reference: ProbeResult, other: ProbeResult
 ) -> list[Answers]:
     answers = []
-    for prompt, ours, theirs in zip(prompts, reference.answers, other.answers, strict=True):
+    for prompt, reference_ids, other_ids in zip(prompts, reference.answers, other.answers, strict=True):
         same_tokens = sum(
-            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=True))
+            1
+            for _ in itertools.takewhile(
+                lambda pair: pair[0] == pair[1], zip(reference_ids, other_ids, strict=True)
+            )
         )
-        before = [*prompt, *ours[:same_tokens]]
+        before = [*prompt, *reference_ids[:same_tokens]]
         answers.append(
             Answers(
                 tokenizer.decode(prompt),
-                len(ours),
+                len(reference_ids),
                 same_tokens,
-                continuation_text(tokenizer, prompt, ours[:same_tokens]),
-                continuation_text(tokenizer, before, ours[same_tokens:]),
-                continuation_text(tokenizer, before, theirs[same_tokens:]),
+                continuation_text(tokenizer, prompt, reference_ids[:same_tokens]),
+                continuation_text(tokenizer, before, reference_ids[same_tokens:]),
+                continuation_text(tokenizer, before, other_ids[same_tokens:]),
             )
         )
     return answers

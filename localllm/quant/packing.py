@@ -92,11 +92,11 @@ def gpu_packed_size(rows: int, columns: int, group: int | None, bits: int) -> tu
     return padded_rows * padded_columns * bits // 8, padded_rows * groups
 
 
-def gguf_gpu_packed_bytes(form: str, rows: int, columns: int) -> int | None:
+def gguf_gpu_packed_bytes(tensor_format: str, rows: int, columns: int) -> int | None:
     """Return the bytes of a GGUF matrix in packed GPU layout; None if the format cannot be packed so."""
-    if form not in GGUF_GPU_PACKED:
+    if tensor_format not in GGUF_GPU_PACKED:
         return None
-    bits, group, group_bytes, block_bytes = GGUF_GPU_PACKED[form]
+    bits, group, group_bytes, block_bytes = GGUF_GPU_PACKED[tensor_format]
     size = gpu_packed_size(rows, columns, group, bits)
     assert size
     codes, scales = size
@@ -105,9 +105,9 @@ def gguf_gpu_packed_bytes(form: str, rows: int, columns: int) -> int | None:
     )
 
 
-def stays_packed(form: str, device: str) -> bool:
+def stays_packed(tensor_format: str, device: str) -> bool:
     """Return whether a kernel reads this format packed, or dequantizing would take too much memory.
 
     FP8 without a kernel is better dequantized once, when it is loaded.
     """
-    return form != FP8 or device != "cpu"
+    return tensor_format != FP8 or device != "cpu"

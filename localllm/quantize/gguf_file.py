@@ -46,8 +46,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 ROPE_FREQUENCIES = "rope_freqs.weight"
-OUTER_NAMES = {ours: theirs for theirs, ours in reversed(GLOBAL_NAMES.items())}
-INNER_NAMES = {ours: theirs for theirs, ours in reversed(LAYER_NAMES.items())}
+OUTER_NAMES = {name: stored for stored, name in reversed(GLOBAL_NAMES.items())}
+INNER_NAMES = {name: stored for stored, name in reversed(LAYER_NAMES.items())}
 GGMLType = gguf.GGMLQuantizationType
 TYPES = {
     "q4_0": (GGMLType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),

@@ -81,7 +81,7 @@ def squared_error(weight: Tensor, quantized: QuantizedTensor) -> Tensor:
 
 
 class CalibratedLayer:
-    """One layer during calibration.
+    """A layer during calibration.
 
     recorded.tensors are the layer's tensors, updated by folds; quantized matrices are replaced by their
     dequantized values in float32.

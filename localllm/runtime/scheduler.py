@@ -122,7 +122,7 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=queue_key)
 
     def discard_timing(self) -> None:
-        """As `ChunkPolicy.discard_timing`."""
+        """See `ChunkPolicy.discard_timing`."""
         if self.chunk_policy:
             self.chunk_policy.discard_timing()
 

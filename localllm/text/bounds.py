@@ -1,9 +1,9 @@
-"""What the tokenizer of a file may make of a text: bounds that hold before the Rust library gets either.
+"""Bounds on tokenizers and texts, checked before the Rust library gets either.
 
-The library has no limits of its own, and where memory runs out it ends the process that serves all. The steps
-that lengthen texts (normalizers, decoders, post-processors) are described as JSON, from which their largest growth
-follows; a tokenizer beyond these bounds is refused. Regular expressions need none: Oniguruma, which runs them,
-refuses deep nesting and gives a match up after 10 million steps, which is an exception here.
+The library has no limits of its own, and ends the process when memory runs out. The steps that lengthen texts
+(normalizers, decoders, post-processors) are described as JSON, from which their largest growth follows; a
+tokenizer beyond these bounds is rejected. Regular expressions need no bound: Oniguruma, which runs them, rejects
+deep nesting and gives up a match after 10 million steps, which raises an exception here.
 """
 
 import base64

@@ -209,14 +209,14 @@ class LoadClient:
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self.http.get(path)
-            found = answer.json() if answer.status_code == httpx2.codes.OK else None
+            body = answer.json() if answer.status_code == httpx2.codes.OK else None
         except (httpx2.HTTPError, TimeoutError) as error:
             raise NetworkError(
                 f"{self.url} does not answer ({error_reason(error)})", "check that it is running"
             ) from error
         except ValueError:
             return None
-        return found if isinstance(found, Mapping) else None
+        return body if isinstance(body, Mapping) else None
 
     async def count_prompt_tokens(self, wire: ServerApi, model: str, prompt: str) -> int | None:
         """Return the server's token count of a prompt, from a non-streamed answer of one token, since some servers

@@ -110,8 +110,8 @@ def repack_rows(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
         case "mxfp4":
             codes = unpack_int4(parts["q"].flatten(1), columns)
             return pack_float_codes(MXFP4_GPU_PACKED, codes, 32, parts["scale"])
-        case form:
-            return repack_gguf(parts[gguf.BLOCKS_PART], form, columns)
+        case block_format:
+            return repack_gguf(parts[gguf.BLOCKS_PART], block_format, columns)
 
 
 def repack_gguf(rows: Tensor, block_format: str, columns: int) -> QuantizedTensor:
@@ -221,14 +221,14 @@ def planes_per_scale(weight: QuantizedTensor) -> int:
     return gcd(weight.group // words, planes) if weight.group else planes
 
 
-def pack_float_codes(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
+def pack_float_codes(float_format: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
     """Pack codes [out, in] of E2M1, 0 to 15, or the bytes of E4M3 as int8. scale: [out, groups]
 
     Parts: q as for INT4 and INT8; scale [groups, rows]: for MXFP4 uint8, the exponent plus 127 of each 32 columns,
     for FP8 float16, bfloat16 or float32. Padding is zero.
     """
-    packed = pack_codes(codes, group, 4 if form == MXFP4_GPU_PACKED else 8, scale=scale)
-    return replace(packed, format=form)
+    packed = pack_codes(codes, group, 4 if float_format == MXFP4_GPU_PACKED else 8, scale=scale)
+    return replace(packed, format=float_format)
 
 
 def unpack_codes(weight: QuantizedTensor) -> Tensor:

@@ -182,33 +182,32 @@ class ToolCallGrammar:
             )
         return f"@{name}"
 
-    def parameter_rules(self, index: int, function: ToolFunction, form: ParameterSyntax) -> str:
+    def parameter_rules(self, index: int, function: ToolFunction, syntax: ParameterSyntax) -> str:
         """Return the rules of each parameter in turn; required ones come first if a separator is used."""
         schema = json.loads(function.schema)
         check_schema(schema)
-        parameters = parse_parameters(schema, form)
-        if form.separator:
+        parameters = parse_parameters(schema, syntax)
+        if syntax.separator:
             parameters.sort(key=lambda parameter: not parameter.required)
         for number, parameter in enumerate(parameters):
             name, options = f"p_{index}_{number}", list[str]()
-            if parameter.text_pattern is not None and form.text_before is not None:
-                after = form.text_after or form.after
+            if parameter.text_pattern is not None and syntax.text_before is not None:
+                after = syntax.text_after or syntax.after
                 self.rules += [
                     f"B_{index}_{number}: ({parameter.text_pattern}) & ~(ANY ({self.forbidden_texts(after)}) ANY)",
                     *self.writer.text_until(f"t_{index}_{number}", f"B_{index}_{number}", after),
                 ]
-                options.append(
-                    f"{self.writer.literal(form.text_before.replace(KEY_SLOT, parameter.name))} t_{index}_{number}"
-                )
+                before = self.writer.literal(syntax.text_before.replace(KEY_SLOT, parameter.name))
+                options.append(f"{before} t_{index}_{number}")
             if parameter.json_schema is not None:
-                before = self.writer.literal(form.before.replace(KEY_SLOT, parameter.name))
-                after = self.writer.literal(form.after)
+                before = self.writer.literal(syntax.before.replace(KEY_SLOT, parameter.name))
+                after = self.writer.literal(syntax.after)
                 options.append(
                     f"{before} {self.json_rule(f'value_{index}_{number}', parameter.json_schema)} {after}"
                 )
             self.rules.append(f"{name}: {' | '.join(options)}")
         names = [(f"p_{index}_{number}", parameter.required) for number, parameter in enumerate(parameters)]
-        return parameter_sequence(names, quote(form.separator) if form.separator else "")
+        return parameter_sequence(names, quote(syntax.separator) if syntax.separator else "")
 
     def forbidden_texts(self, after: str) -> str:
         """Return texts that a parser would treat as the end of a value."""
@@ -249,8 +248,8 @@ class MarkupWriter:
     """
 
     def __init__(self, literals: Collection[str], token_of: Callable[[str], int | None]):
-        found = {literal: token_of(literal) for literal in literals if literal}
-        self._tokens = {literal: token for literal, token in found.items() if token is not None}
+        tokens = {literal: token_of(literal) for literal in literals if literal}
+        self._tokens = {literal: token for literal, token in tokens.items() if token is not None}
         longest_first = sorted(self._tokens, key=len, reverse=True)
         self._parts = re.compile("(" + ("|".join(map(re.escape, longest_first)) or "(?!)") + ")")
 
@@ -279,7 +278,7 @@ def quote(text: str) -> str:
 
 @dataclass(frozen=True)
 class ToolParameter:
-    """One parameter. At least one of `text_pattern` and `json_schema` is set."""
+    """A parameter. At least one of `text_pattern` and `json_schema` is set."""
 
     name: str
     required: bool
@@ -362,8 +361,8 @@ def _text(key: str, part: Any, resolved: Any, kinds: frozenset[str], syntax: Par
 
 def _words(schema: Any) -> set[str]:
     """Return keywords that restrict values."""
-    found = schema if isinstance(schema, Mapping) else {}
-    return {word for word in found if word not in ANNOTATION_KEYWORDS and not word.startswith("x-")}
+    keywords = schema if isinstance(schema, Mapping) else {}
+    return {word for word in keywords if word not in ANNOTATION_KEYWORDS and not word.startswith("x-")}
 
 
 def _refusal(key: str, what: str) -> UsageError:

@@ -28,8 +28,8 @@ def read_json_calls(reader: TextReader) -> ToolCalls:
     """Parse `{"name": ..., "arguments": {...}}`, a list of those, or several in sequence."""
     calls: ToolCalls = []
     while not reader.at_end():
-        found = reader.read_json()
-        calls += map(_from_json, found if isinstance(found, list) else [found])
+        parsed = reader.read_json()
+        calls += map(_from_json, parsed if isinstance(parsed, list) else [parsed])
         reader.accept(";")
     return calls
 

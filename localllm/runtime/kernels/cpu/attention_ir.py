@@ -209,9 +209,9 @@ def transpose_scores(p: Program, vectors: list[Value]) -> list[Value]:
 def softmax_weights(
     p: Program, spec: AttentionSpec, record: Value, score: Value, low: Value, high: Value
 ) -> tuple[Value, Value]:
-    """One step of the online softmax of a head: updates the maximum and the sum of weights in its record.
+    """Take a step of the online softmax of a head: update the maximum and the sum of weights in its record.
 
-    Returns the factor that rescales earlier sums, and the weights of the tile.
+    Return the factor that rescales earlier sums, and the weights of the tile.
     """
     old_max = p.load_floats(FLOAT, record, spec.max_offset)
     total = p.load_floats(FLOAT, record, spec.total_offset)

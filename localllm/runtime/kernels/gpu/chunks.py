@@ -101,10 +101,10 @@ def load_group_scale(
 ):
     """Return the scale or minimum of a column's group, [rows] float32."""
     group = column // GROUP if GROUP else 0
-    found = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
+    stored_scale = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
     if KIND == "e2m1":
-        return decode_e8m0(found)
-    number = found.to(tl.float32)
+        return decode_e8m0(stored_scale)
+    number = stored_scale.to(tl.float32)
     if p_block is not None:
         number *= tl.load(p_block + column // BLOCK * stored + b_row, mask=m_row, other=0).to(tl.float32)
     return number

@@ -112,23 +112,23 @@ def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.con
     """
     if INTERPRETED or tl.float32 == X:
         if BITS == 4:
-            found = magic_float(q >> (4 * PLANE) & 15) + added
+            decoded = magic_float(q >> (4 * PLANE) & 15) + added
         else:
-            found = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
+            decoded = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
     elif tl.float16 == X:
         HALF: tl.constexpr = INT4_HALF_ASM[PLANE] if BITS == 4 else INT8_HALF_ASM[PLANE]
-        found = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
+        decoded = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
     elif BITS == 4:
         FOUR: tl.constexpr = INT4_ASM[PLANE]
-        found = tl.inline_asm_elementwise(FOUR, "=r,r,r", [q, added], dtype=tl.bfloat16, is_pure=True, pack=2)
+        decoded = tl.inline_asm_elementwise(FOUR, "=r,r,r", [q, added], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         EIGHT: tl.constexpr = INT8_ASM[PLANE]
-        found = tl.inline_asm_elementwise(EIGHT, "=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=2)
+        decoded = tl.inline_asm_elementwise(EIGHT, "=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=2)
         if ZERO:
-            found = tl.inline_asm_elementwise(
-                ADD_ASM, "=r,r,r", [found, added], dtype=tl.bfloat16, is_pure=True, pack=2
+            decoded = tl.inline_asm_elementwise(
+                ADD_ASM, "=r,r,r", [decoded, added], dtype=tl.bfloat16, is_pure=True, pack=2
             )
-    return found
+    return decoded
 
 
 @triton.jit
