@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import gguf, lanes, planes
+from localllm.quant.formats import gguf, gpu_packed, interleaved
 from localllm.quant.formats.groups import dequantize_bytes, dequantize_int4, dequantize_mxfp4
 from localllm.quant.packing import (
     FP8,
@@ -23,9 +23,9 @@ DEQUANTIZERS = {
     INT4: dequantize_int4,
     W8A8: dequantize_bytes,
     FP8: dequantize_bytes,
-    **dict.fromkeys(INTERLEAVED_BITS, lanes.dequantize),
-    **dict.fromkeys(PLANES_PER_WORD, planes.dequantize),
-    **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), planes.dequantize_float),
+    **dict.fromkeys(INTERLEAVED_BITS, interleaved.dequantize),
+    **dict.fromkeys(PLANES_PER_WORD, gpu_packed.dequantize),
+    **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), gpu_packed.dequantize_float),
     MXFP4: dequantize_mxfp4,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }

@@ -14,7 +14,7 @@ def kv_element_bytes(kv_dtype: str) -> tuple[int, int]:
     return (1, KV_SCALE_BYTES) if kv_dtype in KV_8BIT_DTYPES else (ELEMENT_BYTES[kv_dtype], 0)
 
 
-INT8_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int4_lanes"  # localllm/quant/formats/lanes.py
+INT8_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int4_lanes"  # localllm/quant/formats/interleaved.py
 INTERLEAVED_BITS = {INT8_INTERLEAVED: 8, INT4_INTERLEAVED: 4}
 TILE_ROWS = 16  # rows interleaved in a tile
 PANEL_ROWS = 1024  # rows dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
@@ -48,8 +48,8 @@ def interleaved_columns(group: int, columns: int) -> int:
     return -(-columns // unit) * unit
 
 
-INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
-MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/planes.py
+INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/gpu_packed.py
+MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/gpu_packed.py
 PLANES_PER_WORD = {INT4_GPU_PACKED: 4, INT8_GPU_PACKED: 2}  # codes in a word of 16 bits
 CHUNK_WORDS = (64, 32, 16)  # possible words of a row per chunk
 

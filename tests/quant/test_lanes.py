@@ -7,7 +7,7 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats.gguf import BLOCKS_PART
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.groups import pack_int4
-from localllm.quant.formats.lanes import interleave
+from localllm.quant.formats.interleaved import interleave
 from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 

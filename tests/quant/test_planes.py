@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats.planes import TILE_ROWS, repack
+from localllm.quant.formats.gpu_packed import TILE_ROWS, repack
 from tests.quant.test_lanes import integers
 
 

@@ -44,7 +44,7 @@ def prepare_weights(
     """Return weights that are multiplied with the same x in the layout that this device's kernels prefer.
 
     The values are unchanged, in as few tensors as possible. dtype: of x if known, to start compiling its kernels;
-    on_read: see `to_lanes`; activation_bits: see `QuantizedTensor`.
+    on_read: see `interleaved.interleave`; activation_bits: see `QuantizedTensor`.
     """
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
     stacked = apply_layout(packed, dtype, on_read) if packed and len(packed) == len(weights) else None

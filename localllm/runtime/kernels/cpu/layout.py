@@ -1,7 +1,7 @@
 """The interleaved layout of quantized weights: converting weights to it, and reading a tile of it in IR.
 
-`quant/formats/lanes.py` defines the layout and converts every format with torch. Q4_0 and Q8_0 of GGUF have their
-bytes in that order within a row already; a kernel here interleaves 16 rows of them at the speed of memory.
+`quant/formats/interleaved.py` defines the layout and converts every format with torch. Q4_0 and Q8_0 of GGUF have
+their bytes in that order within a row already; a kernel here interleaves 16 rows of them at the speed of memory.
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import gguf, lanes
+from localllm.quant.formats import gguf, interleaved
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.groups import INT4_ZERO_POINT
-from localllm.quant.formats.lanes import empty_huge_pages
+from localllm.quant.formats.interleaved import empty_huge_pages
 from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, INTERLEAVED_BITS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
@@ -63,12 +63,12 @@ def compile_interleave(words: int) -> CompiledKernel:
 
 
 def interleave_weights(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
-    """Convert weights to the interleaved layout as one matrix, as `lanes.interleave` does."""
+    """Convert weights to the interleaved layout as one matrix, as `interleaved.interleave` does."""
     first = weights[0]
     target = INTERLEAVED_FORMAT.get(first.format)
     same_format = all(weight.format == first.format and weight.shape[0] % TILE_ROWS == 0 for weight in weights)
     if target is None or not same_format or any(weight.shape[1] != first.shape[1] for weight in weights):
-        return lanes.interleave(*weights, on_read=on_read)
+        return interleaved.interleave(*weights, on_read=on_read)
     block, rows = BLOCK_TYPE_BY_NAME[first.format], sum(weight.shape[0] for weight in weights)
     tiles, blocks = rows // TILE_ROWS, first.shape[1] // block.block_elements
     words = block.block_bytes // WORD_BYTES

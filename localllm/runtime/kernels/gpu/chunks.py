@@ -2,8 +2,8 @@
 
 Each plane is multiplied with its columns of x. Codes become floats without an integer conversion: they are shifted
 to where they are the mantissa of a float of known exponent (integer codes), or its exponent and mantissa (floats
-of 4 and 8 bits, whose zero and subnormals are at the same place in a float32). Layout: `quant/formats/planes.py`;
-a dense matrix is treated as chunks of one plane.
+of 4 and 8 bits, whose zero and subnormals are at the same place in a float32). Layout:
+`quant/formats/gpu_packed.py`; a dense matrix is treated as chunks of one plane.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false

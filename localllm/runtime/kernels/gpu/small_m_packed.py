@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.formats.planes import planes_per_scale
+from localllm.quant.formats.gpu_packed import planes_per_scale
 from localllm.quant.packing import PLANES_PER_WORD
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.launch import (
@@ -35,7 +35,7 @@ from localllm.runtime.kernels.gpu.small_m import (
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
 
-# Decodes packed codes (quant/formats/planes.py) to inputs of tensor cores without integer conversions.
+# Decodes packed codes (quant/formats/gpu_packed.py) to inputs of tensor cores without integer conversions.
 #
 # A multiprocessor has the fewest lanes for conversions. A float whose last mantissa bit stands for 1 is made of a
 # code by setting the exponent's bits: in bfloat16, 0x4300 | q is 128 + q for q below 128; in float16, 0x6400 | q
@@ -172,7 +172,7 @@ def small_m_packed_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply x [M, K], M <= 16, with parts as in quant/formats/planes.py, their rows padded to ROWS.
+    """Multiply x [M, K], M <= 16, with parts as in quant/formats/gpu_packed.py, their rows padded to ROWS.
 
     Each split of a tile processes `share` chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk
     that share one; SUPER: columns of a block_scale.

@@ -148,9 +148,9 @@ def test_products_have_the_same_bits(
 
 
 def laned_numbers(weight: QuantizedTensor) -> Tensor:
-    from localllm.quant.formats import lanes
+    from localllm.quant.formats import interleaved
 
-    return lanes.dequantize(weight, torch.float64)
+    return interleaved.dequantize(weight, torch.float64)
 
 
 MACHINES = {  # triple, processor, features; what multiplies codes of 4 and of 8 bits
