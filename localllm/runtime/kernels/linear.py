@@ -81,7 +81,7 @@ def interleave_unsupported(weight: QuantizedTensor) -> str | None:
     return None if cpu_supported() and is_on_cpu(weight) else "no kernel is compiled for it"
 
 
-@kernel("layout", "cpu-lanes", interleave_unsupported)
+@kernel("layout", "cpu-interleaved", interleave_unsupported)
 def interleave_layout(
     weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
 ) -> QuantizedTensor | None:
@@ -115,12 +115,12 @@ def interleaved_integers_unsupported(x: Tensor, weight: QuantizedTensor, bias: T
     return None if faster else f"{rows} rows: dequantizing first is faster"
 
 
-@kernel("linear", "cpu-lanes", interleaved_integers_unsupported)
+@kernel("linear", "cpu-interleaved", interleaved_integers_unsupported)
 def linear_interleaved(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return flatten_rows(quantized_matmul.matmul_integers, x, weight, bias)
 
 
-@kernel("linear", "cpu-lanes-dequantized", interleaved_unsupported)
+@kernel("linear", "cpu-interleaved-dequantized", interleaved_unsupported)
 def linear_interleaved_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return flatten_rows(quantized_matmul.matmul_dequantized, x, weight, bias)
 

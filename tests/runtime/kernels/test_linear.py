@@ -40,7 +40,7 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
     assert isinstance(weight, QuantizedTensor)
     ran = check("linear", lambda d: (x.to(d), weight, None if b is None else b.to(d)), dtype)
     integers = COMPILED and (tokens <= 64 or quantized_matmul.integers_are_faster(weight, dtype))
-    assert ran == (["cpu-lanes"] if integers else []) + ["cpu-lanes-dequantized"] * COMPILED
+    assert ran == (["cpu-interleaved"] if integers else []) + ["cpu-interleaved-dequantized"] * COMPILED
 
 
 @pytest.mark.parametrize("shape", [(32,), (0, 32), (2, 3, 32), (2, 0, 32), (5, 13, 32), (65, 1, 32)])
@@ -69,7 +69,7 @@ def test_the_choice_is_explained() -> None:
     def told(x: torch.Tensor, weight: QuantizedTensor) -> dict[str, str]:
         return dict(explain("linear", x, weight, None))
 
-    few, many = "cpu-lanes", "cpu-lanes-dequantized"
+    few, many = "cpu-interleaved", "cpu-interleaved-dequantized"
     stored = told(torch.zeros(1, 32), weight)
     assert (stored[few], stored[many], stored["reference"]) == ("the weight is int8", "the weight is int8", "ok")
     [laned] = prepare_weights(weight)
