@@ -33,52 +33,6 @@ PROBED_LAYER_TOKENS = 128  # tokens at the beginning of the text whose layer out
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
 
 
-def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
-    """Yield logits [chunk, vocab] float32 chunk by chunk; the last chunk may be shorter. Do not modify them.
-
-    Raises OutOfBlocks if the KV cache has too few free blocks for the tokens.
-    """
-    state = SequenceState(engine.pool)
-    try:
-        for begin in range(0, len(token_ids), chunk_len):
-            chunk = list(token_ids[begin : begin + chunk_len])
-            state.extend(len(chunk))
-            all_indices = list(range(len(chunk)))
-            yield engine.runner.launch(
-                Batch.from_states([state], [chunk], all_indices, engine.runner.device, engine.pool.drain_copies())
-            )
-    finally:
-        state.free()
-
-
-def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
-    """Return the output [T, hidden] float32 of each layer, on the CPU."""
-    model, outputs = engine.runner.model, []
-    layers = model.layers
-    watched: list[Layer] = [ObservedLayer(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
-    model.layers = watched
-    try:
-        engine.logits(list(token_ids))
-    finally:
-        model.layers = layers
-    return outputs
-
-
-class ObservedLayer(Layer):
-    """A layer with the same weights that reports its output."""
-
-    def __init__(self, layer: Layer, on_output: Callable[[Tensor], None]):
-        vars(self).update(vars(layer))
-        self.on_output = on_output
-
-    def __call__(
-        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
-    ) -> Tensor:
-        x = super().__call__(x, batch, cache, token_input)
-        self.on_output(x)
-        return x
-
-
 class LogitsReader:
     """A model that reads windows of text, as a `measure.LogitsFunction`."""
 
@@ -242,3 +196,50 @@ def continuation_text(tokenizer: Tokenizer, prefix_ids: Sequence[int], ids: Sequ
     """Return the text of `ids` in context: SentencePiece omits the space at the beginning of a text."""
     begin, whole = tokenizer.decode(prefix_ids), tokenizer.decode([*prefix_ids, *ids])
     return whole[len(begin) :] if whole.startswith(begin) else tokenizer.decode(ids)
+
+
+def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
+    """Yield logits [chunk, vocab] float32 chunk by chunk; the last chunk may be shorter. Do not modify them.
+
+    Runs beside the engine's other work, on the engine's thread. Raises OutOfBlocks if the KV cache has too few
+    free blocks for the tokens.
+    """
+    state = SequenceState(engine.pool)
+    try:
+        for begin in range(0, len(token_ids), chunk_len):
+            chunk = list(token_ids[begin : begin + chunk_len])
+            state.extend(len(chunk))
+            all_indices = list(range(len(chunk)))
+            yield engine.runner.launch(
+                Batch.from_states([state], [chunk], all_indices, engine.runner.device, engine.pool.drain_copies())
+            )
+    finally:
+        state.free()
+
+
+def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
+    """Return the output [T, hidden] float32 of each layer, on the CPU. Call it on the engine's thread."""
+    model, outputs = engine.runner.model, []
+    layers = model.layers
+    watched: list[Layer] = [ObservedLayer(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
+    model.layers = watched
+    try:
+        engine.logits(list(token_ids))
+    finally:
+        model.layers = layers
+    return outputs
+
+
+class ObservedLayer(Layer):
+    """A layer with the same weights that reports its output."""
+
+    def __init__(self, layer: Layer, on_output: Callable[[Tensor], None]):
+        vars(self).update(vars(layer))
+        self.on_output = on_output
+
+    def __call__(
+        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
+    ) -> Tensor:
+        x = super().__call__(x, batch, cache, token_input)
+        self.on_output(x)
+        return x

@@ -167,7 +167,10 @@ def likeliest_candidates(logits: Tensor, spec: SamplingSpec, token: int, count: 
 
 
 def filter_stages(logits: Tensor, spec: SamplingSpec) -> Iterator[tuple[str, Tensor]]:
-    """Yield each rule's name and the probabilities [vocab] float64 that it leaves, in order of application."""
+    """Yield each filter's name and the probabilities [vocab] float64 that it leaves, in order of application.
+
+    Applies the rules of `sampler.py` one by one, to tell which filter removed a token.
+    """
     adjusted = logits.clone()[None]
     apply_grammar(adjusted, [spec])
     yield "grammar", (adjusted[0] > -torch.inf).double()

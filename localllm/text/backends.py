@@ -182,11 +182,13 @@ def _with_spaces(backend: tokenizers.Tokenizer, spacing: SpaceNormalization) -> 
 def derive_merges(
     ranked_tokens: Iterable[tuple[float, str]], known_tokens: Container[str]
 ) -> list[tuple[str, str]]:
-    """Return all pairs of known tokens that form a token, in merge order.
+    """Return the merges of a BPE tokenizer whose file only orders its tokens: all pairs of known tokens that form
+    a token.
 
-    ranked_tokens: tokens with their ranks; the lowest rank is merged first. Both formats merge the leftmost of
-    pairs with equal rank; the library ranks every pair, so pairs with equal rank are sorted by the length of their
-    left part, which corresponds to merging from the left. Source: `SentencePieceExtractor` of transformers.
+    ranked_tokens: tokens with their ranks, SentencePiece scores or tiktoken ranks; the lowest rank is merged
+    first. Both formats merge the leftmost of pairs with equal rank; the library ranks every pair, so pairs with
+    equal rank are sorted by the length of their left part, which corresponds to merging from the left. Source:
+    `SentencePieceExtractor` of transformers.
     """
     merges: list[tuple[str, str]] = []
     for _, group in groupby(sorted(ranked_tokens, key=itemgetter(0)), key=itemgetter(0)):
