@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.files import TOKENIZER_FILES
-from localllm.hub.folder import COMPANION_FILES, TEMPLATES_FOLDER, weight_files
 from localllm.hub.gguf import is_gguf, part_files
-from localllm.hub.store import SHA256
+from localllm.hub.hf_cache import SHA256
+from localllm.hub.model_files import COMPANION_FILES, TEMPLATES_FOLDER, weight_files
 
 SMALL_FILE_BYTES = 32 * 2**20  # largest size that is hashed entirely, in 20 to 100 ms
 HEAD_BYTES = 2**20  # hashed at the beginning of a large file

@@ -23,7 +23,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged_file
-from localllm.hub.folder import read_license
+from localllm.hub.model_files import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 

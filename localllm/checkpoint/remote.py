@@ -12,13 +12,13 @@ from pathlib import Path
 from localllm.checkpoint.gguf.header import read_part
 from localllm.checkpoint.header import HEADER_LIMIT, Header, read_header
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
-from localllm.hub.folder import INDEX_FILE
+from localllm.hub.file_download import read_range
+from localllm.hub.hf_cache import blob_path
 from localllm.hub.http import Say
 from localllm.hub.listing import RemoteFile
-from localllm.hub.modules import CONFIG_FILE, MODULES_FILE, SETTINGS_FILES
+from localllm.hub.model_files import INDEX_FILE
 from localllm.hub.pull import CONNECTIONS, PullPlan, read_small, thread_pool
-from localllm.hub.store import blob_path
-from localllm.hub.transfer import read_range
+from localllm.hub.sentence_transformers import CONFIG_FILE, MODULES_FILE, SETTINGS_FILES
 
 SMALL_FILES = ("config.json", "generation_config.json", INDEX_FILE, MODULES_FILE, *SETTINGS_FILES)
 SAFETENSORS_FIRST_BYTES = 2**17  # more than most headers need: one request

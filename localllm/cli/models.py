@@ -15,11 +15,11 @@ from localllm.cli.quality_page import format_quality
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.formatting import format_bytes, format_columns, format_count, format_rough_bytes, format_table
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, catalog_entries
-from localllm.hub.folder import missing_files
-from localllm.hub.made import edition_files, find_edition, read_aliases
+from localllm.hub.hf_cache import cached_models
+from localllm.hub.local_names import edition_files, find_edition, read_aliases
+from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
 from localllm.hub.resolve import model_in_cache, resolve_model
-from localllm.hub.store import cached_models
 from localllm.modelfile.edition import to_json
 from localllm.modelfile.options import to_sampling_params
 from localllm.modelfile.parse import format_modelfile

@@ -13,9 +13,9 @@ from huggingface_hub import HfApi, constants
 from huggingface_hub.hf_api import RepoFile
 
 from localllm.errors import NetworkError
+from localllm.hub.hf_cache import SHA1, SHA256
 from localllm.hub.http import Say, retrying, translate_errors
 from localllm.hub.names import RepoName
-from localllm.hub.store import SHA1, SHA256
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAX_FILES = 100_000

@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from localllm.errors import ModelNotFound
 from localllm.files import expand_path
 from localllm.hub.catalog import CatalogEntry, catalog, find_entry
-from localllm.hub.made import edition_files, find_edition, read_aliases
+from localllm.hub.local_names import edition_files, find_edition, read_aliases
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 ALIAS_NAME = re.compile(rf"{WORD}(:{WORD})?")

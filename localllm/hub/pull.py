@@ -21,7 +21,12 @@ from huggingface_hub.file_download import _create_symlink
 from localllm.errors import DamagedModel, DiskFull, NetworkError, UnsupportedModel
 from localllm.files import TOKENIZER_FILES, parse_json, write_atomic
 from localllm.formatting import format_bytes
-from localllm.hub.folder import (
+from localllm.hub.file_download import FileTransfer, first_error, is_complete, read_range, writing_cache
+from localllm.hub.gguf import choose_model, distinct_models, part_files
+from localllm.hub.hf_cache import blob_path, cached_commit, digests_file, nearest_existing, read_digests, repo_root
+from localllm.hub.http import Say
+from localllm.hub.listing import COMMIT, Listing, RemoteFile, fetch_listing
+from localllm.hub.model_files import (
     COMPANION_FILES,
     INDEX_FILE,
     SINGLE_FILE,
@@ -30,15 +35,10 @@ from localllm.hub.folder import (
     is_pickle,
     refuse_pickles,
 )
-from localllm.hub.gguf import choose_model, distinct_models, part_files
-from localllm.hub.http import Say
-from localllm.hub.listing import COMMIT, Listing, RemoteFile, fetch_listing
-from localllm.hub.modules import MODULES_FILE, parse_modules
 from localllm.hub.names import RepoName
-from localllm.hub.partial import PARTIAL_SUFFIX, present_bytes
+from localllm.hub.partial_file import PARTIAL_SUFFIX, present_bytes
 from localllm.hub.resolve import downloaded_path
-from localllm.hub.store import blob_path, cached_commit, digests_file, nearest_existing, read_digests, repo_root
-from localllm.hub.transfer import FileTransfer, first_error, is_complete, read_range, writing_cache
+from localllm.hub.sentence_transformers import MODULES_FILE, parse_modules
 
 # Threads that wait for the network, and need not be waited for.
 

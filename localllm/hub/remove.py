@@ -17,10 +17,9 @@ from huggingface_hub.utils import WeakFileLock
 
 from localllm.errors import LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.catalog import CatalogEntry
-from localllm.hub.folder import INDEX_FILE, SINGLE_FILE
+from localllm.hub.file_download import writing_cache
 from localllm.hub.gguf import model_tags
-from localllm.hub.names import RepoName, parse_name
-from localllm.hub.store import (
+from localllm.hub.hf_cache import (
     CachedFile,
     CachedRepo,
     cache_root,
@@ -29,7 +28,8 @@ from localllm.hub.store import (
     gguf_models,
     repo_root,
 )
-from localllm.hub.transfer import writing_cache
+from localllm.hub.model_files import INDEX_FILE, SINGLE_FILE
+from localllm.hub.names import RepoName, parse_name
 
 LOCK_WAIT_S = 0.05
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from localllm.errors import LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog_entries
-from localllm.hub.folder import INDEX_FILE, SINGLE_FILE, missing_files
 from localllm.hub.gguf import choose_model, is_gguf, model_name, models_in_folder, models_in_snapshot
-from localllm.hub.made import edition_files, find_edition, read_aliases
+from localllm.hub.hf_cache import cached_folder, cached_models
+from localllm.hub.local_names import edition_files, find_edition, read_aliases
+from localllm.hub.model_files import INDEX_FILE, SINGLE_FILE, missing_files
 from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
-from localllm.hub.store import cached_folder, cached_models
 from localllm.modelfile.edition import Edition
 
 

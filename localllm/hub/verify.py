@@ -15,14 +15,8 @@ from threading import Event
 from huggingface_hub import constants
 
 from localllm.errors import DamagedModel, ModelNotFound, NetworkError, UnsupportedModel
-from localllm.hub.folder import missing_files
 from localllm.hub.gguf import missing_part
-from localllm.hub.listing import fetch_listing, new_hasher
-from localllm.hub.names import RepoName
-from localllm.hub.partial import PARTIAL_SUFFIX
-from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
-from localllm.hub.resolve import has_safetensors
-from localllm.hub.store import (
+from localllm.hub.hf_cache import (
     CachedFile,
     CachedRepo,
     cache_root,
@@ -34,6 +28,12 @@ from localllm.hub.store import (
     repo_root,
     snapshot_files,
 )
+from localllm.hub.listing import fetch_listing, new_hasher
+from localllm.hub.model_files import missing_files
+from localllm.hub.names import RepoName
+from localllm.hub.partial_file import PARTIAL_SUFFIX
+from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
+from localllm.hub.resolve import has_safetensors
 
 HASH_WORKERS = 4  # hashed at a time
 READ_BYTES = 2**20

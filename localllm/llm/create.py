@@ -6,11 +6,11 @@ from dataclasses import replace
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import PromptRefused, UsageError
-from localllm.hub.blobs import link_model_folder, remove_unused_uploads
-from localllm.hub.made import find_edition
+from localllm.hub.assign_name import assign_edition, durable_target, validate_name
+from localllm.hub.local_names import find_edition
 from localllm.hub.names import strip_latest
-from localllm.hub.naming import assign_edition, durable_target, validate_name
 from localllm.hub.resolve import resolve_model
+from localllm.hub.uploaded_blobs import link_model_folder, remove_unused_uploads
 from localllm.modelfile.edition import CreateRequest, Edition
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import RECIPES

@@ -1,5 +1,5 @@
 """A customized model: the same weights with its own system prompt, template, parameters or messages, as defined by
-a Modelfile. Plain data; `hub/made.py` stores editions.
+a Modelfile. Plain data; `hub/local_names.py` stores editions.
 """
 
 import re

@@ -10,8 +10,8 @@ from localllm.checkpoint.header import read_header
 from localllm.hardware.device import cpu_features, device_name
 from localllm.hardware.processor import library_versions
 from localllm.hub.catalog import boxed_folder, catalog_entries
+from localllm.hub.hf_cache import parse_snapshot_path
 from localllm.hub.names import RepoName
-from localllm.hub.store import parse_snapshot_path
 from localllm.receipts.receipt import Model, Setup
 
 # Libraries that compute, tokenize, apply grammars, or render templates.

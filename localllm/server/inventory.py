@@ -11,7 +11,7 @@ from localllm.api.ollama.responses import JsonObject
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.hub.made import edition_files, find_edition
+from localllm.hub.local_names import edition_files, find_edition
 from localllm.hub.names import ALIAS_NAME, is_path, parse_name, similar_names, strip_latest
 from localllm.hub.resolve import ModelRef, installed_models, resolve_model
 from localllm.modelfile.edition import Edition

@@ -14,7 +14,7 @@ import pytest
 
 from localllm.checkpoint.remote import SAFETENSORS_FIRST_BYTES
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.partial import PART_BYTES
+from localllm.hub.partial_file import PART_BYTES
 from tests.hub import faults
 from tests.hub.loopback import LoopbackHub
 from tests.hub.models import model_files, weights

@@ -2,7 +2,7 @@ import pytest
 
 from localllm.errors import DamagedModel, ModelNotFound, UsageError
 from localllm.hub.catalog import catalog
-from localllm.hub.made import aliases_file, read_aliases, set_alias
+from localllm.hub.local_names import aliases_file, read_aliases, set_alias
 from localllm.hub.names import RepoName, is_path, parse_name, similar_names
 
 

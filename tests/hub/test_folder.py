@@ -3,7 +3,7 @@ import json
 import pytest
 
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.hub.folder import missing_files, weight_files
+from localllm.hub.model_files import missing_files, weight_files
 from tests.hub.folders import write_model
 
 

@@ -2,10 +2,10 @@ import pytest
 from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound
-from localllm.hub.folder import missing_files
 from localllm.hub.gguf import choose_model, models_in_folder
+from localllm.hub.hf_cache import cached_models
+from localllm.hub.model_files import missing_files
 from localllm.hub.resolve import resolve_model
-from localllm.hub.store import cached_models
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
 PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from localllm.errors import DamagedModel, DiskFull, ModelNotFound, UsageError, WrongDigest
-from localllm.hub.blobs import BlobUpload, blob_file, link_model_folder
-from localllm.hub.made import edition_files, find_edition
+from localllm.hub.assign_name import assign_edition, copy_name, remove_name
+from localllm.hub.local_names import edition_files, find_edition
 from localllm.hub.names import parse_name, strip_latest
-from localllm.hub.naming import assign_edition, copy_name, remove_name
 from localllm.hub.resolve import installed_models, resolve_model
+from localllm.hub.uploaded_blobs import BlobUpload, blob_file, link_model_folder
 from localllm.modelfile.edition import Edition
 
 

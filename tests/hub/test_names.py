@@ -3,8 +3,8 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.hub.catalog import PACKAGE_FOLDER, boxed_folder, catalog
-from localllm.hub.folder import missing_files
-from localllm.hub.made import set_alias
+from localllm.hub.local_names import set_alias
+from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, is_path, parse_name
 from localllm.hub.resolve import resolve_model
 from tests.hub.folders import write_cached, write_model

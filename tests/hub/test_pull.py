@@ -19,7 +19,7 @@ from localllm.errors import (
     NetworkError,
     UnsupportedModel,
 )
-from localllm.hub import partial, pull
+from localllm.hub import partial_file, pull
 from localllm.hub.listing import fetch_listing
 from localllm.hub.names import RepoName, parse_name
 from localllm.hub.resolve import resolve_model
@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(partial, "PART_BYTES", 8_192)
+    monkeypatch.setattr(partial_file, "PART_BYTES", 8_192)
 
 
 @pytest.fixture
@@ -513,12 +513,12 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(file, content, at)
 
-    monkeypatch.setattr(partial.os, "pwrite", full)
+    monkeypatch.setattr(partial_file.os, "pwrite", full)
     with pytest.raises(
         DiskFull, match=r"the disk with .*models--org--tiny is full; free some space, then run the same"
     ):
         fetch()
-    monkeypatch.setattr(partial.os, "pwrite", real)
+    monkeypatch.setattr(partial_file.os, "pwrite", real)
     _, watcher = fetch()
     assert 0 < watcher.order.missing_bytes < len(weights())
 
@@ -538,7 +538,7 @@ def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
     folder, watcher = fetch()
     assert (folder / "model.safetensors").read_bytes() == weights()
     assert impatient.came + watcher.came == impatient.order.missing_bytes
-    assert not list(cache.rglob(f"*{partial.PARTIAL_SUFFIX}"))
+    assert not list(cache.rglob(f"*{partial_file.PARTIAL_SUFFIX}"))
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])

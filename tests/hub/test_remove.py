@@ -9,7 +9,7 @@ from huggingface_hub import scan_cache_dir
 
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.names import RepoName
-from localllm.hub.partial import PART_BYTES, PARTIAL_SUFFIX, PartialFile
+from localllm.hub.partial_file import PART_BYTES, PARTIAL_SUFFIX, PartialFile
 from localllm.hub.remove import plan_removal
 from localllm.hub.resolve import resolve_model
 from tests.hub.downloaded import download

@@ -10,7 +10,7 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, NetworkError
 from localllm.hub.names import RepoName
-from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 from localllm.hub.pull import plan_pull, pull
 from localllm.hub.remove import plan_removal
 from localllm.hub.resolve import resolve_model

@@ -18,7 +18,7 @@ from localllm.client.model import open_model
 from localllm.client.server import ServerClient
 from localllm.errors import ModelNotFound
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.made import find_edition, set_alias
+from localllm.hub.local_names import find_edition, set_alias
 from localllm.request import ChatRequest
 from tests.server.conftest import running
 from tests.shared import shared

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from localllm import LLM
-from localllm.hub.blobs import blob_file
+from localllm.hub.uploaded_blobs import blob_file
 
 Ask = Callable[..., tuple[int, str, bytes]]
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")

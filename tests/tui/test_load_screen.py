@@ -6,7 +6,7 @@ import pytest
 from textual.widgets import Static
 
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 from tests.hub.faults import flipped, refused, stalled
 from tests.shared import shared
 from tests.tui.host import loads, this_machine

@@ -13,7 +13,7 @@ import pytest
 
 import localllm
 from localllm.hub.catalog import boxed_folder, catalog
-from localllm.hub.made import set_alias
+from localllm.hub.local_names import set_alias
 from tests.server.attacks.wire import ASKED, request, speak
 from tests.server.conftest import running, serving
 

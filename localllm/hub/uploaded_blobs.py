@@ -16,8 +16,8 @@ from types import TracebackType
 from localllm.errors import DiskFull, UsageError, WrongDigest
 from localllm.files import explain_disk_errors
 from localllm.formatting import format_bytes
-from localllm.hub.made import edition_files, find_edition
-from localllm.hub.store import nearest_existing
+from localllm.hub.hf_cache import nearest_existing
+from localllm.hub.local_names import edition_files, find_edition
 from localllm.settings import Settings
 
 DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")

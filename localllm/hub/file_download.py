@@ -19,10 +19,10 @@ from huggingface_hub.utils import WeakFileLock
 
 from localllm import files
 from localllm.errors import DamagedModel, NetworkError
+from localllm.hub.hf_cache import blob_path, repo_root
 from localllm.hub.http import Say, get_range, is_retriable, retrying, translate_errors
 from localllm.hub.listing import Listing, RemoteFile
-from localllm.hub.partial import PARTIAL_SUFFIX, Part, PartialFile
-from localllm.hub.store import blob_path, repo_root
+from localllm.hub.partial_file import PARTIAL_SUFFIX, Part, PartialFile
 
 # A span of bytes of one file on the Hub: asked for again until all of it came, checked as far as headers tell.
 

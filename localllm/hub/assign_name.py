@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from localllm.errors import ModelNotFound, UsageError
-from localllm.hub.blobs import remove_unused_uploads
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.hub.made import delete_edition, find_edition, read_aliases, save_edition, set_alias
+from localllm.hub.local_names import delete_edition, find_edition, read_aliases, save_edition, set_alias
 from localllm.hub.names import ALIAS_NAME, RepoName, is_path, parse_name, strip_latest
+from localllm.hub.uploaded_blobs import remove_unused_uploads
 from localllm.modelfile.edition import Edition
 
 

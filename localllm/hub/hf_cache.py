@@ -15,10 +15,10 @@ from huggingface_hub import constants
 
 from localllm.errors import DamagedModel, UnsupportedModel
 from localllm.files import read_json
-from localllm.hub.folder import missing_files
 from localllm.hub.gguf import choose_model, distinct_models, model_tags, models_in_snapshot, part_files
+from localllm.hub.model_files import missing_files
 from localllm.hub.names import DEFAULT_REVISION, RepoName
-from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 
 SHA1, SHA256 = re.compile(r"[0-9a-f]{40}"), re.compile(r"[0-9a-f]{64}")  # names of contents in `blobs`
 REPO_FOLDER = "models--"  # how the cache of huggingface_hub names the folder of a repository

@@ -8,7 +8,7 @@ from typing import Any
 from localllm.errors import UnsupportedModel
 from localllm.files import TOKENIZER_FILES, damaged_file, read_json
 from localllm.hub.gguf import is_gguf, missing_part
-from localllm.hub.modules import MODULES_FILE, SETTINGS_FILES, read_modules
+from localllm.hub.sentence_transformers import MODULES_FILE, SETTINGS_FILES, read_modules
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 COMPANION_FILES = (
