@@ -1,4 +1,4 @@
-"""Names that a person gives: whether one may be, what it will stand for, and giving and taking it."""
+"""Assigns local names to editions and models, copies them and removes them."""
 
 from pathlib import Path
 
@@ -11,61 +11,64 @@ from localllm.modelfile.edition import Edition
 
 
 def validate_name(name: str) -> str:
-    """The name without `:latest`. Raises UsageError for one that cannot be given."""
+    """Return the name without `:latest`. Raises UsageError if it cannot be assigned."""
     name = name.removesuffix(":latest")
     if not ALIAS_NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be a name", "use letters, digits, '.', '_', '-' and at most one colon")
+        raise UsageError(
+            f"{name!r} is not a valid name", "use letters, digits, '.', '_', '-' and at most one colon"
+        )
     if name in catalog():
-        raise UsageError(f"{name} is a model that `localllm list --all` knows", "choose another name")
+        raise UsageError(f"{name} is already a name of `localllm list --all`", "choose another name")
     if is_path(name) and find_edition(name) is None:
-        raise UsageError(f"{name} reads as the path of a file or folder", "choose another name")
+        raise UsageError(f"{name} would be read as the path of a file or folder", "choose another name")
     return name
 
 
 def copy_name(name: str, source: str) -> str:
-    """Let a name stand for what another stands for; gives what that is. Nothing of a model is copied.
+    """Assign a name to what another name refers to, and return that. No files of the model are copied.
 
-    Raises UsageError as `check_name`, ModelNotFound as `lasting`.
+    Raises UsageError as `validate_name`, ModelNotFound as `durable_target`.
     """
     name = validate_name(name)
     if edition := find_edition(strip_latest(source)):
         assign_edition(name, edition)
         return edition.source
-    meant = durable_target(source)
+    target = durable_target(source)
     remove_name(name)
-    set_alias(name, meant)
-    return meant
+    set_alias(name, target)
+    return target
 
 
 def assign_edition(name: str, edition: Edition) -> None:
-    """Let a name stand for an edition. name: as `check_name` gives it."""
-    before = find_edition(name)
+    """Assign a name, as returned by `validate_name`, to an edition, replacing an alias or edition of that name."""
+    replaced = find_edition(name)
     if name in read_aliases():
         set_alias(name, None)
     save_edition(name, edition)
-    if before and before.source != edition.source:
-        remove_unused_uploads(before.source)
+    if replaced and replaced.source != edition.source:
+        remove_unused_uploads(replaced.source)
 
 
 def remove_name(name: str) -> str | None:
-    """Forget a name that was given; gives what it stood for, None where nobody gave it."""
-    meant = assigned_target(name)
+    """Remove an alias or edition, and return what it referred to, or None if there is none of that name."""
+    target = assigned_target(name)
     if find_edition(name):
         delete_edition(name)
-        remove_unused_uploads(str(meant))
-    elif meant is not None:
+        remove_unused_uploads(str(target))
+    elif target is not None:
         set_alias(name, None)
-    return meant
+    return target
 
 
 def assigned_target(name: str) -> str | None:
-    """What a name that was given stands for, None where nobody gave it."""
+    """Return what an alias or edition refers to, or None if there is none of that name."""
     edition = find_edition(name)
     return edition.source if edition else read_aliases().get(name)
 
 
 def durable_target(source: str) -> str:
-    """What a name stands for, wherever and whenever it is used. Raises ModelNotFound."""
+    """Return the repository, catalogue name or absolute path that a name refers to, which depends neither on other
+    names nor on the working directory. Raises ModelNotFound."""
     match parse_name(source):
         case RepoName() as repo:
             return str(repo)

@@ -1,7 +1,5 @@
-"""One file of the Hub into the cache: in parts, several at once, resumed, and verified as it is written.
-
-Knows nothing of models, nor of which files one needs.
-"""
+"""Downloads one file from the Hub into the cache: in parts, several at a time, resumed, and verified on the
+way."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -17,108 +15,37 @@ from filelock import Timeout
 from huggingface_hub import hf_hub_url
 from huggingface_hub.utils import WeakFileLock
 
-from localllm import files
 from localllm.errors import DamagedModel, NetworkError
+from localllm.files import explain_disk_errors
 from localllm.hub.hf_cache import blob_path, repo_root
-from localllm.hub.http import Say, get_range, is_retriable, retrying, translate_errors
+from localllm.hub.http import Notify, get_range, is_retriable, retrying, translate_errors
 from localllm.hub.listing import Listing, RemoteFile
 from localllm.hub.partial_file import PARTIAL_SUFFIX, Part, PartialFile
 
-# A span of bytes of one file on the Hub: asked for again until all of it came, checked as far as headers tell.
-
+LOCK_POLL_S = 0.5
 CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
 
 
-def fetch_range(
-    listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None], say: Say, end: Event
-) -> None:
-    """Fetch what the part is missing. `write` takes the bytes as they come and counts them in `part.done`; it may
-    raise to break off; setting `end` does, too, without a word, before the next request.
-
-    Raises NetworkError, AccessDenied, ModelNotFound.
-    """
-    with translate_errors(listing.repo):
-        while part.missing and not end.is_set():
-            retrying(file.path, say, end)(_fetch_once, listing, file, part, write)
-
-
-def read_range(listing: Listing, file: RemoteFile, begin: int, end: int, say: Say) -> bytes:
-    """Bytes `begin` up to, not with, `end`, in memory. Raises as `fetch_range`."""
-    part, content = Part(0, begin, end, 0), bytearray()
-
-    def write(piece: bytes) -> None:
-        content.extend(piece)
-        part.done += len(piece)
-
-    fetch_range(listing, file, part, write, say, Event())
-    return bytes(content)
-
-
-def _fetch_once(listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None]) -> None:
-    """One request. A connection that breaks is a fault only if nothing came."""
-    before = part.done
-    url = hf_hub_url(listing.repo.repo, file.path, revision=listing.commit)
-    try:
-        with get_range(url, part.begin + part.done, part.end) as response:
-            for content in _missing_chunks(response, part, file):
-                write(content)
-        if part.done == before:
-            raise httpx2.RemoteProtocolError("the answer is empty")
-    except httpx2.TransportError as error:
-        if part.done == before or not is_retriable(error):
-            raise
-
-
-def _missing_chunks(response: httpx2.Response, part: Part, file: RemoteFile) -> Iterator[bytes]:
-    """Of a body, the bytes that the part is missing. Without ranges, a server sends the file from its begin."""
-    begin, skip = part.begin + part.done, 0
-    if response.status_code == httpx2.codes.PARTIAL_CONTENT:
-        stated = response.headers.get("Content-Range", "no range")
-        said = CONTENT_RANGE.fullmatch(stated)
-        if not said or int(said[1]) != begin or said[3] not in (str(file.size), "*"):
-            raise _unexpected_range(file, f"{stated[:60]} and not bytes {begin}-{part.end - 1}/{file.size}")
-    else:
-        skip, length = begin, response.headers.get("Content-Length", str(file.size))
-        if length != str(file.size):
-            raise _unexpected_range(file, f"{length[:20]} bytes and not {file.size}")
-    for content in response.iter_raw():
-        skipped = min(skip, len(content))
-        skip -= skipped
-        if content := content[skipped : skipped + part.missing]:
-            yield content
-        if not part.missing:
-            return
-
-
-def _unexpected_range(file: RemoteFile, what: str) -> NetworkError:
-    return NetworkError(
-        f"the hub sends of {file.path} {what}", "try again; if it stays so, set another HF_ENDPOINT"
-    )
-
-
-LOCK_POLL_S = 0.5
-
-
 class Interrupted(Exception):
-    """The person, or the fault of another file, ended it."""
+    """The user, or an error in another file, stopped the download."""
 
 
 @dataclass(frozen=True)
 class FileTransfer:
-    """What all files of one pull share."""
+    """The state that all downloads of a pull share."""
 
     listing: Listing
     connections: Executor
-    stop: Event  # set to break off
-    # Bytes that came; negative ones have to come again; none: it goes on. What it raises ends the pull.
+    stop: Event  # set to abort
+    # Called with downloaded bytes; negative: they must be downloaded again; 0: still working. May raise to abort.
     on_progress: Callable[[RemoteFile, int], None]
-    say: Say
+    notify: Notify
 
     def fetch(self, file: RemoteFile) -> Path:
-        """The file's blob in the cache, whole and verified; fetched unless it is there.
+        """Return the file's blob in the cache, complete and verified, and download it if it is missing.
 
-        Where another process fetches it, waits for that one. Raises NetworkError, AccessDenied, DamagedModel,
-        DiskFull, and Interrupted.
+        Waits if another process is downloading it. Raises NetworkError, AccessDenied, DamagedModel, DiskFull,
+        Interrupted.
         """
         root = repo_root(self.listing.repo.repo)
         blob = blob_path(self.listing.repo.repo, file.digest)
@@ -137,17 +64,17 @@ class FileTransfer:
 
     @contextmanager
     def _locked(self, lock: Path, file: RemoteFile) -> Iterator[None]:
-        """The lock that `huggingface_hub` takes, too."""
-        told_so = False
+        """Hold the lock that `huggingface_hub` takes for the same blob."""
+        notified = False
         while True:
             try:
                 with WeakFileLock(lock, timeout=LOCK_POLL_S):
                     yield
                 return
             except Timeout:
-                if not told_so:
-                    self.say(f"{file.path}: another process is fetching it, waiting for that one")
-                told_so = True
+                if not notified:
+                    self.notify(f"{file.path}: another process is fetching it, waiting for that one")
+                notified = True
                 self.check_stop()
                 self.on_progress(file, 0)
 
@@ -158,28 +85,30 @@ class FileTransfer:
             self.on_progress(file, -partial.done)
             partial.discard()
             if attempt == "first":
-                self.say(f"{file.path}: what came is not what the hub announced, fetching it again")
+                self.notify(f"{file.path}: the content does not have the announced digest, fetching it again")
         raise DamagedModel(
-            f"{file.path} of {self.listing.repo.repo} came twice with another content than the hub announced",
+            f"{file.path} of {self.listing.repo.repo} twice had another digest than the Hub announced",
             "try another network or HF_ENDPOINT",
         )
 
     def _fetch_parts(self, partial: PartialFile, file: RemoteFile) -> str:
-        """Fetch what is missing, and give the digest of the whole. Hashing follows the parts in their order."""
+        """Download the missing parts, and return the digest of the file, which is hashed in order meanwhile."""
         digest, failed = file.new_hasher(), Event()
-        coming = [self.connections.submit(self._fetch_part, partial, part, file, failed) for part in partial.parts]
+        futures = [
+            self.connections.submit(self._fetch_part, partial, part, file, failed) for part in partial.parts
+        ]
         try:
-            for part, future in zip(partial.parts, coming, strict=True):
+            for part, future in zip(partial.parts, futures, strict=True):
                 future.result()
                 for content in partial.read(part):
                     self.check_stop()
-                    self.on_progress(file, 0)  # of a file that is here the most part nothing else would tell
+                    self.on_progress(file, 0)  # no other progress while existing parts are hashed
                     digest.update(content)
         except (Interrupted, CancelledError):
-            raise first_error(coming) or Interrupted from None
+            raise first_error(futures) or Interrupted from None
         finally:
             failed.set()
-            first_error(coming)  # none writes any more when the file is closed
+            first_error(futures)  # waits, so that no thread writes after the file is closed
         return digest.hexdigest()
 
     def _fetch_part(self, partial: PartialFile, part: Part, file: RemoteFile, failed: Event) -> None:
@@ -190,8 +119,8 @@ class FileTransfer:
 
         try:
             self.check_stop(failed)
-            fetch_range(self.listing, file, part, write, self.say, self.stop)
-            self.check_stop()  # it may have been broken off
+            fetch_range(self.listing, file, part, write, self.notify, self.stop)
+            self.check_stop()  # fetch_range returns early when stopped
         except BaseException:
             failed.set()
             raise
@@ -201,19 +130,90 @@ class FileTransfer:
             raise Interrupted
 
 
+def fetch_range(
+    listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None], notify: Notify, stop: Event
+) -> None:
+    """Download the missing bytes of a part, with retries. Returns early, without an error, when `stop` is set.
+
+    write: receives the bytes, adds them to `part.done`, and may raise to abort. Raises NetworkError, AccessDenied,
+    ModelNotFound.
+    """
+    with translate_errors(listing.repo):
+        while part.missing and not stop.is_set():
+            retrying(file.path, notify, stop)(_fetch_once, listing, file, part, write)
+
+
+def read_range(listing: Listing, file: RemoteFile, begin: int, end: int, notify: Notify) -> bytes:
+    """Return bytes `begin` to `end` (exclusive) of a file. Raises as `fetch_range`."""
+    part, content = Part(0, begin, end, 0), bytearray()
+
+    def write(received: bytes) -> None:
+        content.extend(received)
+        part.done += len(received)
+
+    fetch_range(listing, file, part, write, notify, Event())
+    return bytes(content)
+
+
+def _fetch_once(listing: Listing, file: RemoteFile, part: Part, write: Callable[[bytes], None]) -> None:
+    """Send one request. A broken connection is an error only if it delivered nothing."""
+    done_before = part.done
+    url = hf_hub_url(listing.repo.repo, file.path, revision=listing.commit)
+    try:
+        with get_range(url, part.begin + part.done, part.end) as response:
+            for content in _missing_chunks(response, part, file):
+                write(content)
+        if part.done == done_before:
+            raise httpx2.RemoteProtocolError("the response is empty")
+    except httpx2.TransportError as error:
+        if part.done == done_before or not is_retriable(error):
+            raise
+
+
+def _missing_chunks(response: httpx2.Response, part: Part, file: RemoteFile) -> Iterator[bytes]:
+    """Yield the missing bytes of a part from a response: a range, or the whole file from servers without ranges.
+
+    Raises NetworkError if the headers state another range or size.
+    """
+    begin, skip = part.begin + part.done, 0
+    if response.status_code == httpx2.codes.PARTIAL_CONTENT:
+        header = response.headers.get("Content-Range", "no range")
+        match = CONTENT_RANGE.fullmatch(header)
+        if not match or int(match[1]) != begin or match[3] not in (str(file.size), "*"):
+            raise _unexpected_range(file, header[:60], f"bytes {begin}-{part.end - 1}/{file.size}")
+    else:
+        skip, length = begin, response.headers.get("Content-Length", str(file.size))
+        if length != str(file.size):
+            raise _unexpected_range(file, f"{length[:20]} bytes", str(file.size))
+    for content in response.iter_raw():
+        skipped = min(skip, len(content))
+        skip -= skipped
+        if content := content[skipped : skipped + part.missing]:
+            yield content
+        if not part.missing:
+            return
+
+
+def _unexpected_range(file: RemoteFile, received: str, expected: str) -> NetworkError:
+    return NetworkError(
+        f"the Hub sends {received} of {file.path} instead of {expected}",
+        "try again; if the error persists, set another HF_ENDPOINT",
+    )
+
+
 def is_complete(blob: Path, file: RemoteFile) -> bool:
-    """By its size; `verify` looks at the content."""
+    """Whether a blob has the size of the file; `verify` checks the content."""
     return blob.is_file() and blob.stat().st_size == file.size
 
 
 def first_error(futures: Sequence[Future[Any]]) -> BaseException | None:
-    """Cancel what has not begun, wait for what has, and give what went wrong of its own accord."""
+    """Cancel pending futures, wait for running ones, and return the first error that caused the others to stop."""
     for future in futures:
         future.cancel()
-    faults = [future.exception() for future in futures if not future.cancelled()]
-    return next((fault for fault in faults if fault and not isinstance(fault, Interrupted)), None)
+    errors = [future.exception() for future in futures if not future.cancelled()]
+    return next((error for error in errors if error and not isinstance(error, Interrupted)), None)
 
 
 def writing_cache(root: Path) -> AbstractContextManager[None]:
-    """Of a repository's folder in the cache: as `files.writing`."""
-    return files.explain_disk_errors(root, "set HF_HUB_CACHE to a folder that can", resumable=True)
+    """Translate disk errors as `explain_disk_errors`, for a repository's folder in the cache."""
+    return explain_disk_errors(root, "set HF_HUB_CACHE to a folder that can", resumable=True)

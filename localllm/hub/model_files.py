@@ -1,4 +1,4 @@
-"""Which files a model folder must have, and which it may have."""
+"""The required and optional files of a model's folder, and the licence in its README.md."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -25,29 +25,30 @@ COMPANION_FILES = (
 )
 TEMPLATES_FOLDER = "additional_chat_templates"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+FRONT_MATTER_LIMIT = 2**16  # characters
+LICENSE_FIELD = re.compile(r"^license(_name)?:[ \t]*[\"']?([\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)
 
 
-def missing_files(folder: Path) -> list[str]:
-    """The files that a model needs and that are not in this folder; empty if it can be loaded.
+def missing_files(path: Path) -> list[str]:
+    """Return the required files that a model lacks; it can be loaded if there are none.
 
-    Instead of the folder any file of a GGUF model may be given.
-
-    Raises UnsupportedModel and DamagedModel as `weight_files` does.
+    path: the model's folder, or any file of a GGUF model. Raises UnsupportedModel and DamagedModel as
+    `weight_files`.
     """
-    if is_gguf(folder):
-        missing = missing_part(folder)
-        return [missing.name] if missing else []
-    tokenizer = next((name for name in TOKENIZER_FILES if (folder / name).is_file()), TOKENIZER_FILES[0])
-    beside = [file for module in read_modules(folder) for file in module.files]
-    needed = ["config.json", tokenizer, *beside, *weight_files(folder)]
-    return [name for name in needed if not (folder / name).is_file()]
+    if is_gguf(path):
+        part = missing_part(path)
+        return [part.name] if part else []
+    tokenizer = next((name for name in TOKENIZER_FILES if (path / name).is_file()), TOKENIZER_FILES[0])
+    of_modules = [file for module in read_modules(path) for file in module.files]
+    required = ["config.json", tokenizer, *of_modules, *weight_files(path)]
+    return [name for name in required if not (path / name).is_file()]
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The names of the folder's safetensors files, here or not: those of its index, or the only one.
+    """Return the names of a folder's safetensors files, present or not: those in its index, or the only one.
 
-    Raises UnsupportedModel where there are only pickled weights, DamagedModel for an index that names anything
-    but safetensors files beside it.
+    Raises UnsupportedModel if all weights are pickled, DamagedModel if the index names anything but safetensors
+    files next to it.
     """
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if index.is_file():
@@ -58,13 +59,13 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def files_in_index(content: Mapping[str, Any], index: PurePath) -> list[str]:
-    """The files that an index names."""
+    """Return the weight files named in the content of an index. Raises DamagedModel as `weight_files`."""
     names = content.get("weight_map")
     if not isinstance(names, dict) or not names or not all(isinstance(n, str) for n in names.values()):
         raise damaged_file(index, "it names no weight files")
     for name in names.values():
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise damaged_file(index, f"it names {name!r}, which is no safetensors file beside it")
+            raise damaged_file(index, f"it names {name!r}, which is not a safetensors file next to it")
     return sorted(set(names.values()))
 
 
@@ -73,22 +74,17 @@ def is_pickle(name: str) -> bool:
 
 
 def refuse_pickles(names: Sequence[str], location: object) -> None:
-    """Raises UnsupportedModel if there are any."""
+    """Raise UnsupportedModel if there are any names of pickled files."""
     if names:
         raise UnsupportedModel(
-            f"{location} holds only pickled weights ({names[0]}), which can run code when they are opened",
+            f"{location} has only pickled weights ({names[0]}), which can execute code when they are opened",
             "use a repository that has model.safetensors",
         )
 
 
-# The licence that a model card states. Reads no more of a stranger's README than its first lines.
-
-FRONT_MATTER_LIMIT = 2**16  # characters
-LICENSE_FIELD = re.compile(r"^license(_name)?:[ \t]*[\"']?([\w.+-]+)[\"']?[ \t]*$", re.MULTILINE)
-
-
 def read_license(folder: Path) -> str | None:
-    """`apache-2.0`, ... from the front matter of README.md; `license_name` where the licence is `other`."""
+    """Return the licence stated in the front matter of README.md, such as `apache-2.0`, or its `license_name` if
+    the licence is `other`. Only the beginning of the file, which is untrusted, is read."""
     try:
         with (folder / "README.md").open(encoding="utf-8", errors="replace") as file:
             text = file.read(FRONT_MATTER_LIMIT)
@@ -96,6 +92,6 @@ def read_license(folder: Path) -> str | None:
         return None
     if not text.startswith("---"):
         return None
-    front = text[3:].partition("\n---")[0]
-    found = {name or "license": value for name, value in LICENSE_FIELD.findall(front)}
-    return found.get("_name", "other") if found.get("license") == "other" else found.get("license")
+    front_matter = text[3:].partition("\n---")[0]
+    fields = {suffix or "license": value for suffix, value in LICENSE_FIELD.findall(front_matter)}
+    return fields.get("_name", "other") if fields.get("license") == "other" else fields.get("license")

@@ -9,7 +9,7 @@ from localllm.checkpoint.facts import tensor_formats
 from localllm.checkpoint.header import read_header
 from localllm.hardware.device import cpu_features, device_name
 from localllm.hardware.processor import library_versions
-from localllm.hub.catalog import boxed_folder, catalog_entries
+from localllm.hub.catalog import bundled_folder, catalog_entries
 from localllm.hub.hf_cache import parse_snapshot_path
 from localllm.hub.names import RepoName
 from localllm.receipts.receipt import Model, Setup
@@ -32,7 +32,7 @@ def source_name(path: Path) -> str:
     if parts := parse_snapshot_path(path):
         repo, commit, inner = parts
         return str(RepoName(repo, commit, inner.as_posix() if inner.parts else None))
-    bundled_names = (entry.name for entry in catalog_entries() if boxed_folder(entry) == path)
+    bundled_names = (entry.name for entry in catalog_entries() if bundled_folder(entry) == path)
     return next(bundled_names, str(path.absolute()))
 
 

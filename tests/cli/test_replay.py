@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.catalog import bundled_folder, catalog
 
 ASKED = ("run", "demo", "Tell me a story about a fox", "--seed=3", "--max-tokens=24")
 
@@ -41,7 +41,7 @@ def replay(real, tmp_path):
 
 @pytest.fixture
 def copy(tmp_path):
-    return shutil.copytree(boxed_folder(catalog()["demo"]), tmp_path / "copy")
+    return shutil.copytree(bundled_folder(catalog()["demo"]), tmp_path / "copy")
 
 
 def test_a_receipt_says_what_ran_and_what_was_said(receipt, real):

@@ -132,15 +132,15 @@ def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("demo", "demo is a model that `localllm list --all` knows"),
+        ("demo", "demo is already a name of `localllm list --all`"),
         ("qwen3:0.6b", "is a model that"),
-        ("here", "here reads as the path of a file or folder"),
-        ("x.gguf", "reads as the path"),
-        ("org/name", "'org/name' cannot be a name"),
-        ("../up", "cannot be a name"),
-        ("a b", "cannot be a name"),
-        ("", "cannot be a name"),
-        ("x\n", "cannot be a name"),
+        ("here", "here would be read as the path of a file or folder"),
+        ("x.gguf", "read as the path"),
+        ("org/name", "'org/name' is not a valid name"),
+        ("../up", "is not a valid name"),
+        ("a b", "is not a valid name"),
+        ("", "is not a valid name"),
+        ("x\n", "is not a valid name"),
     ],
 )
 def test_cp_hides_nothing(localllm, tmp_path, monkeypatch, name, words):
@@ -156,7 +156,7 @@ def test_a_damaged_list_of_names_says_what_to_do(localllm, tmp_path):
     (tmp_path / "home" / "aliases.json").write_text("{")
     for command in (["list"], ["show", "mine"], ["rm", "demo"], ["cp", "demo", "mine"]):
         code, _, err = localllm(*command)
-        assert (code, "mend it, or delete it to forget all aliases" in err) == (7, True)
+        assert (code, "correct it, or delete it to remove all aliases" in err) == (7, True)
 
 
 def test_verify_of_what_is_good(localllm, tiny, gguf):

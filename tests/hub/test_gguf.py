@@ -46,7 +46,7 @@ def test_a_repository_in_the_cache_may_hold_a_gguf_file(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder = write_cached(tmp_path, "someone/a-GGUF")
     (folder / "model.safetensors").rename(folder / PARTS[0])
-    with pytest.raises(ModelNotFound, match=f"is here without {PARTS[1]}"):
+    with pytest.raises(ModelNotFound, match=f"lacks {PARTS[1]}"):
         resolve_model("someone/a-GGUF")
     for part in PARTS:
         (folder / part).touch()

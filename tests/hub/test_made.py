@@ -105,6 +105,6 @@ def test_what_is_no_digest_is_no_path(digest):
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".a", "a\0", "a" * 300])
 def test_what_is_no_name_of_a_file_is_no_path(home, name):
     digest = send(b"x")
-    with pytest.raises(UsageError, match="no name of a file"):
+    with pytest.raises(UsageError, match="not a valid file name"):
         link_model_folder({name: digest})
     assert not (home / "models").exists()

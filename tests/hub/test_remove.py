@@ -102,7 +102,7 @@ def test_one_gguf_model_of_a_commit_with_two_names_must_be_named_by_it(fill):
     commit = fill("org/tiny-GGUF", GGUF, "v1").name
     fill("org/tiny-GGUF", GGUF)
     with pytest.raises(
-        UsageError, match=f"main and v1 are one revision; `localllm rm org/tiny-GGUF@{commit}:Q8_0`"
+        UsageError, match=f"main and v1 are the same revision; `localllm rm org/tiny-GGUF@{commit}:Q8_0`"
     ):
         plan_removal(RepoName("org/tiny-GGUF", quant="Q8_0"))
     assert remove("org/tiny-GGUF", commit, "Q8_0") == len(GGUF["tiny-Q8_0.gguf"])

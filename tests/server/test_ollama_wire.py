@@ -122,7 +122,7 @@ def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
         ("/api/generate", {"model": "demo", "prompt": "a", "options": {"num_predict": "x"}}, 400, "num_predict"),
         ("/api/show", {}, 400, "model is required"),
         ("/api/show", {"model": "../demo"}, 404, "not found"),
-        ("/api/copy", {"source": "demo", "destination": "../../x"}, 400, "cannot be a name"),
+        ("/api/copy", {"source": "demo", "destination": "../../x"}, 400, "is not a valid name"),
         ("/api/pull", {"model": "/etc"}, 400, "invalid model name"),
         ("/api/create", {"model": "x", "modelfile": "FROM demo"}, 400, "modelfile is not supported"),
         ("/api/push", {"model": "demo"}, 501, "nothing is sent"),
