@@ -229,7 +229,7 @@ class LLM:
         template = self.chat_format.template
         return template is not None and OutputFormat.detect(template.sources, ()).can_reason
 
-    def edited(self, edition: Edition | None) -> "LLM":
+    def with_edition(self, edition: Edition | None) -> "LLM":
         """The same engine with an edition's messages, template and parameters, or with none. Raises as `LLM`."""
         return LLM(self.parts, edition)
 

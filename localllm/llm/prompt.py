@@ -132,7 +132,7 @@ class PromptEncoder:
         return next((token for token in ids if not 0 <= token < self.vocab_size), None)
 
     def unknown_id_error(self, token_id: int) -> UsageError:
-        return UsageError(f"{token_id} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
+        return UsageError(f"{token_id} is not a token of this model", f"its ids are 0 to {self.vocab_size - 1}")
 
 
 def ends_with_begun_answer(messages: Sequence[Message]) -> bool:

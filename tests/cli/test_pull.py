@@ -174,7 +174,7 @@ def test_offline_only_what_is_here_runs(hub, localllm):
     asked = len(hub.requests)
     again = localllm("pull", "org/tiny", HF_HUB_OFFLINE="1")
     assert (again.returncode, again.stdout) == (0, path)
-    assert again.stderr == "org/tiny is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one\n"
+    assert again.stderr == "org/tiny is here; HF_HUB_OFFLINE is set, so it is not checked for updates\n"
     assert localllm("run", "org/tiny", "Hello", "--max-tokens", "1", HF_HUB_OFFLINE="1").returncode == 0
     assert len(hub.requests) == asked
 

@@ -130,7 +130,7 @@ def test_what_was_made_is_listed_shown_copied_and_removed(client: ollama.Client)
         ("x", {"from_": "demo", "template": "{{ .Prompt }}"}, "in Go's syntax"),
         ("x", {"from_": "demo", "template": "{% for %}"}, "template is broken"),
         ("x", {"from_": "demo", "template": "{{ nothing() }}"}, "cannot render"),
-        ("x", {"from_": "demo", "template": "Say it!"}, "leaves out what the user says"),
+        ("x", {"from_": "demo", "template": "Say it!"}, "omits the user's message"),
         ("x", {"from_": "demo", "template": "{% for i in range(10**9) %}{% endfor %}"}, "chat template"),
         ("x", {"from_": "demo", "parameters": {"mirostat": 2}}, "mirostat"),
         ("x", {"from_": "demo", "quantize": "q4_K_M"}, "int8, int4"),
