@@ -146,6 +146,7 @@ def batch_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def never_gone() -> bool:
+    """Default of `gone`: the client does not disconnect."""
     return False
 
 

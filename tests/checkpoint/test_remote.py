@@ -106,7 +106,7 @@ def test_a_config_of_absurd_size_is_not_fetched(hub, cache):
     def grow(entries):
         next(entry for entry in entries if entry["path"] == "config.json").update(size=2**40)
 
-    hub.disturb(faults.with_edition(grow), "/tree/", times=None)
+    hub.disturb(faults.edited(grow), "/tree/", times=None)
     with pytest.raises(Exception, match=r"config.json of org/tiny has \d+ bytes"):
         header_of("org/tiny")
     assert not hub.sent("/config.json")

@@ -264,7 +264,7 @@ def test_a_listing_may_lie_about_one_file(hub):
     def resize(listing):
         next(entry for entry in listing if entry["path"] == "model.safetensors")["lfs"]["size"] = 3
 
-    hub.disturb(faults.with_edition(resize), "/tree/")
+    hub.disturb(faults.edited(resize), "/tree/")
     for size in (3, len(WEIGHTS)):
         entries = {entry.path: entry for entry in HfApi(endpoint=hub.url).list_repo_tree("org/tiny")}
         assert entries["model.safetensors"].lfs.size == size

@@ -386,7 +386,7 @@ def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypat
     ],
 )
 def test_a_hostile_name_is_refused_before_it_becomes_a_path(tiny, cache, path):
-    tiny.disturb(faults.with_edition(lambda entries: entries[-1].update(path=path)), "/tree/", times=None)
+    tiny.disturb(faults.edited(lambda entries: entries[-1].update(path=path)), "/tree/", times=None)
     with pytest.raises(NetworkError, match=r"the Hub returned a file named .* do not trust this hub"):
         fetch()
     assert not [file for file in cache.parent.rglob("*") if "evil" in file.name]
@@ -407,16 +407,14 @@ def test_a_hostile_name_is_refused_before_it_becomes_a_path(tiny, cache, path):
     ],
 )
 def test_a_hostile_fact_is_refused(tiny, cache, fact, value):
-    tiny.disturb(faults.with_edition(lambda entries: entries[-1].update({fact: value})), "/tree/", times=None)
+    tiny.disturb(faults.edited(lambda entries: entries[-1].update({fact: value})), "/tree/", times=None)
     with pytest.raises(NetworkError, match=r"the Hub returned .* for org/tiny; do not trust this hub"):
         fetch()
 
 
 @pytest.mark.parametrize("sha", ["../evil", "main", None, 7])
 def test_a_hostile_commit_is_refused(tiny, cache, sha):
-    tiny.disturb(
-        faults.with_edition(lambda facts: facts.update(sha=sha)), "/api/models/org/tiny/revision", times=None
-    )
+    tiny.disturb(faults.edited(lambda facts: facts.update(sha=sha)), "/api/models/org/tiny/revision", times=None)
     with pytest.raises(NetworkError, match="the Hub returned"):
         fetch()
 
