@@ -23,7 +23,6 @@ from localllm.arch.describe import parse_config
 from localllm.arch.pooling import Pooling, embedding_size, parse_pooling
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, UnsupportedModel
 from localllm.hardware.device import device_context, dtype_name, free_bytes, release_cached, resolve_device
 from localllm.hub.resolve import ModelRef
@@ -243,7 +242,7 @@ def load_embedder(
         )
     check_quantization(header.config)
     pooling = parse_pooling(header.config, config)
-    tokenizer = read_tokenizer(header)
+    tokenizer = Tokenizer.from_checkpoint(header.path, header.gguf)
     free_memory = FreeMemory(torch_device.type, free_bytes(torch_device))
     fit = check_fit(header, free_memory, options, name=model.name, force=force)
     memory = fit.memory or allocate_minimum(fit.needs, context)

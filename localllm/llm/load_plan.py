@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from localllm.arch.fields import ConfigFields
-from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import UsageError
 from localllm.hardware.device import activation_bits_for, free_host_bytes
 from localllm.llm.find import LoadRequest, LocalModel
@@ -59,7 +58,7 @@ def plan(model: LocalModel, request: LoadRequest) -> LoadPlan:
         if request.grammar is not None:
             text.own.grammars.compile(request.grammar)
         if model.draft:
-            draft_tokenizer = read_tokenizer(model.draft.header)
+            draft_tokenizer = Tokenizer.from_checkpoint(model.draft.header.path, model.draft.header.gguf)
             check_same_vocabulary(text.tokenizer, draft_tokenizer, (model.ref.name, model.draft.name))
     with request.phases("device"):
         fit = check_fit(
@@ -96,7 +95,7 @@ def read_text_format(model: LocalModel) -> TextFormat:
     """Read the tokenizer and chat template, and detect the output format and end-of-sequence tokens."""
     header, vocab_size = model.header, model.config.vocab_size
     end_ids = ConfigFields(header.generation_config).ids("eos_token_id")
-    tokenizer = read_tokenizer(header)
+    tokenizer = Tokenizer.from_checkpoint(header.path, header.gguf)
     output = OutputFormat.detect(tokenizer.chat_templates, tokenizer.added_tokens)
     eos_ids = frozenset([*end_ids, *model.config.eos_ids, *tokenizer.eos_ids])
     grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids, output)
