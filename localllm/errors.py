@@ -41,16 +41,8 @@ Code and status belong to the class, so no other file holds a table of them. Exi
 import difflib
 from collections.abc import Iterable
 
-
-# What was meant by a name that nobody knows. Knows no names itself.
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The remedy: the name that is spelt alike, or none."""
-    near = difflib.get_close_matches(name[:80], choices, n=1)
-    return f"did you mean {near[0]}?" if near else "leave it out"
-
-
-# The words of strangers, as a hub, a file and a model write them: shown as what they are, never obeyed. They must
-# not move the cursor, set the title, or end the line of a log: ESC is shown as ␛ and so on.
+# Replacements of control characters in untrusted text of the Hub, files and models, which must not move the
+# cursor, set the terminal's title or end a line of the log: ESC is shown as ␛ and so on.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= {code: 0xFFFD for code in range(0x80, 0xA0)}
 ONE_LINE_PICTURES = CONTROL_PICTURES | {ord("\t"): " ", ord("\n"): " ", 0x2028: " ", 0x2029: " "}
@@ -300,3 +292,9 @@ class LinesFailed(LocalLLMError):
     """A batch is done, and some of its lines have failed."""
 
     exit_code = 9
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return a remedy for an unknown name: the most similar choice, if any."""
+    similar = difflib.get_close_matches(name[:80], choices, n=1)
+    return f"did you mean {similar[0]}?" if similar else "leave it out"

@@ -10,13 +10,10 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
 from localllm.errors import DamagedModel, ParameterOutOfRange, UsageError
-from localllm.metrics import Metrics
-
-if TYPE_CHECKING:
-    from localllm.metrics import StepReport  # only those who want one wait for it
+from localllm.metrics import Metrics, StepReport
 
 SEED_LIMIT = 2**63
 SEED_BITS = 53  # of a seed that is drawn: what JSON readers keep of a number
@@ -435,7 +432,7 @@ class GenerationEvent:
     drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
     accepted: bool = False  # the token was one of them
     stop_string: str | None = None  # with the finish_reason: the one of `stop` that ended the answer
-    step: "StepReport | None" = None  # where the request asks for it; with the first piece of a step
+    step: StepReport | None = None  # where the request asks for it; with the first piece of a step
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,9 @@ from localllm.hub.model_files import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 
-# A text summary of a model's layers, with equal ones counted, in the order of their first occurrence.
-
 
 def summarize_layers(config: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """Return each distinct layer description with its count."""
+    """Return each distinct layer description with its count, in the order of first occurrence."""
     counts = Counter(f"{describe_mixer(layer.mixer)}, {describe_ffn(layer.ffn)}" for layer in config.layers)
     return tuple(counts.items())
 

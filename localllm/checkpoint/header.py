@@ -27,8 +27,7 @@ from localllm.hub.model_files import weight_files
 from localllm.hub.sentence_transformers import CONFIG_FILE, SETTINGS_FILES, WEIGHTS_FILE, ModuleEntry, read_modules
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 
-# An embedder's settings besides config.json, in the format of sentence-transformers.
-# Field that is true for the mode in use -> name of the mode in `pooling_mode`.
+# Boolean fields of sentence-transformers' pooling config.json, and the mode that each selects.
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",

@@ -12,7 +12,6 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 PART_BYTES = 16 * 2**20  # requested at a time
 COUNTER = struct.Struct("<Q")
@@ -89,9 +88,7 @@ class PartialFile:
     def __enter__(self) -> "PartialFile":
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _write(self, content: bytes, offset: int) -> None:

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 from localllm.errors import DiskFull, UsageError, WrongDigest
 from localllm.files import explain_disk_errors
@@ -85,9 +84,7 @@ class BlobUpload:
     def __enter__(self) -> "BlobUpload":
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.file.close()
         self.path.unlink(missing_ok=True)
 

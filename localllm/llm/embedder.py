@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -143,22 +142,8 @@ class Embedder:
             waiting=unfinished - running,
             most_waiting=sys.maxsize,
             context=self.context,
-            blocks=0,
-            block_tokens=0,
-            used_blocks=0,
-            cached_blocks=0,
-            evicted_blocks=0,
             steps=self.finished_batches,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=0,
-            lookups=0,
-            hits=0,
-            output_tokens=0,
-            draft_tokens=0,
-            accepted_tokens=0,
-            preemptions=0,
-            cancelled=0,
-            finished={},
         )
 
     def run_on_thread(self, function: Callable[[], np.ndarray]) -> np.ndarray:
@@ -201,9 +186,7 @@ class Embedder:
     def __enter__(self) -> "Embedder":
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 

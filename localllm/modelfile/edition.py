@@ -105,12 +105,9 @@ def from_json(fields: Mapping[str, Any]) -> Edition:
     return edition
 
 
-# A request to create a model: its edition, its name, and what else is needed. Plain data.
-
-
 @dataclass(frozen=True)
 class CreateRequest:
-    """What to create."""
+    """A request to create a model."""
 
     name: str
     edition: Edition

@@ -19,7 +19,8 @@ LIBRARIES = ("torch", "triton", "llvmlite", "numpy", "tokenizers", "llguidance",
 
 
 def model(name: str, path: Path, source: Path, quant: str | None) -> Model:
-    """path: the loaded model; source: what `quant` made it from, if given."""
+    """Return the identity of a model. path: of the loaded files; source: of the files that `quant` was applied
+    to."""
     files = digest_model(path)
     stored = {form.name: form.nbytes for form in tensor_formats(read_header(path))}
     return Model(name, source_name(source), quant, stored, *combine_digests(files), files)
@@ -50,6 +51,7 @@ def setup(
     draft_model: str | None,
     deterministic: bool,
 ) -> Setup:
+    """Return the setup of a model on a device, with the versions of the libraries."""
     return Setup(
         device=str(device),
         device_name=device_name(device),
