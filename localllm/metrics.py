@@ -190,9 +190,7 @@ class EngineStats:
     blocks: int = 0  # of the cache
     block_tokens: int = 0  # in each
     used_blocks: int = 0  # held by running requests
-    cached_blocks: int = (
-        0  # with content for later requests, in use or not, including those offloaded to main memory
-    )
+    cached_blocks: int = 0  # with content for later requests, in use or not, also those in host memory
     evicted_blocks: int = 0  # whose content was replaced
     steps: int
     prompt_tokens: int  # of requests that have started
@@ -204,9 +202,8 @@ class EngineStats:
     accepted_tokens: int = 0
     preemptions: int = 0  # running requests that were returned to the queue and recomputed
     cancelled: int = 0  # requests whose client disconnected
-    finished: Mapping[str, int] = field(
-        default_factory=dict[str, int]
-    )  # requests by finish reason: `stop`, `length`, `error`
+    # Requests by finish reason: `stop`, `length`, `error`.
+    finished: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def hit_rate(self) -> float:

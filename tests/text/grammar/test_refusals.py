@@ -130,7 +130,7 @@ def test_recursion_that_can_end_is_kept_to(schema: Any) -> None:
         ("json_schema", f'{{"title": "{"x" * MAX_SCHEMA_LEN}"}}', "limit"),
         ("json_schema", '{"items":' * MAX_SCHEMA_DEPTH + "{}" + "}" * MAX_SCHEMA_DEPTH, "nested more than"),
         ("json_schema", "{]", "is not JSON"),
-        ("json_schema", '{"minimum": NaN}', "NaN is no JSON"),
+        ("json_schema", '{"minimum": NaN}', "NaN is not JSON"),
         ("json_schema", "[]", "give an object"),
         ("choice", "[]", "give texts"),
         ("choice", '["a", ""]', "give texts"),
