@@ -118,7 +118,7 @@ def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
         ("/api/chat", {"model": "demo", "messages": HI, "think": "very"}, 400, "invalid think value"),
         ("/api/chat", {"model": "/etc/passwd", "messages": HI}, 404, "not found"),
         ("/api/generate", {"model": "demo", "prompt": "a", "raw": True, "system": "b"}, 400, "raw mode does not"),
-        ("/api/generate", {"model": "demo", "prompt": "a", "context": [10**9]}, 400, "no token of this model"),
+        ("/api/generate", {"model": "demo", "prompt": "a", "context": [10**9]}, 400, "not a token of this model"),
         ("/api/generate", {"model": "demo", "prompt": "a", "options": {"num_predict": "x"}}, 400, "num_predict"),
         ("/api/show", {}, 400, "model is required"),
         ("/api/show", {"model": "../demo"}, 404, "not found"),
