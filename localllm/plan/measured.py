@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
-from localllm.quant.formats.groups import MXFP4_GROUP
 from localllm.quant.packing import FP8, INT4, MXFP4, stays_packed
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from localllm.quant.tensor import QuantizedTensor
+    from localllm.quant.tensor import QuantizedTensor  # imports torch
 
 BUFFER_BYTES = 2**28  # of different matrices, several times the size of caches
 DECODE_S, PREFILL_S, CALL_S = 0.3, 0.2, 0.02  # duration of measurements, after a warm-up that is not counted
@@ -83,7 +82,8 @@ def sample_matrix(
     import torch
 
     from localllm.quant.formats import gguf
-    from localllm.quant.tensor import QuantizedTensor
+    from localllm.quant.formats.groups import MXFP4_GROUP
+    from localllm.quant.tensor import QuantizedTensor  # imports torch
 
     SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
