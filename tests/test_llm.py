@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import torch
 import localllm
 from localllm import LLM, FinishReason, SamplingParams
 from localllm.errors import ContextOverflow, DamagedModel, DoesNotFit, LocalLLMError, NoSuchDevice, UsageError
+from localllm.llm import build
 from localllm.request import ChatRequest
+from localllm.settings import Settings
 from tests.shared import shared
 
 GREEDY = SamplingParams(temperature=0, max_tokens=80)
@@ -93,6 +96,21 @@ def test_the_phases_of_loading_are_most_of_its_time() -> None:
             assert llm.read_bytes_per_s is None  # mapped
             shares.append(sum(llm.load_phases.values()) / llm.load_s)
     assert 0.5 < max(shares) <= 1
+
+
+def test_weights_are_loaded_with_the_threads_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, used = torch.get_num_threads(), []
+    real = build.load_decoder
+
+    def load_decoder(*arguments: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return real(*arguments)
+
+    monkeypatch.setattr(build, "load_decoder", load_decoder)
+    for threads in (1, 3):
+        with localllm.load(shared("stories260K"), settings=replace(Settings.from_environment(), threads=threads)):
+            pass
+    assert used == [1, 3] and torch.get_num_threads() == before
 
 
 def test_only_the_first_request_waited_for_the_load() -> None:

@@ -17,6 +17,7 @@ from localllm.plan.memory import MAX_RUNNING, MAX_VERIFIED_TOKENS, TOKEN_BUDGET,
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels.threads import threads_for, use_threads
 from localllm.runtime.model_loader import load_decoder, set_triton_cache_dir, warm_up
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.policy import SpeculativeDrafter
@@ -55,6 +56,8 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         with (
             torch.inference_mode(),
             device_context(device),
+            # More threads than may be used would wait for each other at the end of each operation.
+            use_threads(threads_for(plan.fit.weights.total, request.settings.threads)),
             translate_device_errors(lambda: shortage_of(memory)),
         ):
             with phases("weights"):

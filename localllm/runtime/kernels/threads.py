@@ -6,8 +6,9 @@ operation itself. Operations release the interpreter's lock, so that Python thre
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 
 import torch
@@ -19,6 +20,17 @@ SMALL_MODEL_BYTES = 40_000_000
 def threads_for(weight_bytes: int, requested: int | None) -> int:
     """Return the number of threads for a model with so many bytes of weights."""
     return requested or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let the operations of the calling thread use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @functools.cache
