@@ -15,6 +15,7 @@ Parts, with K the columns padded to whole groups:
 """
 
 import ctypes
+import math
 import mmap
 from collections.abc import Callable
 
@@ -202,10 +203,14 @@ def empty_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return an uninitialized CPU tensor for data that is read repeatedly, in huge pages if the system provides
     them.
     """
-    tensor = torch.empty(shape, dtype=dtype)
-    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    length = (tensor.data_ptr() + tensor.nbytes - begin) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    if length > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
-        # Only advice: the system may use small pages.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(shape, dtype=dtype)
+    # Only advice: the system may use small pages. Memory in front of the first huge page is never touched.
+    buffer = torch.empty(size + HUGE_PAGE_BYTES, dtype=torch.uint8)
+    begin = -buffer.data_ptr() % HUGE_PAGE_BYTES
+    tensor = buffer[begin : begin + size].view(dtype).view(shape)
+    length = size // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
     return tensor

@@ -20,7 +20,7 @@ from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels import batch_invariance
 from localllm.runtime.kernels.cpu import dense_matmul, quantized_matmul
 from localllm.runtime.kernels.cpu.compile import cpu_supported
-from localllm.runtime.kernels.cpu.layout import interleave_weights
+from localllm.runtime.kernels.cpu.interleave import interleave_weights
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kernels.threads import run_in_parts
 

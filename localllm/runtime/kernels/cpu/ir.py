@@ -127,6 +127,8 @@ SHORT_PAIRS = {  # int32: the sum of two products of int16
     "avx2": ("llvm.x86.avx2.pmadd.wd", 256),
 }
 VECTOR_BITS = 512  # 16 lanes of 32 bits
+# Inline assembly constraint of a vector register, and its width, where 16 registers hold the sums of a kernel.
+FEW_REGISTERS = {"avxvnni": ("x", 256), "avx2": ("x", 256)}
 
 
 class Program:
@@ -229,6 +231,15 @@ class Program:
     def load_broadcast(self, dtype: ir.Type, address: Value, offset: Value | int) -> Value:
         """Load one number into all lanes."""
         return self.load(dtype, address, offset).broadcast()
+
+    def gather(self, dtype: ir.IntType, addresses: list[Value], offset: int) -> Value:
+        """Load one integer from `offset` bytes behind each of 16 addresses."""
+        vector = ir.Constant(vector_type(dtype), ir.Undefined)
+        for lane, address in enumerate(addresses):
+            vector = self.builder.insert_element(
+                vector, self.load(dtype, address, offset).ir, ir.Constant(INT, lane)
+            )
+        return Value(self, vector)
 
     def load_first(self, element: Element, address: Value, count: Value) -> Value:
         """Load `count` numbers as float32; the other lanes are zero and their bytes are not read."""
@@ -449,13 +460,37 @@ class Program:
         """64 bytes each -> 32 int16: u[2i] * s[2i] + u[2i + 1] * s[2i + 1]. Sums beyond 16 bits are undefined."""
         if self.variant in BYTE_PAIRS:
             return self.intrinsic_by_pieces(*BYTE_PAIRS[self.variant], [BYTE, BYTE], SHORT, unsigned, signed)
-        u, (even, odd) = self.as_shorts(unsigned), self.extend_byte_pairs(signed)
+        u, even, odd = self.as_shorts(unsigned), self.extend_bytes(signed, 0), self.extend_bytes(signed, 1)
         return (u & 255) * even + (u >> 8) * odd
 
-    def extend_byte_pairs(self, a: Value) -> tuple[Value, Value]:
-        """64 signed bytes -> two vectors of 32 int16: the even bytes, the odd bytes."""
+    def pin(self, a: Value) -> Value:
+        """Return 16 int32 unchanged, computed before all that is pinned later.
+
+        LLVM would compute one sum of a kernel after the other and spill what they share; an empty instruction
+        that seems to change the sum keeps the order in which terms were added.
+        """
+        if self.variant not in FEW_REGISTERS:
+            return a
+        constraint, bits = FEW_REGISTERS[self.variant]
+        b, lanes = self.builder, LANES * bits // VECTOR_BITS
+        register = ir.VectorType(INT, lanes)
+        signature = ir.FunctionType(register, [register])
+        nothing = ir.InlineAsm(signature, "", f"={constraint},0", side_effect=True)
+        halves = [
+            b.call(nothing, [b.shuffle_vector(a.ir, a.ir, ir.Constant(register, list(range(i, i + lanes))))])
+            for i in range(0, LANES, lanes)
+        ]
+        return Value(self, b.shuffle_vector(*halves, ir.Constant(vector_type(INT), list(range(LANES)))))
+
+    def extend_bytes(self, a: Value, first: int) -> Value:
+        """64 signed bytes -> 32 int16: the even bytes (first = 0), or the odd bytes (first = 1)."""
         shorts = self.as_shorts(a)
-        return (shorts << 8).signed_shift(8), shorts.signed_shift(8)
+        return shorts.signed_shift(8) if first else (shorts << 8).signed_shift(8)
+
+    def extend_nibbles(self, a: Value, shift: int) -> Value:
+        """64 bytes -> 32 int16: bits shift .. shift + 3 of each two bytes."""
+        shorts = self.as_shorts(a) >> shift
+        return shorts if shift == 12 else shorts & 15
 
     def as_shorts(self, a: Value) -> Value:
         """Reinterpret the bits of 16 int32 as 32 int16."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from llvmlite import ir
 
-from localllm.runtime.kernels.cpu.ir import FLOAT, FOUR_BYTES, INT, LANES, Program, Value, Variable
+from localllm.runtime.kernels.cpu.ir import FLOAT, FOUR_BYTES, INT, LANES, SHORT_PAIRS, Program, Value, Variable
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES, PART_NAMES, InterleavedLayout, WeightTile
 
 BYTE_MAX = 127  # of the highest plane
@@ -33,10 +33,10 @@ class SplitFormat:
     joined: bool  # two planes share one integer sum
 
     @classmethod
-    def for_processor(cls, variant: str, bits: int, planes: int) -> "SplitFormat":
-        """bits: width of the codes of W; variant: as in `Program`."""
+    def for_processor(cls, variant: str, bits: int, planes: int, rows: int) -> "SplitFormat":
+        """bits: width of the codes of W; rows: of x per pass over W; variant: as in `Program`."""
         joined = variant not in FOUR_BYTES
-        return cls(planes, joined and bits == 8, joined)
+        return cls(planes, joined and (bits == 8 or (rows > 1 and variant in SHORT_PAIRS)), joined)
 
     @property
     def digits(self) -> int:
@@ -250,20 +250,20 @@ def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSu
                 for digit in range(len(x_row.digits)):
                     chains = accumulators[column // layout.group][row][digit]
                     four = x_row.load_columns(digit, step * layout.step_columns + column)
-                    chains[chain] = p.dot_bytes(chains[chain], codes, four)
+                    chains[chain] = p.pin(p.dot_bytes(chains[chain], codes, four))
     return [[[sum_values(chains) for chains in row] for row in group] for group in accumulators]
 
 
 def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
     """Multiply 4-bit codes with instructions that add two byte products in int16."""
     p, layout, split = weight.program, weight.layout, x[0].split
-    shorts: dict[tuple[int, int, int], list[Value]] = {}  # int16 terms by group, row and digit
+    shorts: dict[tuple[int, int, int], tuple[Value, int]] = {}  # int16 sums and terms by group, row and digit
 
     def widen(key: tuple[int, int, int]) -> None:
         group, row, digit = key
         index, shift = split.sum_and_shift(digit)
         powers = p.as_shorts(p.vector(0x00010001 << shift, INT))
-        sums[group][row][index] = sums[group][row][index] + p.dot_pairs(sum_values(shorts.pop(key)), powers)
+        sums[group][row][index] = sums[group][row][index] + p.dot_pairs(shorts.pop(key)[0], powers)
 
     for at, packed in enumerate(weight.load_step(step)):
         for half, shift in enumerate(layout.shifts):
@@ -273,9 +273,10 @@ def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums:
                 for digit in range(len(x_row.digits)):
                     key = (column // layout.group, row, digit)
                     four = x_row.load_columns(digit, step * layout.step_columns + column)
-                    terms = shorts.setdefault(key, [])
-                    terms.append(p.dot_byte_pairs(codes, four))
-                    if len(terms) == PAIRS_OF_16_BITS:
+                    product = p.dot_byte_pairs(codes, four)
+                    total, terms = shorts.get(key, (None, 0))
+                    shorts[key] = (product if total is None else total + product, terms + 1)
+                    if terms + 1 == PAIRS_OF_16_BITS:
                         widen(key)
     for key in list(shorts):
         widen(key)
@@ -290,16 +291,23 @@ def sum_values(terms: list[Value]) -> Value:
 
 
 def dot_words(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
-    """Multiply 8-bit codes, widened to int16, with instructions that add two int16 products."""
+    """Multiply codes, widened to int16, with instructions that add two int16 products."""
     p, layout = weight.program, weight.layout
     for at, packed in enumerate(weight.load_step(step)):
-        column = layout.column(at, 0)
-        for pair, codes in enumerate(p.extend_byte_pairs(packed)):
-            for row, x_row in enumerate(x):
-                for digit in range(len(x_row.digits)):
-                    two = p.as_shorts(x_row.load_columns(digit, step * layout.step_columns + (column + 2 * pair)))
-                    row_sums = sums[column // layout.group][row]
-                    row_sums[digit] = row_sums[digit] + p.dot_pairs(codes, two)
+        for half, shift in enumerate(layout.shifts):
+            column = layout.column(at, half)
+            for pair in range(2):
+                codes = (
+                    p.extend_nibbles(packed, shift + 8 * pair)
+                    if layout.bits == 4
+                    else p.extend_bytes(packed, pair)
+                )
+                for row, x_row in enumerate(x):
+                    for digit in range(len(x_row.digits)):
+                        at_column = step * layout.step_columns + (column + 2 * pair)
+                        two = p.as_shorts(x_row.load_columns(digit, at_column))
+                        row_sums = sums[column // layout.group][row]
+                        row_sums[digit] = p.pin(row_sums[digit] + p.dot_pairs(codes, two))
     return sums
 
 

@@ -48,9 +48,9 @@ def compile_ahead(weight: QuantizedTensor, dtype: torch.dtype) -> None:
     if dtype not in PLANES_BY_DTYPE:
         return
     layout = InterleavedLayout.from_weight(weight)
-    split = split_format(weight, dtype)
-    compile_split.compile_ahead(dtype, layout.group, split)
     for rows in (block_rows(), 1):
+        split = split_format(weight, dtype, rows)
+        compile_split.compile_ahead(dtype, layout.group, split)
         compile_matmul.compile_ahead(layout, split, rows, dtype)
     compile_dequantize.compile_ahead(layout, dtype)
 
@@ -60,11 +60,15 @@ def block_rows() -> int:
     return BLOCK_ROWS.get(processor.byte_product(processor.features()), MAX_BLOCK_ROWS)
 
 
-def split_format(weight: QuantizedTensor, dtype: torch.dtype) -> SplitFormat:
-    """Return how x of this dtype is split into integers for the weight."""
-    planes = weight.activation_bits // 8 if weight.activation_bits else PLANES_BY_DTYPE[dtype]
+def split_format(weight: QuantizedTensor, dtype: torch.dtype, rows: int) -> SplitFormat:
+    """Return how x of this dtype is split into integers for the weight. rows: of x per pass over W"""
     variant = processor.byte_product(processor.features())
-    return SplitFormat.for_processor(variant, INTERLEAVED_BITS[weight.format], planes)
+    return SplitFormat.for_processor(variant, INTERLEAVED_BITS[weight.format], planes(weight, dtype), rows)
+
+
+def planes(weight: QuantizedTensor, dtype: torch.dtype) -> int:
+    """Return the bytes of precision that x of this dtype is split into."""
+    return weight.activation_bits // 8 if weight.activation_bits else PLANES_BY_DTYPE[dtype]
 
 
 def integers_are_faster(weight: QuantizedTensor, dtype: torch.dtype) -> bool:
@@ -75,7 +79,7 @@ def integers_are_faster(weight: QuantizedTensor, dtype: torch.dtype) -> bool:
     with AVX2 57 and 68.
     """
     amx = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not processor.forced_level()
-    return split_format(weight, dtype).planes <= 2 and not amx
+    return planes(weight, dtype) <= 2 and not amx
 
 
 def matmul_integers(x: Tensor, weight: QuantizedTensor) -> Tensor:
@@ -90,8 +94,9 @@ def matmul_integers(x: Tensor, weight: QuantizedTensor) -> Tensor:
 
 def multiply_rows(x: Tensor, weight: QuantizedTensor, layout: InterleavedLayout, y: Tensor) -> None:
     """x: [M, K] with M <= CACHED_ROWS -> y [M, 16 tiles]"""
-    split, count = split_format(weight, x.dtype), len(x)
+    count = len(x)
     rows = 1 if count == 1 else block_rows()
+    split = split_format(weight, x.dtype, rows)
     padded_rows = -(-count // rows) * rows
     tiles, groups, _ = weight.parts["scale"].shape
     digits = torch.empty(split.column_bytes * padded_rows * x.shape[1], dtype=torch.int8)

@@ -1,18 +1,18 @@
-"""The program lays blocks as torch does."""
+"""The kernels convert blocks to the interleaved layout as torch does."""
 
 import pytest
 import torch
 
 from localllm.quant.formats.interleaved import interleave
-from localllm.runtime.kernels.cpu import layout
+from localllm.runtime.kernels.cpu import interleave as kernel
 from tests.quant.test_lanes import blocks, integers
 
 
-@pytest.mark.parametrize("form", ["q4_0", "q8_0"])
-def test_blocks_whose_bytes_are_in_order(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "CHUNK_BYTES", 20_000)  # several pieces
+@pytest.mark.parametrize("form", kernel.CONVERSIONS)
+def test_blocks_are_interleaved_as_torch_does(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "CHUNK_BYTES", 20_000)  # several pieces
     weights, read = [blocks(form, rows, 512) for rows in (64, 16, 128)], []
-    found, expected = layout.interleave_weights(*weights, on_read=lambda: read.append(1)), interleave(*weights)
+    found, expected = kernel.interleave_weights(*weights, on_read=lambda: read.append(1)), interleave(*weights)
     assert found and expected and len(read) > len(weights)
     assert (found.format, found.shape, found.group) == (expected.format, expected.shape, expected.group)
     assert found.parts.keys() == expected.parts.keys()
@@ -20,13 +20,13 @@ def test_blocks_whose_bytes_are_in_order(form: str, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    "weights", [[blocks("q4_0", 37, 64)], [blocks("q4_k", 16, 256)], [integers("int4", 16, 64, 32)]]
+    "weights", [[blocks("q4_0", 37, 64)], [blocks("q3_k", 16, 256)], [integers("int4", 16, 64, 32)]]
 )
 def test_the_rest_is_laid_by_torch(weights) -> None:
-    found, expected = layout.interleave_weights(*weights), interleave(*weights)
+    found, expected = kernel.interleave_weights(*weights), interleave(*weights)
     assert found and expected and torch.equal(found.parts["q"], expected.parts["q"])
 
 
 def test_what_differs_stays_apart() -> None:
-    assert layout.interleave_weights(blocks("q4_0", 16, 64), blocks("q4_0", 16, 128)) is None
-    assert layout.interleave_weights(blocks("q4_0", 16, 64), blocks("q8_0", 16, 64)) is None
+    assert kernel.interleave_weights(blocks("q4_0", 16, 64), blocks("q4_0", 16, 128)) is None
+    assert kernel.interleave_weights(blocks("q4_0", 16, 64), blocks("q8_0", 16, 64)) is None

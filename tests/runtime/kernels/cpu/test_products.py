@@ -164,7 +164,7 @@ def test_programs_are_compiled_once_however_many_ask() -> None:
 
     def write(size: int) -> CompiledKernel:
         made.append(size)
-        split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2)
+        split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2, 1)
         return CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, size, split), "split", 6)
 
     program = CompileOnce(write)

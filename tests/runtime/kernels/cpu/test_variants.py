@@ -100,7 +100,9 @@ def test_pairs_of_words_are_exact(variant: str, monkeypatch: pytest.MonkeyPatch)
         w, y, out = p.load_addresses(3)
         with p.loop(p.index_constant(0), p.index_constant(64)) as at:
             total = p.vector(0, INT)
-            for half, shorts in enumerate(p.extend_byte_pairs(p.load(vector_type(INT), w, at * 64))):
+            codes_read = p.load(vector_type(INT), w, at * 64)
+            for half in range(2):
+                shorts = p.extend_bytes(codes_read, half)
                 word = p.load(vector_type(INT), p.address(y, at * 128), 64 * half)
                 total = total + p.dot_pairs(shorts, p.as_shorts(word))
             p.store(total, out, at * 64)
@@ -169,7 +171,7 @@ def test_programs_compile_for_processors_of_each_variant(name: str, form: str) -
     triple, cpu, features, four, eight = MACHINES[name]
     layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
     program = Program("multiply", name)
-    split = SplitFormat.for_processor(name, layout.bits, 2)
+    split = SplitFormat.for_processor(name, layout.bits, 2, 1)
     matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16)
     assembly = assembled(program, triple, cpu, features)
     assert (four if form == "q4_k" else eight) in assembly
