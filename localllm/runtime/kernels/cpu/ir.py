@@ -180,6 +180,14 @@ class Program:
         variable.value = start
         return variable
 
+    def stack_buffer(self, size: int) -> Value:
+        """Return the address of `size` uninitialized bytes on the stack, at the start of a cache line."""
+        with self.builder.goto_entry_block():
+            buffer = self.builder.alloca(ir.ArrayType(BYTE, size))
+        buffer.align = 64
+        buffer.type = POINTER  # llvmlite would keep the type of what it points to
+        return Value(self, buffer)
+
     @contextmanager
     def loop(self, begin: Value, end: Value, step: int = 1) -> Iterator[Value]:
         """Emit the body of the `with` block as a loop over begin, begin + step, ... < end."""

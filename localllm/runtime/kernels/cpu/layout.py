@@ -66,6 +66,19 @@ class InterleavedLayout:
         return self.step_columns // self.group
 
     @property
+    def groups_per_run(self) -> int:
+        """Groups of a run: of a block, or where there are none of a step."""
+        return self.groups_per_block or self.groups_per_step
+
+    @property
+    def steps_per_run(self) -> int:
+        return self.groups_per_run // self.groups_per_step
+
+    @property
+    def run_columns(self) -> int:
+        return self.groups_per_run * self.group
+
+    @property
     def shifts(self) -> tuple[int, ...]:
         """Right shifts that bring codes to the low bits of bytes: low nibbles and high nibbles, or bytes."""
         return (0, 4) if self.bits == 4 else (0,)

@@ -10,17 +10,36 @@ of int16, eight of which can be added before they overflow: 8 * 2 * 15 * 128 < 2
 they are widened to 16 bits and multiplied with words of x, two planes per product.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from llvmlite import ir
 
-from localllm.runtime.kernels.cpu.ir import FLOAT, FOUR_BYTES, INT, LANES, SHORT_PAIRS, Program, Value, Variable
-from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES, PART_NAMES, InterleavedLayout, WeightTile
+from localllm.runtime.kernels.cpu.ir import (
+    FLOAT,
+    FOUR_BYTES,
+    INT,
+    LANES,
+    SHORT_PAIRS,
+    Program,
+    Value,
+    Variable,
+    vector_type,
+)
+from localllm.runtime.kernels.cpu.layout import (
+    ELEMENT_TYPES,
+    PART_NAMES,
+    VECTOR_BYTES,
+    InterleavedLayout,
+    WeightTile,
+)
 
 BYTE_MAX = 127  # of the highest plane
 MIN_GROUP_MAX = 2.0**-100  # lower bound of max(abs(x)) of a group, so that 1 / s is finite
+CACHED_ROWS = 64  # rows of x that stay in a core's L2 cache while W streams past
+CHUNK_COLUMNS = 512  # unpacked at a time: 16 KB of int16, which stay in the L1 cache
+SHORT_BYTES = 2
 PAIRS_OF_16_BITS = 8  # int16 sums of pairs that are added before they are widened
 
 
@@ -113,28 +132,69 @@ def join_digits(sums: list[Value]) -> Value:
     return joined
 
 
-def emit_matmul(p: Program, layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype) -> None:
+def emit_matmul(
+    p: Program, layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype, *, unpack: bool
+) -> None:
     """Digits and records of x [count, K] (`emit_split`) times a weight -> y [count, 16 tiles].
 
-    rows: rows of x per pass over a tile; `count` is a multiple of it.
+    rows: rows of x per pass over a tile; `count` is a multiple of it. unpack: widen the codes of a tile once, in
+    chunks that stay in the first-level cache, for all rows of x instead of once per pass; then `count` is at most
+    CACHED_ROWS, and digits are words.
     """
     digits, records, y, *parts = p.load_addresses(3 + len(PART_NAMES))
     tiles, groups, count = p.load_counts(3, begin=3 + len(PART_NAMES))
     begin, end = p.part_range(tiles)
-    with p.loop(begin, end) as tile, p.loop(p.index_constant(0), count, rows) as first:
-        weight = WeightTile.from_parts(p, layout, tile, groups, parts)
-        columns = groups * layout.group
-        row_digits = [
-            [
-                p.address(digits, (count * i + first + row) * columns * split.digit_bytes)
-                for i in range(split.digits)
-            ]
+    columns, zero = groups * layout.group, p.index_constant(0)
+
+    def split_rows(first: Value) -> list[SplitRow]:
+        return [
+            SplitRow(
+                split,
+                [
+                    p.address(digits, (count * i + first + row) * columns * split.digit_bytes)
+                    for i in range(split.digits)
+                ],
+                p.address(records, (first + row) * groups * split.record_bytes),
+            )
             for row in range(rows)
         ]
-        row_records = [p.address(records, (first + row) * groups * split.record_bytes) for row in range(rows)]
-        x = [SplitRow(split, *row) for row in zip(row_digits, row_records, strict=True)]
-        for row, total in enumerate(tile_products(weight, x, groups)):
-            p.store_floats(total, ELEMENT_TYPES[out], y, ((first + row) * tiles + tile) * (LANES * out.itemsize))
+
+    def store(row: Value, tile: Value, product: Value) -> None:
+        p.store_floats(product, ELEMENT_TYPES[out], y, (row * tiles + tile) * (LANES * out.itemsize))
+
+    if not unpack:
+        with p.loop(begin, end) as tile, p.loop(zero, count, rows) as first:
+            weight = WeightTile.from_parts(p, layout, tile, groups, parts)
+            sums = [(p.variable(p.vector(0.0)), p.variable(p.vector(0.0))) for _ in range(rows)]
+            accumulate_runs(weight, split_rows(first), zero, groups / layout.groups_per_run, sums)
+            for row, (total, minimum) in enumerate(sums):
+                store(first + row, tile, total.value - minimum.value)
+        return
+    runs = max(1, CHUNK_COLUMNS // layout.run_columns)  # per chunk
+    codes = p.stack_buffer(runs * layout.run_columns * LANES * SHORT_BYTES)
+    sums_of_rows = p.stack_buffer(CACHED_ROWS * 2 * VECTOR_BYTES)
+    with p.loop(begin, end) as tile:
+        weight = WeightTile.from_parts(p, layout, tile, groups, parts)
+        with p.loop(zero, count * 2) as i:
+            p.store(p.vector(0.0), sums_of_rows, i * VECTOR_BYTES)
+        with p.loop(zero, groups / layout.groups_per_run, runs) as first_run:
+            last_run = p.min_index(first_run + runs, groups / layout.groups_per_run)
+            unpacked = UnpackedCodes(codes, first_run * layout.steps_per_run)
+            with p.loop(first_run * layout.steps_per_run, last_run * layout.steps_per_run) as step:
+                unpacked.store(weight, step)
+            with p.loop(zero, count, rows) as first:
+                addresses = [p.address(sums_of_rows, (first + row) * (2 * VECTOR_BYTES)) for row in range(rows)]
+                sums = [
+                    (p.variable(p.load_floats(FLOAT, at)), p.variable(p.load_floats(FLOAT, at, VECTOR_BYTES)))
+                    for at in addresses
+                ]
+                accumulate_runs(weight, split_rows(first), first_run, last_run, sums, unpacked)
+                for at, (total, minimum) in zip(addresses, sums, strict=True):
+                    p.store(total.value, at)
+                    p.store(minimum.value, at, VECTOR_BYTES)
+        with p.loop(zero, count) as row:
+            at = p.address(sums_of_rows, row * (2 * VECTOR_BYTES))
+            store(row, tile, p.load_floats(FLOAT, at) - p.load_floats(FLOAT, at, VECTOR_BYTES))
 
 
 @dataclass(frozen=True)
@@ -156,71 +216,105 @@ class SplitRow:
         return p.load_broadcast(INT, self.digits[digit], column * self.split.digit_bytes)
 
 
-def tile_products(weight: WeightTile, x: list[SplitRow], groups: Value) -> list[Value]:
-    """Products of each row of x with the 16 rows of a tile, float32."""
+RowSums = list[tuple[Variable, Variable]]  # for each row of x: sums of scale * code * x, and of minimum * x
+
+
+@dataclass(frozen=True)
+class UnpackedCodes:
+    """Codes of some steps of a tile as int16, less their zero points, in memory."""
+
+    address: Value
+    first_step: Value
+
+    def offset(self, layout: InterleavedLayout, step: Value) -> Value:
+        return (step - self.first_step) * (layout.step_columns * LANES * SHORT_BYTES)
+
+    def store(self, weight: WeightTile, step: Value) -> None:
+        """Widen and store the codes of a step."""
+        p, layout, offset = weight.program, weight.layout, self.offset(weight.layout, step)
+        zeros = []
+        for i in range(layout.groups_per_step):
+            zero = group_zero(weight, step * layout.groups_per_step + i)
+            zeros.append(zero and p.as_shorts((zero & 0xFFFF) | (zero << 16)))
+        for i, (column, codes) in enumerate(widened_codes(weight, step)):
+            zero = zeros[column // layout.group]
+            p.store(codes - zero if zero else codes, self.address, offset + i * VECTOR_BYTES)
+
+    def load(self, weight: WeightTile, step: Value) -> "Iterator[tuple[int, Value]]":
+        """Load what `widened_codes` returns."""
+        p, at = weight.program, weight.program.address(self.address, self.offset(weight.layout, step))
+        for i, column in enumerate(word_columns(weight.layout)):
+            yield column, p.as_shorts(p.load(vector_type(INT), at, i * VECTOR_BYTES))
+
+
+def accumulate_runs(
+    weight: WeightTile,
+    x: list[SplitRow],
+    begin: Value,
+    end: Value,
+    sums: RowSums,
+    unpacked: UnpackedCodes | None = None,
+) -> None:
+    """Add the products of each row of x with the 16 rows of a tile in runs `begin` .. `end - 1`, float32.
+
+    A run is a block with a scale of its own, or where there are none a step.
+    """
     p, layout = weight.program, weight.layout
-
-    def zeros() -> list[Variable]:
-        return [p.variable(p.vector(0.0)) for _ in x]
-
-    totals, minima = zeros(), zeros()
-    groups_per_block = layout.groups_per_block
-    if not groups_per_block:
-        accumulate_steps(weight, x, p.index_constant(0), groups / layout.groups_per_step, totals, minima)
-        return [total.value - minimum.value for total, minimum in zip(totals, minima, strict=True)]
-    block_totals, block_minima = zeros(), zeros()
-    with p.loop(p.index_constant(0), groups / groups_per_block) as block:
-        for variable in (*block_totals, *block_minima):
-            variable.value = p.vector(0.0)
-        steps = groups_per_block // layout.groups_per_step
-        accumulate_steps(weight, x, block * steps, (block + 1) * steps, block_totals, block_minima)
-        add_scaled(p, totals, block_totals, weight.load_block("block_scale", block))
-        if layout.minimum:
-            add_scaled(p, minima, block_minima, weight.load_block("block_minimum", block))
-    return [total.value - minimum.value for total, minimum in zip(totals, minima, strict=True)]
-
-
-def add_scaled(p: Program, totals: list[Variable], terms: list[Variable], scale: Value) -> None:
-    """totals += terms * scale"""
-    for total, term in zip(totals, terms, strict=True):
-        total.value = p.fma(term.value, scale, total.value)
+    if not layout.groups_per_block:
+        accumulate_steps(weight, x, begin, end, sums, unpacked)
+        return
+    block_sums = [(p.variable(p.vector(0.0)), p.variable(p.vector(0.0))) for _ in x]
+    with p.loop(begin, end) as block:
+        for variables in block_sums:
+            for variable in variables:
+                variable.value = p.vector(0.0)
+        steps = layout.steps_per_run
+        accumulate_steps(weight, x, block * steps, (block + 1) * steps, block_sums, unpacked)
+        for i, name in enumerate(("block_scale", "block_minimum")[: 1 + layout.minimum]):
+            scale = weight.load_block(name, block)
+            for row_sums, terms in zip(sums, block_sums, strict=True):
+                row_sums[i].value = p.fma(terms[i].value, scale, row_sums[i].value)
 
 
 def accumulate_steps(
-    weight: WeightTile, x: list[SplitRow], begin: Value, end: Value, totals: list[Variable], minima: list[Variable]
+    weight: WeightTile, x: list[SplitRow], begin: Value, end: Value, sums: RowSums, unpacked: UnpackedCodes | None
 ) -> None:
-    """Add steps `begin` .. `end - 1` to the totals: code * scale * x, and minimum * x."""
+    """Add steps `begin` .. `end - 1`: code * scale * x, and minimum * x."""
     p, layout = weight.program, weight.layout
     with p.loop(begin, end) as step:
-        for i, sums in enumerate(dot_groups(weight, x, step)):
+        for i, group_sums in enumerate(dot_groups(weight, x, step, unpacked)):
             group = step * layout.groups_per_step + i
             scale = weight.load_group("scale", group)
-            for row, x_row in enumerate(x):
+            for row, (x_row, (total, minimum)) in enumerate(zip(x, sums, strict=True)):
                 s = x_row.load_record(group, 0, FLOAT)
-                totals[row].value = p.fma(join_digits(sums[row]), s * scale, totals[row].value)
+                total.value = p.fma(join_digits(group_sums[row]), s * scale, total.value)
                 if layout.minimum:
                     x_sum = x_row.load_record(group, 1, FLOAT)
-                    minima[row].value = p.fma(weight.load_group("minimum", group), x_sum, minima[row].value)
+                    minimum.value = p.fma(weight.load_group("minimum", group), x_sum, minimum.value)
 
 
 GroupSums = list[list[list[Value]]]  # int32 vectors by group of a step, row of x, and sum of its `SplitFormat`
 
 
-def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value) -> GroupSums:
+def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value, unpacked: UnpackedCodes | None) -> GroupSums:
     """Integer sums of (code - zero point) * digit of x over each group of a step.
 
-    They start at -(zero point) * (sum of digits), so that codes are multiplied as they are stored.
+    They start at -(zero point) * (sum of digits), so that codes are multiplied as they are stored, unless the
+    zero point was subtracted when they were unpacked.
     """
     p, layout, split = weight.program, weight.layout, x[0].split
-    sums = []
+    sums: GroupSums = []
+    if unpacked:
+        sums = [[[p.vector(0, INT)] * split.sums for _ in x] for _ in range(layout.groups_per_step)]
+        return dot_words(layout, unpacked.load(weight, step), x, step, sums)
     # INT8 codes are shifted by 128 for instructions that take unsigned bytes.
     biased = layout.bits == 8 and p.multiplies_four_bytes and p.takes_unsigned_bytes
     for i in range(layout.groups_per_step):
         group = step * layout.groups_per_step + i
-        zero = weight.load_zero(group) if layout.zero else p.vector(layout.zero_point, INT)
+        zero = group_zero(weight, group)
         if biased:
-            zero = zero + 128
-        if not layout.zero and not layout.zero_point and not biased:
+            zero = zero + 128 if zero else p.vector(128, INT)
+        if zero is None:
             sums.append([[p.vector(0, INT)] * split.sums for _ in x])
         else:
             sums.append(
@@ -229,8 +323,17 @@ def dot_groups(weight: WeightTile, x: list[SplitRow], step: Value) -> GroupSums:
                     for row in x
                 ]
             )
-    dot = dot_words if split.words else dot_planes if p.multiplies_four_bytes else dot_pairs_of_bytes
+    if split.words:
+        return dot_words(layout, widened_codes(weight, step), x, step, sums)
+    dot = dot_planes if p.multiplies_four_bytes else dot_pairs_of_bytes
     return dot(weight, x, step, sums)
+
+
+def group_zero(weight: WeightTile, group: Value) -> Value | None:
+    """Return a group's zero point for each row, int32; None if codes have none."""
+    if weight.layout.zero:
+        return weight.load_zero(group)
+    return weight.program.vector(weight.layout.zero_point, INT) if weight.layout.zero_point else None
 
 
 def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
@@ -290,25 +393,43 @@ def sum_values(terms: list[Value]) -> Value:
     return total
 
 
-def dot_words(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
+def dot_words(
+    layout: InterleavedLayout, codes: Iterator[tuple[int, Value]], x: list[SplitRow], step: Value, sums: GroupSums
+) -> GroupSums:
     """Multiply codes, widened to int16, with instructions that add two int16 products."""
+    for column, vector in codes:
+        p = vector.program
+        for row, x_row in enumerate(x):
+            for digit in range(len(x_row.digits)):
+                two = p.as_shorts(x_row.load_columns(digit, step * layout.step_columns + column))
+                row_sums = sums[column // layout.group][row]
+                row_sums[digit] = p.pin(row_sums[digit] + p.dot_pairs(vector, two))
+    return sums
+
+
+def widened_codes(weight: WeightTile, step: Value) -> Iterator[tuple[int, Value]]:
+    """Codes of a step as int16, with the column of x (in the order of words) that each vector begins to meet."""
     p, layout = weight.program, weight.layout
-    for at, packed in enumerate(weight.load_step(step)):
-        for half, shift in enumerate(layout.shifts):
-            column = layout.column(at, half)
+    columns = iter(word_columns(layout))
+    for packed in weight.load_step(step):
+        for shift in layout.shifts:
             for pair in range(2):
-                codes = (
+                wide = (
                     p.extend_nibbles(packed, shift + 8 * pair)
                     if layout.bits == 4
                     else p.extend_bytes(packed, pair)
                 )
-                for row, x_row in enumerate(x):
-                    for digit in range(len(x_row.digits)):
-                        at_column = step * layout.step_columns + (column + 2 * pair)
-                        two = p.as_shorts(x_row.load_columns(digit, at_column))
-                        row_sums = sums[column // layout.group][row]
-                        row_sums[digit] = p.pin(row_sums[digit] + p.dot_pairs(codes, two))
-    return sums
+                yield next(columns), wide
+
+
+def word_columns(layout: InterleavedLayout) -> list[int]:
+    """Columns of `widened_codes`."""
+    return [
+        layout.column(at, half) + 2 * pair
+        for at in range(layout.step_columns * layout.bits // 32)
+        for half in range(len(layout.shifts))
+        for pair in range(2)
+    ]
 
 
 def emit_dequantize(p: Program, layout: InterleavedLayout, out: torch.dtype) -> None:

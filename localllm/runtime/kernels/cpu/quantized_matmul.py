@@ -13,14 +13,14 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
 from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
-from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
+from localllm.runtime.kernels.cpu.matmul_ir import CACHED_ROWS, SplitFormat
 
 PLANES_BY_DTYPE = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 # Rows of x per pass over W, by variant: as many accumulators as registers hold. One core of a Xeon with AVX-VNNI:
 # 2 rows 110 GFLOP/s, 4 rows 95.
 BLOCK_ROWS = {"avxvnni": 2, "dotprod": 2}
 MAX_BLOCK_ROWS = 4  # rows of x per pass for all other variants
-CACHED_ROWS = 64  # rows of x that stay in a core's L2 cache while W streams past
+UNPACKED_ROWS = 8  # rows of x above which the codes of a tile are unpacked once for all
 # Rows of x above which a dequantized W is faster. AMX, bfloat16, 8192 x 2048: 64 rows take 6.4 ms with integers
 # and 7.9 ms dequantized, 128 rows 12.7 and 8.5 ms.
 MAX_ROWS = 64
@@ -32,9 +32,13 @@ def compile_split(dtype: torch.dtype, group: int, split: SplitFormat) -> Compile
 
 
 @CompileOnce
-def compile_matmul(layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype) -> CompiledKernel:
+def compile_matmul(
+    layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype, unpack: bool
+) -> CompiledKernel:
     return CompiledKernel(
-        lambda p: matmul_ir.emit_matmul(p, layout, split, rows, out), "quantized_matmul", 6 + len(PART_NAMES)
+        lambda p: matmul_ir.emit_matmul(p, layout, split, rows, out, unpack=unpack),
+        "quantized_matmul",
+        6 + len(PART_NAMES),
     )
 
 
@@ -51,7 +55,8 @@ def compile_ahead(weight: QuantizedTensor, dtype: torch.dtype) -> None:
     for rows in (block_rows(), 1):
         split = split_format(weight, dtype, rows)
         compile_split.compile_ahead(dtype, layout.group, split)
-        compile_matmul.compile_ahead(layout, split, rows, dtype)
+        for unpack in {False, split.words and rows > 1}:
+            compile_matmul.compile_ahead(layout, split, rows, dtype, unpack)
     compile_dequantize.compile_ahead(layout, dtype)
 
 
@@ -106,7 +111,7 @@ def multiply_rows(x: Tensor, weight: QuantizedTensor, layout: InterleavedLayout,
     split_kernel = compile_split(x.dtype, layout.group, split)
     run_split = split_kernel if count > MAX_BLOCK_ROWS else split_kernel.run_single
     run_split(x.data_ptr(), *split_x, count, padded_rows, groups)
-    compile_matmul(layout, split, rows, x.dtype)(
+    compile_matmul(layout, split, rows, x.dtype, split.words and count > UNPACKED_ROWS)(
         *split_x, padded_y.data_ptr(), *part_addresses(weight), tiles, groups, padded_rows
     )
     if padded_rows > count:

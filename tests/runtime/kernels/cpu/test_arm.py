@@ -91,7 +91,7 @@ def product(variant: str, x: torch.Tensor, weight: QuantizedTensor, folder: Path
     splitting = Program("program", variant)
     matmul_ir.emit_split(splitting, torch.float32, layout.group, split)
     multiplying = Program("program", variant)
-    matmul_ir.emit_matmul(multiplying, layout, split, rows, torch.float32)
+    matmul_ir.emit_matmul(multiplying, layout, split, rows, torch.float32, unpack=split.words)
     folders = [folder / name for name in ("split", "multiply")]
     for each in folders:
         each.mkdir()

@@ -4,6 +4,8 @@ Variants that this processor lacks are left out, and those of ARM run in an emul
 (`test_arm.py`); the report of the run says which ran.
 """
 
+import re
+
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
@@ -125,12 +127,12 @@ def product(variant: str, x: Tensor, weight: QuantizedTensor, monkeypatch: pytes
 def weights(form: str) -> QuantizedTensor:
     """Of GGUF's formats or of whole numbers, with their extreme codes in every group."""
     if form in ("int4", "int8"):
-        weight = integers(form, 21, 256, 64, zeros=True)
+        weight = integers(form, 21, 640, 64, zeros=True)
         q = weight.parts["q"].clone()
         q[:, ::9] = -128 if form == "int8" else 0xFF
         q[:, 1::9] = 127 if form == "int8" else 0
         return QuantizedTensor(form, weight.shape, weight.parts | {"q": q}, weight.group)
-    return blocks(form, 37, 512)
+    return blocks(form, 37, 1280)
 
 
 @pytest.mark.quick_every(3)
@@ -140,13 +142,14 @@ def test_products_have_the_same_bits(
     variant: str, form: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = laned(weights(form))
-    for rows in (1, 5):
+    for rows in (1, 5, 13):  # with 13, codes are unpacked in chunks of 512 columns
         x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(rows)).to(dtype)
         x[0, ::7], x[-1, ::5] = x.abs().max(), -x.abs().max()  # bytes of 127 and of -128
         expected = product("generic", x, weight, monkeypatch)
         exact = x.double() @ laned_numbers(weight).T
         assert (expected.double() - exact).abs().max() <= 2.0**-7 * exact.abs().max()
         assert torch.equal(product(variant, x, weight, monkeypatch), expected)
+        assert torch.equal(product(variant, x[-1:], weight, monkeypatch), expected[-1:])
 
 
 def laned_numbers(weight: QuantizedTensor) -> Tensor:
@@ -172,9 +175,23 @@ def test_programs_compile_for_processors_of_each_variant(name: str, form: str) -
     layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
     program = Program("multiply", name)
     split = SplitFormat.for_processor(name, layout.bits, 2, 1)
-    matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16)
+    matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16, unpack=False)
     assembly = assembled(program, triple, cpu, features)
     assert (four if form == "q4_k" else eight) in assembly
+
+
+@pytest.mark.parametrize("unpack", [False, True])
+@pytest.mark.parametrize("form", ["q4_0", "q4_k", "q8_0", "q6_k"])
+def test_products_of_several_rows_stay_in_the_registers_of_avx2(form: str, unpack: bool) -> None:
+    layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
+    program = Program("multiply", "avx2")
+    split = SplitFormat.for_processor("avx2", layout.bits, 2, 4)
+    matmul_ir.emit_matmul(program, layout, split, 4, torch.float32, unpack=unpack)
+    assembly = assembled(program, "x86_64-linux", "haswell", "")
+    body = max(re.split(r"^\.LBB.*:", assembly, flags=re.MULTILINE), key=len).splitlines()
+    spills = [line for line in body if re.search(r"ymm\d+, -?\d*\(%r[sb]p\)", line)]
+    assert sum("vpmaddwd" in line for line in body) >= 64
+    assert len(spills) < len(body) / 20  # float sums, once per group; a tenth was spilled before
 
 
 def assembled(program: Program, triple: str, cpu: str, features: str) -> str:
