@@ -10,6 +10,7 @@ from localllm.quant.packing import INTERLEAVED_BITS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu.ir import (
     BFLOAT,
+    FEW_REGISTERS,
     FLOAT,
     HALF,
     INT,
@@ -133,13 +134,18 @@ class WeightTile:
         return self.program.load_bytes(self.parts["zero"], group * LANES, signed=self.layout.bits == 8)
 
     def load_step(self, step: Value) -> Iterator[Value]:
-        """Load the packed codes of a step one vector at a time, and prefetch those PREFETCH_BYTES later.
+        """Load the packed codes of a step, and prefetch those PREFETCH_BYTES later.
 
-        LLVM does not move a load across a prefetch, so a vector is loaded where it is used: all at once, they
-        would be spilled to the stack.
+        LLVM moves no load across a prefetch. With few registers, a vector is therefore loaded where it is used:
+        all at once, they would be spilled to the stack.
         """
+        vectors = self.load_vectors(step)
+        return vectors if self.program.variant in FEW_REGISTERS else iter(list(vectors))
+
+    def load_vectors(self, step: Value) -> Iterator[Value]:
         p, size = self.program, self.layout.step_columns * self.layout.bits // 8 * LANES
         begin = p.address(self.parts["q"], step * size)
         for offset in range(0, size, VECTOR_BYTES):
+            vector = p.load(vector_type(INT), begin, offset)
             p.prefetch(begin, offset + PREFETCH_BYTES)
-            yield p.load(vector_type(INT), begin, offset)
+            yield vector
