@@ -10,6 +10,7 @@ from localllm.benchmark import result
 from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.load.drive import Load
 from localllm.benchmark.machine import Machine, Noise
+from localllm.benchmark.products import ProductRate
 from localllm.benchmark.roofline import Bound, Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Ratio
@@ -123,6 +124,7 @@ class Edition(TypedDict):
     drift: float  # of the ceilings, before and after
     scenarios: list[Found]
     left_out: list[LeftOut]
+    products: list[ProductRate] | None  # with --explain
 
 
 class Compared(TypedDict):

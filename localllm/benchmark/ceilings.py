@@ -16,9 +16,11 @@ from localllm.checkpoint.matrices import PackedMatrix
 from localllm.hardware import measure
 from localllm.plan import measured
 from localllm.plan.memory import MAX_RUNNING
+from localllm.quant.packing import INT4
 from localllm.runtime import kernels
 
 MAX_MATRICES = 64
+PACKED_SHAPE, PACKED_GROUP = (4096, 4096), 32  # a matrix of an 8B model
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,14 @@ def measure_copy_rate(device: torch.device, size: int) -> float:
         measure.device_clock(device), lambda: [target.copy_(source) for _ in range(repeats)]
     )
     return repeats * 2 * half / seconds
+
+
+def measure_packed_rate(dtype: torch.dtype) -> float:
+    """Return bytes of INT4 weights per second in products of one row, on the CPU with torch's threads."""
+    cpu, groups = torch.device("cpu"), PACKED_SHAPE[1] // PACKED_GROUP
+    matrix = PackedMatrix(INT4, *PACKED_SHAPE, groups, PACKED_GROUP, "F16")
+    with torch.inference_mode():
+        return measure_product_rates(matrix, dtype, cpu, [1], measure.buffer_bytes(cpu))[1]
 
 
 def measure_product_rates(

@@ -40,6 +40,7 @@ def _edition(edition: ModelResult) -> dict[str, Any]:
         "drift": edition.drift,
         "scenarios": [_scenario_json(measured) for measured in edition.scenarios],
         "left_out": [{**asdict(scenario), "reason": reason} for scenario, reason in edition.left_out],
+        "products": None if edition.products is None else [asdict(product) for product in edition.products],
     }
 
 

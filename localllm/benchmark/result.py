@@ -7,6 +7,7 @@ from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.figures import decode_phase, prefill_phase
 from localllm.benchmark.machine import Machine, Noise
 from localllm.benchmark.measure import Round
+from localllm.benchmark.products import ProductRate
 from localllm.benchmark.roofline import Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Distribution, Ratio, RequestSummary, summarize
@@ -67,6 +68,7 @@ class ModelResult:
     peak_bytes: int | None  # peak memory while it was loaded and measured; None if unknown
     scenarios: tuple[ScenarioResult, ...]
     left_out: tuple[tuple[Scenario, str], ...]  # with the reason
+    products: tuple[ProductRate, ...] | None = None  # None unless requested
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from localllm.benchmark import ceilings, figures
 from localllm.benchmark.ceilings import Ceilings
 from localllm.benchmark.machine import NoiseMeter, describe_machine
 from localllm.benchmark.measure import Round, RoundRunner
+from localllm.benchmark.products import ProductRate, measure_products
 from localllm.benchmark.result import BenchmarkResult, Loaded, ModelResult, PairedComparison, ScenarioResult
 from localllm.benchmark.roofline import compute_roofline
 from localllm.benchmark.scenario import PromptSource, Scenario, ScenarioGrid, required_context, unrunnable_reason
@@ -45,6 +46,7 @@ class BenchmarkPlan:
     text: str | None = None  # source of prompts; None for random tokens
     text_name: str = RANDOM_PROMPTS
     drafts: bool = False
+    explain: bool = False  # measure the products with the model's own weights
 
 
 class BenchmarkedModel:
@@ -60,6 +62,7 @@ class BenchmarkedModel:
         self.rounds: dict[Scenario, list[Round]] = {scenario: [] for scenario in scenarios}
         self.ceilings: list[Ceilings] = []
         self.peak_bytes = 0
+        self.products: tuple[ProductRate, ...] | None = None
 
     def warm_up(self) -> None:
         for scenario in self.rounds:
@@ -87,6 +90,11 @@ class BenchmarkedModel:
         )
         self.ceilings.append(measured)
         reset_peak_bytes(device)
+
+    def measure_products(self) -> None:
+        """Measure the products with the model's own weights, which nothing else uses meanwhile."""
+        model, threads = self.runner.model, self.llm.worker.threads
+        self.products = measure_products(model, model.dtype, self.runner.device, threads)
 
     def prefill_rows(self, scenario: Scenario) -> int:
         """Return the average tokens per prefill step; tokens that do not fill a cached block are computed
@@ -145,6 +153,7 @@ class BenchmarkedModel:
             self.peak_bytes if alone else None,
             tuple(self.scenario_result(scenario, best) for scenario in self.rounds),
             tuple(left_out),
+            self.products,
         )
 
 
@@ -220,6 +229,8 @@ def prepare_model(
     contestant.warm_up()
     report_progress("measuring this machine")
     contestant.measure_ceilings()
+    if plan.explain:
+        contestant.measure_products()
     return contestant
 
 

@@ -67,6 +67,14 @@ def bench(
             "--draft", text="Enable speculative decoding; default: off.", panel=options.Panel.SPECULATION
         ),
     ] = False,
+    explain: Annotated[
+        bool,
+        options.switch(
+            "--explain",
+            text="Show kernel, instructions and memory bandwidth of each matrix product.",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         options.option(
@@ -216,7 +224,7 @@ def bench(
         if plot:
             plots.check_plot(plot)
         plan = BenchmarkPlan(
-            asked, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft
+            asked, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft, explain
         )
         editions = [
             load_subject(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)

@@ -61,7 +61,16 @@ def _format_edition(edition: ModelResult) -> str:
             ("ceilings", f"copies {format_bytes(roofs.copy)}/s, products {format_flops(roofs.flops)}"),
         ]
     )
-    return "\n\n".join([facts, _speeds(edition), _latencies(edition), _rooflines(edition), *_not_run(edition)])
+    return "\n\n".join(
+        [
+            facts,
+            _speeds(edition),
+            _latencies(edition),
+            _rooflines(edition),
+            *_products(edition),
+            *_not_run(edition),
+        ]
+    )
 
 
 def _speeds(edition: ModelResult) -> str:
@@ -120,6 +129,27 @@ def _rooflines(edition: ModelResult) -> str:
 def _roofline(name: str, roof: Roofline, reached: str) -> tuple[str, ...]:
     times = map(format_seconds, (roof.seconds, roof.reading_s, roof.computing_s, roof.products_s))
     return (name, *times, reached, f"{roof.of_roof:.0%}", roof.bound)
+
+
+def _products(edition: ModelResult) -> list[str]:
+    """Kernel, instructions and rate of each shape of matrix, with --explain."""
+    if edition.products is None:
+        return []
+    rows: Rows = [("PRODUCTS", "MATRICES", "BYTES", "ONE ROW", "OF MEMORY", "KERNEL", "512 ROWS", "INSTRUCTIONS")]
+    rows += [
+        (
+            f"{one.format} {one.rows} x {one.columns}",
+            str(one.matrices),
+            format_bytes(one.nbytes),
+            f"{format_bytes(one.bytes_per_s)}/s",
+            f"{one.of_memory:.0%}",
+            one.decode_kernel,
+            one.prefill_kernel,
+            one.instructions or "-",
+        )
+        for one in edition.products
+    ]
+    return [format_table(rows)]
 
 
 def _not_run(edition: ModelResult) -> list[str]:

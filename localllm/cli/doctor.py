@@ -179,6 +179,9 @@ def _speed_rows(seen: Examination) -> Iterator[tuple[str, str]]:
                 f"{measured.device} reads",
                 f"{format_bytes(rates.read)}/s of weights in {measured.dtype}",
             )
+            if measured.packed:
+                share = f"{measured.packed / max(rates.copy, rates.read):.0%} of memory bandwidth"
+                yield f"{measured.device} reads INT4", f"{format_bytes(measured.packed)}/s of weights, {share}"
             yield f"{measured.device} multiplies", format_flops(rates.flops)
     boxed = seen.boxed
     where = f" on {boxed.device} in {boxed.dtype}"

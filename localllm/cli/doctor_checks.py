@@ -63,6 +63,7 @@ class Measured:
     device: str
     dtype: str
     rates: Rates | None
+    packed: float | None  # bytes per second of INT4 weights in products of one row; None: not measured
     fault: str | None
 
 
@@ -184,14 +185,18 @@ def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
 def _measure_rates(device: str, settings: Settings) -> Measured:
     import torch
 
+    from localllm.benchmark.ceilings import measure_packed_rate
+
     place = torch.device(device)
     try:
         dtype = resolve_dtype(settings.dtype, "BF16", place)
         # What would be noted is found out here anyway: a busy machine, a home that cannot be written.
         rates = device_rates(place, dtype, settings, remeasure=True, note=lambda text: None)
     except (LocalLLMError, RuntimeError) as error:  # RuntimeError: how torch says that memory is short
-        return Measured(device, settings.dtype, None, str(error).partition("\n")[0])
-    return Measured(device, dtype_name(dtype), rates, None)
+        return Measured(device, settings.dtype, None, None, str(error).partition("\n")[0])
+    return Measured(
+        device, dtype_name(dtype), rates, measure_packed_rate(dtype) if device == "cpu" else None, None
+    )
 
 
 def _run_bundled_model() -> BoxedModel:

@@ -92,12 +92,15 @@ def features() -> dict[str, bool]:
     return limit_features(host_features(), forced_level())
 
 
+def used_instructions() -> str:
+    """Return the instructions that products of packed weights use."""
+    return "none: torch computes all" if forced_level() == "baseline" else INSTRUCTIONS[byte_product(features())]
+
+
 def kernel_instructions() -> str:
     """Return the instructions that products of packed weights use, and the processor's better ones if LOCALLLM_CPU
     denies them."""
-    level, used = forced_level(), INSTRUCTIONS[byte_product(features())]
-    if level == "baseline":
-        used = "none: torch computes all"
+    level, used = forced_level(), used_instructions()
     best = INSTRUCTIONS[byte_product(host_features())]
     return used if used == best else f"{used} (LOCALLLM_CPU={level}; the processor has {best})"
 

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
+import localllm
+from localllm.benchmark.products import find_linears
 from localllm.cli.app import main
-from localllm.hardware import measure
+from localllm.hardware import measure, processor
+from localllm.runtime.kernels.cpu.compile import cpu_supported
 from tests.shared import shared
 
 SHORT = ("--prompt", "12,20", "--output", 4, "--repeat", 2)
@@ -44,6 +47,24 @@ def test_json_csv_and_markdown_alone_on_stdout(bench):
     assert [row["prompt"] for row in csv.DictReader(io.StringIO(out))] == ["12", "20"]
     code, out, _ = bench("demo", *SHORT, "--markdown")
     assert out.startswith("| model | tokens |")
+
+
+def test_products_are_explained(bench):
+    code, out, err = bench("demo", *SHORT, "--explain", "--json")
+    assert (code, err) == (0, "")
+    products = json.loads(out)["editions"][0]["products"]
+    with localllm.load("demo", device="cpu") as llm:
+        linears = find_linears(llm.worker.engine.runner.model, set())
+        matrices = [weight for linear in linears for weight in linear.weights]
+    assert sum(product["nbytes"] for product in products) == sum(weight.nbytes for weight in matrices)
+    assert sum(product["matrices"] for product in products) == len(matrices)
+    assert all(product["bytes_per_s"] > 0 and product["of_memory"] > 0 for product in products)
+    packed = [product for product in products if product["decode_kernel"] == "cpu-interleaved"]
+    assert packed if cpu_supported() and "int" in products[0]["format"] else not packed
+    assert all(product["instructions"] == processor.used_instructions() for product in packed)
+    code, out, _ = bench("demo", *SHORT, "--explain")
+    assert "PRODUCTS" in out and products[0]["decode_kernel"] in out
+    assert json.loads(bench("demo", *SHORT, "--json")[1])["editions"][0]["products"] is None
 
 
 def test_two_models_are_compared(bench, tmp_path):

@@ -81,6 +81,8 @@ def test_a_machine_as_it_is(as_json: str, place: Path) -> None:
     assert len(seen["gpus"]) == len(seen["measured"]) - 1
     assert seen["measured"][0]["device"] == "cpu"
     assert all(0 < rate < math.inf for rate in seen["measured"][0]["rates"].values())
+    assert all((measured["packed"] is not None) == (measured["device"] == "cpu") for measured in seen["measured"])
+    assert 0 < seen["measured"][0]["packed"] < math.inf
     assert seen["boxed"]["tokens"] > 0 and seen["boxed"]["tokens_per_s"] > 0
     assert seen["cache"] | {"path": str(place / "hf" / "hub"), "exists": False, "models": 0} == seen["cache"]
     assert (seen["cache"]["because"], seen["home"]["because"]) == ("HF_HOME", "LOCALLLM_HOME")
@@ -94,6 +96,7 @@ def test_the_page_for_a_person(printed: str) -> None:
     rows = [re.match(r"\S+( \S+)*  +", line) for block in blocks[:-1] for line in block.split("\n")[1:]]
     assert len({row.end() for row in rows if row}) == 1 and all(rows)
     assert "tokens/s on" in printed
+    assert re.search(r"(?m)^cpu reads INT4 +[\d.]+ [MG]B/s of weights, \d+% of memory bandwidth$", printed)
     assert blocks[-1] == "Nothing is missing." or all(line.startswith("note: ") for line in blocks[-1].split("\n"))
 
 
