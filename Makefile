@@ -23,7 +23,7 @@ check:    ## format, lint, types, and who may import whom
 bench:    ## a generated 1B model beside transformers; appends to bench/results/
 	$(PYTHON) -m bench.decode --save
 
-docs:     ## generated text: docs/cli.md, docs/schemas, man, words for Tab; parts of docs/chat, hardware, kernels, models, plan
+docs:     ## generated text: docs/cli.md, docs/schemas, man, commands.json; parts of docs/chat, hardware, kernels, models, plan
 	$(PYTHON) tools/cli_docs.py
 	$(PYTHON) tools/chat_docs.py
 	$(PYTHON) tools/hardware_docs.py

@@ -73,7 +73,7 @@ def test_an_answer_that_was_cut_stays_on_stdout_and_the_exit_code_tells(schema, 
     [
         (
             ["--choice", "a", "--regex", "b"],
-            "--regex and --choice are for two different answers; give one of them",
+            "--regex and --choice cannot be combined; leave one of them out",
         ),
         (["--schema", "none.json"], "none.json cannot be read"),
         (["--choice", "a,,b"], "give texts, none of them empty"),
@@ -116,4 +116,4 @@ def test_an_engine_whose_mask_is_too_loose_is_found_out(localllm, model):
 def test_a_conversation_takes_no_grammar(localllm, model, monkeypatch):
     monkeypatch.setattr("localllm.cli.io.is_interactive", lambda: True)
     code, _, err = localllm("run", model, "--choice", "a,b")
-    assert code == 2 and "--choice is for one answer, and there is no prompt" in err
+    assert code == 2 and "--choice needs a prompt" in err

@@ -40,7 +40,7 @@ def test_what_is_expected_stands_beside_what_is_possible() -> None:
     )
     rows = {line.split("  ")[0]: line.split("  ")[1:] for line in format_plan(found).splitlines()}
     assert [cell.strip() for cell in rows["SPEED"] if cell] == ["AT MOST", "EXPECTED"]
-    together = [cell.strip() for cell in rows["all users together"] if cell]
+    together = [cell.strip() for cell in rows["all users"] if cell]
     assert [cell.split(" of ")[1] for cell in together] == ["64", "8"]  # the engine answers so many at once
     assert "expected from 123 answers of this machine" in rows
 

@@ -78,7 +78,7 @@ def test_a_folder_that_runs_and_the_report_that_is_kept_in_it(
     target = tmp_path / "small"
     code, out, err = run("quantize", tiny, "-o", target, "--method", "rtn", "--bits", 8, *texts[2:])
     assert (code, err) == (0, "")
-    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale a row" in out
+    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale per row" in out
     report = json.loads((target / "quality.json").read_text())
     assert report["recipe"]["method"] == "rtn" and report["matrices"][0]["relative"] < 0.02
     assert read_header(resolve_model(str(target)).path).quantization == "int-quantized"
@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(tiny: Path, tmp_path: P
     assert process.stdout and json.loads(process.stdout.readline())["event"] == "part"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "broken off; the same command goes on where it stopped\n")
+    assert (process.returncode, err) == (130, "interrupted; run the same command again to resume\n")
     assert (tmp_path / "small.partial" / "recipe.json").is_file() and not target.exists()
 
 
@@ -171,22 +171,22 @@ def test_a_quantization_that_is_none_is_told_before_a_model_is_pulled(
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
-        (["--method", "magic"], 2, "there is no method 'magic'; name one of rtn, gptq, awq, smoothquant"),
+        (["--method", "magic"], 2, "--method is 'magic'; give one of rtn, gptq, awq, smoothquant"),
         (["--bits", "3"], 2, "3 bits are not supported"),
         (["--group", "48"], 2, "groups of 48 are not supported"),
-        (["--activations", "fp4"], 2, "activations cannot be 'fp4'"),
+        (["--activations", "fp4"], 2, "--activations is 'fp4'"),
         (["--activations", "int8", "--bits", "4"], 2, "activations can be quantized only with"),
         (["--method", "awq", "--activations", "int8"], 2, "awq quantizes weights only"),
-        (["--to", "onnx"], 2, "there is no format 'onnx' to write"),
+        (["--to", "onnx"], 2, "--to is 'onnx'"),
         (["--to", "gguf", "--type", "q5_k"], 2, "'q5_k' is not a supported GGUF type"),
-        (["--to", "gguf", "--bits", "4"], 2, "--bits is for folders"),
-        (["--type", "q4_0"], 2, "--type is for --to gguf"),
+        (["--to", "gguf", "--bits", "4"], 2, "--bits does not apply to --to gguf"),
+        (["--type", "q4_0"], 2, "--type applies only to --to gguf"),
         (["--calib", "nowhere.txt"], 2, "nowhere.txt cannot be read"),
         (["--bits", "0"], 2, "0 bits are not supported"),
-        (["--method", "rtn", "--calib", __file__], 2, "rtn needs no calibration text"),
+        (["--method", "rtn", "--calib", __file__], 2, "--method rtn uses no calibration text"),
         (["--calib", "-", "--eval", "-"], 2, "--calib and --eval cannot both be stdin"),
-        (["-o", ""], 2, "'' is no name for what is to be written"),
-        (["-o", ".."], 2, "'..' is no name for what is to be written"),
+        (["-o", ""], 2, "--output '' has no file name"),
+        (["-o", ".."], 2, "--output '..' has no file name"),
     ],
 )
 def test_wishes_that_make_no_sense_are_refused_before_any_work(
@@ -263,7 +263,7 @@ def test_quant_is_kept_listed_shown_and_removed(
 ) -> None:
     source, home = str(tiny.resolve()), tmp_path / "home"
     command = ["run", source, "Once", "--raw", "--max-tokens", "2", "--seed", "1", "--quant", "int4"]
-    for told in (f"quantizing {Path(source).name} to INT4; it is kept for the next time\n", ""):
+    for told in (f"quantizing {Path(source).name} to INT4; the result is cached for later runs\n", ""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
         assert (main(command), capsys.readouterr().err) == (0, told)
     assert main(["list", "--json"]) == 0

@@ -1,6 +1,4 @@
-"""The quick way in reads a command line as the library does, or leaves it alone."""
-
-import json
+"""The command line is parsed as Typer parses it, or left to Typer."""
 
 import pytest
 import typer
@@ -8,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.cli.app import app, invoke
-from localllm.cli.fast_start import WORDS_FILE, help_page, parse_run_flags
+from localllm.cli.fast_start import help_page, parse_run_flags, read_command_table
+from localllm.cli.io import flag_name
 
-OPTIONS = json.loads(WORDS_FILE.read_text(encoding="utf-8"))["commands"]["run"]["options"]
+OPTIONS = read_command_table()["commands"]["run"]["options"]
 VALUES = st.one_of(
     st.sampled_from(
         ["1", "0", "-1", "0.5", "1e3", "-inf", "nan", "", "a b", "7=1.5", "--raw", "-h", "- 1", "٣", "1_0"]
@@ -28,8 +27,8 @@ WORD = st.one_of(
 LINE = st.lists(st.one_of(WORD.map(lambda word: [word]), st.tuples(FLAGS, VALUES).map(list)), max_size=6)
 
 
-def read_by_the_library(words):
-    """What `run` would be called with; None where it would not be."""
+def parse_with_typer(words):
+    """Parameters that Typer passes to `run`."""
     program = typer.main.get_command(app).make_context("localllm", ["run", *words])
     command = program.command.get_command(program, "run")
     return command.make_context("run", list(words), parent=program).params
@@ -38,11 +37,11 @@ def read_by_the_library(words):
 @pytest.mark.slow
 @settings(deadline=None)
 @given(LINE)
-def test_what_it_reads_the_library_reads_alike(parts):
+def test_lines_are_parsed_as_typer_does(parts):
     words = [word for part in parts for word in part]
     flags = parse_run_flags(["run", *words])
     if flags is not None:
-        assert flags == read_by_the_library(words)
+        assert flags == parse_with_typer(words)
 
 
 @pytest.mark.parametrize(
@@ -54,27 +53,35 @@ def test_what_it_reads_the_library_reads_alike(parts):
         "./folder",
     ],
 )
-def test_plain_lines_need_no_library(line):
+def test_plain_lines_are_parsed_without_typer(line):
     words = line.split()
-    assert parse_run_flags(["run", *words]) == read_by_the_library(words)
+    assert parse_run_flags(["run", *words]) == parse_with_typer(words)
 
 
 @pytest.mark.parametrize(
     "line", ["", "run", "run --help", "run demo -h", "serve demo", "run demo --seed", "--version"]
 )
-def test_the_rest_is_left_to_the_library(line):
+def test_other_lines_are_left_to_typer(line):
     assert parse_run_flags(line.split()) is None
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_the_page_of_help_is_the_librarys(flag, capsys, monkeypatch):
+def test_the_help_page_is_that_of_typer(flag, capsys, monkeypatch):
     for columns in (79, 80, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert invoke([flag]) == 0
-        told = capsys.readouterr().out
-        assert help_page([flag]) == (told if columns >= 80 else None)
+        page = capsys.readouterr().out
+        assert help_page([flag]) == (page if columns >= 80 else None)
 
 
-def test_other_help_is_left_to_the_library():
+def test_other_help_pages_are_left_to_typer():
     assert help_page(["run", "--help"]) is None
     assert help_page([]) is None
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "quantize"])
+def test_errors_name_flags_as_they_are_typed(command):
+    fields = {(o["field"], name) for name, o in read_command_table()["commands"][command]["options"].items()}
+    for field in {field for field, _ in fields}:
+        names = {name for other, name in fields if other == field}
+        assert flag_name(field) in names or field in ("evaluation", "help"), field
