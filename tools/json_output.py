@@ -420,7 +420,7 @@ class RemovedQuant(TypedDict):
 class CheckedFile(TypedDict):
     path: str
     bytes: int
-    state: verify.State
+    state: verify.FileState
     fetched_again: bool
 
 

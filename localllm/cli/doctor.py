@@ -31,8 +31,8 @@ from localllm.hardware.device import (
 )
 from localllm.hardware.measure import MIN_CPU_SHARE, Rates, device_rates
 from localllm.hardware.processor import kernel_instructions, library_versions
+from localllm.hub.hf_cache import CacheState, cache_state, is_writable
 from localllm.hub.http import HubAccess, hub_access
-from localllm.hub.store import CacheState, cache_state, is_writable
 from localllm.request import ChatRequest, SamplingParams
 from localllm.settings import Settings
 

@@ -17,8 +17,8 @@ from localllm.hub.catalog import CatalogEntry, describe_edition
 from localllm.hub.names import RepoName, parse_name
 from localllm.hub.verify import (
     FAULTY,
+    FileState,
     Snapshot,
-    State,
     file_states,
     find_snapshots,
     hash_all,
@@ -110,14 +110,14 @@ class VerifyResult:
     """States of a snapshot's files by path, before and after its repair."""
 
     snapshot: Snapshot
-    before: dict[str, State]
-    after: dict[str, State]
+    before: dict[str, FileState]
+    after: dict[str, FileState]
     error: LocalLLMError | None = None  # that stopped the repair
     incomplete: bool = False  # nothing is damaged, and the missing files were not asked for
 
     @property
     def repaired(self) -> list[str]:
-        return [p for p, state in self.before.items() if state in FAULTY and self.after.get(p) is State.GOOD]
+        return [p for p, state in self.before.items() if state in FAULTY and self.after.get(p) is FileState.GOOD]
 
     @property
     def unrepaired(self) -> list[str]:
@@ -130,7 +130,7 @@ def _verify_snapshot(snapshot: Snapshot, good: dict[Path, bool], check_only: boo
     was named, not when all models are verified."""
     before = file_states(snapshot, good)
     faulty = {path: state for path, state in before.items() if state in FAULTY}
-    if faulty and not named and State.DAMAGED not in faulty.values():
+    if faulty and not named and FileState.DAMAGED not in faulty.values():
         note(f"{snapshot.repo} is incomplete; `localllm pull {snapshot.repo}` resumes the download")
         return VerifyResult(snapshot, before, before, incomplete=True)
     for path, state in faulty.items():
@@ -149,7 +149,7 @@ def _verify_snapshot(snapshot: Snapshot, good: dict[Path, bool], check_only: boo
 
 def _result_row(result: VerifyResult) -> tuple[str, ...]:
     after = Counter(result.after.values())
-    counts = [f"{after[state]} {state}" for state in State if after[state] and state is not State.GOOD]
+    counts = [f"{after[state]} {state}" for state in FileState if after[state] and state is not FileState.GOOD]
     if repaired := len(result.repaired):
         counts.insert(0, f"{repaired} downloaded again")
     nbytes = sum(file.size for file in result.snapshot.files())

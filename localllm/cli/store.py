@@ -13,9 +13,9 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.formatting import format_bytes
-from localllm.hub.made import edition_files, find_edition, read_aliases
+from localllm.hub.assign_name import assigned_target, copy_name, remove_name
+from localllm.hub.local_names import edition_files, find_edition, read_aliases
 from localllm.hub.names import is_path, strip_latest
-from localllm.hub.naming import assigned_target, copy_name, remove_name
 from localllm.hub.remove import Removal, plan_removal, removable_repo
 from localllm.modelfile.edition import TEXT_LIMIT, CreateRequest, to_json
 from localllm.modelfile.parse import parse_modelfile

@@ -7,7 +7,6 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import UsageError
 from localllm.hardware.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
@@ -65,7 +64,14 @@ def find_subject(
         )
 
     return Subject(
-        ref.name, header, config, read_tokenizer(header), chosen_device, chosen_dtype, chosen_kv_dtype, load
+        ref.name,
+        header,
+        config,
+        Tokenizer.from_checkpoint(header.path, header.gguf),
+        chosen_device,
+        chosen_dtype,
+        chosen_kv_dtype,
+        load,
     )
 
 

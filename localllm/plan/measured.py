@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from localllm.quant.tensor import QuantizedTensor
+    from localllm.quant.tensor import QuantizedTensor  # imports torch
 
 BUFFER_BYTES = 2**28  # of different matrices, several times the size of caches
 DECODE_S, PREFILL_S, CALL_S = 0.3, 0.2, 0.02  # duration of measurements, after a warm-up that is not counted
@@ -82,7 +82,7 @@ def sample_matrix(
     import torch
 
     from localllm.quant.formats import gguf, mxfp4
-    from localllm.quant.tensor import QuantizedTensor
+    from localllm.quant.tensor import QuantizedTensor  # imports torch
 
     SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 

@@ -29,7 +29,7 @@ from localllm import __version__
 from localllm.checkpoint.header import Header, read_safetensors_header
 from localllm.errors import UsageError
 from localllm.files import explain_disk_errors, read_json
-from localllm.hub.folder import INDEX_FILE, TEMPLATES_FOLDER, read_license, weight_files
+from localllm.hub.model_files import INDEX_FILE, TEMPLATES_FOLDER, read_license, weight_files
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.check import artefact_bytes
 from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors

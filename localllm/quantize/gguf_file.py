@@ -33,7 +33,7 @@ from localllm.checkpoint.header import Header, TensorHeader
 from localllm.checkpoint.tensors import Weights, check_finite
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.files import explain_disk_errors
-from localllm.hub.folder import read_license
+from localllm.hub.model_files import read_license
 from localllm.quantize.gguf_vocabulary import tokenizer_keys
 from localllm.quantize.source import check_source
 from localllm.quantize.store import DRAFT_SUFFIX, check_disk_space, publish_draft

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UnsupportedModel, UsageError
-from localllm.hub.folder import weight_files
-from localllm.hub.store import parse_snapshot_path
+from localllm.hub.hf_cache import parse_snapshot_path
+from localllm.hub.model_files import weight_files
 
 # Quantization recipes. Needs no torch.
 

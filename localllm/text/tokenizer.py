@@ -171,6 +171,11 @@ class Tokenizer:
         self.eos_ids = tuple(dict.fromkeys([*description.eos_ids, *turn_end_ids]))
 
     @classmethod
+    def from_checkpoint(cls, path: Path, metadata: Mapping[str, Any] | None) -> Self:
+        """Read a folder, or a GGUF file with its metadata. Raises as `from_folder` and `from_gguf`."""
+        return cls.from_folder(path) if metadata is None else cls.from_gguf(metadata, path)
+
+    @classmethod
     def from_folder(cls, path: Path) -> Self:
         """Read the first of TOKENIZER_FILES that exists, and its companion files.
 
