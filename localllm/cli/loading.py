@@ -251,7 +251,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
     with _observe(ref.name, observer) as progress:
         progress.note(f"quantizing {ref.name} to {quant.upper()}; the result is cached for later runs")
         progress.phase("quantize")
-        from localllm.quantize.make import find_or_quantize
+        from localllm.quantize.quantizer import find_or_quantize
 
         def on_part(part: str, done: int, count: int) -> None:
             progress.part(done, count)

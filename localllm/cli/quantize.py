@@ -196,7 +196,7 @@ def quantize_to_folder(
 ) -> "QuantizationResult":
     """text: for calibration, None: the bundled text. Raises as `check_recipe` and `make_artefact`."""
     from localllm.quantize.check import check_group_size, check_recipe  # imports torch
-    from localllm.quantize.make import make_artefact
+    from localllm.quantize.quantizer import make_artefact
     from localllm.quantize.source import check_source
 
     check_source(header)
