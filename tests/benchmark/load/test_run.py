@@ -228,7 +228,10 @@ def test_ctrl_c_gives_what_was_measured_so_far():
         (["--against", "x"], "not a server's address"),
         (["demo", "--slo", "ttft=1s"], "--slo applies only to servers"),
         (["--against", "http://localhost:9", "--depth", "5"], "--depth applies only to models"),
-        (["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"], "--rate and --concurrency cannot be combined"),
+        (
+            ["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"],
+            "--rate and --concurrency cannot be combined",
+        ),
         (["--against", "http://localhost:9", "--api", "soap"], "--api is 'soap'"),
         (["--against", "http://localhost:9", "--prompt", "1,2"], "one whole number"),
         (["--against", "http://localhost:9", "--requests", "0"], "requests is 0"),
