@@ -16,8 +16,9 @@ from tests.on_gpu import OnDevice
 from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
 
 NEED_TRITON = [
-    *("gpu", "runtime/kernels/gpu", "runtime/test_build.py", "runtime/test_draws.py", "runtime/test_graphs.py"),
-    *("models/test_stacked_experts.py", "plan/test_planes.py", "tools/test_kernel_docs.py"),
+    *("gpu", "runtime/kernels/gpu", "runtime/test_model_loader.py", "runtime/test_gpu_sampler.py"),
+    *("runtime/test_cuda_graphs.py", "models/test_stacked_experts.py", "plan/test_packed_weights.py"),
+    "tools/test_kernel_docs.py",
 ]
 collect_ignore = [] if TRITON else NEED_TRITON
 if not ON_GPU and "gpu" not in collect_ignore:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.complete import COMPLETION_VARIABLE, completions, split_words
-from tests.cli.test_terminal import Terminal
+from tests.cli.test_repl import Terminal
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 from tools.cli_docs import COMMAND_TABLE, words
 

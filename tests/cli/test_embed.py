@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import localllm as library
-from tests.embedding.checkpoints import MEAN, make_encoder, sentence_transformer
+from tests.llm.encoder_checkpoints import MEAN, make_encoder, sentence_transformer
 
 TEXTS = ["the cat sat", "a dog runs slowly", "un red mat"]
 

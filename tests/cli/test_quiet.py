@@ -8,7 +8,7 @@ import pytest
 
 from localllm.cli.app import COMMANDS
 from tests.cli.conftest import LAUNCHER
-from tests.cli.test_terminal import Terminal
+from tests.cli.test_repl import Terminal
 
 
 def test_every_command_can_be_quiet(localllm):

@@ -14,7 +14,7 @@ import pytest
 
 from localllm.cli import exits
 from tests.cli.conftest import LAUNCHER
-from tests.cli.test_terminal import CTRL_C, Terminal
+from tests.cli.test_repl import CTRL_C, Terminal
 
 SLOWLY = "slowly " * 500
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

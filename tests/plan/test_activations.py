@@ -19,7 +19,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
 from tests.checkpoint import published
 from tests.models.families import FAMILIES
-from tests.plan.held import Peak
+from tests.plan.allocated import Peak
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
 

@@ -16,9 +16,9 @@ from localllm.plan.memory import MemoryNeeds, allocate, check_context, host_bloc
 from localllm.plan.weights import weight_bytes
 from localllm.quantize.make import find_or_quantize
 from tests.checkpoint import published
-from tests.checkpoint.test_mxfp4 import write_published
+from tests.checkpoint.quantized.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
-from tests.plan.held import alive, bytes_of
+from tests.plan.allocated import alive, bytes_of
 from tests.plan.published import LLAMA_8B, header_of
 from tests.shared import shared
 from tests.tiny import make_checkpoint

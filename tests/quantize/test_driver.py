@@ -22,7 +22,7 @@ from localllm.quantize.driver import quantize_layers
 from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
-from tests.quantize.plain import Kept, plain, write_plain
+from tests.quantize.reference import Kept, plain, write_plain
 from tests.tiny import make_checkpoint, make_engine
 
 CALIBRATED = [

@@ -16,7 +16,7 @@ from localllm.quantize.layers import HiddenStates, build_layer
 from localllm.quantize.resident import RecordedWeights
 from localllm.quantize.source import Recipe
 from tests.models.families import FAMILIES
-from tests.quantize.plain import Kept, plain
+from tests.quantize.reference import Kept, plain
 from tests.tiny import make_checkpoint, make_engine
 
 KINDS = [

@@ -15,7 +15,7 @@ import pytest
 
 import localllm
 from localllm import LLM, Embedder
-from tests.embedding.checkpoints import MEAN, make_encoder, sentence_transformer
+from tests.llm.encoder_checkpoints import MEAN, make_encoder, sentence_transformer
 from tests.server.conftest import serving
 
 TEXTS = ["the cat sat", "a dog runs slowly on the red mat", "the cat sat"]

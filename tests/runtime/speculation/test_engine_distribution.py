@@ -18,7 +18,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.sampler import SamplingSpec, apply_penalties, filtered_probabilities, sample
 from localllm.runtime.sequence import Sequence
 from tests.runtime.speculation.pairs import draft_model, make_pair
-from tests.runtime.speculation.test_distribution import SURE, always, by_target, chance, redrawn
+from tests.runtime.speculation.test_acceptance import SURE, always, by_target, chance, redrawn
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_engine
 

@@ -5,7 +5,7 @@ import pytest
 from localllm.tui.inspector.lanes import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
 from localllm.tui.inspector.record import AnswerRecord
 from tests.tui.inspector.test_record import record_of
-from tests.tui.told import story
+from tests.tui.scripted_events import story
 
 
 def whole(record: AnswerRecord, width: int) -> TimeScale:

@@ -13,8 +13,8 @@ from localllm.tui.inspector.panel import CANDIDATES_PER_TOKEN
 from localllm.tui.inspector.record import DraftStatus
 from localllm.tui.inspector.timeline import Timeline
 from localllm.tui.inspector.tokens import Candidates, Tokens, probability_band
-from tests.tui.inspected import Inspected
-from tests.tui.told import Told, story
+from tests.tui.inspector_app import Inspected
+from tests.tui.scripted_events import Told, story
 
 SIZES = [(80, 24), (160, 50)]
 

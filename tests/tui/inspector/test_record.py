@@ -6,7 +6,7 @@ import pytest
 from localllm.metrics import StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.inspector.record import MAX_STEPS, TRIM_STEPS, AnswerRecord, DraftStatus
-from tests.tui.told import story, text_of
+from tests.tui.scripted_events import story, text_of
 
 
 def record_of(came) -> AnswerRecord:
