@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-from matplotlib import image
 
 from localllm.benchmark import plot
 from localllm.benchmark.result import BenchmarkResult
@@ -23,6 +22,8 @@ def result(tiny: Callable[[str], Path], settings: Settings) -> BenchmarkResult:
 
 
 def test_a_png_holds_a_picture(result: BenchmarkResult, tmp_path: Path) -> None:
+    from matplotlib import image
+
     file = tmp_path / "a.PNG"
     plot.draw_result(result, file)
     pixels = image.imread(file, format="png")

@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+import transformers
 
 from localllm.request import SamplingParams
 from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penalties, sample
 from localllm.runtime.step_reports import likeliest_candidates
+from tests.runtime.test_sampler import WARPERS
 
 VOCABULARY = 97
-WARPERS: dict[str, Any] = {
-    "temperature": TemperatureLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-}
 SETTINGS = [
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 12},
@@ -66,7 +61,7 @@ def test_each_has_the_chance_that_the_rules_of_transformers_leave_it_and_the_fir
     left.append(("logit_bias", scores.clone()))
     for name, warper in WARPERS.items():
         if name in params:
-            scores = warper(params[name])(torch.tensor([[0]]), scores)
+            scores = getattr(transformers, warper)(params[name])(torch.tensor([[0]]), scores)
             left.append((name, scores.clone()))
     chances = scores[0].double().softmax(-1)
     assert [each.token_id for each in found] == logits.argsort(descending=True).tolist()

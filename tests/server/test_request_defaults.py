@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator
 
-import anthropic
 import httpx2
 import ollama
 import openai
@@ -75,6 +74,8 @@ def test_the_plain_template_writes_who_says_what(plain: ChatTemplate) -> None:
 
 def test_a_model_without_a_template_answers_chats_by_the_plain_one(stories_url: str, stories: LLM) -> None:
     """Over each API; the header says so, and what is no chat needs none."""
+    import anthropic  # takes a second
+
     name = stories.name
     answer = httpx2.post(
         f"{stories_url}/v1/chat/completions", json={"model": name, "messages": HI, "max_tokens": 5}

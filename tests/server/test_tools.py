@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx2
 import jsonschema
 import openai
@@ -196,6 +195,8 @@ def test_beside_a_schema_the_answer_is_a_call_or_what_the_schema_asks_for(
             )
             called += [item.name for item in response.output if item.type == "function_call"]
             said += filter(None, [response.output_text])
+        import anthropic  # takes a second
+
         with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as claude:
             config: Any = {"format": {"type": "json_schema", "schema": schema}}
             done = claude.messages.create(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from localllm.errors import DamagedModel
 from localllm.quant.tensor import QuantizedTensor
@@ -25,6 +24,8 @@ def published(tmp_path: Path) -> tuple[Path, Any]:
 
 def write_published(folder: Path) -> Any:
     """Random blocks and scales; gives the transformers model of what they mean."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # takes a second
+
     kind, changes = FAMILIES["gpt-oss"]
     model = make_checkpoint(folder, kind, **changes | {"hidden_size": 64, "intermediate_size": 96})
     file = folder / "model.safetensors"
