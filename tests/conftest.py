@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import constants
+from hypothesis import HealthCheck, settings
 
 from localllm.hub import http
 from tests.hub.loopback import LoopbackHub
@@ -26,6 +27,9 @@ if not ON_GPU and "gpu" not in collect_ignore:
 
 TESTS = Path(__file__).parent
 QUICK = pytest.StashKey[set[Path]]()  # files with a test that is not slow
+
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")  # a machine may be busy with something else
 
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 

@@ -55,7 +55,7 @@ def test_what_another_program_takes_is_heard() -> None:
         noise = listener.stop()
         loop.kill()
     assert noise.others > 0
-    assert noise.seconds == pytest.approx(0.5, rel=0.5)
+    assert 0.5 <= noise.seconds < 10
 
 
 def test_the_most_memory_can_be_counted_anew() -> None:

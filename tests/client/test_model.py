@@ -200,7 +200,7 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel,
     took = time.monotonic() - start
     go_on.set()
     holding.join()
-    assert took < 1
+    assert took < 10  # half of how long the engine is held
     assert joined(served.answer(ChatRequest("Once", GREEDY))) == joined(demo.stream("Once", GREEDY))
     end = time.monotonic() + 10
     while demo.stats().running:

@@ -260,11 +260,11 @@ def test_a_long_conversation_is_written_and_read_at_once(tmp_path):
         )
         at.children.append(turn)
         at.chosen_child = at = turn
-    began = time.perf_counter()
+    began = time.process_time()
     conversation = SavedSession("t", "m", 0, 0, SamplingParams(), root=root, current=at)
     session_file.write(tmp_path / "chat.json", conversation)
     back = session_file.read(tmp_path / "chat.json")
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
     assert tree(back.root) == tree(root)
     assert back.current.depth == 1000
 

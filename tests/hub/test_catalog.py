@@ -208,9 +208,9 @@ def test_a_tag_of_another_model_is_not_guessed(name):
     "name", ["-it" * 100_000, "a:" + "-it" * 60, "x" * 300 + ":8b-q4_k_m"], ids=["long", "words", "long name"]
 )
 def test_a_name_made_to_take_long_takes_no_time(name):
-    start = time.perf_counter()
+    start = time.process_time()
     assert find_entry(name) is None
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.1
 
 
 def test_reading_it_takes_no_time():

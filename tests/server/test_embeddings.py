@@ -16,6 +16,7 @@ import pytest
 import localllm
 from localllm import LLM, Embedder
 from tests.llm.encoder_checkpoints import MEAN, make_encoder, sentence_transformer
+from tests.server.attacks.wire import connect, request
 from tests.server.conftest import serving
 
 TEXTS = ["the cat sat", "a dog runs slowly on the red mat", "the cat sat"]
@@ -204,12 +205,16 @@ def test_vectors_that_nobody_waits_for_are_not_computed(
 
     monkeypatch.setattr(embedder, "embed_batch", counted)
     body = {"model": embedder.name, "input": ["the cat sat on the mat"] * 2000}
-    with pytest.raises(httpx.TimeoutException):
-        httpx.post(f"{url}/v1/embeddings", json=body, timeout=httpx.Timeout(10, read=0.3))
-    time.sleep(0.3)
-    left = len(begun)
-    time.sleep(0.3)
-    assert len(begun) == left and 0 < sum(begun) < 2000
+    message = request("POST", "/v1/embeddings", body=json.dumps(body).encode())
+    with connect(url) as connection:
+        connection.sendall(message)
+        while not begun:
+            time.sleep(0.01)
+    left = 0
+    while len(begun) != left:  # it ends soon after the connection has
+        left = len(begun)
+        time.sleep(1)
+    assert 0 < sum(begun) < 2000
 
 
 def test_bodies_of_strangers_change_nothing(url: str) -> None:

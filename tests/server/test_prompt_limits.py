@@ -19,12 +19,12 @@ CHAT = [{"role": "user", "content": TEXT}]
 def test_a_model_refuses_it_at_once(demo: LLM, prompt) -> None:
     with pytest.raises(ContextOverflow):  # the longest token is looked for once
         demo.prepare(ChatRequest(prompt))
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ContextOverflow, match=AT_LEAST + "this model was made for") as caught:
         demo.prepare(ChatRequest(prompt))
-    took = time.perf_counter() - start
+    took = time.process_time() - start
     tokens = len(demo.encode(ChatRequest(prompt)))
-    assert took < 0.5 * (time.perf_counter() - start - took)
+    assert took < 0.5 * (time.process_time() - start - took)
     assert demo.context < caught.value.prompt_tokens <= tokens
 
 

@@ -76,10 +76,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tokenizer_that_could_take_all_memory_is_refused(tmp_path, name):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UnsupportedModel, match="no tokenizer that is safe to run"):
         Tokenizer.from_folder(write(tmp_path / "hostile", described(**HOSTILE[name])))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 def late(section):
@@ -138,11 +138,11 @@ def test_a_text_is_measured_before_it_is_normalized(tmp_path):
     tokenizer = Tokenizer.from_folder(write(tmp_path / "longer", described(normalizer=normalizer)))
     assert len(tokenizer.encode("ab")) == 401
     assert len(tokenizer.encode("b" * 200_000)) == 200_000, "measured, and short enough"
-    start = time.perf_counter()
+    start = time.process_time()
     for encode in (tokenizer.encode, tokenizer.encode_continuation):
         with pytest.raises(UsageError, match=re.escape("makes more than 33.6 MB of the text")):
             encode("a" * 2 * (MAX_NORMALIZED_BYTES // 400))
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
 def test_growth_is_no_less_than_what_the_library_makes(tmp_path):

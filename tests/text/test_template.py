@@ -215,12 +215,12 @@ def endangered() -> Iterator[ChatTemplate]:
 
 @pytest.mark.quick_every(11)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_an_error_within_a_second_or_so(endangered: ChatTemplate, name: str):
+def test_a_hostile_template_is_an_error_soon(endangered: ChatTemplate, name: str):
     endangered._templates["default"] = HOSTILE[name]
     begin = time.perf_counter()
     with pytest.raises((DamagedModel, UsageError)):
         endangered.render(MESSAGES)
-    assert time.perf_counter() - begin < 4  # 0.9 s of CPU time, on a machine that does other things too
+    assert time.perf_counter() - begin < 20  # 0.9 s of CPU time; a busy machine takes longer
     assert endangered.render(MESSAGES, tools=[]).text == "Be brief."
 
 

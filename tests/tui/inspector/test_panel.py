@@ -346,8 +346,8 @@ async def test_a_view_of_a_very_long_answer_is_drawn_soon() -> None:
             await pilot.press(key)
             await pilot.pause(0.25)
             shown_view = app.query_one(view)
-            start = time.perf_counter()
+            start = time.process_time()
             shown_view.show(app.inspector.record)
             if not isinstance(shown_view, Tokens):
                 assert shown_view.render().plain
-            assert time.perf_counter() - start < 0.25  # ten times a second, and what it is on a busy machine
+            assert time.process_time() - start < 0.25  # it is drawn ten times a second
