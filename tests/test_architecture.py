@@ -48,7 +48,7 @@ def test_the_count_of_lines_is_within_a_tenth(file: str, count: str):
     ("heading", "most_files", "traced"),
     [("The way of a prompt", 30, "run"), ("The way of an HTTP request", 20, "http")],
 )
-def test_a_way_enters_each_file_once_in_the_order_of_the_calls(heading: str, most_files: int, traced: str):
+def test_a_path_enters_each_file_once_in_call_order(heading: str, most_files: int, traced: str):
     way = [f"{file} {function}" for file, function in WAYS[heading]]
     assert 10 < len(way) <= most_files
     assert len({file for file, _ in WAYS[heading]}) == len(way)

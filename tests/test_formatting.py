@@ -23,7 +23,7 @@ def test_seconds(value, text):
     assert format_seconds(value) == text
 
 
-def test_what_rounds_to_a_thousand_is_one_of_the_next_unit():
+def test_values_that_round_to_a_thousand_use_the_next_unit():
     assert [format_count(v) for v in (999_885_952, 999_900, 999)] == ["1B", "1M", "999"]
     assert [format_bytes(v) for v in (999, 999_600, 999.6e6, 999.4e6)] == ["999 B", "1.00 MB", "1.00 GB", "999 MB"]
     assert [format_seconds(v) for v in (0.9997, 0.0009997)] == ["1.00 s", "1.00 ms"]

@@ -12,7 +12,7 @@ def test_a_tilde_is_the_home_folder() -> None:
     assert expand_path("a/~") == Path("a/~")
 
 
-def test_a_home_folder_that_nobody_knows_is_a_sentence() -> None:
+def test_an_unknown_home_folder_is_one_error_message() -> None:
     with pytest.raises(
         UsageError, match="the home folder ~nobody-here in ~nobody-here/x is unknown; use a full path"
     ):

@@ -33,7 +33,7 @@ def test_a_field_that_came_with_a_later_version_has_its_default() -> None:
     assert params_from_json(written) == dataclasses.replace(EVERY, top_k=0)
 
 
-def test_a_field_that_is_made_of_fields_travels_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_fields_are_serialized(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Shape:
         kind: str

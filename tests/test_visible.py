@@ -1,7 +1,7 @@
 from localllm.formatting import one_line, printable
 
 
-def test_control_codes_are_seen_and_do_nothing():
+def test_control_codes_are_made_visible():
     assert printable("a\x1b[2Jb\x7fc\x9bd\te\nf") == "a␛[2Jb␡c\ufffdd\te\nf"
 
 

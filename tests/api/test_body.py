@@ -64,7 +64,7 @@ CASES: list[tuple[Read, str, int, Callable[[int], dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("read", "param", "most", "body"), CASES)
-def test_one_more_than_the_limit_is_refused(
+def test_counts_above_the_limit_are_rejected(
     read: Read, param: str, most: int, body: Callable[[int], dict[str, Any]]
 ) -> None:
     read({"model": "demo", **body(most)})

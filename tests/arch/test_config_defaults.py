@@ -43,14 +43,14 @@ def whole(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", SHORT)
-def test_a_short_config_means_what_transformers_makes_of_it(kind: str) -> None:
+def test_a_short_config_has_the_defaults_of_transformers(kind: str) -> None:
     expected = whole(kind, SHORT[kind])
     names = {"architectures": expected["architectures"], "eos_token_id": 2}
     assert parse_config(SHORT[kind] | names) == parse_config(expected)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_no_field_that_is_left_out_gets_another_meaning(kind: str) -> None:
+def test_omitted_fields_never_change_meaning(kind: str) -> None:
     """Each field in turn: the default of the family's class in transformers, or an error that names it."""
     fields = whole(kind, {})
     named = 0

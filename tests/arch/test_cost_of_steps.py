@@ -58,7 +58,7 @@ def of_attention(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
 
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("family", KINDS)
-def test_a_step_reads_what_was_told(tmp_path: Path, family: str) -> None:
+def test_a_step_reads_the_predicted_bytes(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     header = read_header(tmp_path)
@@ -73,7 +73,7 @@ def test_a_step_reads_what_was_told(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("family", KINDS)
-def test_a_step_computes_what_was_told(tmp_path: Path, family: str) -> None:
+def test_a_step_computes_the_predicted_operations(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     config = parse_config(read_header(tmp_path).config)
@@ -100,7 +100,7 @@ def test_more_tokens_touch_more_experts(tmp_path: Path) -> None:
     assert expert_fraction_read(config, 100) == pytest.approx(1.0)
 
 
-def test_windows_bound_what_is_read_and_shared_keys_are_read_again(tmp_path: Path) -> None:
+def test_windows_bound_reads_and_shared_keys_are_read_twice(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "g3", FAMILIES["Gemma 3"][0], **FAMILIES["Gemma 3"][1])
     config = parse_config(read_header(tmp_path / "g3").config)
     of_token = 2 * 2 * 10 * 2  # keys and values of 2 heads of 10, 16 bits
@@ -111,7 +111,7 @@ def test_windows_bound_what_is_read_and_shared_keys_are_read_again(tmp_path: Pat
     assert kv_bytes_read(config, (SequenceStep(20, 100),), 2) == (100 + 2 * (9 + 19)) * of_token
 
 
-def test_deepseek_v3_keeps_70_kb_a_token_and_meets_37_billion_weights() -> None:
+def test_deepseek_v3_caches_70_kb_and_activates_37_billion_parameters_per_token() -> None:
     config = parse_config(DEEPSEEK_V3)
     assert kv_bytes_per_token(config, 2) == 70_272  # "Insights into DeepSeek-V3" (2025), table 1
     assert flops(config, (SequenceStep(1, 1),)) == pytest.approx(2 * 36.7e9, rel=0.02)  # without the embedding

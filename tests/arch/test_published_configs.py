@@ -552,13 +552,13 @@ def test_latents_and_shared_keys_take_little_cache() -> None:
     assert sources == {None, 13, 14}
 
 
-def test_what_one_token_costs() -> None:
+def test_cost_of_one_token() -> None:
     config = parse_config(PUBLISHED["Qwen3-30B-A3B"][1])
     assert 3.3e9 < active_parameter_count(config) < 3.4e9  # the A3B of its name
     assert kv_bytes_per_token(config, 2) == 48 * 2 * 4 * 128 * 2
 
 
-def test_gemma_3_looks_far_in_every_sixth_layer() -> None:
+def test_gemma_3_has_full_attention_in_every_sixth_layer() -> None:
     windows = [layer.mixer.window for layer in parse_config(PUBLISHED["gemma-3-1b-it"][1]).layers]
     assert [i for i, window in enumerate(windows) if window is None] == [5, 11, 17, 23]
     assert set(windows) == {512, None}
@@ -569,7 +569,7 @@ def test_smollm3_has_no_positions_in_every_fourth_layer() -> None:
     assert [i for i, layer in enumerate(layers) if layer.mixer.rope is None] == list(range(3, 36, 4))
 
 
-def test_three_of_four_layers_of_qwen3_next_keep_a_state_of_one_size() -> None:
+def test_three_of_four_layers_of_qwen3_next_are_recurrent() -> None:
     config = parse_config(
         {
             "architectures": ["Qwen3NextForCausalLM"],

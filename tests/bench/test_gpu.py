@@ -128,7 +128,7 @@ def headers(folder: Path) -> int:
     return sum(8 + int.from_bytes(start, "little") for start in starts)
 
 
-def test_what_pytest_tells_becomes_rows() -> None:
+def test_pytest_outcomes_become_rows() -> None:
     report = ElementTree.fromstring(
         '<testsuite><testcase name="good"/><testcase name="bad"><failure message="it is&#10;wrong"/></testcase>'
         '<testcase name="not here"><skipped message="no GPU"/></testcase></testsuite>'

@@ -39,14 +39,14 @@ def test_right_kernels_pass(engine: Engine) -> None:
     assert findings.ran["fused_linear/bench"] > 20 and findings.ran["rope_append/bench"] > 5
 
 
-def test_a_wrong_result_is_found(engine: Engine) -> None:
+def test_a_wrong_result_is_detected(engine: Engine) -> None:
     product = KERNELS["fused_linear"][-1].run
     with first("fused_linear", lambda *a: product(*a) * 1.001), compared() as findings:
         walk(engine)
     assert findings.wrong
 
 
-def test_a_cache_that_is_written_wrongly_is_found(engine: Engine) -> None:
+def test_a_cache_that_is_written_wrongly_is_detected(engine: Engine) -> None:
     append = KERNELS["rope_append"][-1].run
 
     def skewed(qkv: Tensor, cache: KVCache, *rest: object) -> object:
@@ -59,7 +59,7 @@ def test_a_cache_that_is_written_wrongly_is_found(engine: Engine) -> None:
     assert findings.wrong and all(fault.startswith("rope_append") for fault in findings.wrong)
 
 
-def test_copies_share_nothing_with_what_they_are_of() -> None:
+def test_copies_share_no_memory_with_the_original() -> None:
     cache = KVCache(2, 8, 1, 4, torch.float32, CPU)
     cache.k.fill_(1)
     (twin, again), number = converted(((cache, cache), 3), torch.float64)

@@ -86,6 +86,6 @@ def test_the_verdict_is_in_words(ratio: Ratio, said: str) -> None:
     assert ratio.verdict("A", "B") == said
 
 
-def test_two_pairs_tell_too_little() -> None:
+def test_two_pairs_give_no_verdict() -> None:
     with pytest.raises(UsageError, match="2 rounds are too few to compare; use --repeat 3"):
         paired_ratio([1.0, 2.0], [1.0, 2.0])

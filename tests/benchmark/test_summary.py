@@ -32,7 +32,7 @@ def test_a_distribution_is_that_of_numpy() -> None:
     assert found.spread == pytest.approx((values.max() - values.min()) / 2 / numpy.median(values))
 
 
-def test_what_was_not_measured_does_not_count() -> None:
+def test_missing_measurements_are_left_out() -> None:
     assert Distribution.of([math.nan, 2.0, 4.0]) == Distribution.of([2.0, 4.0])
     nothing = Distribution.of([math.nan])
     assert nothing.as_dict() == {"count": 0} | dict.fromkeys(("mean", "low", "p50", "p95", "p99", "high"))

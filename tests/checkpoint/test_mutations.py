@@ -65,7 +65,7 @@ def mutations(kind: str, file: Path, count: int, seed: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
-def test_mutated_headers_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
+def test_mutated_headers_end_in_an_error_message(tmp_path: Path, kind: str) -> None:
     if kind == "gguf":
         file = tmp_path / "model.gguf"
         write_gguf(file)

@@ -15,7 +15,7 @@ from tests.cli.conftest import LAUNCHER
 @pytest.mark.parametrize(
     "arguments", [["--help"], ["run", "--help"], ["--version"], ["list"], ["show", "qwen3:4b"]]
 )
-def test_what_needs_no_model_needs_no_torch(arguments):
+def test_commands_without_a_model_do_not_import_torch(arguments):
     check = (
         "import sys; from localllm.cli.app import main; code = main(sys.argv[1:]);"
         "heavy = {'torch', 'transformers', 'prompt_toolkit'} & set(sys.modules);"
@@ -66,7 +66,7 @@ def test_a_closed_stdin_is_an_empty_one(model):
     assert done.stderr.startswith(b"error: the prompt is empty")
 
 
-def test_a_closed_stdout_is_an_error_with_a_way_out(model):
+def test_a_closed_stdout_is_an_error_with_a_remedy(model):
     command = f"{sys.executable} {LAUNCHER} run {model} hello >&-"
     done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (
@@ -90,7 +90,7 @@ def test_a_full_disk_is_one_line(program, model):
     assert b"No space left" in done.stderr
 
 
-def test_text_is_utf8_whatever_the_locale(program, model):
+def test_text_is_utf8_in_any_locale(program, model):
     done = program("run", model, input="grüße 🦊".encode(), env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0"})
     assert done.stdout.decode() == "1:grüße 🦊"
 

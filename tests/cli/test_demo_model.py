@@ -64,6 +64,6 @@ def test_verbose_and_log_probabilities(real):
     assert "TTFT" in err
 
 
-def test_show_of_the_boxed_model(real):
+def test_show_of_the_bundled_model(real):
     shown = json.loads(real("show", "demo", "--json")[1])
     assert (shown["state"], shown["chat_templates"]) == ("boxed", ["default"])

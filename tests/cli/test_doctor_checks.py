@@ -85,7 +85,7 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_could_be_better_is_no_failure(seen: Examination, what: str, remedy: str) -> None:
+def test_warnings_are_no_failures(seen: Examination, what: str, remedy: str) -> None:
     [finding] = diagnose(seen)
     assert what in finding.what and remedy in finding.remedy
     assert not finding.breaks_run
@@ -110,16 +110,16 @@ def test_what_could_be_better_is_no_failure(seen: Examination, what: str, remedy
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_keeps_run_from_answering_is_a_failure(seen: Examination, what: str, remedy: str) -> None:
+def test_a_problem_that_blocks_run_is_a_failure(seen: Examination, what: str, remedy: str) -> None:
     [finding] = diagnose(seen)
     assert what in finding.what and remedy in finding.remedy
     assert finding.breaks_run
 
 
-def test_without_a_terminal_nobody_needs_one() -> None:
+def test_a_missing_terminal_is_no_problem_without_one() -> None:
     assert diagnose(but(terminal=Terminal(here=False, type="", encoding="ascii"))) == []
 
 
-def test_what_is_broken_comes_first() -> None:
+def test_failures_are_listed_first() -> None:
     found = diagnose(but(home__writable=False, boxed=BoxedModel(fault="no")))
     assert [finding.breaks_run for finding in found] == [True, False]

@@ -90,7 +90,7 @@ def test_a_model_that_cannot_be_run(
     ],
     ids=lambda value: None if isinstance(value, list | bytes | int) else value,
 )
-def test_a_request_that_makes_no_sense(
+def test_an_invalid_request(
     folder: Path, real: Program, arguments: list[str], piped: bytes, code: int, words: str
 ) -> None:
     got, out, err = real("run", str(folder), *arguments, piped=piped)
@@ -101,7 +101,7 @@ def test_a_request_that_makes_no_sense(
 
 
 @pytest.mark.slow
-def test_the_known_story_and_nothing_else_on_stdout(folder: Path) -> None:
+def test_stdout_is_the_known_story_alone(folder: Path) -> None:
     done = in_a_process("run", str(folder), PROMPT, "--raw", "--temperature", "0", "--max-tokens", "80")
     assert (done.returncode, done.stdout, done.stderr) == (0, STORY, "")
 
@@ -125,7 +125,7 @@ def test_a_full_disk_is_no_fault_of_ours(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_length_limit_may_be_a_failure_and_its_text_is_kept(folder: Path) -> None:
+def test_a_length_limit_can_be_a_failure_that_keeps_its_text(folder: Path) -> None:
     flags = ("--raw", "--temperature", "0", "--max-tokens", "3", "--fail-on-length")
     done = in_a_process("run", str(folder), PROMPT, *flags)
     assert (done.returncode, done.stdout) == (6, STORY[: len(done.stdout)])

@@ -38,7 +38,7 @@ def read_by_the_library(words):
 @pytest.mark.slow
 @settings(deadline=None)
 @given(LINE)
-def test_what_it_reads_the_library_reads_alike(parts):
+def test_it_parses_as_the_library_does(parts):
     words = [word for part in parts for word in part]
     flags = parse_run_flags(["run", *words])
     if flags is not None:

@@ -25,7 +25,7 @@ def little_memory(monkeypatch):
 
 
 @pytest.mark.parametrize(("command", "free"), [(["pull"], "3.00"), (["run"], "1.00")])
-def test_what_does_not_fit_is_refused_before_it_comes(hub, localllm, little_memory, command, free):
+def test_a_model_that_does_not_fit_is_refused_before_the_download(hub, localllm, little_memory, command, free):
     hub.add("org/tiny", DEMO)
     code, out, err = localllm(*command, "org/tiny", *(["Hello"] if command == ["run"] else []))
     assert (code, out) == (3, "")
@@ -51,7 +51,7 @@ def test_force_downloads_it_all_the_same(hub, localllm, little_memory):
         (AWQ, "error: "),
     ],
 )
-def test_what_does_not_run_is_refused_before_it_comes(hub, localllm, config, message):
+def test_an_unsupported_model_is_refused_before_the_download(hub, localllm, config, message):
     hub.add("org/odd", model_files(**{"config.json": config}))
     code, out, err = localllm("pull", "org/odd")
     assert (code, out) == (8, "")
@@ -60,7 +60,7 @@ def test_what_does_not_run_is_refused_before_it_comes(hub, localllm, config, mes
     assert localllm("pull", "org/odd", "--force")[0] == 0
 
 
-def test_what_is_here_is_not_looked_at_again(hub, localllm, little_memory):
+def test_downloaded_models_are_not_checked_again(hub, localllm, little_memory):
     hub.add("org/tiny", DEMO)
     localllm("pull", "org/tiny", "--force")
     assert localllm("pull", "org/tiny")[0] == 0
@@ -77,7 +77,7 @@ def test_plan_of_a_model_on_the_hub_fetches_its_header_alone(hub, localllm, cach
     assert not cache.exists()
 
 
-def test_plan_without_a_connection_says_so(localllm, cache, monkeypatch):
+def test_plan_reports_a_missing_connection(localllm, cache, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     code, _, err = localllm("plan", "org/tiny")

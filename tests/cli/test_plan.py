@@ -73,7 +73,7 @@ def test_json_has_every_number(localllm, llama):
     assert plan["remedy"].startswith("--context ")
 
 
-def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_path, capsys, monkeypatch):
+def test_the_expected_speed_on_this_machine_is_below_the_ceiling(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     assert main(["plan", "demo", "--json"]) == 0
     captured = capsys.readouterr()
@@ -97,7 +97,7 @@ def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(localllm, llama, arguments, message):
+def test_invalid_options_are_rejected(localllm, llama, arguments, message):
     code, out, err = localllm("plan", llama, *arguments)
     assert (code, out) == (2, "")
     assert message in err

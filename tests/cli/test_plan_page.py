@@ -34,7 +34,7 @@ def test_every_line_fits_a_terminal_of_80_columns(config: dict[str, Any], gpu: s
     assert max(map(len, page.splitlines())) <= 80, page
 
 
-def test_what_is_expected_stands_beside_what_is_possible() -> None:
+def test_expected_and_ceiling_are_side_by_side() -> None:
     found = plan_model(
         header_of(LLAMA_8B), find_device("h200"), LoadOptions(1024, users=64), name="llama", expectation=RATES
     )
@@ -45,7 +45,7 @@ def test_what_is_expected_stands_beside_what_is_possible() -> None:
     assert "expected from 123 answers of this machine" in rows
 
 
-def test_rows_of_different_contexts_are_said_not_to_compare() -> None:
+def test_rows_of_different_contexts_are_marked_incomparable() -> None:
     of_each, of_one = (
         format_plan(plan_model(header_of(LLAMA_8B), find_device("4090"), wish, name="llama"))
         for wish in (LoadOptions(), LoadOptions(1024))

@@ -82,7 +82,7 @@ def test_everything_goes_through_the_proxy(proxy, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_needs_no_proxy_does_not_ask_it(proxy, tmp_path):
+def test_no_proxy_hosts_bypass_the_proxy(proxy, tmp_path):
     address = f"http://127.0.0.1:{proxy.server_port}"
     done = pull(tmp_path, HTTP_PROXY=address, NO_PROXY="127.0.0.1", HF_ENDPOINT=proxy.hub.url)
     assert done.returncode == 0, done.stderr

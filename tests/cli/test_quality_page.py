@@ -55,7 +55,7 @@ def test_every_number_is_on_the_page() -> None:
         ),
     ],
 )
-def test_a_recipe_is_told_in_words(changed: dict[str, Any], words: str) -> None:
+def test_a_recipe_is_reported_in_words(changed: dict[str, Any], words: str) -> None:
     page = format_quality(dataclasses.replace(QUALITY, recipe={**(QUALITY.recipe or {}), **changed}))
     assert " ".join(page.partition("recipe")[2].partition("text ")[0].split()) == words
 

@@ -110,7 +110,7 @@ def test_a_conversation_from_hello_to_goodbye(terminal, model, tmp_path):
     assert history.stat().st_mode & 0o77 == 0
 
 
-def test_a_conversation_is_kept_by_itself_and_gone_on_with(terminal, model, tmp_path):
+def test_a_conversation_is_saved_automatically_and_resumed(terminal, model, tmp_path):
     chat = terminal("run", model, "--plain")
     chat.see(">>> ")
     chat.type("one\r")
@@ -159,7 +159,7 @@ def test_files_are_brought_in_and_dropped(terminal, model, tmp_path):
     assert chat.leave() == 0
 
 
-def test_thoughts_are_dim_and_stand_before_the_answer(terminal, model):
+def test_thoughts_are_dim_and_precede_the_answer(terminal, model):
     chat = terminal("run", model, "--plain", NO_COLOR="", TERM="xterm")
     chat.see(">>> ")
     chat.type("thinking\r")
@@ -175,7 +175,7 @@ def test_without_colours_thoughts_have_a_heading(terminal, model):
     assert one.leave() == 0
 
 
-def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(terminal, model):
+def test_ctrl_c_stops_the_answer_and_the_conversation_continues(terminal, model):
     chat = terminal("run", model, "--plain")
     chat.see(">>> ")
     chat.type("slowly " * 50 + "\r")
@@ -243,7 +243,7 @@ def test_an_error_does_not_end_the_conversation(terminal, model):
     assert chat.leave() == 0
 
 
-def test_no_history_is_kept_where_none_can_be(terminal, model):
+def test_no_history_where_it_cannot_be_written(terminal, model):
     chat = terminal("run", model, "--plain", LOCALLLM_HOME="/dev/null/home")
     chat.see("note: no history is kept")
     chat.see(">>> ")

@@ -33,7 +33,7 @@ def test_a_conversation_from_hello_to_goodbye(app, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_ends_it_gives_the_terminal_back_and_keeps_what_was_said(app, tmp_path, number):
+def test_a_termination_signal_restores_the_terminal_and_saves_the_conversation(app, tmp_path, number):
     app.type("slowly " * 60 + "\r")
     app.raw_until("1:")
     time.sleep(0.3)
@@ -45,7 +45,7 @@ def test_a_signal_that_ends_it_gives_the_terminal_back_and_keeps_what_was_said(a
 
 
 @pytest.mark.slow
-def test_ctrl_z_suspends_and_fg_goes_on(app):
+def test_ctrl_z_suspends_and_fg_continues(app):
     app.type("\x1a")
     app.raw_until(LEFT)
     assert os.WIFSTOPPED(os.waitpid(app.process.pid, os.WUNTRACED)[1])
@@ -55,13 +55,13 @@ def test_ctrl_z_suspends_and_fg_goes_on(app):
     app.raw_until("1:hello")
 
 
-def test_a_terminal_that_cannot_show_it_is_told_of_plain(terminal, model):  # noqa: F811
+def test_an_unsupported_terminal_suggests_plain(terminal, model):  # noqa: F811
     chat = terminal("run", model, TERM="dumb")
     chat.see("error: this terminal (TERM=dumb) cannot show the app; --plain talks line by line")
     assert chat.leave() == 2
 
 
-def test_a_model_that_is_not_there_is_told_when_the_terminal_is_plain_again(terminal, tmp_path):  # noqa: F811
+def test_a_missing_model_is_reported_after_the_app_has_left(terminal, tmp_path):  # noqa: F811
     chat = terminal("run", str(tmp_path / "nowhere"))
     chat.raw_until("Esc Back")
     chat.type("\x1b")

@@ -81,7 +81,7 @@ def gone(url):
         time.sleep(0.02)
 
 
-def test_a_server_gives_the_same_answer_and_says_so_when_asked(localllm, url):
+def test_a_server_gives_the_same_answer_and_is_named_by_verbose(localllm, url):
     served = localllm("run", "demo", "Tell me a story", *GREEDY, "--verbose")
     local = localllm("run", "demo", "Tell me a story", *GREEDY, "--local", "--verbose")
     assert served.stdout == local.stdout != ""
@@ -97,7 +97,7 @@ def test_a_server_gives_the_same_answer_and_says_so_when_asked(localllm, url):
     )
 
 
-def test_it_imports_neither_torch_nor_what_reads_flags(url, home):
+def test_it_imports_neither_torch_nor_the_flag_parser(url, home):
     done = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "localllm", "run", "demo", "Hello", *GREEDY],
         cwd=ROOT,
@@ -148,7 +148,7 @@ def test_a_prompt_that_is_piped_in_is_too_long_for_both(localllm):
     assert served.returncode == 4
 
 
-def test_flags_of_loading_load_it_here(localllm, url):
+def test_flags_of_loading_load_the_model_locally(localllm, url):
     done = localllm("run", "demo", "Hello", *GREEDY, "--context", "128", "--verbose")
     assert done.returncode == 0 and "server" not in done.stderr
     refused = localllm("run", "demo", "Hello", "--context", "128", "--server", url)
@@ -180,7 +180,7 @@ def test_a_signal_ends_the_answer_at_the_server(url, home, number):
     gone(url)
 
 
-def test_a_reader_who_has_enough_ends_the_answer_at_the_server(url, home):
+def test_a_closed_pipe_cancels_the_answer_at_the_server(url, home):
     with long_answer(url, home) as process:
         process.stdout.close()
         assert process.wait(10) == 0
@@ -188,7 +188,7 @@ def test_a_reader_who_has_enough_ends_the_answer_at_the_server(url, home):
     gone(url)
 
 
-def test_without_a_server_the_model_is_loaded_here(localllm):
+def test_without_a_server_the_model_is_loaded_locally(localllm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = f"127.0.0.1:{taken.getsockname()[1]}"
     done = localllm("run", "demo", "Hello", *GREEDY, host=free)
@@ -245,13 +245,13 @@ def test_models_are_listed_loaded_on_demand_and_stopped(localllm, serve):
 @pytest.mark.parametrize(
     "words", [("--keep-alive", "soon"), ("--max-models", "0"), ("demo", "demo"), ("--log-format", "xml")]
 )
-def test_what_serve_cannot_do_is_told_before_it_listens(localllm, words):
+def test_serve_reports_errors_before_it_listens(localllm, words):
     done = localllm("serve", *words, "--port", "0")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "listening" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["ps"], ["stop", "demo"]])
-def test_a_server_of_another_version_is_told_as_such(words, localllm):
+def test_another_server_version_is_reported(words, localllm):
     body = b'{"server": "localllm", "models": [{}], "loading": []}'
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
@@ -266,7 +266,7 @@ def test_a_server_of_another_version_is_told_as_such(words, localllm):
     assert "is of another version of localllm; update the older" in done.stderr
 
 
-def test_a_conversation_says_which_server_hears_it(url):
+def test_a_conversation_names_its_server(url):
     chat = Terminal("run", "demo", "--plain", program=(sys.executable, "-m", "localllm"), LOCALLLM_HOST=url)
     with closing(chat):
         chat.see(f"at {url}")

@@ -37,7 +37,7 @@ def in_bash(command, **options):
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_ends_the_program_without_a_word_and_what_was_said_stays(model, number):
+def test_a_signal_ends_the_program_silently_and_keeps_the_output(model, number):
     """Away from a terminal Ctrl-C is an exit code, as nobody sits there whose loop has to end."""
     with under_way(model, SLOWLY, start_new_session=True) as process:
         process.send_signal(number)
@@ -53,7 +53,7 @@ def test_shells_see_128_and_the_number(model):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_puts_away_what_is_held_and_a_second_one_waits_for_nothing(number):
+def test_a_signal_cleans_up_and_a_second_one_kills_at_once(number):
     """In a process of its own, as the program dies of it."""
     check = f"""
 import os, time
@@ -118,7 +118,7 @@ def test_nohup_lets_the_answer_go_on(model):
 
 
 @pytest.mark.slow
-def test_the_time_of_a_stop_is_told_as_the_gap_that_it_was(model):
+def test_time_spent_stopped_counts_as_a_gap(model):
     """Nothing else would be true: whoever waited for that token did wait so long."""
     # A group of its own, whose parent is in the same session: others ignore SIGTSTP.
     with under_way(model, "slowly " * 9, "--verbose", process_group=0) as process:

@@ -33,7 +33,7 @@ def program(*arguments, piped=b""):
 
 
 @pytest.mark.slow
-def test_piped_json_is_what_the_schema_asks_for(schema):
+def test_piped_json_satisfies_the_schema(schema):
     done = program("run", "demo", "--schema", schema, "--seed", "1", "--max-tokens", "200", piped=b"Who is there?")
     assert done.returncode == 0 and done.stderr == b""
     person = json.loads(done.stdout)
@@ -59,7 +59,7 @@ def test_other_kinds_of_answers(flags, content, answers, tmp_path, capsys):
     assert captured.out in answers and captured.err == ""
 
 
-def test_an_answer_that_was_cut_stays_on_stdout_and_the_exit_code_tells(schema, capsys):
+def test_a_truncated_answer_stays_on_stdout_with_its_own_exit_code(schema, capsys):
     assert main(["run", "demo", "--schema", schema, "--max-tokens", "2", "Who?"]) == 5
     captured = capsys.readouterr()
     assert captured.out.startswith("{")
@@ -81,7 +81,7 @@ def test_an_answer_that_was_cut_stays_on_stdout_and_the_exit_code_tells(schema, 
         (["--choice", "a", "--ignore-eos"], "--ignore-eos goes on where a grammar ends"),
     ],
 )
-def test_what_makes_no_sense_is_told_before_anything_is_loaded(flags, said, localllm, engine, model):
+def test_invalid_options_are_reported_before_anything_is_loaded(flags, said, localllm, engine, model):
     code, out, err = localllm("run", model, *flags, "Which?", piped=b"[]")
     assert (code, out) == (2, "") and said in err
     assert engine.loaded == []
@@ -97,7 +97,7 @@ def test_what_makes_no_sense_is_told_before_anything_is_loaded(flags, said, loca
         ('start: "a', "--grammar", "the Lark grammar cannot be used"),
     ],
 )
-def test_a_bad_file_is_told_before_a_model_is_pulled(content, flag, said, tmp_path, localllm, engine):
+def test_a_bad_file_is_reported_before_a_model_is_pulled(content, flag, said, tmp_path, localllm, engine):
     file = tmp_path / "asked"
     file.write_text(content)
     code, out, err = localllm("run", "org/not-here", flag, str(file), "Which?")
@@ -105,7 +105,7 @@ def test_a_bad_file_is_told_before_a_model_is_pulled(content, flag, said, tmp_pa
     assert engine.loaded == []
 
 
-def test_an_engine_whose_mask_is_too_loose_is_found_out(localllm, model):
+def test_an_engine_that_violates_the_schema_is_detected(localllm, model):
     """The engine of these tests knows no grammar, and repeats the question."""
     code, out, err = localllm("run", model, "--choice", "yes,no", "Which?")
     assert (code, out) == (5, "1:Which?")

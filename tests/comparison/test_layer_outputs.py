@@ -10,7 +10,7 @@ IDS = torch.randint(320, (37,), generator=torch.Generator().manual_seed(0)).toli
 
 
 @pytest.mark.parametrize(("kind", "changes"), [("Llama", {}), ("Lfm2", HYBRID)], ids=str)
-def test_pieces_are_the_logits_of_one_pass(tmp_path, kind, changes):
+def test_logits_in_chunks_are_those_of_one_pass(tmp_path, kind, changes):
     make_checkpoint(tmp_path, kind, **changes)
     engine = make_engine(tmp_path)
     whole = engine.logits(IDS)
@@ -20,7 +20,7 @@ def test_pieces_are_the_logits_of_one_pass(tmp_path, kind, changes):
     assert engine.pool.free_count == len(engine.pool.ref_counts)
 
 
-def test_nothing_is_held_when_the_reader_leaves_or_the_cache_is_full(tmp_path):
+def test_no_blocks_leak_when_the_reader_stops_or_the_cache_is_full(tmp_path):
     make_checkpoint(tmp_path, "Llama")
     engine = make_engine(tmp_path, blocks=2)
     pieces = stream_logits(engine, IDS, 10)

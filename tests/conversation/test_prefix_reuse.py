@@ -25,7 +25,7 @@ def chat(llm):
     return chat
 
 
-def test_a_branch_computes_only_what_it_does_not_share(chat):
+def test_a_branch_computes_only_its_own_tokens(chat):
     before = chat.turns[1].metrics
     shared = before.prompt_tokens + before.output_tokens
     for branch in (chat.edit(chat.current, "Who was there?"), chat.regenerate(chat.current)):
@@ -34,7 +34,7 @@ def test_a_branch_computes_only_what_it_does_not_share(chat):
         assert chat.last_metrics.cached_tokens <= chat.last_metrics.prompt_tokens
 
 
-def test_what_is_brought_back_and_what_was_kept_is_found_as_well(chat, llm, tmp_path):
+def test_redo_and_loaded_sessions_hit_the_cache(chat, llm, tmp_path):
     chat.undo()
     chat.undo()
     chat.redo()
@@ -48,7 +48,7 @@ def test_what_is_brought_back_and_what_was_kept_is_found_as_well(chat, llm, tmp_
     assert other.last_metrics.cached_tokens >= before.prompt_tokens + before.output_tokens - 2 * BLOCK
 
 
-def test_another_answer_to_the_same_question_is_the_same_where_nothing_is_drawn(chat):
+def test_a_greedy_retry_gives_the_same_answer(chat):
     answer = chat.current.answer
     list(chat.regenerate(chat.current))
     assert chat.current.answer == answer

@@ -57,7 +57,7 @@ def chat():
     return chat
 
 
-def test_a_whole_tree_comes_back(chat, tmp_path):
+def test_a_tree_survives_a_round_trip(chat, tmp_path):
     chat.params = SamplingParams(
         temperature=0.1,
         stop=("a", "b"),
@@ -100,7 +100,7 @@ def test_numbers_of_an_answer_come_back_without_those_of_single_tokens(tmp_path)
     assert other.used_tokens == chat.used_tokens
 
 
-def test_what_could_not_be_measured_stays_so(tmp_path):
+def test_missing_measurements_stay_missing(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "hello")
     chat.current.metrics = Metrics(1, 0, 0, math.nan, 0, math.nan, math.nan, (), 1, 0)
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_refused(tmp_path, change, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"1", b'{"version": [2]}', b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(tmp_path, content):
+def test_a_file_without_a_json_object_is_rejected(tmp_path, content):
     file = tmp_path / "chat.json"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=r"chat\.json"):
@@ -201,7 +201,7 @@ def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp
         session_file.read_header(tmp_path / "chat.json")
 
 
-def test_a_conversation_that_is_not_there_is_one_sentence(tmp_path):
+def test_a_missing_conversation_is_one_error_message(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         session_file.read(tmp_path / "none.json")
 
@@ -217,7 +217,7 @@ def test_a_failed_save_leaves_the_old_file(chat, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["chat.json"]
 
 
-def test_text_that_no_file_can_hold_is_one_sentence(tmp_path):
+def test_text_that_cannot_be_encoded_is_one_error_message(tmp_path):
     chat = Chat(FakeLLM())
     say(chat, "\udc80")
     with pytest.raises(UsageError, match="cannot be saved"):
@@ -225,7 +225,7 @@ def test_text_that_no_file_can_hold_is_one_sentence(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_title_is_the_begin_of_the_first_question_in_one_line():
+def test_a_title_is_the_start_of_the_first_question():
     chat = Chat(FakeLLM())
     assert session_file.default_title(chat.root) == ""
     say(chat, "  what\n\tis " + "very " * 100)
@@ -244,7 +244,7 @@ def test_the_first_line_is_all_that_a_list_reads(chat, tmp_path):
         session_file.read(file)
 
 
-def test_a_file_that_another_program_laid_out_is_read_whole(chat, tmp_path):
+def test_a_reformatted_file_is_read(chat, tmp_path):
     file = tmp_path / "chat.json"
     content = json.loads(session_file.to_text(SavedSession.from_chat(chat, "a title", 3, 4)))
     file.write_text(json.dumps(content, indent=4, sort_keys=True))
@@ -280,7 +280,7 @@ STEPS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS)
-def test_any_conversation_holds_together_and_comes_back(steps, tmp_path_factory):
+def test_any_conversation_stays_consistent_and_survives_a_round_trip(steps, tmp_path_factory):
     """Against a model of it: nothing that was said is ever lost or moved but by `clear`."""
     llm = FakeLLM()
     chat, said = Chat(llm), []

@@ -27,7 +27,7 @@ def model(form: Form) -> Model:
         return made
 
 
-def test_graphs_give_what_single_launches_give(model: Model) -> None:
+def test_graphs_match_single_launches(model: Model) -> None:
     runner = model.engine.runner
     assert runner.graphs is not None, runner.no_graphs_reason
 
@@ -47,7 +47,7 @@ def test_graphs_give_what_single_launches_give(model: Model) -> None:
             runner.graphs = kept
 
 
-def test_a_sequence_is_answered_the_same_beside_others(model: Model) -> None:
+def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
     """In steps of 1, of 12 and of 32 sequences, which end at different times."""
     prompts = [prompt_of(model, CONTEXT, seed) for seed in range(32)]
     alone = [run(model.engine, [greedy(prompt, 10 + i)])[0] for i, prompt in enumerate(prompts)]

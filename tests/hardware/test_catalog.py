@@ -24,7 +24,7 @@ CATALOGUE = Path(catalog.__file__).with_name("hardware.toml")
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_device_has_the_names_that_people_and_drivers_give_it(spellings: list[str], name: str) -> None:
+def test_devices_match_the_names_of_users_and_drivers(spellings: list[str], name: str) -> None:
     assert {find_device(spelling).name for spelling in spellings} == {name}
 
 
@@ -39,7 +39,7 @@ def test_the_figures_that_everyone_quotes() -> None:
 @pytest.mark.parametrize(
     ("name", "near"), [("4099", "RTX 4090"), ("h1000", "H100 SXM"), ("RTX A600", "RTX A6000")]
 )
-def test_a_name_nearly_right_gets_the_near_ones(name: str, near: str) -> None:
+def test_a_misspelt_name_lists_close_matches(name: str, near: str) -> None:
     with pytest.raises(UsageError) as error:
         find_device(name)
     assert error.value.message == f"no device is catalogued as {name!r}"
@@ -47,7 +47,7 @@ def test_a_name_nearly_right_gets_the_near_ones(name: str, near: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "abacus", "RTX", "NVIDIA GeForce RTX 4090 Laptop GPU", "🦊" * 1000])
-def test_another_device_is_never_taken_for_a_catalogued_one(name: str) -> None:
+def test_unknown_devices_match_no_entry(name: str) -> None:
     with pytest.raises(UsageError):
         find_device(name)
 

@@ -27,19 +27,19 @@ from localllm.hardware.device import (
 CPU = torch.device("cpu")
 
 
-def test_the_cpu_is_always_here() -> None:
+def test_the_cpu_is_always_available() -> None:
     assert resolve_device("cpu") == CPU
     assert free_bytes(CPU) > 0
     assert peak_bytes(CPU) > 10_000_000
 
 
 @pytest.mark.parametrize("name", ["", "gpu", "cpu:0", "cpu:", "cuda:", "cuda:x", "cuda:-1", "CUDA"])
-def test_a_name_that_means_nothing(name: str) -> None:
+def test_an_unknown_device_name(name: str) -> None:
     with pytest.raises(UsageError):
         resolve_device(name)
 
 
-def test_a_device_that_is_not_here_is_never_replaced() -> None:
+def test_an_absent_device_is_never_replaced() -> None:
     with pytest.raises(NoSuchDevice):
         resolve_device("cuda:999")
 
@@ -54,7 +54,7 @@ def test_a_device_that_is_not_here_is_never_replaced() -> None:
         ("12.8", "575.57", 1, "", "CUDA_VISIBLE_DEVICES hides all GPUs"),
     ],
 )
-def test_why_there_is_no_gpu(
+def test_the_reason_for_no_gpu_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     torch_cuda: str | None,
     driver: str | None,
@@ -68,7 +68,7 @@ def test_why_there_is_no_gpu(
     assert explain_no_gpu(torch_cuda, driver, plugged_in) == f"there is no CUDA device: {said}"
 
 
-def test_a_gpu_is_taken_as_it_was_named_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_resolved_exactly_or_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine with two GPUs, the second of which is older than this torch."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -206,7 +206,7 @@ def test_the_gpus_are_those_that_torch_counts() -> None:
         ("24", "auto", "bfloat16", 24),
     ],
 )
-def test_activations_keep_what_was_asked_for(name: str, requested: str, dtype: str, bits: int) -> None:
+def test_requested_activation_bits_are_kept(name: str, requested: str, dtype: str, bits: int) -> None:
     assert activation_bits_for(name, requested, dtype) == bits
 
 

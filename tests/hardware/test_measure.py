@@ -45,7 +45,7 @@ class TensorBytes(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_rates_are_what_the_operations_moved_and_computed_by_the_time_they_took() -> None:
+def test_rates_are_bytes_and_operations_over_time() -> None:
     runs: list[rates.Workload] = []
 
     def clock(run: rates.Workload) -> float:
@@ -63,7 +63,7 @@ def test_rates_are_what_the_operations_moved_and_computed_by_the_time_they_took(
     assert measured.flops == counter.get_total_flops() / 0.5 > 0
 
 
-def test_the_typical_time_is_the_median_of_what_follows_the_first() -> None:
+def test_times_are_medians_without_the_first_run() -> None:
     taken = iter([9.0, 0.01, 0.03, 0.01, 0.02, 0.02])
     assert median_seconds(lambda run: next(taken), lambda: None) == 0.02
     assert next(taken, None) is None
@@ -103,7 +103,7 @@ def edit(settings: Settings, **setup: object) -> None:
     file.write_text(json.dumps(kept))
 
 
-def test_kept_rates_are_used(settings: Settings) -> None:
+def test_saved_rates_are_used(settings: Settings) -> None:
     measure_this_machine(settings=settings)
     edit(settings)
     kept = measure_this_machine(settings=settings)
@@ -117,7 +117,7 @@ def test_kept_rates_are_used(settings: Settings) -> None:
     [{"device": "another"}, {"dtype": "float16"}, {"cores": 9999}, {"threads": 2}, {"torch": "1.0"}],
     ids=lambda other: next(iter(other)),
 )
-def test_rates_of_another_setup_are_not_those_of_this_one(settings: Settings, other: dict[str, object]) -> None:
+def test_rates_of_another_setup_are_not_used(settings: Settings, other: dict[str, object]) -> None:
     measure_this_machine(settings=settings)
     edit(settings, **other)
     assert measure_this_machine(settings=settings).bandwidth != 2.0
@@ -134,9 +134,7 @@ def test_threads_of_the_settings_are_used_and_given_back(settings: Settings, tmp
     assert entry["setup"]["threads"] == before + 1
 
 
-def test_rates_of_a_busy_machine_are_told_and_not_kept(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_of_a_busy_machine_are_not_saved(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     measure_this_machine(settings=settings)
     edit(settings)
     monkeypatch.setattr(rates, "MIN_CPU_SHARE", 2.0)
@@ -146,9 +144,7 @@ def test_rates_of_a_busy_machine_are_told_and_not_kept(
     assert measure_this_machine(settings=settings).bandwidth == 2.0  # of a quiet hour
 
 
-def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_with_little_memory_are_not_saved(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "free_bytes", lambda device: 8 * 4 * 32 * 64 * 4)  # for 4 of 10 matrices
     notes: list[str] = []
     assert measure_this_machine(settings=settings, note=notes.append).bandwidth > 0
@@ -157,7 +153,7 @@ def test_rates_of_a_memory_that_is_nearly_full_are_told_and_not_kept(
 
 
 @pytest.mark.slow
-def test_what_another_program_takes_is_missing_from_the_share() -> None:
+def test_other_load_lowers_the_cpu_share() -> None:
     """Beside an endless loop on the only core."""
     code = (
         "import os, subprocess, sys, torch; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
@@ -207,7 +203,7 @@ def test_a_damaged_file_is_measured_over_with_a_note(settings: Settings, content
 
 
 @pytest.mark.parametrize("block", ["home", "file"])
-def test_rates_that_cannot_be_kept_are_measured_each_time(settings: Settings, block: str) -> None:
+def test_rates_that_cannot_be_saved_are_measured_each_time(settings: Settings, block: str) -> None:
     if block == "home":
         settings.home.write_text("in the way")
     else:

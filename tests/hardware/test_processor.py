@@ -37,7 +37,7 @@ def test_a_level_is_reached_with_all_that_it_needs() -> None:
     assert [processor.reaches_level({}, level) for level in CPU_LEVELS] == [False, False, False, True]
 
 
-def test_what_is_beyond_a_level_is_denied() -> None:
+def test_features_beyond_a_level_are_masked() -> None:
     def left(level: str | None) -> set[str]:
         return {name for name, there in processor.limit_features(NEW, level).items() if there}
 
@@ -66,7 +66,7 @@ def test_a_level_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("forget")
-def test_a_lower_level_widens_bfloat16_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lower_level_widens_bfloat16_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: NEW)
     monkeypatch.setenv("LOCALLLM_CPU", "avx2")
     assert processor.target_cpu() == "x86-64-v3"
@@ -95,7 +95,7 @@ def test_bytes_are_multiplied_by_the_best_instructions(features: str, expected: 
     assert processor.byte_product(dict.fromkeys(features.split(), True)) == expected
 
 
-def test_an_unknown_level_ends_a_command_in_one_sentence() -> None:
+def test_an_unknown_level_ends_a_command_in_one_error_message() -> None:
     environment = os.environ | {"LOCALLLM_CPU": "sse9"}
     command = [sys.executable, "-m", "localllm", "doctor"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

@@ -11,7 +11,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_names_are_kept_until_they_are_taken_back(home):
+def test_aliases_last_until_removed(home):
     assert read_aliases() == {}
     set_alias("mine", "org/repo@v1:Q8_0")
     set_alias("other", "demo")
@@ -22,7 +22,7 @@ def test_names_are_kept_until_they_are_taken_back(home):
     assert [file.name for file in home.iterdir()] == ["aliases.json"]
 
 
-def test_a_name_stands_for_what_it_was_given_to(tmp_path):
+def test_an_alias_resolves_to_its_model(tmp_path):
     set_alias("mine", "org/repo@v1:Q8_0")
     set_alias("boxed", "demo")
     set_alias("local", str(tmp_path / "folder"))
@@ -32,7 +32,7 @@ def test_a_name_stands_for_what_it_was_given_to(tmp_path):
     assert similar_names("mime") == ["mine"]
 
 
-def test_a_name_is_no_path_even_where_there_is_one(tmp_path):
+def test_an_alias_wins_over_a_path_of_that_name(tmp_path):
     (tmp_path / "mine").mkdir()
     assert is_path("mine")
     set_alias("mine", "org/repo")
@@ -50,7 +50,7 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(home, content):
     assert aliases_file().read_text() == content
 
 
-def test_a_name_that_leads_to_nonsense_is_no_loop(home):
+def test_a_dangling_alias_does_not_loop(home):
     home.mkdir()
     aliases_file().write_text('{"a": "b", "b": "a", "c": "../up"}')
     for name in ("a", "c"):
@@ -58,7 +58,7 @@ def test_a_name_that_leads_to_nonsense_is_no_loop(home):
             parse_name(name)
 
 
-def test_a_home_that_cannot_be_written_is_a_sentence(home):
+def test_a_home_that_cannot_be_written_is_one_error_message(home):
     home.write_text("a file")
     with pytest.raises(UsageError, match=r"aliases\.json cannot be written"):
         set_alias("a", "demo")

@@ -21,7 +21,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.upper(), raising=False)
 
 
-def test_nothing_set_is_nothing_shown() -> None:
+def test_without_settings_nothing_is_shown() -> None:
     access = hub_access({})
     assert (access.token, access.proxies) == (None, {})
 

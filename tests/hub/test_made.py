@@ -22,7 +22,7 @@ def send(content):
     return digest
 
 
-def test_latest_says_nothing_unless_a_name_has_it():
+def test_the_tag_latest_is_ignored_unless_it_exists():
     assert parse_name("demo:latest") == parse_name("demo")
     assert resolve_model("demo:latest") == resolve_model("demo")
     assert str(parse_name("org/repo:latest")) == "org/repo"
@@ -50,20 +50,20 @@ def test_a_name_stands_for_one_thing(home):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"source": 3}', '{"source": "a", "system": 1}', '{"x": 1}'])
-def test_a_damaged_file_is_told_with_its_name(home, content):
+def test_a_damaged_file_is_reported_with_its_name(home, content):
     assign_edition("cat", Edition("demo"))
     (home / "made" / "cat.json").write_text(content)
     with pytest.raises(DamagedModel, match=r"cat\.json"):
         find_edition("cat")
 
 
-def test_files_that_strangers_put_there_are_no_editions(home):
+def test_foreign_files_are_no_editions(home):
     assign_edition("cat", Edition("demo"))
     (home / "made" / ".tmp.json").write_text("{}")
     assert list(edition_files()) == ["cat"]
 
 
-def test_contents_are_kept_once_and_go_with_the_last_that_uses_them(home):
+def test_blobs_are_stored_once_and_removed_with_their_last_user(home):
     first, second = send(b"GGUF one"), send(b"GGUF two")
     both = link_model_folder({"a.gguf": first, "b.gguf": second})
     one = link_model_folder({"c.gguf": first})
@@ -80,7 +80,7 @@ def test_contents_are_kept_once_and_go_with_the_last_that_uses_them(home):
     assert not one.exists() and not blob_file(first).exists()
 
 
-def test_a_content_that_is_not_whole_leaves_nothing(home):
+def test_an_incomplete_upload_leaves_nothing(home):
     digest = f"sha256:{'0' * 64}"
     with pytest.raises(WrongDigest, match="digest mismatch"), BlobUpload(digest) as incoming:
         incoming.write(b"x")
@@ -90,20 +90,20 @@ def test_a_content_that_is_not_whole_leaves_nothing(home):
     assert not list((home / "blobs").iterdir())
 
 
-def test_what_the_disk_cannot_hold_is_refused_before_it_comes(home):
+def test_uploads_beyond_the_free_space_are_refused_first(home):
     with pytest.raises(DiskFull):
         BlobUpload(f"sha256:{'0' * 64}", 10**18)
     assert not home.exists()
 
 
 @pytest.mark.parametrize("digest", ["", "sha256:x", "sha256:" + "A" * 64, "../x", "sha256:" + "0" * 63 + "/"])
-def test_what_is_no_digest_is_no_path(digest):
+def test_an_invalid_digest_is_no_path(digest):
     with pytest.raises(UsageError, match="invalid digest format"):
         blob_file(digest)
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".a", "a\0", "a" * 300])
-def test_what_is_no_name_of_a_file_is_no_path(home, name):
+def test_an_invalid_file_name_is_no_path(home, name):
     digest = send(b"x")
     with pytest.raises(UsageError, match="no name of a file"):
         link_model_folder({name: digest})

@@ -65,7 +65,7 @@ def test_all_modules_come_and_give_the_same_vectors(hub: Any, cache: Path, folde
         ({"modules.json": b"{"}, DamagedModel),
     ],
 )
-def test_modules_that_do_not_run_are_told_before_the_weights_come(
+def test_unsupported_modules_are_reported_before_the_weights_are_fetched(
     changed: dict[str, bytes | None], error: type[Exception], hub: Any, cache: Path, folder: Path
 ) -> None:
     files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

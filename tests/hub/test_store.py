@@ -15,7 +15,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "new" / "hub"
 
 
-def test_a_cache_that_is_not_there_yet(cache: Path) -> None:
+def test_a_cache_that_does_not_exist_yet(cache: Path) -> None:
     state = cache_state({})
     assert (state.path, state.because, state.exists, state.writable) == (cache, "default", False, True)
     assert (state.models, state.model_bytes, state.unfinished) == (0, 0, 0)
@@ -31,11 +31,11 @@ def test_a_cache_that_is_not_there_yet(cache: Path) -> None:
         ({"HF_HOME": ""}, "default"),
     ],
 )
-def test_why_the_cache_is_there(cache: Path, variables: dict[str, str], because: str) -> None:
+def test_the_location_of_the_cache_is_explained(cache: Path, variables: dict[str, str], because: str) -> None:
     assert cache_state(variables).because == because
 
 
-def test_what_is_in_the_cache(cache: Path) -> None:
+def test_contents_of_the_cache(cache: Path) -> None:
     folders = [write_cached(cache, "a/model"), write_cached(cache, "b/model")]
     blobs = cache / "models--a--model" / "blobs"
     for file in list(folders[0].iterdir()):  # as it is on most systems: links to what lies in blobs
@@ -55,7 +55,7 @@ def test_what_is_in_the_cache(cache: Path) -> None:
     assert 16_384 <= state.unfinished_bytes < 1_000_000
 
 
-def test_what_can_be_written(tmp_path: Path) -> None:
+def test_writable_folders(tmp_path: Path) -> None:
     assert is_writable(tmp_path / "new" / "folder")
     (tmp_path / "file").touch()
     assert not is_writable(tmp_path / "file" / "folder")

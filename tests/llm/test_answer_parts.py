@@ -59,7 +59,7 @@ def test_raw_text_is_content_with_all_its_markup(load: Load) -> None:
     assert (done.reasoning, done.text) == ("", "".join(THINKING))
 
 
-def test_pieces_carry_their_kind_and_each_token_stands_in_one_of_them(load: Load) -> None:
+def test_events_have_a_type_and_each_token_appears_once(load: Load) -> None:
     llm = load(CALLING)
     events = list(llm.stream(QUESTION, SamplingParams(temperature=0, logprobs=0), TOOLS))
     kinds = [event.kind for event in events if event.text or event.tool_call]
@@ -87,7 +87,7 @@ def test_a_call_that_was_cut_is_text(load: Load) -> None:
     assert done.finish_reason == FinishReason.LENGTH
 
 
-def test_stop_strings_look_at_the_content_alone(load: Load) -> None:
+def test_stop_strings_apply_to_content_only(load: Load) -> None:
     done = load(THINKING).chat(QUESTION, SamplingParams(temperature=0, stop=("so", "it")))
     assert (done.reasoning, done.text, done.finish_reason) == ("hm so", "Yes, ", FinishReason.STOP)
     done = load(THINKING).chat(QUESTION, SamplingParams(temperature=0, stop=("m s", "is not")))
@@ -109,7 +109,7 @@ def test_control_tokens_that_are_markup_reach_the_router_and_others_do_not(load:
     assert llm.chat(QUESTION).text == "hm [f(a=1)]"
 
 
-def test_an_answer_with_its_parts_goes_back_as_it_came(load: Load) -> None:
+def test_an_answer_with_parts_survives_a_round_trip(load: Load) -> None:
     llm = load(CALLING, template=shared("templates/Qwen-Qwen3-0.6B.jinja").read_text())
     done = llm.chat(QUESTION, tools=TOOLS)
     [call] = done.tool_calls
@@ -139,7 +139,7 @@ def test_content_that_was_held_for_a_stop_string_comes_before_the_call(load: Loa
     )
 
 
-def test_an_empty_list_of_tools_asks_nothing_of_a_template(load: Load) -> None:
+def test_an_empty_list_of_tools_needs_no_template_support(load: Load) -> None:
     silent = CHATML.replace("{% if tools %}{{ tools[0].function.name }}{% endif %}", "")
     assert load(THINKING, template=silent).chat(QUESTION, tools=[]).text == "Yes, it is"
     with pytest.raises(UsageError, match="does not read tools"):

@@ -59,7 +59,7 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         assert (vectors(engine, TEXTS, Pooler(Pooling(POOLING_TYPES[name]))) - expected).abs().max() < 1e-5
 
 
-def test_a_text_for_which_there_is_no_room_leaves_none_taken(tmp_path: Path) -> None:
+def test_a_text_that_does_not_fit_leaks_no_blocks(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     engine = make_engine(tmp_path, blocks=8, token_budget=32)
     with pytest.raises(OutOfBlocks):
@@ -84,7 +84,7 @@ def test_texts_become_vectors_of_length_one(stories: LLM) -> None:
     assert mean.shape == (1, 10) and abs(np.linalg.norm(mean) - 1) < 1e-6
 
 
-def test_what_makes_no_sense_is_refused(stories: LLM) -> None:
+def test_invalid_options_are_rejected(stories: LLM) -> None:
     with pytest.raises(ContextOverflow):
         stories.embed([[5] * 600])
     assert stories.embed([[5] * 600], truncate=True).left_out == (600 - stories.context,)
@@ -120,14 +120,14 @@ def test_answers_go_on_and_are_the_same_while_texts_are_embedded(stories: LLM) -
     stories.worker.call(stories.worker.engine.pool.check_invariants)
 
 
-def test_a_closed_model_says_so() -> None:
+def test_a_closed_model_raises_an_error() -> None:
     llm = localllm.load(shared("stories260K"))
     llm.close()
     with pytest.raises(LocalLLMError, match="closed"):
         llm.embed("a")
 
 
-def test_texts_that_others_leave_no_room_for_are_refused(stories: LLM) -> None:
+def test_texts_are_refused_while_others_fill_the_cache(stories: LLM) -> None:
     pool = stories.worker.engine.pool
     taken = [stories.worker.call(pool.allocate) for _ in range(pool.free_count)]
     with pytest.raises(DoesNotFit, match="full of other sequences"):

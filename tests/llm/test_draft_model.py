@@ -31,7 +31,7 @@ def test_a_draft_model_leaves_greedy_and_seeded_texts(params: dict[str, float]) 
     assert stopped.text == expected.text.partition("big")[0]
 
 
-def test_what_does_not_fit_with_a_draft_model_is_refused_with_numbers() -> None:
+def test_a_draft_model_that_does_not_fit_is_refused_with_numbers() -> None:
     header = read_header(shared("stories260K"))
     beside = DraftModelPlan.find(resolve_model(str(shared("stories260K"))), "cpu", LoadOptions())
     alone = check_fit(header, FreeMemory("cpu", 2**40), LoadOptions(), name="large")

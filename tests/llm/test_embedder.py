@@ -65,7 +65,7 @@ def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["BERT", "NomicBert", "EmbeddingGemma", "Qwen3"])
-def test_what_a_text_is_computed_beside_changes_nothing(family: str, tmp_path: Path) -> None:
+def test_embeddings_do_not_depend_on_the_batch(family: str, tmp_path: Path) -> None:
     make_encoder(tmp_path, family)
     with localllm.load_embedder(tmp_path) as embedder:
         together = embedder.embed(TEXTS).vectors
@@ -83,7 +83,7 @@ def test_weights_are_counted(family: str, tmp_path: Path) -> None:
     assert summarize_model(tmp_path).parameters == counted
 
 
-def test_dense_layers_stand_behind_the_pooling(tmp_path: Path) -> None:
+def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
     model = make_encoder(tmp_path, "EmbeddingGemma")
     dense = torch.nn.Linear(48, 100, bias=False), torch.nn.Linear(100, 32)
     sentence_transformer(tmp_path, MEAN, dense)
@@ -96,7 +96,7 @@ def test_dense_layers_stand_behind_the_pooling(tmp_path: Path) -> None:
     assert np.abs(got - expected).max() < TOLERANCE
 
 
-def test_texts_go_through_the_tokenizer_whole_and_with_its_markers(tmp_path: Path) -> None:
+def test_texts_are_tokenized_with_special_tokens(tmp_path: Path) -> None:
     """Published tokenizers say that texts are cut and padded; neither happens unasked."""
     make_encoder(tmp_path, "BERT")
     text = "The cats sat on the red mat, running slowly under the blue sky."
@@ -108,7 +108,7 @@ def test_texts_go_through_the_tokenizer_whole_and_with_its_markers(tmp_path: Pat
     assert np.array_equal(got.vectors, same.vectors)
 
 
-def test_what_is_too_long_is_refused_or_cut_with_a_word(tmp_path: Path) -> None:
+def test_too_long_texts_are_refused_or_truncated_with_a_note(tmp_path: Path) -> None:
     make_encoder(tmp_path, "BERT")
     sentence_transformer(tmp_path, MEAN, longest=20)
     long = "the cat sat on the mat " * 5
@@ -150,7 +150,7 @@ def test_prompts_of_the_model_go_before_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nothing", ["", "  \n", [], [""], [[]], ["a cat", ""]])
-def test_nothing_is_no_text(nothing: Any, bert: localllm.Embedder) -> None:
+def test_empty_input_is_rejected(nothing: Any, bert: localllm.Embedder) -> None:
     with pytest.raises(UsageError):
         bert.embed(nothing)
 
@@ -158,7 +158,7 @@ def test_nothing_is_no_text(nothing: Any, bert: localllm.Embedder) -> None:
 @pytest.mark.parametrize(
     "strange", [[len(VOCABULARY)], [[-1]], [[1.5]], [b"cat"], [["a", "b"]], [True], [None], [{}]]
 )
-def test_what_is_no_input_is_refused(strange: Any, bert: localllm.Embedder) -> None:
+def test_invalid_input_is_rejected(strange: Any, bert: localllm.Embedder) -> None:
     with pytest.raises(UsageError):
         bert.embed(strange)
 
@@ -183,7 +183,7 @@ def test_an_encoder_does_not_chat_and_a_decoder_is_no_encoder(bert: localllm.Emb
         localllm.load_embedder("demo")
 
 
-def test_a_closed_embedder_says_so(tmp_path: Path) -> None:
+def test_a_closed_embedder_raises_an_error(tmp_path: Path) -> None:
     make_encoder(tmp_path, "BERT")
     embedder = localllm.load_embedder(tmp_path)
     embedder.close()
@@ -205,7 +205,7 @@ def test_a_closed_embedder_says_so(tmp_path: Path) -> None:
         ([{"type": "x.Transformer", "path": ""}], UnsupportedModel),
     ],
 )
-def test_modules_that_make_no_sense_are_refused(modules: Any, error: type[LocalLLMError], tmp_path: Path) -> None:
+def test_invalid_modules_are_refused(modules: Any, error: type[LocalLLMError], tmp_path: Path) -> None:
     make_encoder(tmp_path, "BERT")
     write(tmp_path / "modules.json", modules)
     with pytest.raises(error):

@@ -68,7 +68,7 @@ def test_a_decoder_whose_file_names_a_pooling_is_an_embedder(tmp_path: Path) -> 
         ({"tokenizer.ggml.seperator_token_id": 10**6}, DamagedModel),
     ],
 )
-def test_files_that_make_no_sense_are_refused(changed: Any, error: type[LocalLLMError], tmp_path: Path) -> None:
+def test_invalid_files_are_refused(changed: Any, error: type[LocalLLMError], tmp_path: Path) -> None:
     make_encoder(tmp_path, "BERT")
     write_encoder(tmp_path, tmp_path / "model.gguf", "mean", changed)
     with pytest.raises(error):

@@ -11,7 +11,7 @@ from localllm.hub.catalog import PACKAGE_FOLDER
 DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 
 
-def test_load_pulls_what_is_missing_and_says_so_in_the_log(hub, cache, caplog):
+def test_load_pulls_a_missing_model_and_logs_it(hub, cache, caplog):
     hub.add("org/tiny", DEMO)
     with caplog.at_level(logging.INFO, "localllm"), localllm.load("org/tiny") as llm:
         there = llm.generate("Once", localllm.SamplingParams(max_tokens=8, temperature=0)).token_ids
@@ -24,7 +24,7 @@ def test_load_pulls_what_is_missing_and_says_so_in_the_log(hub, cache, caplog):
     assert len(hub.requests) == asked
 
 
-def test_load_refuses_what_does_not_fit_before_it_comes(hub, cache, monkeypatch):
+def test_load_refuses_a_model_that_does_not_fit_before_the_download(hub, cache, monkeypatch):
     monkeypatch.setattr("localllm.llm.find.free_bytes", lambda device: 1_000_000)
     hub.add("org/tiny", DEMO)
     with pytest.raises(DoesNotFit, match=r"1\.00 MB are free"):

@@ -70,7 +70,7 @@ def test_logits_are_those_of_transformers(llm: LLM) -> None:
     torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
-def test_pieces_of_a_stream_are_the_whole_and_the_last_one_carries_the_metrics(llm: LLM) -> None:
+def test_a_stream_concatenates_to_the_answer_and_ends_with_metrics(llm: LLM) -> None:
     events = list(llm.stream(PROMPT, GREEDY))
     assert "".join(e.text for e in events) == STORY
     assert [e.finish_reason for e in events[:-1]] == [None] * (len(events) - 1)
@@ -102,7 +102,7 @@ def test_only_the_first_request_waited_for_the_load() -> None:
     assert second == 0
 
 
-def test_of_a_second_turn_only_what_is_new_is_computed() -> None:
+def test_a_second_turn_computes_only_its_new_tokens() -> None:
     messages = [{"role": "user", "content": "Tell me of " + ", ".join(f"bird {n}" for n in range(60))}]
     with localllm.load("demo") as llm:
         first = llm.chat(messages, GREEDY)
@@ -116,7 +116,7 @@ def test_of_a_second_turn_only_what_is_new_is_computed() -> None:
 
 
 @pytest.mark.parametrize("stop", [["the park"], ["ar", "zzz"], ["d big, r", "red", "big"], [" Lily. S"]])
-def test_stop_strings_end_the_text_wherever_the_tokens_break(llm: LLM, stop: list[str]) -> None:
+def test_stop_strings_work_across_token_borders(llm: LLM, stop: list[str]) -> None:
     done = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=80, stop=tuple(stop)))
     assert done.text == STORY[: min(STORY.index(s) for s in stop if s in STORY)]
     assert done.finish_reason == FinishReason.STOP
@@ -129,7 +129,7 @@ def test_a_stop_string_that_never_comes_holds_nothing_back(llm: LLM) -> None:
     assert done.finish_reason == FinishReason.LENGTH
 
 
-def test_the_same_seed_gives_the_same_text_whatever_else_is_running(llm: LLM) -> None:
+def test_the_same_seed_gives_the_same_text_in_any_batch(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=7, max_tokens=60)
     alone = llm.generate(PROMPT, params).text
     others = [
@@ -145,7 +145,7 @@ def test_the_same_seed_gives_the_same_text_whatever_else_is_running(llm: LLM) ->
     assert llm.generate(PROMPT, SamplingParams(temperature=1.0, seed=8, max_tokens=60)).text != alone
 
 
-def test_a_drawn_seed_is_told_and_can_be_used_again(llm: LLM) -> None:
+def test_a_random_seed_is_reported_and_reusable(llm: LLM) -> None:
     done = llm.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=30))
     again = llm.generate(PROMPT, SamplingParams(temperature=1.0, max_tokens=30, seed=done.seed))
     assert again.text == done.text
@@ -164,12 +164,12 @@ def test_ids_may_come_as_a_tensor(llm: LLM) -> None:
     assert llm.generate(torch.tensor(ids), GREEDY).text == STORY  # pyright: ignore[reportArgumentType]
 
 
-def test_a_bias_for_a_token_that_is_not_there(llm: LLM) -> None:
+def test_a_bias_for_an_unknown_token(llm: LLM) -> None:
     with pytest.raises(UsageError, match="512"):
         llm.generate(PROMPT, SamplingParams(logit_bias={512: 1.0}))
 
 
-def test_no_tokens_may_be_asked_for(llm: LLM) -> None:
+def test_zero_tokens_can_be_requested(llm: LLM) -> None:
     done = llm.generate(PROMPT, SamplingParams(max_tokens=0, prompt_logprobs=0))
     assert done.text == ""
     assert done.finish_reason == FinishReason.LENGTH
@@ -210,12 +210,12 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
         ([{"role": "user"}], "chat template"),
     ],
 )
-def test_a_prompt_that_makes_no_sense(llm: LLM, prompt: Any, words: str) -> None:
+def test_an_invalid_prompt(llm: LLM, prompt: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         list(llm.stream(prompt))
 
 
-def test_a_closed_model_says_so() -> None:
+def test_a_closed_model_raises_an_error() -> None:
     llm = localllm.load(shared("stories260K"))
     stream = llm.stream(PROMPT, SamplingParams(temperature=0))
     next(stream)
@@ -229,20 +229,20 @@ def test_a_closed_model_says_so() -> None:
     llm.close()
 
 
-def test_one_request_may_be_answered_twice_at_once(llm: LLM) -> None:
+def test_one_request_can_run_twice_concurrently(llm: LLM) -> None:
     request = llm.prepare(ChatRequest(PROMPT, GREEDY))
     streams = [llm.submit(request), llm.submit(request)]
     texts = ["".join(e.text for e in stream) for stream in streams]
     assert texts == [STORY, STORY]
 
 
-def test_a_stream_that_nobody_reads_is_cancelled_when_it_goes(llm: LLM) -> None:
+def test_an_abandoned_stream_is_cancelled(llm: LLM) -> None:
     stream = llm.stream(PROMPT, SamplingParams(temperature=0, ignore_eos=True))
     del stream
     assert llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests) is False
 
 
-def test_a_model_that_nobody_holds_ends_its_thread_and_a_stream_holds_its_model() -> None:
+def test_a_dropped_model_ends_its_thread_unless_a_stream_holds_it() -> None:
     llm = localllm.load(shared("stories260K"))
     thread, stream = llm.worker.thread, llm.stream(PROMPT, GREEDY)
     del llm
@@ -266,7 +266,7 @@ def test_a_program_may_end_in_the_middle_of_an_answer() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_answer_that_cannot_be_told_ends_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_callback_ends_only_its_answer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     good = llm.stream(PROMPT, GREEDY)
     bad = llm.stream(PROMPT, SamplingParams(temperature=0, max_tokens=10))
 
@@ -306,9 +306,7 @@ def test_a_fault_in_a_step_ends_its_answers_and_not_the_model(llm: LLM, monkeypa
 
 
 @pytest.mark.parametrize("asked", ["while answering", "beside it"])
-def test_a_gpu_that_breaks_off_ends_every_answer_and_the_model(
-    monkeypatch: pytest.MonkeyPatch, asked: str
-) -> None:
+def test_a_failed_gpu_ends_every_answer_and_the_model(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     def fail(batch: object) -> torch.Tensor:
         raise torch.AcceleratorError("CUDA error: device-side assert triggered\nCompile with ...")
 
@@ -322,7 +320,7 @@ def test_a_gpu_that_breaks_off_ends_every_answer_and_the_model(
             llm.generate(PROMPT, GREEDY)
 
 
-def test_memory_that_is_missing_while_loading_is_told_with_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_while_loading_reports_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
@@ -351,7 +349,7 @@ def test_memory_that_is_missing_while_loading_is_told_with_the_plan(monkeypatch:
     ],
     ids=str,
 )
-def test_options_that_make_no_sense(options: dict[str, str], kind: type[LocalLLMError]) -> None:
+def test_invalid_options(options: dict[str, str], kind: type[LocalLLMError]) -> None:
     with pytest.raises(kind):
         localllm.load(shared("stories260K"), **options)  # pyright: ignore[reportArgumentType]
 

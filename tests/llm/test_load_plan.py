@@ -30,7 +30,7 @@ def test_a_few_tokens_more_are_the_same_vocabulary(tmp_path: Path) -> None:
     check_same_vocabulary(more, qwen, ("large", "small"))
 
 
-def test_other_tokens_are_told_with_the_first() -> None:
+def test_the_first_differing_token_is_reported() -> None:
     stories, tiny = (Tokenizer.from_folder(shared(name)) for name in ("stories260K", "TinyStories-656K-hf"))
     with pytest.raises(UsageError, match=r"small has another vocabulary than large: \d+ of 2048 .* first 1,"):
         check_same_vocabulary(stories, tiny, ("large", "small"))

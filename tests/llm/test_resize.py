@@ -20,7 +20,7 @@ from tests.tiny import make_checkpoint
 PROMPT = "Once upon a time"
 
 
-def test_an_answer_goes_on_to_the_letter_where_the_context_changes_under_it() -> None:
+def test_a_running_answer_is_unchanged_by_a_resize() -> None:
     params = SamplingParams(temperature=0, max_tokens=100)
     with localllm.load(shared("stories260K"), context=256, deterministic=True) as llm:
         expected = llm.generate(PROMPT, params).text
@@ -34,7 +34,7 @@ def test_an_answer_goes_on_to_the_letter_where_the_context_changes_under_it() ->
             llm.worker.call(llm.worker.engine.pool.check_all_free)
 
 
-def test_the_new_context_is_the_one_that_holds() -> None:
+def test_the_new_context_limits_prompts() -> None:
     with localllm.load(shared("stories260K"), context=64) as llm:
         with pytest.raises(ContextOverflow):
             llm.prepare(ChatRequest([5] * 100))
@@ -45,7 +45,7 @@ def test_the_new_context_is_the_one_that_holds() -> None:
         assert llm.context == 512
 
 
-def test_what_has_no_place_any_more_ends_with_both_numbers() -> None:
+def test_an_answer_beyond_the_new_context_ends_with_both_numbers() -> None:
     params = SamplingParams(temperature=0, ignore_eos=True)
     with localllm.load(shared("stories260K")) as llm:
         long, short = llm.stream([5] * 100, params), llm.stream([5] * 10, params)
@@ -61,7 +61,7 @@ def test_what_has_no_place_any_more_ends_with_both_numbers() -> None:
         assert llm.stats().finished == {"error": 1, "length": 1}
 
 
-def test_a_request_that_came_just_before_is_held_to_the_new_context() -> None:
+def test_a_queued_request_obeys_the_new_context() -> None:
     with localllm.load(shared("stories260K")) as llm:
         with held(llm):
             stream = llm.submit(llm.prepare(ChatRequest([5] * 100, SamplingParams(ignore_eos=True))))
@@ -70,7 +70,7 @@ def test_a_request_that_came_just_before_is_held_to_the_new_context() -> None:
             list(stream)
 
 
-def test_what_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_that_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     params = SamplingParams(temperature=0, max_tokens=60)
     with localllm.load(shared("stories260K"), context=256) as llm:
         expected = llm.generate(PROMPT, params).text
@@ -89,7 +89,7 @@ def test_what_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         assert llm.stats().preemptions == 0
 
 
-def test_caches_that_cannot_be_made_leave_the_old_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_allocation_keeps_the_old_context(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     with localllm.load(shared("stories260K"), context=256) as llm:
         expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=60)).text
@@ -139,7 +139,7 @@ def test_logits_are_those_of_a_model_loaded_with_that_context(family: str, tmp_p
         assert large.logits(ids).equal(of_small)
 
 
-def test_whichever_edition_is_asked_all_of_them_have_the_new_context() -> None:
+def test_a_resize_applies_to_all_editions() -> None:
     with localllm.load(shared("stories260K"), context=128) as llm:
         edited = llm.edited(Edition("stories260K", system="Be brief."))
         again = edited.edited(Edition("stories260K"))
@@ -148,7 +148,7 @@ def test_whichever_edition_is_asked_all_of_them_have_the_new_context() -> None:
         assert llm.memory == edited.memory == again.memory
 
 
-def test_vectors_that_are_under_way_begin_anew_where_the_context_changes() -> None:
+def test_running_embeddings_restart_after_a_resize() -> None:
     with localllm.load(shared("stories260K"), context=256, deterministic=True) as llm:
         llm.worker.engine.scheduler.token_budget = 48
         text = [5 + place % 200 for place in range(200)]

@@ -67,7 +67,7 @@ def finished(llm: LLM, schemas: list[Schema]) -> int:
 
 
 @pytest.mark.slow
-def test_a_model_that_knows_nothing_answers_three_hundred_schemas(ignorant: LLM) -> None:
+def test_a_random_model_satisfies_three_hundred_schemas(ignorant: LLM) -> None:
     assert finished(ignorant, SCHEMAS) > COUNT * 0.9
 
 
@@ -97,7 +97,7 @@ def test_other_grammars(demo: LLM, temperature: float) -> None:
         assert check_content(grammar, demo.generate("Once upon a time", params).text) is None
 
 
-def test_others_in_the_batch_say_what_they_say_alone(demo: LLM) -> None:
+def test_a_grammar_does_not_change_other_answers_in_the_batch(demo: LLM) -> None:
     plain = SamplingParams(seed=3, max_tokens=40)
     alone = demo.chat(HELLO, plain).text
     constrained = demo.prepare(
@@ -108,7 +108,7 @@ def test_others_in_the_batch_say_what_they_say_alone(demo: LLM) -> None:
     assert [collect_completion(*stream).text for stream in streams][1] == alone
 
 
-def test_an_answer_that_is_cut_is_told_apart(demo: LLM) -> None:
+def test_a_truncated_answer_is_distinguished(demo: LLM) -> None:
     grammar = of({"type": "object", "required": ["name"]})
     answer = demo.chat(HELLO, SamplingParams(grammar=grammar, max_tokens=3, seed=0))
     assert answer.finish_reason is FinishReason.LENGTH
@@ -128,7 +128,7 @@ def test_a_model_thinks_before_it_answers(tmp_path: Path) -> None:
         assert answer.finish_reason is FinishReason.STOP
 
 
-def test_what_cannot_be_kept_to_never_reaches_the_engine(demo: LLM) -> None:
+def test_an_unsupported_schema_never_reaches_the_engine(demo: LLM) -> None:
     with pytest.raises(UsageError, match="uniqueItems at #"):
         demo.chat(HELLO, SamplingParams(grammar=of({"uniqueItems": True})))
     with pytest.raises(UsageError, match="a function has the name None"):

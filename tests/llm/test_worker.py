@@ -42,7 +42,7 @@ def held(llm: LLM) -> Iterator[None]:
         thread.join(10)
 
 
-def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answered(llm: LLM) -> None:
+def test_a_request_beyond_the_queue_limit_is_refused_at_once(llm: LLM) -> None:
     request = llm.prepare(ChatRequest(PROMPT, SHORT))
     with held(llm):
         streams = [llm.submit(request) for _ in range(3)]
@@ -61,7 +61,7 @@ def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answered(l
     assert llm.stats().waiting == 0
 
 
-def test_closing_from_another_thread_ends_who_reads_at_once_whatever_the_engine_does(llm: LLM) -> None:
+def test_closing_from_another_thread_unblocks_the_reader_while_the_engine_is_busy(llm: LLM) -> None:
     streaming = llm.stream(PROMPT, SamplingParams(temperature=0, ignore_eos=True))
     next(streaming)
     read = dict[str, list[GenerationEvent]]()
@@ -89,7 +89,7 @@ def test_closing_from_another_thread_ends_who_reads_at_once_whatever_the_engine_
 
 
 @pytest.mark.parametrize("most", [0, -1, True, "many"])
-def test_a_queue_without_a_place_is_refused(most: int) -> None:
+def test_an_invalid_queue_limit_is_rejected(most: int) -> None:
     with pytest.raises(UsageError, match="max_queue"):
         localllm.load("demo", max_queue=most)
 
@@ -124,7 +124,7 @@ def test_a_request_may_have_less_context_than_the_model(llm: LLM) -> None:
         llm.prepare(ChatRequest([5], priority=1.5))  # pyright: ignore[reportArgumentType]
 
 
-def test_what_the_engine_has_done_is_counted() -> None:
+def test_engine_statistics_are_counted() -> None:
     with localllm.load(shared("stories260K"), draft="off") as llm:
         ids = [7, *range(30, 69)]
         first = llm.generate(ids, SHORT)
@@ -154,7 +154,7 @@ def test_numbers_are_read_while_a_step_runs(llm: LLM) -> None:
         assert time.perf_counter() - start < 5  # half of how long the engine is held
 
 
-def test_who_is_in_no_hurry_may_let_any_number_wait() -> None:
+def test_throughput_mode_has_no_queue_limit() -> None:
     with localllm.load(shared("stories260K"), max_queue=1) as llm:
         llm.prefer_throughput()
         request = llm.prepare(ChatRequest(PROMPT, SHORT))

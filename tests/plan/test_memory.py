@@ -63,7 +63,7 @@ def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float
 @pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KINDS)
-def test_a_loaded_model_holds_what_was_planned(tmp_path: Path, family: str, dtype: str) -> None:
+def test_a_loaded_model_takes_the_planned_bytes(tmp_path: Path, family: str, dtype: str) -> None:
     check_held(write_model(tmp_path, family), dtype)
 
 
@@ -103,7 +103,7 @@ def test_blocks_of_gguf_are_counted_as_they_are_mapped(dtype: str) -> None:
     check_held(shared("gguf/model-q4_k_m.gguf"), dtype)
 
 
-def test_a_context_that_does_not_fit_names_one_that_does() -> None:
+def test_an_oversized_context_names_one_that_fits() -> None:
     needs = needs_of(LLAMA_8B)
     weights, block = needs.weights.total, 16 * 131_072
     roomy = allocate(needs, 10**12)
@@ -135,7 +135,7 @@ def test_blocks_are_put_aside_in_a_quarter_of_main_memory_and_for_no_more_than_e
     assert host_blocks(memory, 0) == 0
 
 
-def test_a_shortage_is_told_with_the_arithmetic_and_what_saves_most() -> None:
+def test_a_shortage_is_explained_with_the_best_remedy() -> None:
     memory = allocate(needs_of(LLAMA_8B, "cuda"), 40 * 10**9, 32_768)
     told = shortage_error(memory, "cuda:0", "bfloat16", quantized=False)
     assert told.exit_code == 3
@@ -175,9 +175,7 @@ def test_a_context_that_the_model_does_not_have() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["Llama, tied", "Qwen3", "Mixtral"])
-def test_what_quant_makes_of_a_model_holds_what_was_planned(
-    tmp_path: Path, family: str, quant: str, dtype: str
-) -> None:
+def test_a_quantized_model_takes_the_planned_bytes(tmp_path: Path, family: str, quant: str, dtype: str) -> None:
     header = read_header(write_model(tmp_path / "model", family))
     told = weight_bytes(header, parse_config(header.config), dtype, "cpu", quant)
     small = find_or_quantize(header, quant, tmp_path / "home")

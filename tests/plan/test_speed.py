@@ -24,7 +24,7 @@ KINDS = ("Llama 3.x", "Gemma 3", "Gemma 4, like E2B", "DeepSeek-V3", "Qwen3-Next
 
 
 @pytest.mark.parametrize("family", KINDS)
-def test_a_step_reads_what_a_plan_counts_whatever_is_in_the_cache(tmp_path: Path, family: str) -> None:
+def test_a_step_reads_the_planned_bytes_at_any_context(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     header = read_header(tmp_path)
@@ -45,7 +45,7 @@ def keep(settings: Settings, dtype: torch.dtype, read: float) -> None:
     _write(settings.home / "rates.json", {RateSetup.of(CPU, dtype): Rates(1.0, read, 1.0, 1.0)}, fail)
 
 
-def test_rates_are_those_kept_and_nothing_is_measured(tmp_path: Path) -> None:
+def test_saved_rates_are_used_without_measuring(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "cpu", "float32", None)
     assert stored_rates(CPU, torch.float32, settings) is None
     keep(settings, torch.float32, 5e9)
@@ -55,7 +55,7 @@ def test_rates_are_those_kept_and_nothing_is_measured(tmp_path: Path) -> None:
     assert stored_rates(CPU, torch.float32, Settings(tmp_path, "cpu", "float32", 77)) is None
 
 
-def test_a_loaded_model_tells_what_it_keeps_and_what_was_measured(tmp_path: Path) -> None:
+def test_a_loaded_model_reports_its_reads_and_rates(tmp_path: Path) -> None:
     settings = Settings(tmp_path, "cpu", "auto", None)
     with localllm.load("demo", device="cpu", settings=settings) as llm:
         assert llm.reads.bandwidth is None

@@ -17,14 +17,14 @@ def test_from_the_file_come_the_very_logits(tmp_path):
         assert kept.file.seek(0, 2) == logits_bytes(WINDOWS, VOCAB) == WINDOWS.tokens * VOCAB * 4
 
 
-def test_the_file_is_gone_in_the_end(tmp_path):
+def test_the_file_is_removed_at_the_end(tmp_path):
     with pytest.raises(ZeroDivisionError), open_logits_file(tmp_path / "new", 1) as kept:
         kept.record(Table(1), WINDOWS)
         raise ZeroDivisionError
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_anything_is_computed(tmp_path):
+def test_too_little_disk_space_is_reported_before_computing(tmp_path):
     with (
         pytest.raises(DiskFull, match=r"take 1000000 TB in .*, which has .* free; give fewer --tokens"),
         open_logits_file(tmp_path, int(1e18)),
@@ -33,6 +33,6 @@ def test_a_disk_without_room_is_told_before_anything_is_computed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_that_becomes_full_is_a_sentence(tmp_path):
+def test_a_disk_that_becomes_full_is_one_error_message(tmp_path):
     with open("/dev/full", "wb", buffering=0) as file, pytest.raises(DiskFull, match=f"the disk with {tmp_path}"):
         LogitsFile(file, tmp_path).record(Table(1), WINDOWS)

@@ -73,7 +73,7 @@ def same(a: Kept, b: Kept) -> bool:
 @pytest.mark.quick_every(11)
 @pytest.mark.parametrize("recipe", [Recipe("rtn", 4, 32), *CALIBRATED], ids=lambda recipe: recipe.method)
 @pytest.mark.parametrize("kind", ["Llama, biases", "Gemma 4, like E2B"])
-def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_at_its_layer(kind: str, recipe: Recipe, tmp_path: Path) -> None:
     family, changes = FAMILIES[kind]
     make_checkpoint(tmp_path / "model", family, **changes)
     header = read_header(tmp_path / "model")
@@ -103,7 +103,7 @@ def test_a_run_that_was_killed_goes_on_at_its_layer(kind: str, recipe: Recipe, t
             file.unlink()
 
 
-def test_another_text_or_damaged_states_begin_again(header: Header, tmp_path: Path) -> None:
+def test_another_text_or_damaged_states_restart(header: Header, tmp_path: Path) -> None:
     other = torch.randint(1, 320, (4, 48), generator=torch.Generator().manual_seed(9))
     expected = Kept()
     quantize_layers(header, CALIBRATED[0], other, expected, silent)
@@ -209,7 +209,7 @@ def test_moments_of_whole_rows_are_counted(header: Header, recipe: Recipe) -> No
     assert taken == (4 * columns * (columns - 32) if recipe.method == "awq" else 0)
 
 
-def test_layers_hear_what_the_quantized_ones_before_them_give(header: Header, tmp_path: Path) -> None:
+def test_layers_are_calibrated_on_quantized_outputs(header: Header, tmp_path: Path) -> None:
     """The second layer's GPTQ, of inputs that the first layer as written gives in the engine's own layers."""
     recipe, kept = Recipe("gptq", 4, 32, head_bits=16), Kept()
     quantize_layers(header, recipe, text(), kept, silent)
@@ -266,16 +266,14 @@ def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Pat
     ],
     ids=str,
 )
-def test_what_cannot_be_done_is_said_before_anything_is_read(header: Header, recipe: Recipe, words: str) -> None:
+def test_impossible_requests_are_reported_before_reading(header: Header, recipe: Recipe, words: str) -> None:
     kept = Kept()
     with pytest.raises(UsageError, match=re.escape(words)):
         quantize_layers(header, recipe, None, kept, silent)
     assert not kept.parts
 
 
-def test_too_little_memory_is_said_before_anything_is_read(
-    header: Header, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_is_reported_before_reading(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "free_host_bytes", lambda: 10_000_000)
     kept = Kept()
     with pytest.raises(
@@ -326,7 +324,7 @@ print(peak() - before, required_memory_bytes(header, config, recipe, ids.numel()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
-def test_memory_is_that_of_a_layer_whatever_the_model_has(method: str, tmp_path: Path) -> None:
+def test_peak_memory_is_that_of_one_layer(method: str, tmp_path: Path) -> None:
     """Mapped pages of the file count, too, as long as the system has no other use for them."""
     sizes = {"hidden_size": 640, "intermediate_size": 1792, "head_dim": 64, "num_attention_heads": 10}
     make_checkpoint(tmp_path / "model", "Llama", **sizes, num_hidden_layers=8)

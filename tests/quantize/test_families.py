@@ -57,7 +57,7 @@ def text(windows: int = 3, length: int = 40) -> Tensor:
     return torch.randint(1, 320, (windows, length), generator=torch.Generator().manual_seed(3))
 
 
-def test_layer_by_layer_the_hidden_states_are_those_of_the_whole_model(header: Header) -> None:
+def test_layer_by_layer_hidden_states_match_the_model(header: Header) -> None:
     config, ids = parse_config(header.config), text()
     stream = HiddenStates(header, config, ids)
     for index in range(len(config.layers)):
@@ -72,7 +72,7 @@ def test_layer_by_layer_the_hidden_states_are_those_of_the_whole_model(header: H
     torch.testing.assert_close(logits, engine.logits(ids[-1].tolist()), atol=2e-4, rtol=1e-4)
 
 
-def test_what_is_folded_changes_no_result(header: Header) -> None:
+def test_folding_changes_no_result(header: Header) -> None:
     config, ids = parse_config(header.config), text()
     exact, folded = HiddenStates(header, config, ids), HiddenStates(header, config, ids)
     generator, count = torch.Generator().manual_seed(5), 0

@@ -9,7 +9,7 @@ from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 
 
-def test_windows_are_neighbouring_tokens_spread_over_the_whole_text() -> None:
+def test_windows_are_spread_over_the_text() -> None:
     ids = list(range(100_000))
     found = make.calibration_windows(ids, 4096)
     assert found.shape == (64, 512)
@@ -25,7 +25,7 @@ def test_a_short_context_has_short_windows() -> None:
     assert make.calibration_windows(list(range(2048)), 100).shape == (20, 100)
 
 
-def test_a_text_that_is_too_short_is_told_with_both_numbers() -> None:
+def test_a_text_that_is_too_short_is_reported_with_both_numbers() -> None:
     with pytest.raises(UsageError, match="the calibration text has 2047 tokens, but 2048 are needed"):
         make.calibration_windows(list(range(2047)), 4096)
 

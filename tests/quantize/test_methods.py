@@ -171,7 +171,7 @@ def test_moments_that_are_not_finite_have_no_inverse(value: float) -> None:
         gptq.quantize(drawn(4, 32), hessian, Grid(4, 32))
 
 
-def test_awq_scales_up_what_meets_large_inputs() -> None:
+def test_awq_scales_up_weights_of_large_inputs() -> None:
     weight, x, grid = drawn(32, 128), drawn(500, 128, seed=1), Grid(4, 32)
     x[:, ::16] *= 30
     inputs = heard(x)
@@ -184,7 +184,7 @@ def test_awq_scales_up_what_meets_large_inputs() -> None:
     assert clipped <= scaled < 0.7 * plain
 
 
-def test_awq_leaves_alone_what_cannot_become_better() -> None:
+def test_awq_leaves_optimal_weights_unscaled() -> None:
     s = awq.search_scale([drawn(16, 64)], heard(drawn(400, 64, seed=1)), Grid(4, 32), torch.ones_like)
     assert torch.equal(s, torch.ones(64))
 

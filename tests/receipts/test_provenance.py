@@ -25,12 +25,12 @@ def test_so_is_a_gguf_file_of_a_repository_of_several(cache: Path, file: str) ->
     assert resolve_model(f"org/tiny@{SNAPSHOT}:{file}").path == snapshot / file
 
 
-def test_the_boxed_model_has_a_name_and_any_other_folder_its_path(tmp_path: Path, cache: Path) -> None:
+def test_the_bundled_model_has_a_name_and_other_folders_their_path(tmp_path: Path, cache: Path) -> None:
     assert source_name(resolve_model("demo").path) == "demo"
     folder = write_model(tmp_path / "tiny")
     assert source_name(folder) == str(folder)
 
 
 @pytest.mark.parametrize("inner", ["models--org--tiny", "models--org--tiny/blobs/x", "datasets--a--b/snapshots/c"])
-def test_other_places_in_the_cache_are_no_snapshots(cache: Path, inner: str) -> None:
+def test_other_folders_in_the_cache_are_no_snapshots(cache: Path, inner: str) -> None:
     assert parse_snapshot_path(cache_root() / inner) is None

@@ -41,7 +41,7 @@ def test_the_output_of_run_holds_one() -> None:
     [b"", b"{", b"\xff", b"[1]", b"3", b"{}", b'{"version": "1"}', b'{"receipt": 3}', b"[" * 10**5, b'{"a": NaN}'],
     ids=repr,
 )
-def test_what_is_no_receipt_is_told(content: bytes) -> None:
+def test_an_invalid_receipt_is_reported(content: bytes) -> None:
     with pytest.raises(UsageError, match=r"^FILE is not (JSON|a receipt)"):
         read(content, "FILE")
 
@@ -92,7 +92,7 @@ def changed(path: str, value: Any) -> str:
         ("question.params.logit_bias", {"3": "nan"}, "question.params: logit_bias of token 3"),
     ],
 )
-def test_damage_is_told_by_its_place(path: str, value: Any, named: str) -> None:
+def test_damage_is_located(path: str, value: Any, named: str) -> None:
     with pytest.raises(UsageError, match="FILE is a damaged receipt") as told:
         read(changed(path, value), "FILE")
     assert named in told.value.message

@@ -16,7 +16,7 @@ def settle(chunk: ChunkPolicy, took: Callable[[int], float], steps: int = 40) ->
     return chunk.chunk_len(streaming=True)
 
 
-def test_nothing_is_made_smaller_before_it_was_slow() -> None:
+def test_chunks_shrink_only_after_slow_steps() -> None:
     assert ChunkPolicy(512).chunk_len(streaming=True) == 512
     assert settle(ChunkPolicy(512), lambda size: 1e-3 + 1e-5 * size) == 512
 
@@ -27,11 +27,11 @@ def test_a_step_with_a_chunk_takes_hardly_longer_than_one_without(alone: float, 
     assert alone + each * size == pytest.approx(MAX_SLOWDOWN * alone, abs=each)
 
 
-def test_nobody_sees_how_uneven_very_fast_answers_are() -> None:
+def test_very_fast_answers_may_be_uneven() -> None:
     assert settle(ChunkPolicy(512), lambda tokens: 1e-3 + 5e-5 * tokens) == pytest.approx(180, abs=1)
 
 
-def test_without_streams_a_chunk_takes_as_long_as_people_have_patience() -> None:
+def test_without_streams_a_chunk_takes_the_full_budget() -> None:
     chunk = ChunkPolicy(512)
     settle(chunk, lambda tokens: 0.1 + 2e-3 * tokens)
     assert chunk.chunk_len(streaming=False) == pytest.approx(150, abs=1)

@@ -103,7 +103,7 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(
     assert captured(engine) > 0
 
 
-def test_log_probabilities_are_those_of_their_step_though_the_next_has_begun(folder: Path) -> None:
+def test_log_probabilities_belong_to_their_own_step(folder: Path) -> None:
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
     engine.runner.asynchronous = True
     asked = {"temperature": 0, "logprobs": 1, "max_tokens": 8}
@@ -195,7 +195,7 @@ def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
     assert captured(engine) == 1
 
 
-def test_guesses_are_verified_in_one_launch_and_change_nothing(folder: Path) -> None:
+def test_drafts_are_verified_in_one_launch_and_change_nothing(folder: Path) -> None:
     asked = {"temperature": 0, "max_tokens": 20}
     [expected] = map(tokens, run(make_engine(folder), [sequence([3, 4, 5], **asked)]).values())
     engine = make_engine(folder, graphs=True)
@@ -217,7 +217,7 @@ def test_drafts_are_filled_up_only_where_their_step_can_be_captured(
     assert make_engine(tmp_path, graphs=True).runner.captured_widths(1) == widths
 
 
-def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: Path) -> None:
+def test_a_model_with_a_per_sequence_kernel_declines_capture(tmp_path: Path) -> None:
     kind, changes = FAMILIES["LFM2"]
     make_checkpoint(tmp_path, kind, **changes)
     engine = make_engine(tmp_path, graphs=True)
@@ -227,7 +227,7 @@ def test_a_model_with_a_kernel_that_goes_sequence_by_sequence_says_so(tmp_path: 
     assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.no_graphs_reason
 
 
-def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
+def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And another is captured still."""
@@ -250,7 +250,7 @@ def test_a_step_that_there_is_no_memory_to_capture_runs_kernel_by_kernel(
     assert engine.runner.graphs
 
 
-def test_the_hosts_copy_is_what_was_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_copy_equals_the_device_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what could not be sent, as no memory was left to be pinned."""
 
     def no_memory(target: torch.Tensor, values: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ ILLEGAL = (
     ],
     ids=str,
 )
-def test_missing_memory_is_told_from_a_gpu_that_failed(error: Exception) -> None:
+def test_out_of_memory_is_distinguished_from_a_failed_gpu(error: Exception) -> None:
     assert is_out_of_memory(error)
     assert not is_gpu_failure(error)
 
@@ -36,7 +36,7 @@ def test_missing_memory_is_told_from_a_gpu_that_failed(error: Exception) -> None
     ],
     ids=str,
 )
-def test_a_gpu_that_failed_is_told_from_a_fault_of_ours(error: Exception) -> None:
+def test_a_failed_gpu_is_distinguished_from_our_own_errors(error: Exception) -> None:
     assert is_gpu_failure(error)
     assert not is_out_of_memory(error)
 
@@ -47,7 +47,7 @@ def test_a_fault_of_ours_is_neither(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_a_gpu_that_failed_is_told_in_one_line() -> None:
+def test_a_failed_gpu_is_reported_in_one_line() -> None:
     told = gpu_failure_error(torch.AcceleratorError(ILLEGAL))
     assert str(told) == (
         "the GPU failed (CUDA error: an illegal memory access was encountered); "

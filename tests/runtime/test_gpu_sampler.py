@@ -92,7 +92,7 @@ def test_ties_are_kept_or_dropped_together() -> None:
     assert on_device(flat, rows) == sample(flat.clone(), rows).tolist()
 
 
-def test_a_row_draws_the_same_whatever_stands_beside_it_and_in_whatever_bucket() -> None:
+def test_a_row_draws_the_same_in_any_batch_and_bucket() -> None:
     rows = [row(position=i, seed=i, **PARAMS[i]) for i in (0, 1, 6, 9)]
     values = logits(len(rows))
     together = on_device(values, rows, bucket=6)
@@ -100,7 +100,7 @@ def test_a_row_draws_the_same_whatever_stands_beside_it_and_in_whatever_bucket()
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
-def test_what_is_no_token_is_said(temperature: float) -> None:
+def test_invalid_tokens_are_reported(temperature: float) -> None:
     values = logits(5)
     values[0, 150], values[1, 3], values[2], values[3, :200] = torch.nan, torch.inf, -torch.inf, -torch.inf
     rows = [row(position=i, temperature=temperature, top_p=0.9) for i in range(5)]

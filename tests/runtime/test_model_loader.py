@@ -8,7 +8,7 @@ import triton.knobs
 from localllm.runtime.model_loader import set_triton_cache_dir
 
 
-def test_compiled_kernels_lie_in_the_users_cache_unless_the_environment_says_otherwise(
+def test_compiled_kernels_are_in_the_users_cache_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "own"))

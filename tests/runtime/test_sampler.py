@@ -127,7 +127,7 @@ def test_bias_moves_the_choice_and_minus_infinity_forbids() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_row_draws_the_same_whatever_stands_beside_it(seed: int) -> None:
+def test_a_row_draws_the_same_in_any_batch(seed: int) -> None:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.3},
@@ -153,7 +153,7 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     assert 0 <= choice.item() < VOCABULARY
 
 
-def test_nan_is_said_and_does_not_spread() -> None:
+def test_nan_is_reported_and_does_not_spread() -> None:
     values = logits(3)
     values[1, 5] = torch.nan
     choice = sample(values, [row(temperature=t) for t in (0, 1, 1)])
@@ -162,7 +162,7 @@ def test_nan_is_said_and_does_not_spread() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_row_without_any_token_left_is_said(temperature: float) -> None:
+def test_a_row_without_allowed_tokens_is_reported(temperature: float) -> None:
     forbidden = row(temperature=temperature, logit_bias=dict.fromkeys(range(VOCABULARY), -torch.inf))
     choice = sample(logits(2), [forbidden, row(temperature=temperature)])
     assert choice[0] == ALL_FORBIDDEN

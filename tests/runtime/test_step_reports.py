@@ -43,7 +43,7 @@ def steps(answers: Answers, of: Sequence) -> list[StepReport]:
     return [event.step for event in answers[of.request.id] if event.step]
 
 
-def test_pieces_of_a_prompt_and_each_token_are_told(folder: Path) -> None:
+def test_prompt_chunks_and_tokens_are_reported(folder: Path) -> None:
     engine = make_engine(folder, token_budget=16)
     asked = asking(sequence(list(range(3, 43)), temperature=0, max_tokens=4))
     answers = play(engine, [asked])
@@ -66,14 +66,14 @@ def test_pieces_of_a_prompt_and_each_token_are_told(folder: Path) -> None:
     assert (only.found, only.tokens) == (32, 8)
 
 
-def test_a_prompt_without_an_answer_is_told_before_its_end(folder: Path) -> None:
+def test_a_prompt_is_reported_before_it_is_complete(folder: Path) -> None:
     asked = asking(sequence(list(range(3, 23)), max_tokens=0))
     engine = make_engine(folder, token_budget=16)
     events = play(engine, [asked])[asked.request.id]
     assert [event.step.tokens if event.step else None for event in events] == [0, 16, 4, None]
 
 
-def test_who_waits_is_told_its_place_and_each_that_follows(folder: Path) -> None:
+def test_queued_requests_report_their_position(folder: Path) -> None:
     engine = make_engine(folder, max_running=1)
     first, second, third = (asking(sequence([3, 4, n], temperature=0, max_tokens=n)) for n in (5, 6, 7))
     answers = play(engine, [first, second, third])
@@ -88,7 +88,7 @@ def test_who_waits_is_told_its_place_and_each_that_follows(folder: Path) -> None
 @pytest.mark.quick_every(7)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_mix_says_the_same_with_and_without_being_told(folder: Path, seed: int, asynchronous: bool) -> None:
+def test_reports_change_no_answer(folder: Path, seed: int, asynchronous: bool) -> None:
     rng = random.Random(seed)
     prompts = [[rng.randrange(3, 300) for _ in range(rng.randrange(1, 40))] for _ in range(4)]
     settings = [

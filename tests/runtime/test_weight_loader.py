@@ -89,7 +89,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
     return tensor.contiguous().flatten().view(torch.uint8)
 
 
-def test_what_is_read_is_what_is_mapped(tmp_path: Path) -> None:
+def test_read_tensors_equal_mapped_tensors(tmp_path: Path) -> None:
     for folder in models(tmp_path):
         header = read_header(folder)
         for buffer, ahead in ((2**16, 2**29), (1000, 20_000), (999, 0)):
@@ -100,13 +100,13 @@ def test_what_is_read_is_what_is_mapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["model-q4_k_m.gguf", "model-q8_0.gguf", "model-f16.gguf"])
-def test_what_is_read_of_gguf_is_what_is_mapped(file: str) -> None:
+def test_read_gguf_tensors_equal_mapped_tensors(file: str) -> None:
     header = read_header(shared(f"gguf/{file}"))
     with nothing_left(), WeightLoader(header.tensors, CpuCopier(), 5000, 10**5) as transfer:
         check_same(header, transfer, header.tensors)
 
 
-def test_copies_that_end_late_hold_their_buffers_and_whoever_takes_the_tensor(tmp_path: Path) -> None:
+def test_late_copies_hold_their_buffers_and_their_readers(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     way = Late()
@@ -116,7 +116,7 @@ def test_copies_that_end_late_hold_their_buffers_and_whoever_takes_the_tensor(tm
 
 
 @pytest.mark.parametrize("family", ["Llama, tied", "Gemma 3", "Mixtral", "gpt-oss"])
-def test_a_model_of_what_is_read_has_the_weights_of_one_of_mapped_files(tmp_path: Path, family: str) -> None:
+def test_a_loaded_model_has_the_weights_of_the_mapped_files(tmp_path: Path, family: str) -> None:
     make_checkpoint(tmp_path, FAMILIES[family][0], **FAMILIES[family][1])
     header = read_header(tmp_path)
     config = parse_config(header.config)
@@ -163,7 +163,7 @@ def test_tensors_are_read_ahead_in_the_order_of_layers(tmp_path: Path) -> None:
         assert last in ("model.norm.weight", "lm_head.weight")  # as they lie in the file
 
 
-def test_a_file_that_has_become_shorter_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_shortened_file_is_reported_and_nothing_leaks(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -175,7 +175,7 @@ def test_a_file_that_has_become_shorter_is_told_and_nothing_is_left(tmp_path: Pa
         decode(header, WeightLoader(header.tensors, CpuCopier(), 4096))
 
 
-def test_a_file_that_is_written_to_meanwhile_is_told(tmp_path: Path) -> None:
+def test_a_file_changed_while_reading_is_reported(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -190,7 +190,7 @@ def test_a_file_that_is_written_to_meanwhile_is_told(tmp_path: Path) -> None:
             transfer.check_unchanged()
 
 
-def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_removed_file_is_reported(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
     (tmp_path / "model.safetensors").unlink()
@@ -198,7 +198,7 @@ def test_a_file_that_is_gone_is_told(tmp_path: Path) -> None:
         decode(header, WeightLoader(header.tensors, CpuCopier()))
 
 
-def test_weights_that_are_no_numbers_are_told_in_the_same_words(tmp_path: Path) -> None:
+def test_nan_weights_give_the_same_error(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)

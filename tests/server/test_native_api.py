@@ -47,7 +47,7 @@ def test_requests_are_shown_as_they_are(demo, server):
         time.sleep(0.01)
 
 
-def test_two_looks_tell_the_pace(url, server):
+def test_two_snapshots_give_the_rates(url, server):
     before = fetch_snapshot(server)
     assert throughput_between(None, before, "demo") is None
     assert httpx2.post(f"{url}/v1/completions", json=ASKED).status_code == 200
@@ -68,6 +68,6 @@ def test_the_newest_answers_are_measured(url, server):
     assert seen.percentiles("itl")[0] > 0
 
 
-def test_one_model_is_told_alike_by_both(demo, url):
+def test_both_apis_report_one_model_alike(demo, url):
     told = httpx2.get(f"{url}/localllm/top").json()["models"][0]
     assert told.keys() > model_status(LoadedModel("key", "demo", demo, 1.0)).keys()

@@ -28,7 +28,7 @@ def test_a_model_refuses_it_at_once(demo: LLM, prompt) -> None:
     assert demo.context < caught.value.prompt_tokens <= tokens
 
 
-def test_one_that_would_fit_with_more_context_is_told_so() -> None:
+def test_a_prompt_that_would_fit_with_more_context_says_so() -> None:
     with localllm.load("demo", context=64) as llm:
         with pytest.raises(ContextOverflow, match=r"at least \d+ tokens.*give --context more or a shorter prompt"):
             llm.prepare(ChatRequest("abcdefgh " * 300))
@@ -61,7 +61,7 @@ def test_every_api_refuses_it(demo_url: str, path: str, body: dict[str, object])
     assert "at least" in answer.text
 
 
-def test_a_stream_goes_on_beside_it(demo: LLM, demo_url: str) -> None:
+def test_a_concurrent_stream_continues(demo: LLM, demo_url: str) -> None:
     stream = demo.stream("Once", SamplingParams(temperature=0, max_tokens=200, ignore_eos=True))
     next(stream)
     httpx.post(demo_url + "/v1/chat/completions", json={"model": "demo", "messages": CHAT}, timeout=30)

@@ -68,7 +68,7 @@ def waiting(llm: LLM, count: int) -> Iterator[None]:
             thread.join()
 
 
-def test_a_full_queue_is_503_and_not_the_begin_of_an_answer(llm: LLM, url: str) -> None:
+def test_a_full_queue_is_503_before_any_answer(llm: LLM, url: str) -> None:
     with waiting(llm, ROOM):
         for path, asked in ASKED:
             answer = httpx2.post(f"{url}{path}", json={"model": "demo", **asked})
@@ -76,7 +76,7 @@ def test_a_full_queue_is_503_and_not_the_begin_of_an_answer(llm: LLM, url: str) 
             assert answer.json()["error"] and "2 requests are waiting" in answer.text, path
 
 
-def test_of_several_answers_none_goes_on_where_one_has_no_room(llm: LLM, url: str) -> None:
+def test_several_answers_are_refused_together(llm: LLM, url: str) -> None:
     before = llm.stats().cancelled
     with waiting(llm, ROOM - 1):
         asked = {"model": "demo", "prompt": ["Once", "One day"], "max_tokens": 200}

@@ -35,13 +35,13 @@ HI = [{"role": "user", "content": "Hi"}]
         ("/api/embed", {"input": "Hi"}),
     ],
 )
-def test_without_a_name_the_only_model_is_meant(demo_url: str, path: str, body: object) -> None:
+def test_without_a_name_the_only_model_is_used(demo_url: str, path: str, body: object) -> None:
     answer = httpx2.post(demo_url + path, json=body)
     assert answer.status_code == 200, answer.text
     assert answer.json().get("model", "demo") == "demo"
 
 
-def test_without_a_name_nothing_is_meant_where_none_or_several_are_loaded(demo: LLM, stories: LLM) -> None:
+def test_without_a_name_none_or_several_models_are_an_error(demo: LLM, stories: LLM) -> None:
     async def names() -> None:
         models = ModelPool(refuse_to_load)
         with pytest.raises(BadField, match="no model is loaded"):
@@ -62,7 +62,7 @@ def plain() -> Iterator[ChatTemplate]:
     template.close()
 
 
-def test_the_plain_template_writes_who_says_what(plain: ChatTemplate) -> None:
+def test_the_fallback_template_writes_roles(plain: ChatTemplate) -> None:
     messages = [
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "Hi"},
@@ -72,7 +72,7 @@ def test_the_plain_template_writes_who_says_what(plain: ChatTemplate) -> None:
     assert plain.render(messages).text == "<s>Be short.\nUser: Hi\nAssistant: Hello\nUser: Well?\nAssistant:"
 
 
-def test_a_model_without_a_template_answers_chats_by_the_plain_one(stories_url: str, stories: LLM) -> None:
+def test_a_model_without_a_template_uses_the_fallback(stories_url: str, stories: LLM) -> None:
     """Over each API; the header says so, and what is no chat needs none."""
     import anthropic  # takes a second
 

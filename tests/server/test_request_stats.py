@@ -37,12 +37,12 @@ def test_answers_are_forgotten_in_time():
     assert recent.percentiles("a")["itl"]["p50_s"] is None
 
 
-def test_what_was_never_asked_has_nothing():
+def test_models_without_requests_have_no_statistics():
     found = RecentLatencies().percentiles("a")
     assert found["answers"] == 0 and found["ttft"] == {"p50_s": None, "p95_s": None, "p99_s": None}
 
 
-def test_an_answer_without_tokens_counts_nowhere():
+def test_an_answer_without_tokens_is_not_counted():
     recent = RecentLatencies()
     recent.answer_ended("a", measured(math.nan))
     assert recent.percentiles("a")["answers"] == 0

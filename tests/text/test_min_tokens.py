@@ -109,7 +109,7 @@ def bpe(**settings) -> models.BPE:
     return models.BPE(VOCABULARY, [("a", "b")], unk_token="?", **settings)
 
 
-def test_what_drops_or_joins_any_number_of_characters_leaves_nothing_known() -> None:
+def test_unbounded_normalizers_give_no_minimum() -> None:
     assert made(bpe()) == TokenCountBound(2, 2, False)
     assert made(bpe(), normalizers.NFKC()) == TokenCountBound(2, 2, True)
     assert made(bpe(), added=[AddedToken("abcde", lstrip=True)]) == TokenCountBound(None, 5, False)

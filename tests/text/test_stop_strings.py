@@ -23,7 +23,7 @@ def naive(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
 
 
 @given(st.lists(st.text("ab<", min_size=1, max_size=5), max_size=4).map(tuple), st.lists(WORDS, max_size=10))
-def test_any_cut_of_a_text_ends_where_the_naive_search_says(stops: tuple[str, ...], pieces: list[str]):
+def test_stop_strings_match_a_naive_search_for_any_cut(stops: tuple[str, ...], pieces: list[str]):
     given_out, found = run(stops, pieces)
     assert ("".join(given_out), found) == naive(stops, "".join(pieces))
 
@@ -50,7 +50,7 @@ def test_a_stop_string_over_three_tokens_is_not_shown():
     assert run(("\nUser:",), ["Hi", " there\n", "Us", "er: who"]) == (["Hi", " there", "", "", ""], True)
 
 
-def test_what_looked_like_a_stop_string_is_shown_when_it_is_none():
+def test_a_false_start_of_a_stop_string_is_shown():
     assert run(("\nUser:",), ["a\nUs", "ual"]) == (["a", "\nUsual", ""], False)
 
 

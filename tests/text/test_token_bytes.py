@@ -22,6 +22,6 @@ def test_rows_without_a_token_have_no_bytes() -> None:
 
 
 @pytest.mark.parametrize("decoder", [None, tokenizers.decoders.WordPiece(), tokenizers.decoders.CTC()])
-def test_a_decoder_that_tells_no_bytes_is_refused(decoder: tokenizers.decoders.Decoder | None) -> None:
+def test_a_decoder_without_bytes_is_refused(decoder: tokenizers.decoders.Decoder | None) -> None:
     with pytest.raises(UnsupportedModel, match="does not define bytes of tokens"):
         token_bytes(["a"], decoder)

@@ -56,7 +56,7 @@ def test_added_tokens_are_spelled_as_in_the_file(tokenizer: Open, folder: Callab
         assert tokenizer(name).token(token["id"]) == token["content"]
 
 
-def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(tokenizer: Open, folder: Callable[[str], Path]):
+def test_tokenizer_json_overrides_add_bos_token(tokenizer: Open, folder: Callable[[str], Path]):
     config = json.loads((folder("tinystories") / "tokenizer_config.json").read_text())
     assert config["add_bos_token"] is True
     assert tokenizer("tinystories").encode("hi")[0] == 1  # by the post-processor
@@ -89,7 +89,7 @@ def test_lone_surrogates_are_refused(tokenizer: Open):
         tokenizer("stories260K").encode("a\ud800b")
 
 
-def test_a_folder_without_tokenizer_json_names_the_way_out(tmp_path: Path):
+def test_a_folder_without_tokenizer_json_names_the_remedy(tmp_path: Path):
     with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json or .*; look for"):
         Tokenizer.from_folder(tmp_path)
 

@@ -39,7 +39,7 @@ def ended(answering: AnswerThread):
         time.sleep(0.005)
 
 
-def test_what_was_said_is_kept_where_the_next_word_does_not_come():
+def test_a_stalled_answer_keeps_its_text():
     chat = Chat(ScriptedModel([*saying("Once upon a time.")[:2], threading.Event()]))
     answering = begun(chat, "hello")
     while chat.current.answer != "Once upon":
@@ -51,7 +51,7 @@ def test_what_was_said_is_kept_where_the_next_word_does_not_come():
     assert chat.current.finish_reason is None
 
 
-def test_a_question_that_was_stopped_before_the_first_word_leaves_nothing():
+def test_stopping_before_the_first_token_leaves_no_turn():
     chat = Chat(ScriptedModel([threading.Event()]))
     answering = begun(chat, "hello")
     answering.stop()
@@ -59,7 +59,7 @@ def test_a_question_that_was_stopped_before_the_first_word_leaves_nothing():
     assert (events, end.stopped, end.error, chat.turns) == ([], True, None, [])
 
 
-def test_one_that_begins_only_after_it_was_stopped_ends_as_well():
+def test_an_answer_stopped_before_it_starts_ends():
     model = Slow([threading.Event()])
     chat = Chat(model)
     answering = begun(chat, "hello")
@@ -70,7 +70,7 @@ def test_one_that_begins_only_after_it_was_stopped_ends_as_well():
     assert (events, end.stopped, end.error, chat.turns) == ([], True, None, [])
 
 
-def test_who_leaves_just_before_it_begins_waits_for_its_end_and_no_longer():
+def test_leaving_before_the_start_waits_for_the_end():
     model = Slow([threading.Event()])
     answering = begun(Chat(model), "hello")
     assert model.asking.wait(10)
@@ -80,7 +80,7 @@ def test_who_leaves_just_before_it_begins_waits_for_its_end_and_no_longer():
     assert not answering.thread.is_alive() and time.monotonic() - began < 6
 
 
-def test_an_answer_that_is_not_stopped_comes_to_its_end_and_stopping_it_then_changes_nothing():
+def test_stopping_a_finished_answer_changes_nothing():
     chat = Chat(ScriptedModel(saying("Once upon a time.")))
     answering = begun(chat, "hello")
     _, end = ended(answering)

@@ -26,7 +26,7 @@ def test_the_keys_on_the_page_are_those_of_the_app():
     assert render(page) == page, "docs/chat.md is stale: run `python tools/chat_docs.py`"
 
 
-def test_no_place_with_keys_is_left_out():
+def test_every_key_binding_is_documented():
     modules = pkgutil.walk_packages(localllm.tui.__path__, "localllm.tui.")
     kinds = {
         kind for m in modules for _, kind in inspect.getmembers(importlib.import_module(m.name), inspect.isclass)
@@ -48,7 +48,7 @@ def test_every_screen_is_shown_on_a_page():
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.svg")), ids=lambda path: path.name)
-def test_a_picture_says_nothing_of_who_took_it(path):
+def test_pictures_contain_no_personal_data(path):
     ElementTree.parse(path)
     text = path.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert "http" not in text and "127.0.0.1" not in text
@@ -57,7 +57,7 @@ def test_a_picture_says_nothing_of_who_took_it(path):
     )
 
 
-def test_a_screen_is_drawn_with_its_colours_blocks_and_strangers_signs():
+def test_a_screen_is_drawn_with_colours_blocks_and_unusual_glyphs():
     drawn = picture("\x1b[1;38;2;92;200;181m▄█<&\x1b[0m \x1b[7mwhat\x1b[0m", 20, "a <title>")
     texts = [
         element.text for element in ElementTree.fromstring(drawn).iter() if element.text and element.text.strip()

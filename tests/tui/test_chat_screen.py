@@ -72,7 +72,7 @@ async def test_a_question_is_answered(tmp_path, opened, talk):
 
 
 @pytest.mark.slow
-async def test_the_model_in_the_box_answers_and_branches_share_what_was_read(demo, tmp_path, opened, talk):
+async def test_the_bundled_model_answers_and_branches_share_the_prefix(demo, tmp_path, opened, talk):
     """What two branches have in common is found in the cache, but for the block that is not full."""
     app = app_with(demo, tmp_path)
     async with opened(app) as pilot:
@@ -97,7 +97,7 @@ async def test_the_model_in_the_box_answers_and_branches_share_what_was_read(dem
         assert chat.last_metrics.cached_tokens >= before // whole * whole - whole
 
 
-async def test_stop_keeps_what_was_said(tmp_path, opened, until, talk):
+async def test_stop_keeps_the_partial_answer(tmp_path, opened, until, talk):
     gate = threading.Event()
     model = ScriptedModel([GenerationEvent(1, "Half of "), gate, *saying("the rest")])
     app = app_with(model, tmp_path)
@@ -110,7 +110,7 @@ async def test_stop_keeps_what_was_said(tmp_path, opened, until, talk):
         assert "stopped" in seen(app)
 
 
-async def test_a_question_without_an_answer_goes_back_into_the_prompt(tmp_path, opened, until, talk):
+async def test_an_unanswered_question_returns_to_the_prompt(tmp_path, opened, until, talk):
     model = ScriptedModel([ContextOverflow(9000, 4096, "raise --context")], saying("now it works"))
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
@@ -124,7 +124,7 @@ async def test_a_question_without_an_answer_goes_back_into_the_prompt(tmp_path, 
         assert "now it works" in seen(app) and "error" not in seen(app)
 
 
-async def test_an_answer_that_was_cut_says_by_what(tmp_path, opened, talk):
+async def test_a_truncated_answer_names_the_limit(tmp_path, opened, talk):
     app = app_with(ScriptedModel(saying("It goes on", finish_reason=FinishReason.LENGTH)), tmp_path)
     async with opened(app) as pilot:
         await talk(pilot, "hi")
@@ -132,7 +132,7 @@ async def test_an_answer_that_was_cut_says_by_what(tmp_path, opened, talk):
 
 
 @pytest.mark.slow
-async def test_editing_asks_on_a_branch_and_arrows_go_between_them(tmp_path, opened, talk):
+async def test_editing_creates_a_branch_and_arrows_switch_branches(tmp_path, opened, talk):
     model = ScriptedModel(saying("one"), saying("two"), saying("three"))
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
@@ -225,7 +225,7 @@ async def test_code_is_copied_and_saved_but_never_over_a_file_unasked(tmp_path, 
         await until(pilot, lambda: (tmp_path / "code.py").read_text() == "a = 1\n")
 
 
-async def test_what_a_model_writes_moves_nothing_and_opens_nothing(tmp_path, opened, talk):
+async def test_model_output_cannot_move_the_cursor_or_open_links(tmp_path, opened, talk):
     hostile = "[@click=app.quit]x[/] \x1b[2J \x9b1m [a](javascript:alert(1))\n\n`\x07`"
     app = app_with(ScriptedModel(saying(hostile)), tmp_path)
     async with opened(app) as pilot:
@@ -256,7 +256,7 @@ async def test_the_answer_is_read_on_through_a_resize(tmp_path, opened, until, t
         assert max(map(len, seen(app).splitlines())) <= 50
 
 
-async def test_who_scrolled_up_stays_there_while_an_answer_comes(tmp_path, opened, until, talk):
+async def test_scrolling_up_stops_following_the_answer(tmp_path, opened, until, talk):
     gate = threading.Event()
     lines = "\n\n".join(f"line {number}" for number in range(60))
     more = "\n\n" + "\n\n".join(f"more {number}" for number in range(60))
@@ -323,7 +323,7 @@ async def test_ctrl_c_stops_then_clears_then_leaves(tmp_path, opened, until, tal
     assert app.return_code == 0
 
 
-async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_path, opened, talk):
+async def test_a_conflicting_session_is_told_its_new_name(tmp_path, opened, talk):
     app = app_with(ScriptedModel(saying("one"), saying("two")), tmp_path)
     async with opened(app) as pilot:
         await talk(pilot, "first")
@@ -337,7 +337,7 @@ async def test_who_is_not_alone_with_a_conversation_is_told_of_its_new_name(tmp_
         assert f"continued {name}; this conversation is saved as {app.session.id}" in told(app)
 
 
-async def test_leaving_in_the_middle_keeps_the_conversation(tmp_path, opened, until):
+async def test_leaving_during_an_answer_saves_the_conversation(tmp_path, opened, until):
     gate = threading.Event()
     app = app_with(ScriptedModel([GenerationEvent(1, "Half"), gate]), tmp_path)
     async with opened(app) as pilot:
@@ -360,7 +360,7 @@ class Slow(ScriptedMachine):
         return super().open(name, watch)
 
 
-async def test_what_is_typed_while_a_model_loads_stands_in_the_prompt(tmp_path, opened, until, talk):
+async def test_text_typed_during_loading_is_in_the_prompt(tmp_path, opened, until, talk):
     app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
     app.machine = machine = Slow(app.machine.model)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -387,7 +387,7 @@ async def test_the_inspector_leaves_the_keyboard_to_the_prompt_and_tab_leads_int
         assert app.screen.prompt.text == "more!"
 
 
-async def test_the_inspector_stands_beside_the_conversation_where_there_is_room(tmp_path, opened, talk):
+async def test_the_inspector_is_beside_the_conversation_on_wide_screens(tmp_path, opened, talk):
     app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
     async with opened(app) as pilot:
         await talk(pilot, "hi")

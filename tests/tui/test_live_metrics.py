@@ -27,7 +27,7 @@ def test_before_anything_is_reported_the_answer_waits() -> None:
     assert math.isnan(numbers.metrics.ttft_s) and math.isnan(numbers.current_tokens_per_s)
 
 
-def test_the_place_in_the_queue_is_told_until_the_first_step() -> None:
+def test_the_queue_position_is_shown_until_the_first_step() -> None:
     live = LiveMetrics(100.0)
     live.follow([(100.1, GenerationEvent(1, step=StepReport(0.1, 0.1, 0, 0, 0, 0, 4, 2, place=3, prompt=50)))])
     numbers = live.numbers(100.2)
@@ -59,7 +59,7 @@ def test_a_prompt_is_followed_while_it_is_read() -> None:
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_what_is_followed_agrees_with_what_the_engine_measured(drafts: bool) -> None:
+def test_live_numbers_agree_with_the_engine(drafts: bool) -> None:
     events = list(story(drafts=drafts))
     measured = events[-1][1].metrics
     live = LiveMetrics(100.0, Told.reads)
@@ -135,7 +135,7 @@ def test_gaps_for_drawing_are_bounded() -> None:
     assert live.numbers(150).metrics.output_tokens == 5000
 
 
-def test_the_numbers_of_the_model_in_the_box_agree_with_its_own(demo) -> None:
+def test_the_numbers_of_the_bundled_model_agree_with_its_own(demo) -> None:
     """Until the engine's own come, those that the screen works out are within the time between two threads."""
     chat = Chat(demo, SamplingParams(temperature=0, max_tokens=60))
     assert list(chat.ask("hello"))  # else the time to make the template's process ready is a part of it

@@ -45,7 +45,7 @@ def test_nothing_moves_while_numbers_change(width: int) -> None:
         assert len({tuple(columns(both[line])) for both in shown}) == 1
 
 
-def test_all_that_was_asked_for_is_shown_where_there_is_room() -> None:
+def test_all_metrics_are_shown_on_wide_screens() -> None:
     first, second = texts(numbers_of(200), 150)
     for said in ("TTFT", "151 ms", "now", "146 tokens/s", "average", "ITL p50 8.34 ms", "p95 10.9 ms", "▄▄▃▃█"):
         assert said in first
@@ -53,19 +53,19 @@ def test_all_that_was_asked_for_is_shown_where_there_is_room() -> None:
         assert said in second
 
 
-def test_the_least_important_go_first_where_there_is_little_room() -> None:
+def test_the_least_important_metrics_are_dropped_first() -> None:
     first, second = texts(numbers_of(200), 40)
     assert "146 tokens/s" in first and "ITL" not in first
     assert "892 of 4,096" in second and "drafts" not in second
 
 
-def test_a_prompt_on_its_way_is_told_with_its_speed() -> None:
+def test_a_prompt_being_read_shows_its_speed() -> None:
     first, _ = texts(numbers_of(40, 1), 80)
     assert first.startswith("reading 352 of 600 tokens   5000 tokens/s  ███")
     assert first.endswith("░") and len(first) == 80
 
 
-def test_waiting_tells_for_how_long_and_where() -> None:
+def test_waiting_shows_time_and_queue_position() -> None:
     waiting = LiveNumbers(AnswerPhase.WAITING, NO_METRICS, 1.25, queue_position=3, running=4)
     assert texts(waiting, 80)[0] == "waiting 1.25 s  place 3 in the queue, 4 running"
 
@@ -119,7 +119,7 @@ async def test_the_strip_follows_an_answer_and_dims_when_it_has_ended(until) -> 
         assert strip.numbers is before  # nothing is drawn any more
 
 
-async def test_the_next_answer_begins_anew(until) -> None:
+async def test_the_next_answer_begins_again(until) -> None:
     app = Strip()
     async with app.run_test(size=(80, 4)) as pilot:
         strip = app.query_one(MetricsStrip)

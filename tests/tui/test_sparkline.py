@@ -11,7 +11,7 @@ def test_a_bar_is_as_long_as_its_share(share: float, drawn: str) -> None:
     assert bar(share, 4, "·") == drawn
 
 
-def test_what_is_more_than_nothing_is_seen_and_what_is_too_much_is_cut() -> None:
+def test_positive_values_are_visible_and_excess_is_clipped() -> None:
     assert bar_levels([0, 1e-9, 0.5, 1, 9], 1) == [0, 1, 4, 8, 8]
     assert bar_levels([1], 0) == [0]
 

@@ -73,7 +73,7 @@ def test_at_80_columns(snap_compare):
     assert snap_compare(app_of(Playing()), terminal_size=(80, 24), run_before=settle)
 
 
-async def test_what_it_does_is_shown(until):
+async def test_activity_is_shown(until):
     app = app_of(Playing())
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: app.query(ModelBoard))
@@ -82,7 +82,7 @@ async def test_what_it_does_is_shown(until):
             assert part in shown
 
 
-async def test_a_server_that_has_gone_is_told_and_asked_again(until):
+async def test_a_lost_server_is_reported_and_polled_again(until):
     look = Playing()
     app = app_of(look)
     async with app.run_test() as pilot:
@@ -93,7 +93,7 @@ async def test_a_server_that_has_gone_is_told_and_asked_again(until):
         await until(pilot, lambda: not app.query_one("#trouble").display)
 
 
-async def test_words_of_a_server_move_nothing(until):
+async def test_server_text_cannot_move_the_cursor(until):
     look = Playing(dataclasses.replace(MODEL, name="[/a]\x1b[2J", device="\x1b]0;title\x07"))
     look.version = "\x9b1m"
     app = app_of(look)

@@ -15,7 +15,7 @@ from localllm.tui.turn_screen import code_file_name, code_file_path
         ("~nobody-here/x.py", "use a full path"),
     ],
 )
-def test_what_is_no_place_for_a_file_is_a_sentence(tmp_path, monkeypatch, written, fault):
+def test_an_unusable_path_is_one_error_message(tmp_path, monkeypatch, written, fault):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=fault):
         code_file_path(written)

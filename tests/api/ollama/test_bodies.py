@@ -66,13 +66,13 @@ def test_thoughts_have_a_field_of_their_own(thinker: LLM) -> None:
 
 
 @pytest.mark.parametrize("think", [True, "high", False])
-def test_thinking_is_said_in_the_templates_words(thinker: LLM, think: Any) -> None:
+def test_thinking_uses_the_arguments_of_the_template(thinker: LLM, think: Any) -> None:
     _, request = parse_chat_request({"model": "m", "messages": WELL, "think": think}).prepare(thinker)
     arguments = thinker.template_arguments({}, think=bool(think))
     assert request.prompt_ids == thinker.prepare(ChatRequest(WELL, template_arguments=arguments)).prompt_ids
 
 
-def test_a_level_goes_to_a_template_that_knows_levels(tmp_path: Path) -> None:
+def test_a_thinking_level_reaches_a_template_with_levels(tmp_path: Path) -> None:
     template = CHATML + "{{ reasoning_effort }}"
     with localllm.load(write_scripted(tmp_path / "m", THINKING, template=template)) as llm:
         _, request = parse_chat_request({"model": "m", "messages": WELL, "think": "high"}).prepare(llm)
@@ -90,7 +90,7 @@ def test_calls_have_objects_as_arguments(caller: LLM) -> None:
     assert read.done_reason == "stop"
 
 
-def test_a_whole_conversation_with_a_call_goes_back_into_the_template(caller: LLM) -> None:
+def test_a_conversation_with_a_call_is_rendered_again(caller: LLM) -> None:
     template = "{% for m in messages %}{{ m | tojson }}{% endfor %}{# tools #}"
     llm = caller.edited(Edition("m", template=template))
     made = ollama.Message(
@@ -114,7 +114,7 @@ def test_answers_find_their_calls_by_name_and_by_order() -> None:
     assert [message.get("tool_call_id") for message in read[1:]] == ["call00001", "call00000", "call00002", None]
 
 
-def test_a_model_that_recommends_nothing_is_drawn_from_as_ollama_does(caller: LLM, tmp_path: Path) -> None:
+def test_a_model_without_recommendations_samples_as_in_ollama(caller: LLM, tmp_path: Path) -> None:
     with localllm.load(shared("stories260K")) as llm:
         _, request = parse_generate_request({"model": "m", "prompt": "a"}).prepare(llm)
         assert asdict(request.params) == asdict(SamplingParams(**OLLAMA_DEFAULTS))
@@ -138,7 +138,7 @@ def test_a_model_that_recommends_nothing_is_drawn_from_as_ollama_does(caller: LL
         ({"stop": ["a"], "temperature": None}, {"stop": ("a",)}),
     ],
 )
-def test_options_are_what_they_are_called_here(caller: LLM, options: dict[str, Any], expected: Any) -> None:
+def test_options_map_to_our_parameters(caller: LLM, options: dict[str, Any], expected: Any) -> None:
     _, request = parse_generate_request({"model": "m", "prompt": "a", "options": options}).prepare(caller)
     assert {name: getattr(request.params, name) for name in expected} == expected
 

@@ -15,7 +15,7 @@ def answer(arrival: float, *pieces: float, tokens: int | None = None) -> Request
     return RequestOutcome(arrival, arrival, pieces, pieces[-1], 10, tokens, counted)
 
 
-def test_rates_are_over_the_time_of_all_rounds_and_goodput_counts_who_met_all():
+def test_rates_span_all_rounds_and_goodput_counts_requests_that_met_every_objective():
     fast = answer(0.0, 0.1, 0.2, 0.3, tokens=3)  # TTFT 100 ms, TPOT 100 ms
     late = answer(0.0, 0.5, 0.6, 0.7, tokens=3)  # TTFT 500 ms
     slow = answer(11.0, 11.1, 11.9, tokens=2)  # TPOT 800 ms
@@ -31,7 +31,7 @@ def test_rates_are_over_the_time_of_all_rounds_and_goodput_counts_who_met_all():
     assert measured.latency("itl_s").count == 5
 
 
-def test_tokens_that_were_not_told_make_no_rate():
+def test_unknown_token_counts_give_no_rate():
     measured = LoadMeasures([LoadRound(0.0, [answer(0, 1, 2, tokens=2), answer(0, 1, 2)])])
     assert measured.output_tokens is None and math.isnan(measured.output_tokens_per_s)
     assert (measured.uncounted_answers, measured.met_objectives) == (1, None)
@@ -68,12 +68,12 @@ def test_objectives_are_read_with_their_units():
     "text",
     ["", "ttft", "ttft=", "ttft=5", "ttft=0ms", "ttft=-1s", "ttft=nanms", "speed=1s", "ttft=1s,ttft=2s", "e2e=1h"],
 )
-def test_objectives_that_make_no_sense_are_refused(text):
+def test_invalid_objectives_are_refused(text):
     with pytest.raises(UsageError, match="--slo"):
         LatencyObjective.parse(text)
 
 
-def test_a_queue_that_grows_is_told_from_one_that_varies():
+def test_a_growing_queue_is_distinguished_from_a_varying_one():
     assert queue_grows([place // 2 for place in range(80)])
     assert not queue_grows([3, 5, 4, 2, 6, 4, 3, 5] * 10)
     assert not queue_grows([0] * 40)

@@ -215,19 +215,19 @@ def test_a_missing_part_is_named(parts: list[Path]) -> None:
             read_gguf(part)
 
 
-def test_a_part_under_another_name_is_no_whole_model(parts: list[Path]) -> None:
+def test_a_renamed_part_is_an_incomplete_model(parts: list[Path]) -> None:
     alone = parts[0].rename(parts[0].with_name("whole.gguf"))
     assert "its name says a whole model" in error_of(alone).message
 
 
-def test_parts_that_changed_places_are_found_out(parts: list[Path]) -> None:
+def test_swapped_parts_are_detected(parts: list[Path]) -> None:
     first, second = parts[0].read_bytes(), parts[1].read_bytes()
     parts[0].write_bytes(second)
     parts[1].write_bytes(first)
     assert "part 1 of 3" in error_of(parts[0]).message
 
 
-def test_a_tensor_in_two_parts_is_one_too_many(parts: list[Path]) -> None:
+def test_a_tensor_in_two_parts_is_an_error(parts: list[Path]) -> None:
     parts[1].write_bytes(parts[1].read_bytes().replace(b"t2", b"t0"))
     assert "the tensor 't0' is also in an earlier part" in error_of(parts[0]).message
 

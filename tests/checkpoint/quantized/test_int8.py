@@ -59,7 +59,7 @@ def test_logits_are_those_of_the_dequantized_weights(quantized: tuple[Path, Any]
     torch.testing.assert_close(make_engine(folder).logits(IDS), expected, atol=1e-4, rtol=0)
 
 
-def test_rows_that_are_no_whole_vectors_are_filled_up(tmp_path: Path) -> None:
+def test_rows_are_padded_to_full_vectors(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path, "Llama", hidden_size=60, intermediate_size=72, head_dim=10)
     exact = model(torch.tensor([IDS])).logits[0]
     quantize(tmp_path)

@@ -63,7 +63,7 @@ def test_experts_that_are_stacked_in_fp8(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", ["W4A16", "gptq, desc_act", "awq"])
-def test_matrices_of_one_input_are_one(tmp_path: Path, layout: str) -> None:
+def test_matrices_with_the_same_input_are_fused(tmp_path: Path, layout: str) -> None:
     model = check(tmp_path, write(tmp_path, *LAYOUTS[layout]))
     [qkv], [gate_up] = model.layers[0].mixer.qkv.weights, model.layers[0].ffn.gate_up.weights
     assert qkv.shape == (64 + 2 * 32, 64) and gate_up.shape == (2 * 96, 64)
@@ -124,7 +124,7 @@ def test_modules_that_gptq_gave_other_bits(tmp_path: Path) -> None:
     assert model.layers[0].mixer.out.weights[0].format.startswith("int4")
 
 
-def test_biases_that_gptq_made_of_nothing_are_left(tmp_path: Path) -> None:
+def test_zero_biases_written_by_gptq_are_ignored(tmp_path: Path) -> None:
     model = write(tmp_path, *LAYOUTS["gptq"])
     edit_tensors(tmp_path, lambda t: t.update({"model.layers.1.mlp.down_proj.bias": torch.zeros(64)}))
     check(tmp_path, model)

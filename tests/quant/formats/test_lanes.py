@@ -56,7 +56,7 @@ def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
 @pytest.mark.parametrize("group", [None, 16, 32, 64, 96, 128, 256])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(16, 256), (37, 515), (5, 40)])
-def test_whole_numbers(form: str, group: int | None, zeros: bool, rows: int, columns: int) -> None:
+def test_integer_weights(form: str, group: int | None, zeros: bool, rows: int, columns: int) -> None:
     weight = integers(form, rows, columns, group, zeros=zeros)
     laned = interleave(weight)
     assert laned
@@ -72,11 +72,11 @@ def test_columns_in_another_order() -> None:
 
 
 @pytest.mark.parametrize(("form", "group"), [("int4", 8), ("int4", 48), ("int8", 24), ("int8", 8)])
-def test_groups_that_are_no_whole_vectors_stay_as_they_are(form: str, group: int) -> None:
+def test_groups_below_a_vector_are_not_interleaved(form: str, group: int) -> None:
     assert interleave(integers(form, 16, 96, group)) is None
 
 
-def test_weights_of_one_kind_become_one() -> None:
+def test_weights_of_one_format_are_fused() -> None:
     weights = [integers("int4", rows, 64, 32) for rows in (16, 48, 5)]
     whole = interleave(*weights)
     assert whole and whole.shape == (69, 64)
@@ -86,7 +86,7 @@ def test_weights_of_one_kind_become_one() -> None:
 
 
 @pytest.mark.parametrize("other", [("int8", 16, 64, 32), ("int4", 16, 64, 64), ("int4", 16, 96, 32)])
-def test_what_differs_stays_apart(other: tuple[str, int, int, int]) -> None:
+def test_different_formats_stay_separate(other: tuple[str, int, int, int]) -> None:
     assert interleave(integers("int4", 16, 64, 32), integers(*other)) is None
 
 

@@ -46,7 +46,7 @@ def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
 @pytest.mark.parametrize("group", [None, 16, 32, 64, 96, 128, 256])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(16, 256), (37, 515), (5, 40), (1, 896)])
-def test_whole_numbers(form: str, group: int | None, zeros: bool, rows: int, columns: int) -> None:
+def test_integer_weights(form: str, group: int | None, zeros: bool, rows: int, columns: int) -> None:
     weight = integers(form, rows, columns, group, zeros=zeros)
     assert same(repack(weight), weight)
 
@@ -58,13 +58,13 @@ def test_floats(form: str, group: int | None, rows: int, columns: int) -> None:
     assert same(repack(weight), weight)
 
 
-def test_weights_of_one_kind_become_one() -> None:
+def test_weights_of_one_format_are_fused() -> None:
     for make in (lambda rows: integers("int4", rows, 64, 32), lambda rows: blocks("q4_k", rows, 256)):
         weights = [make(rows) for rows in (16, 48, 5)]
         assert same(repack(*weights), *weights)
 
 
-def test_what_does_not_go_together_stays_apart() -> None:
+def test_incompatible_weights_stay_separate() -> None:
     assert repack(blocks("q4_k", 16, 256), blocks("q6_k", 16, 256)) is None
     assert repack(blocks("q4_k", 5, 256), blocks("q4_k", 16, 256)) is None
     grouped = [integers("int4", 16, 256, group, zeros=True) for group in (64, 32)]

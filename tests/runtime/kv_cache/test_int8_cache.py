@@ -88,7 +88,7 @@ def test_a_copied_block_reads_as_its_source(form: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("form", KV_DTYPES)
-def test_a_rotated_key_far_larger_than_its_latent_costs_the_latent_nothing(form: str) -> None:
+def test_a_large_rotated_key_costs_the_latent_no_precision(form: str) -> None:
     cache = LatentCache(1, 4, (24, 6), KV_DTYPES[form], CPU)
     rows = torch.randn(4, 30, generator=torch.Generator().manual_seed(0))
     rows[:, 24:] *= 1000

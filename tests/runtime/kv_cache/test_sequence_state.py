@@ -168,7 +168,7 @@ def test_a_shared_block_is_copied_before_it_is_written() -> None:
     assert len(pool.pending_copies) == 1
 
 
-def test_a_remembered_block_is_found_and_survives_an_undo() -> None:
+def test_a_cached_block_is_reused_and_survives_a_rollback() -> None:
     pool = BlockPool(8, block_size=4)
     state = SequenceState(pool)
     state.extend(8)
@@ -189,7 +189,7 @@ def test_the_last_token_is_never_taken_from_the_cache() -> None:
     assert SequenceState(pool, [1, 2, 3, 4, 5, 6, 7, 8]).length == 4
 
 
-def test_blocks_without_content_are_reused_before_those_others_may_find() -> None:
+def test_empty_blocks_are_reused_before_cached_ones() -> None:
     pool = BlockPool(3, block_size=2)
     kept = SequenceState(pool)
     kept.extend(4)
@@ -230,7 +230,7 @@ def test_a_rollback_lands_at_the_newest_saved_state_and_its_row_can_be_written()
     pool.check_all_free()
 
 
-def test_a_beginning_is_found_as_far_as_a_state_was_saved() -> None:
+def test_a_prefix_is_reused_up_to_the_last_saved_state() -> None:
     pool = recurrent(4)
     state = SequenceState(pool)
     tokens = list(range(14))
@@ -282,7 +282,7 @@ def test_saved_states_are_evicted_before_a_sequence_has_to_wait_and_those_in_use
         SequenceState(pool).extend(1)
 
 
-def test_a_twin_shares_the_row_until_one_of_them_goes_on() -> None:
+def test_a_fork_shares_the_state_until_one_side_extends() -> None:
     pool = recurrent(2)
     first = SequenceState(pool)
     first.extend(3)

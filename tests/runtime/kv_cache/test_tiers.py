@@ -19,7 +19,7 @@ COPIES = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30)
 
 
 @given(COPIES)
-def test_runs_of_copies_leave_what_the_copies_one_by_one_leave(copies: list[tuple[int, int]]) -> None:
+def test_batched_copies_equal_single_copies(copies: list[tuple[int, int]]) -> None:
     wanted = list(range(10))
     for source, target in copies:
         wanted[target] = wanted[source]
@@ -56,7 +56,7 @@ class Memory:
 
 @settings(max_examples=300, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(4, 12), st.integers(0, 12))
-def test_what_a_block_holds_is_what_was_computed(rng: random.Random, blocks: int, aside: int) -> None:
+def test_blocks_hold_what_was_computed(rng: random.Random, blocks: int, aside: int) -> None:
     pool = BlockPool(blocks, SIZE, host_blocks=aside)
     memory = Memory(pool)
     live: list[tuple[SequenceState, list[int]]] = []
@@ -99,7 +99,7 @@ def test_what_a_block_holds_is_what_was_computed(rng: random.Random, blocks: int
     pool.check_all_free()
 
 
-def test_a_conversation_that_had_to_go_comes_back_whole() -> None:
+def test_an_evicted_conversation_is_restored() -> None:
     pool = BlockPool(4, SIZE, host_blocks=4)
     first = SequenceState(pool)
     first.extend(10)
@@ -133,7 +133,7 @@ def test_the_oldest_content_aside_is_lost_first() -> None:
     assert found == [False, True, True, True]
 
 
-def test_what_is_computed_again_is_found_on_the_device() -> None:
+def test_recomputed_blocks_stay_on_the_device() -> None:
     pool = BlockPool(2, SIZE, host_blocks=2)
     for word in (1, 2, 3, 1):
         state = SequenceState(pool)
@@ -146,7 +146,7 @@ def test_what_is_computed_again_is_found_on_the_device() -> None:
     pool.check_invariants()
 
 
-def test_nothing_is_found_after_a_step_that_broke_off() -> None:
+def test_a_failed_step_caches_nothing() -> None:
     pool = BlockPool(2, SIZE, state_slots=2, host_blocks=2)
     for word in (1, 2, 3):
         state = SequenceState(pool)
@@ -160,7 +160,7 @@ def test_nothing_is_found_after_a_step_that_broke_off() -> None:
     pool.check_all_free()
 
 
-def test_without_an_aside_tiers_are_places() -> None:
+def test_without_a_host_tier_there_is_one_tier() -> None:
     tiers = TieredBlockAllocator[str](1)
     tiers.add_to_index(tiers.allocate(), "a")
     tiers.release(0)
@@ -171,9 +171,7 @@ def test_without_an_aside_tiers_are_places() -> None:
 
 @pytest.mark.parametrize("family", ["Qwen3", "DeepSeek-V3", "Qwen3.5"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
-def test_a_second_turn_finds_the_first_though_the_device_held_another_conversation(
-    tmp_path: Path, family: str, asynchronous: bool
-) -> None:
+def test_a_second_turn_hits_the_host_tier(tmp_path: Path, family: str, asynchronous: bool) -> None:
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     roomy, small = make_engine(tmp_path), make_engine(tmp_path, blocks=9, aside=16)

@@ -110,6 +110,6 @@ Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 @pytest.mark.parametrize("wrong", [always, by_target, redrawn, turned], ids=lambda rule: rule.__name__)
-def test_a_wrong_rule_is_found_out(wrong: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_detected(wrong: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "rejection_weights", wrong)
     assert drawn() < 1e-12

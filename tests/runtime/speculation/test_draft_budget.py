@@ -47,7 +47,7 @@ def best(accepts: float, prices: list[float]) -> float:
 
 @pytest.mark.parametrize("prices", [CHEAP, CPU, STEEP], ids=["cheap", "cpu", "steep"])
 @pytest.mark.parametrize("accepts", [0.0, 0.2, 0.5, 0.8, 0.95, 1.0])
-def test_it_comes_near_the_best_fixed_length(accepts: float, prices: list[float]) -> None:
+def test_it_is_near_the_best_fixed_length(accepts: float, prices: list[float]) -> None:
     tokens = 2000
     took = sum(simulate(accepts, prices, tokens, seed) for seed in range(5)) / 5
     assert took / tokens <= 1.08 * best(accepts, prices)
@@ -55,7 +55,7 @@ def test_it_comes_near_the_best_fixed_length(accepts: float, prices: list[float]
 
 @pytest.mark.parametrize("prices", [CHEAP, CPU, STEEP], ids=["cheap", "cpu", "steep"])
 @pytest.mark.parametrize("tokens", [100, 1000])
-def test_what_is_never_right_costs_less_than_its_bound(tokens: int, prices: list[float]) -> None:
+def test_drafts_that_are_never_accepted_cost_less_than_the_bound(tokens: int, prices: list[float]) -> None:
     lost = simulate(0.0, prices, tokens) - tokens
     assert lost <= INITIAL_BALANCE + INCOME_PER_TOKEN * tokens
     assert lost <= 0.03 * tokens or tokens == 100
@@ -71,7 +71,7 @@ def test_the_most_promising_drafts_of_a_batch_come_first() -> None:
     assert choose_draft_counts([[], []], [1]) == ([0, 0], 1)
 
 
-def test_of_widths_that_all_share_the_best_is_taken() -> None:
+def test_the_best_shared_width_is_chosen() -> None:
     sure = [0.95**n for n in range(1, 16)]
     flat = [1 + 0.001 * drafts for drafts in range(64)]
     assert choose_width([sure], (1, 4, 8, 16), flat)[0] == 16

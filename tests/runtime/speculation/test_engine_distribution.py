@@ -100,7 +100,7 @@ def test_answers_have_the_distribution_of_the_target(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [always, by_target, redrawn], ids=lambda rule: rule.__name__)
-def test_a_wrong_rule_for_a_model_is_found_out(
+def test_a_wrong_rule_for_a_model_is_detected(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "rejection_weights", wrong)
@@ -131,7 +131,7 @@ def draws_again(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [takes_all, draws_again], ids=lambda rule: rule.__name__)
-def test_a_wrong_rule_for_guesses_is_found_out(
+def test_a_wrong_rule_for_guesses_is_detected(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "sample", wrong)

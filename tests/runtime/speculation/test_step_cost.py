@@ -11,7 +11,7 @@ def guess(rows: int) -> float:
     return 1 + 0.27 * (rows - 1)
 
 
-def test_nothing_measured_is_the_guess() -> None:
+def test_without_measurements_the_estimate_holds() -> None:
     assert StepCost(guess).cost_table(1, 3) == pytest.approx([1, 1.27, 1.54, 1.81])
     assert StepCost(guess).cost_table(4, 1) == pytest.approx([1, 1 + 0.27 / 1.81])
 
@@ -36,7 +36,7 @@ def test_one_step_proves_nothing() -> None:
     assert price.cost_table(1, 1) == pytest.approx([1, 1.27])
 
 
-def test_what_was_measured_long_ago_is_forgotten() -> None:
+def test_old_measurements_are_forgotten() -> None:
     price = StepCost(guess)
     for _ in range(15):
         price.record_step(1, 0, 0.01)

@@ -53,7 +53,7 @@ def one(engine: Engine, **params: object) -> list[int]:
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.0}, {"frequency_penalty": 1.0}], ids=str)
-def test_right_guesses_save_steps_and_change_nothing(folder: Path, params: dict[str, float]) -> None:
+def test_accepted_drafts_save_steps_and_change_nothing(folder: Path, params: dict[str, float]) -> None:
     expected = one(make_engine(folder), max_tokens=21, **params)
     engine = make_engine(folder)
     told = engine.drafter = Told(expected, most=4)
@@ -61,7 +61,7 @@ def test_right_guesses_save_steps_and_change_nothing(folder: Path, params: dict[
     assert told.accepted == [0, 4, 4, 4, 4]  # the prompt brings one, then each step four drafts and one more
 
 
-def test_wrong_guesses_change_nothing(folder: Path) -> None:
+def test_rejected_drafts_change_nothing(folder: Path) -> None:
     expected = one(make_engine(folder), max_tokens=20, temperature=0)
     engine = make_engine(folder)
     wrong = [token if place % 3 else (token + 1) % 320 for place, token in enumerate(expected)]
@@ -70,7 +70,7 @@ def test_wrong_guesses_change_nothing(folder: Path) -> None:
     assert set(told.accepted) >= {0, 2}
 
 
-def test_log_probabilities_are_those_of_one_token_a_step(folder: Path) -> None:
+def test_log_probabilities_are_those_without_drafts(folder: Path) -> None:
     def told(answers: Answers) -> list[tuple[int, float]]:
         [events] = answers.values()
         return [(e.logprob.token_id, round(e.logprob.logprob, 4)) for e in events if e.logprob]
@@ -82,7 +82,7 @@ def test_log_probabilities_are_those_of_one_token_a_step(folder: Path) -> None:
     assert told(run(engine, [sequence(PROMPT, **asked)])) == expected
 
 
-def test_an_answer_ends_at_its_end_token_among_right_guesses(folder: Path) -> None:
+def test_an_answer_ends_at_an_end_token_within_a_draft(folder: Path) -> None:
     expected = one(make_engine(folder), max_tokens=12, temperature=0)
     end = expected[5]
     first = expected.index(end)
@@ -93,7 +93,7 @@ def test_an_answer_ends_at_its_end_token_among_right_guesses(folder: Path) -> No
     assert events[-1].finish_reason is FinishReason.STOP and events[-1].is_end_token
 
 
-def test_what_was_guessed_wrongly_is_not_found_by_others(folder: Path) -> None:
+def test_rejected_drafts_are_never_cached(folder: Path) -> None:
     expected = one(make_engine(folder), max_tokens=20, temperature=0)
     engine = make_engine(folder)
     engine.drafter = Told([(token + 1) % 320 for token in expected], most=10)

@@ -72,7 +72,7 @@ def test_no_name_leaves_the_store(demo_url, name):
     assert time.monotonic() - began < 10
 
 
-def test_the_answer_does_not_tell_which_files_there_are(demo_url):
+def test_answers_do_not_reveal_existing_files(demo_url):
     here, not_here = (
         speak(demo_url, request(body=json.dumps(ASKED | {"model": name}).encode())).message.replace(name, "NAME")
         for name in ("tests/server", "tests/nobody")

@@ -35,7 +35,7 @@ def open_url(demo):
         ("localhost.", 403),
     ],
 )
-def test_rebinding_on_an_address_that_others_reach(url, host, status):
+def test_rebinding_on_a_reachable_address(url, host, status):
     assert speak(url, request("POST", "/v1/completions", AUTHORIZED, host=host)).status == status
 
 
@@ -115,7 +115,7 @@ def test_any_origin_means_any_but_null(open_url):
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", BODY)])
-def test_what_a_foreign_page_asks_without_an_origin_is_refused(demo_url, site, method, body):
+def test_foreign_pages_without_an_origin_are_refused(demo_url, site, method, body):
     """A picture whose address is `/v1/models/NAME` would load a model."""
     lines = (f"Sec-Fetch-Site: {site}", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image")
     assert speak(demo_url, request(method, "/v1/models/demo", *lines, body=body)).status == 403
@@ -136,5 +136,5 @@ def test_links_of_other_pages_lead_to_pages_alone(demo_url, path, goal, refused)
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
-def test_what_the_own_page_asks_is_answered(demo_url, site):
+def test_our_own_page_is_answered(demo_url, site):
     assert speak(demo_url, request("GET", "/v1/models", f"Sec-Fetch-Site: {site}", body=b"")).status == 200

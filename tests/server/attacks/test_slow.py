@@ -129,7 +129,7 @@ def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
 
 
 @pytest.mark.slow
-def test_a_reader_who_does_not_read_is_broken_off(url, demo):
+def test_a_client_that_stops_reading_is_disconnected(url, demo):
     with narrow(url) as connection:
         connection.sendall(asking(**LONG))
         connection.recv(1, 2)
@@ -139,7 +139,7 @@ def test_a_reader_who_does_not_read_is_broken_off(url, demo):
 
 
 @pytest.mark.slow
-def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
+def test_a_client_that_reads_byte_by_byte_is_disconnected(url, demo):
     with narrow(url) as connection, ThreadPoolExecutor(1) as pool:
         connection.sendall(asking(**LONG))
         connection.recv(1)
@@ -151,7 +151,7 @@ def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
 
 
 @pytest.mark.slow
-def test_a_whole_answer_that_nobody_reads_is_broken_off(url, demo):
+def test_an_unread_answer_is_disconnected(url, demo):
     with narrow(url) as connection:
         connection.sendall(asking(**LONG | {"stream": False}))
         connection.recv(1, 2)
@@ -160,7 +160,7 @@ def test_a_whole_answer_that_nobody_reads_is_broken_off(url, demo):
     assert came and not came.endswith(b"}")
 
 
-def test_a_slow_reader_who_goes_on_reading_gets_all(url):
+def test_a_slow_reader_gets_the_complete_answer(url):
     with narrow(url) as connection:
         connection.sendall(asking(max_tokens=300, logprobs=20, stream=True))
         came = b""
@@ -178,7 +178,7 @@ def test_pipelined_requests_are_answered_one_after_the_other(url):
     assert all(text.startswith(prompt) for text, prompt in zip(told, asked, strict=True))
 
 
-def test_half_a_pipelined_request_has_no_longer_than_any_other(url):
+def test_half_a_pipelined_request_has_the_usual_timeout(url):
     with connect(url) as connection:
         connection.sendall(asking() + HEALTH[:20])
         assert json.loads(heard(connection).body)["object"] == "text_completion"
@@ -187,7 +187,7 @@ def test_half_a_pipelined_request_has_no_longer_than_any_other(url):
         assert_at(QUICK.keep_alive_s, time.monotonic() - began)
 
 
-def test_slow_connections_do_not_hold_up_others(url):
+def test_slow_connections_do_not_delay_others(url):
     slow = [connect(url) for _ in range(50)]
     try:
         for connection in slow:

@@ -68,7 +68,7 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
 
 @pytest.mark.quick_every(7)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_hostile_template_harms_nobody_who_asks_beside(demo, tmp_path, name):
+def test_a_hostile_template_does_not_harm_other_requests(demo, tmp_path, name):
     with localllm.load(copied(demo, tmp_path / "evil", TEMPLATES[name])) as evil, serving(evil) as url:
         sent = request("POST", "/v1/chat/completions", body=json.dumps(CHAT | {"model": evil.name}).encode())
         began = time.monotonic()
@@ -166,7 +166,7 @@ def faults(tree: ast.AST) -> list[str]:
 
 
 @pytest.mark.slow
-def test_nothing_that_is_read_is_carried_out():
+def test_no_pickle_or_code_is_executed():
     """No pickle, no eval, no shell; processes of our own speak JSON over pipes."""
     files = list(parsed())
     assert len(files) > 200
@@ -185,5 +185,5 @@ def test_nothing_that_is_read_is_carried_out():
         "subprocess.run(x, shell=True)",
     ],
 )
-def test_what_is_looked_for_would_be_found(program):
+def test_the_search_for_unsafe_calls_works(program):
     assert faults(ast.parse(program))

@@ -42,7 +42,7 @@ def refusal(kind: str, text: str) -> str:
         {"$id": "https://example.com/part.json"},
     ],
 )
-def test_what_a_mask_cannot_keep_is_refused_with_keyword_and_place(schema: dict[str, Any]) -> None:
+def test_unsupported_keywords_are_rejected_with_their_location(schema: dict[str, Any]) -> None:
     [keyword] = schema
     whole = {"type": "object", "properties": {"a/b": {"anyOf": [{"type": "null"}, schema]}}}
     assert f"{keyword} at #/properties/a~1b/anyOf/1 " in refusal("json_schema", json.dumps(whole))
@@ -67,12 +67,12 @@ def test_a_property_may_be_called_like_a_keyword() -> None:
         ({"type": "integer", "multipleOf": 0}, "multipleOf at #/items is wrong"),
     ],
 )
-def test_what_is_wrong_or_unknown_is_told_with_its_place(schema: Any, said: str) -> None:
+def test_invalid_schemas_are_located(schema: Any, said: str) -> None:
     assert said in refusal("json_schema", json.dumps({"type": "array", "items": schema}))
 
 
 @pytest.mark.parametrize("part", [{"minProperties": "x"}, {"$ref": 5}, {"required": 3, "type": "object"}])
-def test_a_value_that_an_old_draft_does_not_check_is_told(part: dict[str, Any]) -> None:
+def test_values_unchecked_by_an_old_draft_are_rejected(part: dict[str, Any]) -> None:
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "$defs": {"a": part}, "$ref": "#/$defs/a"}
     assert "of the wrong type" in refusal("json_schema", json.dumps(schema))
 
@@ -96,7 +96,7 @@ def test_a_value_that_an_old_draft_does_not_check_is_told(part: dict[str, Any]) 
         ({"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]}, "requires itself"),
     ],
 )
-def test_what_nothing_satisfies_is_refused_by_name(schema: Any, said: str) -> None:
+def test_unsatisfiable_schemas_are_rejected_by_name(schema: Any, said: str) -> None:
     assert said in refusal("json_schema", json.dumps(schema))
 
 
@@ -110,7 +110,7 @@ def test_what_nothing_satisfies_is_refused_by_name(schema: Any, said: str) -> No
         {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "null"}], "$defs": {"a": {"type": "string"}}},
     ],
 )
-def test_recursion_that_can_end_is_kept_to(schema: Any) -> None:
+def test_finite_recursion_is_supported(schema: Any) -> None:
     compile_source(Grammar("json_schema", json.dumps(schema)))
 
 

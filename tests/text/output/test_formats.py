@@ -121,7 +121,7 @@ MALFORMED = [
 @pytest.mark.parametrize(
     ("form", "text"), MALFORMED, ids=lambda value: value[:60] if isinstance(value, str) else ""
 )
-def test_what_is_no_call_is_content_to_the_character(form: Any, text: str):
+def test_text_that_is_no_call_is_content(form: Any, text: str):
     for pieces in cuts(text):
         for space in ("", "  \n"):
             assert joined(route(tagged(form), [space, *pieces, space])) == ("", space + text + space, [])

@@ -11,7 +11,7 @@ from tests.tui.scripted_events import story
 @pytest.mark.parametrize(
     "keys", [(), ("2", "home", "right", "right", "right", "right"), ("3",)], ids=["timeline", "tokens", "blocks"]
 )
-def test_an_answer_under_way(snap_compare, size, keys) -> None:
+def test_a_running_answer(snap_compare, size, keys) -> None:
     steps = 60 if size[0] == 80 else 200
     app = Inspected(list(story(steps))[:-1], ended=False)
 

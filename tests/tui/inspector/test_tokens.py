@@ -30,7 +30,7 @@ def lines(flow: TokenFlow) -> list[str]:
         ("日本", "日本"),
     ],
 )
-def test_everything_is_seen_and_nothing_obeyed(text: str, seen: str) -> None:
+def test_control_characters_are_shown_and_not_executed(text: str, seen: str) -> None:
     assert printable(text) == seen
 
 
@@ -66,7 +66,7 @@ def test_growing_gives_the_same_as_all_at_once() -> None:
     assert lines(flow) == lines(whole)
 
 
-def test_neighbours_that_were_guessed_alike_have_one_mark() -> None:
+def test_adjacent_tokens_of_one_draft_share_a_mark() -> None:
     guesses = [
         DraftStatus.NONE,
         DraftStatus.ACCEPTED,

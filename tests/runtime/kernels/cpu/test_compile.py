@@ -26,7 +26,7 @@ def planes() -> list[int]:
     return [*bytes_.tolist(), *records.tolist()]
 
 
-def test_what_was_compiled_is_not_compiled_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_are_reused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = planes()
     [file] = home.iterdir()
 
@@ -43,7 +43,7 @@ def test_what_was_compiled_is_not_compiled_again(home: Path, monkeypatch: pytest
 @pytest.mark.parametrize(
     "damage", [lambda whole: whole[:-100], lambda whole: b"", lambda whole: bytes(len(whole))]
 )
-def test_what_is_damaged_is_compiled_again(home: Path, damage) -> None:
+def test_damaged_kernels_are_compiled_again(home: Path, damage) -> None:
     expected = planes()
     [file] = home.iterdir()
     whole = file.read_bytes()

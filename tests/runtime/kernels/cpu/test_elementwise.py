@@ -44,7 +44,7 @@ def test_nan_stays() -> None:
         assert gated_activation_reference(x, activation).isnan().tolist() == [[True, False], [True, False]]
 
 
-def test_what_it_does_not_take() -> None:
+def test_declined_calls() -> None:
     assert (
         not supports(torch.zeros(3).double())
         and not supports(torch.zeros(0))
@@ -52,7 +52,7 @@ def test_what_it_does_not_take() -> None:
     )
 
 
-def test_a_function_of_torch_gives_a_number_the_same_bits_wherever_it_stands() -> None:
+def test_torch_functions_are_position_independent() -> None:
     x = torch.randn(5, 77, generator=torch.Generator().manual_seed(0)) * 30
     whole = map_in_vectors(torch.cos, x)
     assert all(torch.equal(map_in_vectors(torch.cos, x[i : i + 1]), whole[i : i + 1]) for i in range(5))

@@ -27,6 +27,6 @@ def test_the_rest_is_laid_by_torch(weights) -> None:
     assert found and expected and torch.equal(found.parts["q"], expected.parts["q"])
 
 
-def test_what_differs_stays_apart() -> None:
+def test_different_formats_stay_separate() -> None:
     assert layout.interleave_weights(blocks("q4_0", 16, 64), blocks("q4_0", 16, 128)) is None
     assert layout.interleave_weights(blocks("q4_0", 16, 64), blocks("q8_0", 16, 64)) is None

@@ -33,7 +33,7 @@ def test_epsilon_counts_and_nan_stays() -> None:
 @pytest.mark.parametrize(
     "x", [torch.zeros(2, 40), torch.zeros(4, 64)[:, ::2], torch.zeros(0, 32), torch.zeros(2, 32).double()]
 )
-def test_what_it_does_not_take_torch_does(x: torch.Tensor) -> None:
+def test_declined_calls_run_in_torch(x: torch.Tensor) -> None:
     assert not supports_rms_norm(x, None)
     assert rms_norm(x, None, 1e-5).shape == x.shape
 

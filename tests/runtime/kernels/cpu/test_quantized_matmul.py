@@ -52,7 +52,7 @@ def test_blocks_of_gguf(form: str, way: str) -> None:
 @pytest.mark.parametrize("form", ["int4", "int8"])
 @pytest.mark.parametrize("group", [None, 16, 32, 128])
 @pytest.mark.parametrize("zeros", [False, True])
-def test_whole_numbers(form: str, group: int | None, zeros: bool, way: str) -> None:
+def test_integer_weights(form: str, group: int | None, zeros: bool, way: str) -> None:
     check(integers(form, 21, 300, group, zeros=zeros), way, torch.float32)
 
 
@@ -129,7 +129,7 @@ def test_fewer_threads_than_were_wanted_do_all() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-def test_what_is_not_a_number_stays_so(way: str, odd: float) -> None:
+def test_nan_stays_nan(way: str, odd: float) -> None:
     weight, x = laned(blocks("q4_0", 16, 64)), rows_of(2, 64, torch.float32)
     x[0, 40] = odd
     y = WAYS[way](x, weight)
@@ -155,7 +155,7 @@ def test_outliers_do_not_spoil_other_groups() -> None:
     assert (error <= 2.0**-8 * (x.double().abs() @ exact.abs().T)).all()
 
 
-def test_programs_are_compiled_once_however_many_ask() -> None:
+def test_concurrent_requests_compile_once() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce

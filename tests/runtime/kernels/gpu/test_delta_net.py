@@ -100,7 +100,7 @@ def test_repeated_keys_lose_no_digits() -> None:
     compare_rows(alike)
 
 
-def test_a_token_has_the_same_bits_whatever_stands_beside_it() -> None:
+def test_a_token_has_the_same_bits_in_any_batch() -> None:
     config = DeltaNetConfig(key_heads=1, value_heads=2, key_dim=16, value_dim=16, kernel_size=4)
     make = delta_arguments([(7, 1), (40, 40), (3, 3)], False, 0.1, config)
     q, k, v, decay, beta, cache, batch = make(torch.float32)
@@ -132,7 +132,7 @@ def test_convolution(spans: list[tuple[int, int]], saved: bool, kernel: int, sil
     assert torch.equal(*kept)
 
 
-def test_one_token_after_another_is_the_whole() -> None:
+def test_token_by_token_equals_the_full_scan() -> None:
     config = DeltaNetConfig(1, 1, 8, 8, 4)
     x, taps = numbers(9, config.channels), numbers(4, config.channels).float()
     whole = RecurrentCache(ROWS, config, torch.bfloat16, CPU)

@@ -100,7 +100,7 @@ def test_packed_experts(tokens: int, form: str) -> None:
 
 
 @pytest.mark.parametrize("tokens", [4, 30])
-def test_an_expert_that_nobody_chose_is_not_read(tokens: int) -> None:
+def test_unchosen_experts_are_not_read(tokens: int) -> None:
     mlps = plain(4, 32, 16)
     assert isinstance(mlps.gate_up, Tensor) and isinstance(mlps.down, Tensor)
     mlps.gate_up.view(4, 32, 32)[2] = torch.nan
@@ -110,7 +110,7 @@ def test_an_expert_that_nobody_chose_is_not_read(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [16, 80])
-def test_one_expert_may_be_chosen_by_all(tokens: int) -> None:
+def test_all_tokens_may_choose_one_expert(tokens: int) -> None:
     compare(tokens, plain(4, 32, 16), torch.full((tokens, 1), 3), torch.rand(tokens, 1), torch.float32)
 
 
@@ -120,7 +120,7 @@ def test_no_tokens() -> None:
 
 
 @pytest.mark.parametrize(("few", "all_of_them"), [(3, 16), (20, 70)])
-def test_a_token_does_not_feel_the_others(few: int, all_of_them: int) -> None:
+def test_a_token_does_not_depend_on_the_others(few: int, all_of_them: int) -> None:
     mlps, x = cast(plain(4, 32, 16), torch.float32), drawn(all_of_them, 32).float()
     chosen, weight = routed(all_of_them, 4, 2)
     found = experts(x, chosen, weight, mlps)

@@ -82,7 +82,7 @@ def test_a_residual_is_added_in_the_product() -> None:
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 19, 100])
-def test_a_row_does_not_feel_the_others(tokens: int) -> None:
+def test_a_row_does_not_depend_on_the_others(tokens: int) -> None:
     weight, x = laid(floats("mxfp4", 33, 96, None)), rows_of(100, 96)
     assert torch.equal(linear(x[:tokens], weight, None), linear(x, weight, None)[:tokens])
 

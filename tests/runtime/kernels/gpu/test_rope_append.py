@@ -101,7 +101,7 @@ def test_heads(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(cache.v, expected.v, **close, equal_nan=True)
 
 
-def test_means_are_taken_off() -> None:
+def test_means_are_subtracted() -> None:
     (q, _, cache), (expected_q, _, expected) = both(VARIANTS["normed"], torch.float32, torch.float32, "layer")
     torch.testing.assert_close(q, expected_q, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(cache.k, expected.k, atol=1e-6, rtol=1e-6, equal_nan=True)

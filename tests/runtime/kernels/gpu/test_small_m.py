@@ -70,7 +70,7 @@ def test_plain_weights(tokens: int, rows: int, columns: int, dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "swiglu_clamped"])
 @pytest.mark.parametrize("form", ["int4", "plain"])
-def test_what_stands_around_a_product(form: str, activation: Activation, dtype: torch.dtype) -> None:
+def test_epilogues_of_a_product(form: str, activation: Activation, dtype: torch.dtype) -> None:
     rows, columns, tokens = 44, 320, 3
     weight = planes("int4", rows, columns, 64) if form == "int4" else random(rows, columns) / 16
     x, bias, residual = random(tokens, columns), random(rows), random(tokens, rows // 2)
@@ -88,7 +88,7 @@ def test_what_stands_around_a_product(form: str, activation: Activation, dtype: 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # NaN and infinity, as numpy sees them
 @pytest.mark.parametrize("form", ["int4", "int8", "plain"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_knows_neither_how_many_there_are_nor_what_they_hold(form: str, dtype: torch.dtype) -> None:
+def test_a_row_does_not_depend_on_count_or_content_of_others(form: str, dtype: torch.dtype) -> None:
     weight = random(34, 384).to(dtype) if form == "plain" else planes(form, 34, 384, 32)
     x = random(16, 384).to(dtype)
     alone = torch.cat([small_m_matmul(x[row : row + 1], weight, None) for row in (0, 7, 15)])
@@ -142,7 +142,7 @@ def test_columns_in_another_order() -> None:
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "plain"])
-def test_nothing_that_is_not_its_own_is_read_or_written(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_foreign_memory_is_read_or_written(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """x ends where NaN begin, results and parts begin as NaN, and what is drawn is put back."""
     made = torch.full((9, 200), float("nan"), dtype=torch.bfloat16)
     x = made.view(-1)[200:1000].view(4, 200)
@@ -163,7 +163,7 @@ def test_nothing_that_is_not_its_own_is_read_or_written(form: str, monkeypatch: 
     assert not ticket_counters(x.device).any()
 
 
-def test_why_other_products_are_passed_over() -> None:
+def test_other_products_are_declined_with_a_reason() -> None:
     weight = planes("int4", 16, 64, 32)
     said = dict(explain("linear", torch.zeros(17, 64), weight, None))
     assert said["triton-skinny-planes"] == "17 rows, not 1 to 16"
