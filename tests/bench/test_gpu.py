@@ -27,6 +27,7 @@ MINUTES = 600  # seconds that all parts may take, with what lies between them
 VERDICTS = ("goal", "accepted", "below")
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("part", ["ceilings", "roofline", "prefill", "kernels", "rivals"])
 def test_a_part_gives_rows_that_a_table_shows(part: str) -> None:
     rows = list(import_module(f"bench.gpu.{part}").measure(SETTING))

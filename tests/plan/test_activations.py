@@ -80,6 +80,7 @@ def test_the_estimate_includes_dequantized_weights(tmp_path: Path, family: str, 
     check_peak(tmp_path, "bfloat16", kv_dtype)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_estimate_includes_delta_nets(tmp_path: Path, dtype: str) -> None:
     kind, changes = FAMILIES["Qwen3.5"]
@@ -98,6 +99,7 @@ def test_a_deterministic_step_needs_no_more_memory(tmp_path: Path, family: str) 
     check_peak(tmp_path, "bfloat16", deterministic=True)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("model", ["demo", "gguf/model-q4_k_m.gguf"])
 def test_the_estimate_is_near_the_peak_with_packed_weights(model: str) -> None:
     check_peak(resolve_model(model).path if model == "demo" else shared(model), "bfloat16")

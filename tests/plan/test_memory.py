@@ -60,19 +60,21 @@ def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float
         assert llm.memory.total == pytest.approx(held, rel=rel)
 
 
-@pytest.mark.quick_every(7)
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KINDS)
 def test_a_loaded_model_takes_the_planned_bytes(tmp_path: Path, family: str, dtype: str) -> None:
     check_held(write_model(tmp_path, family), dtype)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("form", ["int8", "fp8"])
 @pytest.mark.parametrize("family", ["Gemma 4, all at once", "DeepSeek-V3", "Qwen3-Next"])
 def test_keys_and_values_in_8_bits_are_counted_with_their_scales(tmp_path: Path, family: str, form: str) -> None:
     check_held(write_model(tmp_path, family), "bfloat16", form)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_is_counted_packed_where_it_stays_packed(dtype: str) -> None:
     check_held("demo", dtype)
@@ -98,6 +100,7 @@ def test_packed_words_and_bytes_are_counted_as_they_are_kept(tmp_path: Path, lay
     check_held(tmp_path, dtype)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_blocks_of_gguf_are_counted_as_they_are_mapped(dtype: str) -> None:
     check_held(shared("gguf/model-q4_k_m.gguf"), dtype)
@@ -171,7 +174,7 @@ def test_a_context_that_the_model_does_not_have() -> None:
             check_context(512, asked)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["Llama, tied", "Qwen3", "Mixtral"])

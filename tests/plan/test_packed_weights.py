@@ -43,6 +43,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     check_planned(tmp_path)
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("layout", ["awq", "gptq, zero points", "gptq, 8 bits, desc_act, zero points", *FLOATS])
 def test_published_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     monkeypatch.setattr(weight_source, "stays_packed", lambda form, _: stays_packed(form, "cuda"))
@@ -50,6 +51,7 @@ def test_published_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layo
     check_planned(tmp_path)
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("form", ["f16", "q5_1", "q2_k", "q3_k_m", "q4_k_m", "iq4_xs"])
 def test_gguf(form: str) -> None:
     check_planned(shared(f"gguf/model-{form}.gguf"))

@@ -99,6 +99,7 @@ def test_lower_levels_give_the_same_bits(level: str, here: dict[str, torch.Tenso
     assert not different
 
 
+@pytest.mark.slow
 def test_without_compiled_kernels_torch_gives_the_same_numbers(
     here: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

@@ -131,7 +131,7 @@ def weights(form: str) -> QuantizedTensor:
     return blocks(form, 37, 512)
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", ["q4_0", "q4_1", "q2_k", "q4_k", "q6_k", "q8_0", "int4", "int8"])
 def test_products_have_the_same_bits(

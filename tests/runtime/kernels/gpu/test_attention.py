@@ -154,6 +154,7 @@ def attended(
     return attention(q[end - count : end], cache, alone, c)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     ("c", "form"),
     [
