@@ -153,7 +153,7 @@ async def test_drafts_and_unlikely_tokens_are_marked_without_colour() -> None:
             assert bool(style.bold) is (probability_band(token) == "rare")
 
 
-async def test_the_view_follows_the_answer_unless_a_token_is_selected() -> None:
+async def test_the_view_follows_the_answer_unless_a_token_is_selected(until) -> None:
     events = list(story(400))
     app = Inspected()
     async with app.run_test() as pilot:
@@ -161,17 +161,16 @@ async def test_the_view_follows_the_answer_unless_a_token_is_selected() -> None:
         view = app.query_one(Tokens)
         app.begin()
         app.tell(events[:300])
-        await pilot.pause(0.25)
-        assert view.scroll_offset.y == view.max_scroll_y > 0
+        await until(pilot, lambda: view.scroll_offset.y == view.max_scroll_y > 0)
         await pilot.press("home")
         assert view.scroll_offset.y == 0
+        below = view.max_scroll_y
         app.tell(events[300:400])
-        await pilot.pause(0.25)
+        await until(pilot, lambda: view.max_scroll_y > below)
         assert view.scroll_offset.y == 0 and view.index == 0
         await pilot.press("end")
         app.tell(events[400:])
-        await pilot.pause(0.25)
-        assert view.scroll_offset.y == view.max_scroll_y and view.token.special
+        await until(pilot, lambda: view.scroll_offset.y == view.max_scroll_y and view.token.special)
 
 
 async def test_scrolling_back_stops_following() -> None:
