@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names files that exist, and counts their lines truly."""
+"""ARCHITECTURE.md names files that exist, with their number of lines."""
 
 import json
 import re
@@ -23,7 +23,7 @@ STEP = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|$", TEXT, re.MULTILINE)
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_file_that_is_named_exists(path: str):
-    places = (
+    folders = (
         ROOT,
         ROOT / "tests",
         PACKAGE,
@@ -31,7 +31,7 @@ def test_a_file_that_is_named_exists(path: str):
         PACKAGE / "runtime/kernels",
         ROOT / "tests/runtime",
     )
-    assert any((place / path).exists() for place in places)
+    assert any((folder / path).exists() for folder in folders)
 
 
 def test_one_decode_step_is_in_at_most_fifteen_files():

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.files import MAX_JSON_BYTES, read_json, write_atomic, write_user_file
+from localllm.files import MAX_JSON_BYTES, expand_path, read_json, write_atomic, write_user_file
+from localllm.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,17 @@ def test_text_that_cannot_be_encoded_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="surrogates"):
         write_user_file(tmp_path / "x", "\ud800", overwrite=False)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_tilde_is_the_home_folder() -> None:
+    assert expand_path("~/notes.md") == Path.home() / "notes.md"
+    assert expand_path("a/~") == Path("a/~")
+
+
+def test_an_unknown_home_folder_is_one_error_message() -> None:
+    with pytest.raises(
+        UsageError, match="the home folder ~nobody-here in ~nobody-here/x is unknown; use a full path"
+    ):
+        expand_path("~nobody-here/x")
+    with pytest.raises(UsageError, match="nobody-here"):
+        Settings.from_environment({"LOCALLLM_HOME": "~nobody-here"})

@@ -1,12 +1,12 @@
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 
 from localllm import sampling
 from localllm.request import SamplingParams
-from localllm.sampling import params_from_json, params_to_json
+from localllm.sampling import PARAMETER_HELP, params_from_json, params_to_json
 
 EVERY = SamplingParams(
     temperature=0.1,
@@ -47,3 +47,8 @@ def test_nested_fields_are_serialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "_NESTED", sampling._nested_dataclasses())
     for given in (Later(shape=Shape("a")), Later()):
         assert params_from_json(json.loads(json.dumps(params_to_json(given)))) == given
+
+
+def test_every_parameter_of_a_conversation_has_a_meaning():
+    of_one_answer = {"logprobs", "prompt_logprobs", "grammar"}
+    assert PARAMETER_HELP.keys() == {field.name for field in fields(SamplingParams)} - of_one_answer

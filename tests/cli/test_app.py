@@ -21,11 +21,12 @@ def test_commands_without_a_model_do_not_import_torch(arguments):
         "heavy = {'torch', 'transformers', 'prompt_toolkit'} & set(sys.modules);"
         "sys.exit(f'imports {heavy}' if heavy else code)"
     )
-    start = time.perf_counter()
+    before = os.times()
     done = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
-    assert time.perf_counter() - start < 5  # 0.4 s on two idle cores
+    after = os.times()
+    assert after.children_user - before.children_user < 5  # 0.4 s on two idle cores
 
 
 def test_ctrl_c_while_the_program_is_being_read_is_no_error():
@@ -47,28 +48,28 @@ sys.exit(main())
 
 def test_a_broken_pipe_ends_well(model):
     command = f"{sys.executable} {LAUNCHER} run {model} lines | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=200)
     assert done.stdout == b"a line\n0\n"
     assert done.stderr == b""
 
 
 def test_a_reader_that_never_reads_ends_well_too(model):
     command = f"{sys.executable} {LAUNCHER} list | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=200)
     assert (done.stdout, done.stderr) == (b"0\n", b"")
 
 
 def test_a_closed_stdin_is_an_empty_one(model):
     run = f"{sys.executable} {LAUNCHER} run {model}"
     command = f"{run} hello <&-; {run} <&-; echo $?"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=200)
     assert done.stdout == b"1:hello2\n"
     assert done.stderr.startswith(b"error: the prompt is empty")
 
 
 def test_a_closed_stdout_is_an_error_with_a_remedy(model):
     command = f"{sys.executable} {LAUNCHER} run {model} hello >&-"
-    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=200)
     assert (done.returncode, done.stderr) == (
         2,
         b"error: stdout is closed; send the answer to a file or to /dev/null\n",
@@ -77,7 +78,7 @@ def test_a_closed_stdout_is_an_error_with_a_remedy(model):
 
 def test_a_closed_stderr_does_not_disturb_the_answer(base):
     command = f"{sys.executable} {LAUNCHER} run {base} hello --verbose 2>&-"
-    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], input=b"", capture_output=True, timeout=200)
     assert (done.returncode, done.stdout) == (0, b"raw:hello")
 
 
@@ -106,7 +107,7 @@ def interrupt(arguments, ready):
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:
         ready(process.stdout)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     return process.returncode, out, err
 
 
@@ -119,7 +120,7 @@ def test_ctrl_c_leaves_no_half_json(model):
 @pytest.mark.parametrize("words", [[], ["show"], ["run"]])
 def test_help_is_a_word_as_well_as_a_flag(words):
     by_word, by_flag = (
-        subprocess.run([sys.executable, "-m", "localllm", *line], capture_output=True, text=True, timeout=60)
+        subprocess.run([sys.executable, "-m", "localllm", *line], capture_output=True, text=True, timeout=200)
         for line in (["help", *words], [*words, "--help"])
     )
     assert (by_word.returncode, by_word.stdout) == (0, by_flag.stdout)

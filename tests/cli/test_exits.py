@@ -118,7 +118,7 @@ def test_a_tokenizer_of_another_model(folder: Path, real: Program, flags: list[s
 def test_a_full_disk_is_no_fault_of_ours(folder: Path) -> None:
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "localllm", "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            [sys.executable, "-m", "localllm", "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=200
         )
     assert done.returncode == 1
     assert done.stderr == "error: the system says: No space left on device; check the disk and the rights\n"

@@ -68,7 +68,7 @@ def pull(tmp_path, **settings):
         env=kept | places | {"HF_ENDPOINT": "http://hub.invalid"} | settings,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 

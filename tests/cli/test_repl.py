@@ -64,7 +64,7 @@ class Terminal:
                     break
             except OSError:  # how Linux tells that the other end of a terminal is closed
                 break
-        return self.process.wait(timeout=20)
+        return self.process.wait(timeout=100)
 
     def close(self):
         self.process.kill()

@@ -64,7 +64,7 @@ def localllm(url, home):
         command = [sys.executable, "-m", "localllm", *words]
         given = {} if "input" in options else {"stdin": subprocess.DEVNULL}
         return subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, **given, **options
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, **given, **options
         )
 
     return run

@@ -23,7 +23,7 @@ def url():
 def top(home, *words):
     command = [sys.executable, "-m", "localllm", "top", "--every", "0.2s", *words]
     environment = os.environ | {"LOCALLLM_HOME": str(home)}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=200)
 
 
 def test_one_snapshot_as_text(url, tmp_path):
