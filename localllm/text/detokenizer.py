@@ -39,6 +39,7 @@ class Detokenizer:
         self._fresh = len(self._window)  # index of the first token whose text is not complete
         text = self._decode(self._window)
         self._given = text[: len(text) - _unsettled(text)]  # text of the window that has been returned
+        self._prompt_end = text if self._given != text else ""  # ends in U+FFFD, or in bytes that tokens complete
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
@@ -49,6 +50,7 @@ class Detokenizer:
         text = self._decode(self._window)
         if not text.startswith(self._given):
             text, self._given = self._decode(self._window[self._fresh :]), ""
+        self._skip_prompt_end(text)
         rest, self._given = text[len(self._given) :], text
         return rest
 
@@ -56,6 +58,7 @@ class Detokenizer:
         self._window.append(token)
         text = self._decode(self._window)
         settled = text[: len(text) - _unsettled(text)]
+        self._skip_prompt_end(settled)
         if not settled.startswith(self._given):
             # Byte fallback decodes a run of byte tokens together: an incomplete character affects all of it.
             if len(self._window) - self._fresh < _CHARACTER_TOKENS:
@@ -64,6 +67,8 @@ class Detokenizer:
             text = self._decode(self._window)
             settled = text[: len(text) - _unsettled(text)]
         piece, self._given = settled[len(self._given) :], settled
+        if piece:
+            self._prompt_end = ""
         if settled == text and piece:
             self._window = self._window[self._fresh :]
             self._given = self._decode(self._window)
@@ -75,6 +80,11 @@ class Detokenizer:
             again = self._decode(self._window)
             self._given = again[: len(again) - _unsettled(text)]
         return piece
+
+    def _skip_prompt_end(self, text: str) -> None:
+        """Count a U+FFFD at the end of the prompt as returned, once it is known that no token completed it."""
+        if self._prompt_end and text.startswith(self._prompt_end):
+            self._given, self._prompt_end = self._prompt_end, ""
 
     def _context(self, prompt_ids: Sequence[int]) -> list[int]:
         """Return the shortest suffix that has text and begins with a complete character."""
