@@ -1,4 +1,4 @@
-"""Counts that are too large are refused by the name of their field, in the body of every API."""
+"""Counts above their limits are rejected by field name in every API."""
 
 from collections.abc import Callable
 from typing import Any

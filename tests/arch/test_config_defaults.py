@@ -1,4 +1,4 @@
-"""Configurations as they lie on the Hub: fields left out that the family's class in transformers fills in."""
+"""Omitted config.json fields take the defaults of the family's class in transformers."""
 
 from typing import Any
 

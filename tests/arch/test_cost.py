@@ -1,5 +1,5 @@
-"""What a step reads and computes by `arch.cost`, beside what torch sees in a step of the engine that torch alone
-computes: of compiled kernels it would see nothing."""
+"""Parameters and cache sizes by `arch.cost`, and its bytes and operations of a step beside what torch's dispatcher
+sees in a step without compiled kernels."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Numbers and kinds in config.json that no model has: refused in one sentence, before any memory is asked for."""
+"""Impossible values in config.json are rejected in one sentence before any memory is allocated."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Published configurations, shortened to what counts: the parameters that their model cards state."""
+"""Published configurations, shortened to the fields that count, give the parameters of their model cards."""
 
 from typing import Any
 

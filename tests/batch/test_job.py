@@ -1,4 +1,4 @@
-"""Input and output without an engine: whatever is left of an output, a run goes on with it or refuses."""
+"""Input and output of a batch without an engine: a run resumes any partial output, or refuses it."""
 
 import io
 import json

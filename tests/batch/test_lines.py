@@ -1,4 +1,4 @@
-"""Lines as people write them, and the lines that answer them, in the form of OpenAI's batches."""
+"""Input and output lines in the form of OpenAI's batches."""
 
 import json
 from typing import Any

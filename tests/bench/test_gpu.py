@@ -1,4 +1,4 @@
-"""The harness of bench/gpu.sh at tiny shapes on a processor: no number that it gives means anything."""
+"""The harness of bench/gpu.sh with tiny shapes on a CPU; its numbers mean nothing."""
 
 import json
 import re

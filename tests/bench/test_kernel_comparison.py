@@ -1,4 +1,4 @@
-"""The comparison finds a kernel that is wrong: shown on a CPU, so that it holds before there is a GPU."""
+"""The kernel comparison detects wrong kernels; shown on a CPU, so that no GPU is needed."""
 
 from collections.abc import Iterator
 from pathlib import Path

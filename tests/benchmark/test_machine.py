@@ -1,4 +1,4 @@
-"""What a result says of where it was measured."""
+"""The machine section of a result."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Plots are pictures of what was measured."""
+"""Plots of benchmark results."""
 
 import xml.etree.ElementTree
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Benchmarks of real models: every number of the report follows from its raw gaps, and from what the steps read.
-What the numbers are is not tested: machines differ."""
+"""Benchmarks of real models: every reported number follows from raw gaps and from the bytes that steps read.
+Absolute values are not tested, as machines differ."""
 
 import csv
 import io

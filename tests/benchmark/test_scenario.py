@@ -1,4 +1,4 @@
-"""Lists become scenarios, within what a model knows."""
+"""Lists of lengths become scenarios within the limits of a model."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Distributions are numpy's, and a summary is that of every request's own measures."""
+"""Distributions equal numpy's, and a summary aggregates the measures of every request."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The boxed model's folder: its layout, its template, and whole answers to the documented prompts."""
+"""The folder of the bundled model: layout, template, and complete answers to the documented prompts."""
 
 import json
 from pathlib import Path

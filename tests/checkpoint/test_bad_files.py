@@ -1,4 +1,4 @@
-"""What a broken or hostile model folder gets: one sentence that names the fault, and the documented exit code."""
+"""A damaged or hostile model folder gives one sentence that names the fault, and the documented exit code."""
 
 import json
 import random

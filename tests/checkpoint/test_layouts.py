@@ -1,4 +1,4 @@
-"""Each layout of quantized weights, matrix by matrix: what words mean, and what is said of senseless files."""
+"""Each layout of quantized weights, matrix by matrix, and the errors for inconsistent files."""
 
 from collections.abc import Callable
 from pathlib import Path

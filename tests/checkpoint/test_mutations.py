@@ -1,4 +1,4 @@
-"""No mutation of a model file crashes, hangs or fills the memory: it is read, or refused in a sentence."""
+"""No mutation of a model file crashes, hangs or exhausts memory: it is read, or refused with one error message."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Headers read from a hub equal those read from the disk, and cost little more than themselves."""
+"""Headers read from a hub equal those read from disk, and transfer little more than themselves."""
 
 import pytest
 

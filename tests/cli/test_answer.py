@@ -1,4 +1,4 @@
-"""What is guessed, shown while an answer comes."""
+"""Draft tokens are shown while an answer streams."""
 
 import io
 import os

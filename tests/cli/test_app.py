@@ -1,4 +1,4 @@
-"""The program as a process: what shells, pipes and signals do to it."""
+"""The program as a process: pipes, streams, signals and start-up."""
 
 import os
 import signal

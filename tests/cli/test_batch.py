@@ -1,4 +1,4 @@
-"""`localllm batch` as a process of its own, with a real model: killed, interrupted, piped, and what it says."""
+"""`localllm batch` as a process with a real model: killed, interrupted, piped, and its output."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`localllm bench` with real models: its forms of output, and its exit codes."""
+"""`localllm bench` with real models: output formats and exit codes."""
 
 import csv
 import io

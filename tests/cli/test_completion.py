@@ -1,4 +1,4 @@
-"""The Tab key: what is offered, and that real shells put it into the line."""
+"""Tab completion: the offered words, and their insertion by real shells."""
 
 import json
 import os

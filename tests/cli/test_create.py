@@ -1,4 +1,4 @@
-"""`localllm create`, and the commands that take what it made."""
+"""`localllm create`, and the commands that use its result."""
 
 import json
 

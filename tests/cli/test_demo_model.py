@@ -1,4 +1,4 @@
-"""The whole way, with the engine and the model that come with the program."""
+"""The program end to end with the real engine and the bundled model."""
 
 import importlib.util
 import json

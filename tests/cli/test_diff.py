@@ -1,4 +1,4 @@
-"""`localllm diff` with real models: what it prints, as a table and as JSON, and its exit codes."""
+"""`localllm diff` with real models: table, JSON and exit codes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`localllm doctor` as a process, on this machine as it is."""
+"""`localllm doctor` as a process on this machine."""
 
 import json
 import math

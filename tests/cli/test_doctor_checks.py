@@ -1,4 +1,4 @@
-"""What a doctor says to machines that nobody has at hand."""
+"""The doctor's remedies for simulated machines."""
 
 import dataclasses
 from pathlib import Path

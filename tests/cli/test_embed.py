@@ -1,4 +1,4 @@
-"""`localllm embed`, and what `list`, `show` and `plan` say of an embedder."""
+"""`localllm embed`, and `list`, `show` and `plan` of an embedder."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""What goes wrong gives one sentence with the remedy and the documented exit code, with the engine itself. What a
-process of its own could change is held by one of each kind, as each takes two seconds to start."""
+"""Failures give one sentence with the remedy and the documented exit code, with the real engine. One case of each
+kind runs as a process, as each takes two seconds to start."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The quick way in reads a command line as the library does, or leaves it alone."""
+"""The fast start parses a command line exactly as the library does, or leaves it to the library."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Every `--json`: that what commands print is what docs/schemas say, and nothing else."""
+"""Every `--json` output matches its schema in docs/schemas."""
 
 import copy
 import json

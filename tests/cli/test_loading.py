@@ -1,4 +1,4 @@
-"""What is looked at before a download: does it run here, does it fit?"""
+"""Checks before a download: does the model run here, and does it fit?"""
 
 import json
 

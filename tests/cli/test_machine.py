@@ -1,4 +1,4 @@
-"""The models of this machine: what is offered, and how one is opened and left."""
+"""Models of this machine: offers, loading and cancelling."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""The manual: that it says what the program says, is well-formed, and can be read."""
+"""The manual pages match the program, are well-formed and render."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""What models are offered, and which one is recommended."""
+"""Offered and recommended models."""
 
 import json
 import subprocess

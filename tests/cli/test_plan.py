@@ -1,4 +1,4 @@
-"""`localllm plan`: what it prints, as text and as JSON, and its exit codes."""
+"""`localllm plan`: text in 80 columns, JSON and exit codes."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A hub that can only be reached through a proxy."""
+"""A hub that is reachable through a proxy only."""
 
 import os
 import subprocess

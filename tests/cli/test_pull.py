@@ -1,4 +1,4 @@
-"""`localllm pull` and `run` as processes, against a real server: what is typed, killed, or run twice."""
+"""`localllm pull` and `run` as processes against a real server: failures, kills and concurrent runs."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The page of `diff`, `quantize` and `show`: what is on it, and that a terminal of 80 columns holds it."""
+"""The quality pages of `diff`, `quantize` and `show` fit a terminal of 80 columns."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""`localllm quantize` as real processes: what it prints, exits with and leaves behind, however it ends."""
+"""`localllm quantize` as real processes: output, exit codes and files, however it ends."""
 
 import io
 import json

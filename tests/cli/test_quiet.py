@@ -1,4 +1,4 @@
-"""`--quiet`, and terminals without colours or without a cursor that moves."""
+"""`--quiet`, and terminals without colours or cursor movement."""
 
 import re
 import subprocess

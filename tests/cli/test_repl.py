@@ -1,4 +1,4 @@
-"""The program in a pseudo-terminal, as a person sees it."""
+"""The line editor in a pseudo-terminal."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Receipts of the boxed model: written, changed in one place, and computed again."""
+"""Receipts of the bundled model: written, changed in one field, and replayed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The app as `localllm run` starts it, in a pseudo-terminal: how it begins, is refused, suspended and left."""
+"""The app as `localllm run` starts it in a pseudo-terminal: start, refusal, suspension and exit."""
 
 import json
 import os

@@ -1,5 +1,5 @@
-"""`localllm run`, `ps` and `stop` beside a running server, each as a process of its own: the same words, codes and
-streams as without one."""
+"""`localllm run`, `ps` and `stop` with a running server, each as a process: the same text, exit codes and streams
+as without one."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""docs/shell.md: every block is run as it stands, in one shell from top to bottom, and says what it says there."""
+"""Every block of docs/shell.md runs as written, in one shell from top to bottom, with the documented output."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Signals, closed streams and job control: what a shell's user relies on."""
+"""Signals, closed streams and job control."""
 
 import json
 import os

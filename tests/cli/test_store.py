@@ -1,4 +1,4 @@
-"""`rm`, `cp` and `verify` through the program: what they say, what they exit with, and that the disk agrees."""
+"""`rm`, `cp` and `verify`: their output, exit codes and effect on the disk."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`localllm top` where stdout is no terminal: what one look tells."""
+"""`localllm top` without a terminal: one snapshot."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A model in a server answers as the same model in this process does, piece by piece."""
+"""A model behind a server answers exactly as the same model in this process."""
 
 import json
 import threading

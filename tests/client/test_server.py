@@ -1,4 +1,4 @@
-"""What keeps a server from answering its own client is told with the way out."""
+"""Connection failures of our own client name the remedy."""
 
 import subprocess
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Two real models over one text, held together and one after the other; and pairs that cannot be compared."""
+"""Two real models over one text, loaded together and one after the other; pairs that cannot be compared."""
 
 import dataclasses
 import json

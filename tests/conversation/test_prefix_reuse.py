@@ -1,4 +1,4 @@
-"""Conversations with the model in the box: what branches share is computed once."""
+"""Conversations with the bundled model compute shared prefixes once."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""The loop on a GPU: replayed graphs give what single launches give, and nobody's tokens depend on who else is in
-the batch, bit by bit."""
+"""The engine on a GPU: replayed graphs match single launches, and no sequence depends on its batch, bit by bit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Levels of a processor: which it reaches, and what each leaves of it."""
+"""CPU levels: detection, and the features that each level leaves."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Editions and the files that were sent for them, on the disk."""
+"""Created editions and uploaded files on disk."""
 
 import hashlib
 import json

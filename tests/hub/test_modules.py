@@ -1,4 +1,4 @@
-"""An embedder comes from the Hub with all its modules, and is known before its weights come."""
+"""An embedder is pulled with all its modules, and recognized before its weights are fetched."""
 
 from pathlib import Path
 from typing import Any

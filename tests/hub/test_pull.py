@@ -1,4 +1,4 @@
-"""Downloads from a real server, with the faults that real ones have."""
+"""Downloads from a real server with realistic faults."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""What goes and what stays, in caches that `huggingface_hub` itself has filled."""
+"""Removal from caches that `huggingface_hub` itself has filled."""
 
 import fcntl
 import os

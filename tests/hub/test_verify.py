@@ -1,4 +1,4 @@
-"""Every file of a cache that `huggingface_hub` has filled, damaged in turn, found and mended."""
+"""Every file of a cache filled by `huggingface_hub` is damaged in turn, detected and repaired."""
 
 import json
 import os

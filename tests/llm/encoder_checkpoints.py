@@ -1,4 +1,4 @@
-"""Random encoders of every family, made by `transformers`, with what sentence-transformers writes beside them."""
+"""Random encoders of every family, made by `transformers`, with the files of sentence-transformers."""
 
 import json
 from collections.abc import Mapping

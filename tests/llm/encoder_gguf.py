@@ -1,4 +1,4 @@
-"""Random encoders as GGUF, as llama.cpp's converter writes them, word pieces and all."""
+"""Random encoders as GGUF in the form of llama.cpp's converter, with word pieces."""
 
 import json
 from pathlib import Path

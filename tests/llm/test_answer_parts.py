@@ -1,4 +1,4 @@
-"""The parts of an answer through the whole engine: a model that thinks, calls functions and answers by script."""
+"""Thoughts, calls and content of scripted answers through the whole engine."""
 
 import json
 from collections.abc import Callable, Iterator

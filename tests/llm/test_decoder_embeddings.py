@@ -1,4 +1,4 @@
-"""Any decoder embeds, beside its answers."""
+"""Any decoder computes embeddings, also while it answers."""
 
 import threading
 from pathlib import Path

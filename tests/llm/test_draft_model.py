@@ -1,4 +1,4 @@
-"""A model loaded with another that guesses for it: the same texts, one memory plan for both."""
+"""A model loaded with a draft model: the same texts, and one memory plan for both."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Encoders give the vectors of `transformers`, whatever they are computed beside."""
+"""Encoders give the embeddings of `transformers` in any batch."""
 
 from pathlib import Path
 from typing import Any

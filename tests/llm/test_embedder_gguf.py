@@ -1,4 +1,4 @@
-"""GGUF editions of encoders give the vectors of their safetensors editions, and of llama.cpp where it is."""
+"""GGUF editions of encoders give the embeddings of their safetensors editions, and of llama.cpp if installed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The Python API pulls what is missing."""
+"""The Python API pulls missing models."""
 
 import logging
 

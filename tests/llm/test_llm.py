@@ -1,4 +1,4 @@
-"""The Python API on really trained models: exact texts, the same by every way in, and what goes wrong."""
+"""The Python API on trained models: exact texts through every entry point, and errors."""
 
 import gc
 import json

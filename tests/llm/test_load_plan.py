@@ -1,4 +1,4 @@
-"""One model may guess for another only where ids mean the same tokens."""
+"""A draft model must share the vocabulary of its target."""
 
 import json
 import shutil

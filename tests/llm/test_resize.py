@@ -1,4 +1,4 @@
-"""Another context without loading again: answers under way go on to the letter, and what does not fit changes
+"""Changing the context of a loaded model: running answers are unchanged, and a context that does not fit changes
 nothing."""
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Structured output the whole way: real weights, the engine, the command."""
+"""Structured output end to end: real weights, the engine, the command."""
 
 import json
 import shutil

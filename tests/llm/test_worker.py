@@ -1,4 +1,4 @@
-"""The queue before the engine: bounded, in order of priority, and told in numbers."""
+"""The queue before the engine: bounded, ordered by priority, with statistics."""
 
 import threading
 import time

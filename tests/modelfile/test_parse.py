@@ -1,4 +1,4 @@
-"""Modelfiles as people write them, and as they are written for them."""
+"""Modelfiles are parsed, and written so that they parse to the same."""
 
 import pytest
 

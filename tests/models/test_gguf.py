@@ -1,4 +1,4 @@
-"""GGUF files run as they are: packed, with the logits of their dequantized weights."""
+"""GGUF files run packed, with the logits of their dequantized weights."""
 
 import json
 import shutil

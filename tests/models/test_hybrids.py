@@ -1,4 +1,4 @@
-"""What is particular to models with recurrent layers."""
+"""Models with recurrent layers."""
 
 from pathlib import Path
 

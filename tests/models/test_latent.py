@@ -1,4 +1,4 @@
-"""Checkpoints with latent attention as others write them."""
+"""Checkpoints with latent attention in other layouts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Of a model that also sees or hears, the part that reads text gives the logits it has in transformers."""
+"""The text part of a multimodal model gives the logits of transformers."""
 
 import json
 from pathlib import Path

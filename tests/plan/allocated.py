@@ -1,4 +1,4 @@
-"""What torch really holds: the tensors that came to life, and the most that lived at once."""
+"""Tensors that torch has alive, and the peak of their bytes."""
 
 import gc
 import weakref

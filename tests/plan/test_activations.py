@@ -1,4 +1,4 @@
-"""What a step is told to hold, beside the storages that torch has alive in one."""
+"""Estimated activation memory of a step against the storages that torch has alive in one."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is expected of a model on this machine, and how its answers refine that."""
+"""The expected speed of a model on this machine, and how its answers refine it."""
 
 from pathlib import Path
 

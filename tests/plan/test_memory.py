@@ -1,4 +1,4 @@
-"""What is planned is what is held: bytes of loaded models of several families, and refusals at the same sizes."""
+"""Planned bytes equal the bytes of loaded models, and refusals occur at the same sizes."""
 
 from pathlib import Path
 from typing import Any

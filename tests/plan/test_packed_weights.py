@@ -1,4 +1,4 @@
-"""What is planned of weights on a GPU is what they take in planes, as they are laid out under the interpreter."""
+"""Planned bytes of weights on a GPU equal their packed layout under the interpreter."""
 
 from pathlib import Path
 

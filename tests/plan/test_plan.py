@@ -1,4 +1,4 @@
-"""Plans of published models, against the figures of the literature; what fits is what `load` would take."""
+"""Plans of published models against figures of the literature; a plan fits exactly if `load` accepts it."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Recorded answers: kept, bounded, compared by setup, and no harm from a broken file."""
+"""Recorded answers: saved, bounded, compared by setup, and robust to a damaged file."""
 
 from dataclasses import replace
 from pathlib import Path

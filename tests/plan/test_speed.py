@@ -1,4 +1,4 @@
-"""What is told of a loaded model's steps is what a plan counts, at any context."""
+"""The step reads that a loaded model reports equal those of its plan at any context."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every number against its formula written out, and perplexity against the loss of transformers."""
+"""Every quality measure against its formula, and perplexity against the loss of transformers."""
 
 import math
 import statistics

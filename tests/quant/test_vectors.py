@@ -1,4 +1,4 @@
-"""Numbers in 8 bits with a scale a vector: what is read is within half a step of what was written."""
+"""Vectors of 8-bit values with one scale each are within half a step of the original."""
 
 import hypothesis.strategies as st
 import pytest

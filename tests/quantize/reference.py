@@ -1,4 +1,4 @@
-"""What was quantized, kept in memory, and written as a plain checkpoint of the numbers that it stands for."""
+"""Quantized matrices kept in memory and written as a plain checkpoint of their dequantized values."""
 
 import json
 import shutil

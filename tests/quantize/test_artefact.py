@@ -1,4 +1,4 @@
-"""An artefact holds the words that the layout of compressed-tensors asks for, and is whole or not there."""
+"""An artefact has the layout of compressed-tensors, and is either complete or absent."""
 
 import json
 import os

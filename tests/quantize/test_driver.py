@@ -1,4 +1,4 @@
-"""A whole run: resumed where it was killed, within its memory, refused where it cannot be followed."""
+"""A quantization run: resumed after a kill, within its memory, refused for unsupported models."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Every kind of layer can be taken apart, scaled and quantized: on random checkpoints of the families."""
+"""Every layer type is folded, scaled and quantized, on random checkpoints of the families."""
 
 from pathlib import Path
 

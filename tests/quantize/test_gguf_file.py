@@ -1,4 +1,4 @@
-"""An exported GGUF file holds what ggml's own rounding makes of the weights, and llama.cpp runs it as we do."""
+"""An exported GGUF file is rounded as by ggml, and llama.cpp runs it with our results."""
 
 import dataclasses
 import json

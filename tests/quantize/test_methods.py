@@ -1,4 +1,4 @@
-"""The quantizers against plain, written-out references in float32."""
+"""The quantization methods against plain references in float32."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What quantizing costs on real models: the claims of docs/quantize.md, on text that was not calibrated with."""
+"""The quality loss claimed in docs/quantize.md, measured on text outside the calibration set."""
 
 from pathlib import Path
 

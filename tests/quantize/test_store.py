@@ -1,4 +1,4 @@
-"""What `--quant` makes is found again for the very weights it was made of, and for no others."""
+"""The result of `--quant` is reused for the same source weights only."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What `quantize` writes loads in `transformers` with compressed-tensors, both ways, with our logits."""
+"""Folders written by `quantize` load in `transformers` with compressed-tensors, both ways, with our logits."""
 
 from importlib.metadata import version
 from importlib.util import find_spec

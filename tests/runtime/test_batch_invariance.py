@@ -1,5 +1,5 @@
-"""Bit for bit: a token's logits alone, among the tokens that speculation verifies with it, beside other sequences;
-and where a model is deterministic, also whatever the chunks, the budget, the cache and the threads."""
+"""Logits are equal bit for bit alone, in a verified draft and in a batch; with `--deterministic` also for any
+chunks, budget, cache and threads."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What people are shown of a draw against the logits processors of `transformers` and against many draws."""
+"""Candidates of a draw against the logits processors of `transformers` and against many draws."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Chunks of prompts leave gaps between tokens even, whatever the machine, and grow again when it is fast again."""
+"""Chunk sizes keep gaps between tokens even on any machine, and grow again when it is fast again."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""The loop over static buffers, with torch's kernels where it does not matter which: nothing is captured here."""
+"""The loop over static buffers with torch's kernels; nothing is captured here."""
 
 import random
 from collections import Counter

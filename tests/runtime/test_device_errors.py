@@ -1,4 +1,4 @@
-"""Errors as torch and Triton word them."""
+"""Device errors in the words of torch and Triton."""
 
 import pytest
 import torch

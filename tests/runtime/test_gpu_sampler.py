@@ -1,5 +1,5 @@
-"""Draws on the device against `sampler.sample`, under Triton's interpreter: the same tokens over random logits and
-parameters, whatever way they take, and with tokens that the host does not know."""
+"""Sampling on the device, under Triton's interpreter, draws the tokens of `sampler.sample`, for random logits and
+parameters and for tokens that the host does not know."""
 
 from collections import Counter
 from dataclasses import replace

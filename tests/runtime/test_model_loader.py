@@ -1,4 +1,4 @@
-"""Where kernels for GPUs are kept."""
+"""The cache folder of compiled GPU kernels."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The sampler against the logits processors of `transformers`, its draws against the distribution, and a row's
-choice against whatever else is in the batch."""
+"""The sampler against the logits processors of `transformers`, its draws against the distribution, and each row
+independent of its batch."""
 
 from collections import Counter
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who asks is told of every step, and what comes is what comes without being told."""
+"""Every step is reported on request, and reports change no answer."""
 
 import random
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Tensors that threads read through a ring of buffers are those of the mapped files, byte for byte, in any order,
-with any sizes of buffers, also where copies end late; and nothing is left behind."""
+"""Tensors read by threads through a ring of buffers equal those of the mapped files, in any order, with any buffer
+size, and with late copies; nothing is left behind."""
 
 import itertools
 import os

@@ -1,4 +1,4 @@
-"""What a server tells of itself, and the tokens of a prompt, held against the model asked directly."""
+"""Server metrics and tokenization, compared with the model itself."""
 
 import json
 import time

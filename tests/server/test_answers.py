@@ -1,4 +1,4 @@
-"""Answers that are read on an event loop, several of one prompt among them."""
+"""Answers read on an event loop, also several to one prompt."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Anthropic's own client against the real server, whose answers are those of the model asked directly."""
+"""Anthropic's own client against the real server, compared with the model itself."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Vectors over HTTP, by the clients of OpenAI and Ollama; and what they refuse."""
+"""Embeddings over HTTP with the clients of OpenAI and Ollama, and their errors."""
 
 import base64
 import json

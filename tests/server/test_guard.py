@@ -1,4 +1,4 @@
-"""Who is refused, told to a real server in requests that no proper client sends."""
+"""Requests that the access rules refuse, sent raw to a real server."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""Fields that are not here: ignored and named, or with `--strict` refused. Bodies are those of real clients."""
+"""Unsupported fields are ignored and named, or rejected with `--strict`, in the bodies of real clients."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The routes of llama.cpp's server, as programs that are written for it ask and read them."""
+"""The routes of llama.cpp's server as its client programs use them."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The log: what is in a line, and what cannot get into one."""
+"""Log lines, and what must never be in one."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which models are in memory when, with real models and loads that can be held up."""
+"""Loading and unloading of models, with real models and loads that tests can block."""
 
 import asyncio
 import math

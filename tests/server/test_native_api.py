@@ -1,4 +1,4 @@
-"""`/localllm/top`: what a server does, as its engine does it."""
+"""`/localllm/top` reports what the engine does."""
 
 import time
 from contextlib import closing

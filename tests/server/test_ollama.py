@@ -1,4 +1,4 @@
-"""Ollama's own client against the real server, whose answers are those of the model asked directly."""
+"""Ollama's own client against the real server, compared with the model itself."""
 
 import asyncio
 import json

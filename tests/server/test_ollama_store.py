@@ -1,4 +1,4 @@
-"""Models on the disk through Ollama's own client: made, copied, sent, pulled and removed."""
+"""The model store through Ollama's own client: create, copy, upload, pull and delete."""
 
 import hashlib
 import shutil

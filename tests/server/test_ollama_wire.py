@@ -1,4 +1,4 @@
-"""Ollama's API byte by byte: statuses, bodies and shapes that clients in other languages look at."""
+"""Ollama's API byte by byte: statuses, bodies and shapes that clients in other languages rely on."""
 
 import hashlib
 import http.client

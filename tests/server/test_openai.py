@@ -1,4 +1,4 @@
-"""OpenAI's own client against the real server, whose answers are those of the model asked directly."""
+"""OpenAI's own client against the real server, compared with the model itself."""
 
 import asyncio
 from typing import Any

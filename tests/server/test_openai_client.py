@@ -1,4 +1,4 @@
-"""What programs do with OpenAI's client beyond the plain request: helpers, errors, headers, gaps."""
+"""OpenAI's client beyond the plain request: helpers, errors, headers, gaps."""
 
 import asyncio
 from pathlib import Path

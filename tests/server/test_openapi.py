@@ -1,4 +1,4 @@
-"""The document that describes the API is whole, and the API is what it says."""
+"""The OpenAPI document is complete, and the API conforms to it."""
 
 import json
 import urllib.request

@@ -1,4 +1,4 @@
-"""The page at /ui in a real browser, talking with a real model."""
+"""The page at /ui in a real browser with a real model."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A text that is far too long is refused by its length in every API, and streams beside it go on."""
+"""An overlong text is refused by its length in every API, while other streams continue."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""A queue that is full, in every API: 503 and when to ask again, before anything of an answer is sent."""
+"""A full queue in every API: 503 with Retry-After, before any part of an answer is sent."""
 
 import threading
 from collections.abc import Iterator

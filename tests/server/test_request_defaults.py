@@ -1,4 +1,4 @@
-"""What a request or a model leaves out: the model's name, the chat template."""
+"""Defaults for a missing model name and a missing chat template."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Percentiles of the newest answers."""
+"""Percentiles of the latest answers."""
 
 import math
 

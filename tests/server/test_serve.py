@@ -1,4 +1,4 @@
-"""Where a server listens, and how its process begins and ends."""
+"""Addresses that a server listens on, and start and end of its process."""
 
 import json
 import re

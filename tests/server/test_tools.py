@@ -1,4 +1,4 @@
-"""OpenAI's own client asks models that know nothing for calls of functions."""
+"""Function calls of random models through OpenAI's own client."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""The files of the page: what is sent, with which headers, and that nothing in them leads elsewhere."""
+"""The files of the page: contents, headers, and no links to other hosts."""
 
 import hashlib
 import logging

@@ -1,4 +1,4 @@
-"""Tokenizers that would take all memory of the process, which the Rust library would end."""
+"""Tokenizers that would exhaust memory, at which the Rust library would abort the process."""
 
 import base64
 import json

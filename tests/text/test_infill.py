@@ -1,4 +1,4 @@
-"""Prompts around a gap, in the words of real tokenizers."""
+"""Infill prompts with the special tokens of real tokenizers."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""No text of a real tokenizer has fewer tokens than its length says, whatever stands in it."""
+"""No text of a real tokenizer has fewer tokens than the bound from its length."""
 
 import random
 from dataclasses import replace

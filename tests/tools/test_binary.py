@@ -1,4 +1,4 @@
-"""The launcher of the one file, with a small program packed behind it, and the whole file where it was built."""
+"""The launcher of the single-file binary with a small program behind it, and the real binary if it was built."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The comparison of models.toml with the Hub, against one on this machine."""
+"""The comparison of models.toml with a local Hub."""
 
 import json
 import os

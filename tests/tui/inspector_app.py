@@ -1,4 +1,4 @@
-"""An app of an inspector and a strip alone, whose answers are told, at a time that is told."""
+"""An app of inspector and metrics strip alone, with scripted answers and a scripted clock."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,6 @@
-"""Answers as an engine would report them, by a clock that is told: for screens whose every number is known.
+"""Answers as an engine reports them, with a scripted clock, for screens with known numbers.
 
-A stand-in for a model where only its size, its reads and the texts of its tokens are asked for.
+It includes a stand-in for a model that has only its size, its reads and the texts of its tokens.
 """
 
 import math

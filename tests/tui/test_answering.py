@@ -1,4 +1,4 @@
-"""An answer on its way to the screen ends when the person wants it to, whatever it waits for."""
+"""A running answer can be stopped at any time, whatever it waits for."""
 
 import threading
 import time

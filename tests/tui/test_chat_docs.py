@@ -1,4 +1,4 @@
-"""docs/chat.md: its keys are those of the app; the pictures of all pages are there, and ask nothing of anybody."""
+"""The keys in docs/chat.md are those of the app, and the pictures of all pages exist and load nothing."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""A conversation in the app: what is asked, answered, stopped, changed and left."""
+"""Conversations in the app: asking, stopping, editing and leaving."""
 
 import json
 import threading

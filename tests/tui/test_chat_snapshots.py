@@ -1,4 +1,4 @@
-"""The chat as it looks, at the least and at a generous size."""
+"""Snapshots of the chat at the smallest and at a large size."""
 
 import asyncio
 

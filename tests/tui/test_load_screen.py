@@ -1,4 +1,4 @@
-"""A model on its way through the screen, from a hub on this machine."""
+"""A model being pulled and loaded on screen, from a local hub."""
 
 import threading
 

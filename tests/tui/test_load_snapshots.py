@@ -1,4 +1,4 @@
-"""What a person sees of a model on its way and of the choice of a first one."""
+"""Snapshots of the load screen and of the first choice of a model."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The prompt in an app of its own, by the keys that a person presses."""
+"""The prompt in an app of its own, driven by keys."""
 
 import time
 from pathlib import Path

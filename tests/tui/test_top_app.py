@@ -1,4 +1,4 @@
-"""`localllm top` on a screen, of a server whose words are given."""
+"""`localllm top` on a screen, with a scripted server."""
 
 import dataclasses
 

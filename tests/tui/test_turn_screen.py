@@ -1,4 +1,4 @@
-"""Where code is saved: what a person types there may be anything."""
+"""Paths for saved code: any input is handled."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What Anthropic's bodies ask of a model, and what of them is refused."""
+"""Requests of Anthropic's Messages API: translation and rejected fields."""
 
 import json
 from typing import Any

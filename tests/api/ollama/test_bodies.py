@@ -1,5 +1,4 @@
-"""Models that think and call functions, by script, through Ollama's bodies: what is asked of them, and what their
-answers are told as."""
+"""Requests and answers of Ollama's API for scripted models that think and call functions."""
 
 import json
 import time

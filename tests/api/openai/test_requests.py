@@ -1,4 +1,4 @@
-"""Bodies as clients send them: what is asked for arrives, what is not there is refused by name."""
+"""Requests of OpenAI's API: every field is translated, and unsupported fields are rejected by name."""
 
 import json
 from typing import Any

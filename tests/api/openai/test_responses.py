@@ -1,4 +1,4 @@
-"""Answers of real models, whole and in pieces, as the types of the `openai` package read them."""
+"""Answers of real models, complete and streamed, validate as the types of the `openai` package."""
 
 import json
 from collections.abc import Iterator

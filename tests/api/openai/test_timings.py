@@ -1,4 +1,4 @@
-"""What `timings_per_token` tells of an answer, beside what the engine measured."""
+"""`timings_per_token` reports what the engine measured."""
 
 import pytest
 

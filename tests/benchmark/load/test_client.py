@@ -1,4 +1,4 @@
-"""One request against servers that answer in every way that a server may."""
+"""One request to servers that answer in every possible way."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""Goodput, rates and notes, from outcomes that are made up."""
+"""Goodput, rates and notes from synthetic outcomes."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Loads on scripted servers and on our own, by counts and order alone."""
+"""Load tests of scripted servers and our own, checked by counts and order alone."""
 
 import asyncio
 import csv

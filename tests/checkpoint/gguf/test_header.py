@@ -1,4 +1,4 @@
-"""What a GGUF file says is read as the `gguf` package reads it, quickly; a hostile one is one clear sentence."""
+"""GGUF headers are read quickly and as the `gguf` package reads them; a hostile one is one clear error message."""
 
 import struct
 import time

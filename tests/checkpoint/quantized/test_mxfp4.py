@@ -1,4 +1,4 @@
-"""gpt-oss as it is published, its experts in MXFP4, gives the logits of their dequantized weights."""
+"""A gpt-oss checkpoint with MXFP4 experts gives the logits of their dequantized weights."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Quantized checkpoints as they lie on the Hub give the logits of what their weights mean."""
+"""Quantized checkpoints in published layouts give the logits of their dequantized weights."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Packed rows become the numbers that the `gguf` package makes of them, to the last bit, whatever the bits are."""
+"""Packed GGUF rows dequantize bit for bit as by the `gguf` package."""
 
 import gguf
 import numpy as np

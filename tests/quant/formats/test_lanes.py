@@ -1,4 +1,4 @@
-"""Weights laid side by side are the weights that they were, bit by bit."""
+"""Interleaved weights equal the original weights bit by bit."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Weights in planes are the weights that they were, bit by bit."""
+"""Weights in packed GPU layout equal the original weights bit by bit."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""The delta rule against its formula token by token, and the convolution against torch's, over spans that bring
-many tokens or one, are saved inside, and go on from what an earlier step left."""
+"""The delta rule against its formula token by token, and the convolution against torch's, over long and short
+spans that save states and continue from earlier ones."""
 
 import pytest
 import torch

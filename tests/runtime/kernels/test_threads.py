@@ -1,4 +1,4 @@
-"""Work that is shared out among threads is done under the settings of who asked for it."""
+"""Worker threads use the settings of the thread that calls them."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""A cache in 8 bits under whole models: windows, shared keys, latents, sinks, recurrent states beside them."""
+"""An 8-bit KV cache in whole models: windows, shared keys, latents, sinks, recurrent states."""
 
 import functools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Blocks in two tiers: what a block holds after any verbs is what was computed, wherever it has been meanwhile."""
+"""Blocks in two tiers hold what was computed, wherever they have been in between."""
 
 import random
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Whoever drafts, what is drawn has the target's distribution: chi-square over 20,000 draws and more, which wrong
-rules of acceptance fail."""
+"""With any drafter, samples have the target's distribution: chi-square over 20,000 draws and more, which wrong
+acceptance rules fail."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Drafts are as long as pays best, and cost next to nothing where none is ever right: a simulated model."""
+"""Draft lengths approach the optimum, and cost almost nothing if no draft is ever accepted: a simulated model."""
 
 import random
 

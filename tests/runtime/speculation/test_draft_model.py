@@ -1,5 +1,4 @@
-"""A model that guesses for another changes how many tokens a step brings, never which, and leaves nothing
-behind."""
+"""A draft model changes the number of tokens per step, never the tokens, and leaves nothing behind."""
 
 import random
 from dataclasses import replace

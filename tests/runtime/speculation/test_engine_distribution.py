@@ -1,5 +1,5 @@
-"""What the whole engine says with a drafter has the target's distribution, and wrong rules are found out:
-chi-square over the first three tokens of 2,000 answers."""
+"""The engine with a drafter has the target's distribution, and wrong acceptance rules are detected: chi-square
+over the first three tokens of 2,000 answers."""
 
 from collections import Counter
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The longest run that stood before, against a search of everything."""
+"""Prompt lookup against an exhaustive search."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Guesses change how many tokens a step brings, never which: the engine's drafter on models of several kinds."""
+"""Drafts change the number of tokens per step, never the tokens: the engine's drafter on several families."""
 
 import random
 import time

@@ -1,4 +1,4 @@
-"""What a step costs is learned from steps that a busy machine disturbs."""
+"""The cost of a step is learned from steps that a busy machine disturbs."""
 
 import random
 

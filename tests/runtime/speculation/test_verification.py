@@ -1,4 +1,4 @@
-"""One step verifies several guesses: right ones save steps, wrong ones change nothing."""
+"""One step verifies several draft tokens: accepted ones save steps, rejected ones change nothing."""
 
 from pathlib import Path
 

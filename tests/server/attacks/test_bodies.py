@@ -1,4 +1,4 @@
-"""Bodies that cost more than they say: too large, too deep, of wrong types, with absurd numbers and counts."""
+"""Expensive bodies: too large, too deep, of wrong types, with absurd numbers and counts."""
 
 import json
 import time

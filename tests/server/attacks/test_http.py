@@ -1,4 +1,4 @@
-"""What is no HTTP, or what two servers in a row read differently: one sentence each, and nothing in the log."""
+"""Malformed HTTP and request smuggling: one error message each, and nothing in the log."""
 
 import json
 

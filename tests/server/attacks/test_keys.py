@@ -1,4 +1,4 @@
-"""Who has no key, or another."""
+"""Missing and wrong API keys."""
 
 import hmac
 import json

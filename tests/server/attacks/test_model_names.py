@@ -1,4 +1,4 @@
-"""Names of models that are paths, addresses, or something else; and what a log would make of them."""
+"""Model names that are paths, addresses or worse, and their effect on logs."""
 
 import json
 import time

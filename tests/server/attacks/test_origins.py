@@ -1,4 +1,4 @@
-"""DNS rebinding, foreign origins, preflights: what pages of the web make a browser send."""
+"""DNS rebinding, foreign origins, preflights: requests that web pages make browsers send."""
 
 import pytest
 

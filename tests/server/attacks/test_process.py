@@ -1,4 +1,4 @@
-"""Faults of the whole process: signals amid streams, a kill, ports that are taken, a full queue, a forged log."""
+"""Process-level faults: signals during streams, kills, ports in use, a full queue, log forging."""
 
 import json
 import re

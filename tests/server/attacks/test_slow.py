@@ -1,4 +1,4 @@
-"""Clients that drag out what they send, and what they read."""
+"""Clients that send or read slowly."""
 
 import json
 import time

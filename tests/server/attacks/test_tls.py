@@ -1,4 +1,4 @@
-"""TLS by files, and files that are none."""
+"""TLS from certificate files, and invalid files."""
 
 import re
 import ssl

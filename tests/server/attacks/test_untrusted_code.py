@@ -1,4 +1,4 @@
-"""What strangers write that is carried out: chat templates, schemas with patterns; and what is not, pickles."""
+"""Untrusted input that is executed (chat templates, schemas with patterns), and pickles, which never are."""
 
 import ast
 import asyncio

@@ -1,4 +1,4 @@
-"""What a real template writes of calls may come, word for word: models are held to what they were trained on."""
+"""Grammars allow calls exactly as real templates write them, as models were trained on those."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Random tokens within the grammar of each format of calls, read back by the format's own router."""
+"""Random walks through the grammar of each call format, parsed by the format's own router."""
 
 import json
 import random

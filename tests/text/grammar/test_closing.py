@@ -1,4 +1,4 @@
-"""An answer that comes close to its limit is closed; what no schema asks for is not begun."""
+"""Answers close before their limit, and unmentioned properties are not started."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What models write beyond what templates show: other spellings, mistakes, cut answers, and hostile texts."""
+"""Model output beyond what templates show: other spellings, mistakes, truncation, and hostile texts."""
 
 import json
 import time

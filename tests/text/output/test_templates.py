@@ -1,4 +1,4 @@
-"""What a template writes of a turn, a router takes apart again: for every real template, at any cut."""
+"""The router parses back what a template writes of a turn: for every real template, at any cut."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a model would say, cut out of a conversation that its own template wrote: the oracle of the routers."""
+"""Model turns cut from conversations that their own template wrote: the oracle of the routers."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The strip of numbers and the inspector, drawn at a time that is told and looked at."""
+"""Snapshots of the metrics strip and the inspector at a fixed time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Markdown into pieces, which are what a person sees of it."""
+"""Markdown is split into the pieces that are shown."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Items of an input become the messages of a chat, one a turn."""
+"""Input items of the Responses API become chat messages, one per turn."""
 
 from typing import Any
 

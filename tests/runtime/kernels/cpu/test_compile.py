@@ -1,4 +1,4 @@
-"""Machine code is found again by the next process, and only whole."""
+"""Compiled machine code is reused by the next process, and only if intact."""
 
 from pathlib import Path
 

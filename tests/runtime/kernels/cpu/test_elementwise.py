@@ -1,4 +1,4 @@
-"""Activations against their formulas in float64, and each number as if it were alone."""
+"""Activations and RMSNorm against their formulas in float64."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""The program lays blocks as torch does."""
+"""The compiled kernel interleaves blocks as torch does."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with weights in lanes, against the dequantized weight in float64."""
+"""Products with interleaved weights against the dequantized weight in float64."""
 
 import os
 from collections.abc import Iterator

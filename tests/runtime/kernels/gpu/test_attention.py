@@ -1,5 +1,5 @@
-"""Attention for GPUs, under Triton's interpreter: every form against the reference, and bits that do not depend on
-what stands beside a token."""
+"""Attention for GPUs under Triton's interpreter: every form against the reference, with bits that do not depend on
+the batch."""
 
 import random
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""The delta rule and the convolution under Triton's interpreter, against their formulas token by token: what they
-give, and every row that they leave."""
+"""The delta rule and the convolution under Triton's interpreter against their formulas, token by token: results
+and every state."""
 
 from dataclasses import replace
 

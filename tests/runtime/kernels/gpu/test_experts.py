@@ -1,4 +1,4 @@
-"""Stacked experts under the interpreter, beside experts that are called one by one."""
+"""Stacked experts under the interpreter against experts called one by one."""
 
 import pytest
 import torch

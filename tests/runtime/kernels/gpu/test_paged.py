@@ -1,4 +1,4 @@
-"""The instructions that take pairs of 8-bit numbers apart on a GPU, carried out here one by one."""
+"""The instructions that unpack pairs of 8-bit values on a GPU, emulated one by one."""
 
 import re
 

@@ -1,5 +1,4 @@
-"""Products of more than a few rows with weights in planes, under the interpreter: each beside `dequantize` and
-`F.linear`, whatever the format."""
+"""Products of many rows with packed weights, under the interpreter, against `dequantize` and `F.linear`."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""All between the product of q, k and v and attention, under Triton's interpreter against plain torch:
-what lies in the cache is the same but where a sum's last bit decides, and nothing else is written."""
+"""The fused operations between the q, k, v product and attention, under Triton's interpreter against plain torch:
+the cache is equal except where the last bit of a sum decides, and nothing else is written."""
 
 from dataclasses import replace
 

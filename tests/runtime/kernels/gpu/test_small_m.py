@@ -1,4 +1,4 @@
-"""Products of few rows: right, and the same for a row whatever stands beside it."""
+"""Products of few rows are exact, and do not depend on the batch."""
 
 from math import prod
 from typing import Any
