@@ -117,6 +117,7 @@ def test_ctrl_c_leaves_no_half_json(model):
     assert interrupt(arguments, lambda out: time.sleep(1.5)) == (130, b"", b"")
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("words", [[], ["show"], ["run"]])
 def test_help_is_a_word_as_well_as_a_flag(words):
     by_word, by_flag = (
