@@ -93,7 +93,7 @@ def router(models: ModelPool, sums: ServerMetrics) -> APIRouter:
             llm = lease.loaded.llm
             size = llm.config.vocab_size
             if (beyond := next((t for t in asked.tokens if not 0 <= t < size), None)) is not None:
-                raise BadField("tokens", f"{beyond} is no token of this model", f"its ids are 0 to {size - 1}")
+                raise BadField("tokens", f"{beyond} is not a token of this model", f"its ids are 0 to {size - 1}")
             return {"prompt": await asyncio.to_thread(llm.tokenizer.decode, asked.tokens, skip_special=False)}
 
     @routes.post("/v1/apply-template", **route_docs(TemplateBody, TEMPLATE_EXAMPLE))

@@ -90,7 +90,7 @@ class Lease:
     def llm(self) -> LLM:
         """The model, or its edition. Raises as `LoadedModel.chat_model`."""
         model = self.loaded.chat_model
-        return model.edited(self.edition) if self.edition else model
+        return model.with_edition(self.edition) if self.edition else model
 
     def ensure_chat_template(self) -> None:
         """Give a model without a chat template a plain one, and note that in the statistics of the request."""
@@ -99,7 +99,7 @@ class Lease:
         own = self.llm.edition or Edition("")
         parameters = {"stop": [FALLBACK_STOP], **own.parameters}
         self.edition = replace(own, template=FALLBACK_TEMPLATE, parameters=parameters)
-        self.llm = self.llm.edited(self.edition)
+        self.llm = self.llm.with_edition(self.edition)
         if account := current_request_stats():
             account.template = FALLBACK_TEMPLATE_NAME
 

@@ -215,7 +215,7 @@ class ModelPool:
         """A model that was loaded at the start, and stays: under its name, whatever it was loaded as. Raises
         UsageError where another has that name, or it is here under another."""
         edition = None if isinstance(llm, Embedder) else llm.edition
-        base = llm if isinstance(llm, Embedder) else llm.edited(None)
+        base = llm if isinstance(llm, Embedder) else llm.with_edition(None)
         key = resolve_model(source).key
         if twice := self.loaded.get(key):
             raise UsageError(f"{source} is the model {twice.name}", "name it once")

@@ -76,9 +76,9 @@ def test_a_truncated_answer_stays_on_stdout_with_its_own_exit_code(schema, capsy
             "--regex and --choice are for two different answers; give one of them",
         ),
         (["--schema", "none.json"], "none.json cannot be read"),
-        (["--choice", "a,,b"], "give texts, none of them empty"),
+        (["--choice", "a,,b"], "give a list of non-empty strings"),
         (["--regex", "a("], "unclosed group"),
-        (["--choice", "a", "--ignore-eos"], "--ignore-eos goes on where a grammar ends"),
+        (["--choice", "a", "--ignore-eos"], "--ignore-eos cannot be used with a grammar"),
     ],
 )
 def test_invalid_options_are_reported_before_anything_is_loaded(flags, said, localllm, engine, model):

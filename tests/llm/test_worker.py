@@ -50,7 +50,7 @@ def test_a_request_beyond_the_queue_limit_is_refused_at_once(llm: LLM) -> None:
         took: list[float] = []
         for _ in range(100):
             start = time.perf_counter()
-            with pytest.raises(Busy, match=r"3 requests are waiting.*ask again later") as caught:
+            with pytest.raises(Busy, match=r"3 requests are waiting.*try again later") as caught:
                 llm.submit(request)
             took.append(time.perf_counter() - start)
             assert caught.value.retry_after > 0

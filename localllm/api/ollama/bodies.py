@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from localllm.api.body import StrictModel, validate
 from localllm.errors import BadField
-from localllm.hub.made import find_edition
+from localllm.hub.local_names import find_edition
 from localllm.hub.names import is_path
 from localllm.modelfile.edition import CreateRequest, Edition
 from localllm.modelfile.options import SAMPLING_OPTIONS

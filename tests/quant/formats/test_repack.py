@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import repack as gpu_packed
-from localllm.quant.formats.planes import TILE_ROWS
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats import gpu_packed as gpu_packed
+from localllm.quant.formats.gpu_packed import TILE_ROWS, repack
 from localllm.quant.packing import GGUF_GPU_PACKED, gguf_gpu_packed_bytes
 from localllm.quant.tensor import QuantizedTensor
 from tests.quant.formats.test_lanes import blocks, integers
