@@ -11,7 +11,7 @@ from localllm.checkpoint.header import read_header
 from localllm.cli.quantize import build_recipe
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.quantizer import quantize_layers
-from tests.quantize.test_driver import silent, text
+from tests.quantize.test_quantizer import silent, text
 from tests.tiny import make_checkpoint, make_engine
 
 if find_spec("compressed_tensors") is None:  # an import takes a second

@@ -20,7 +20,7 @@ from localllm.runtime import kernels
 from localllm.runtime.kernels import explain, prepare_weights
 from localllm.runtime.kv_cache.tensors import KVCache, RecurrentCache
 from localllm.settings import Settings
-from tests.quant.formats.test_lanes import blocks, integers
+from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels import test_attention, test_delta_net
 from tests.shared import DATA, shared
 from tests.tiny import CPU

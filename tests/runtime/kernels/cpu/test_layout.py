@@ -5,7 +5,7 @@ import torch
 
 from localllm.quant.formats.interleaved import interleave
 from localllm.runtime.kernels.cpu import layout
-from tests.quant.formats.test_lanes import blocks, integers
+from tests.quant.formats.test_interleaved import blocks, integers
 
 
 @pytest.mark.parametrize("form", ["q4_0", "q8_0"])

@@ -17,7 +17,7 @@ from localllm.runtime.kernels.cpu.compile import CompiledKernel, llvm_target
 from localllm.runtime.kernels.cpu.ir import INT, Program, vector_type
 from localllm.runtime.kernels.cpu.layout import InterleavedLayout
 from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
-from tests.quant.formats.test_lanes import blocks, integers
+from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.cpu.test_quantized_matmul import laned
 
 X86 = ("avx512vnni", "avxvnni", "avx512bw", "avx2", "generic")

@@ -15,7 +15,7 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
 from localllm.runtime.kernels.cpu.compile import openmp
 from localllm.runtime.kernels.cpu.quantized_matmul import matmul_dequantized, matmul_integers
-from tests.quant.formats.test_lanes import blocks, integers
+from tests.quant.formats.test_interleaved import blocks, integers
 
 WAYS = {"few": matmul_integers, "many": matmul_dequantized}
 # Of sum |x| |w|: what the planes of x, and the result in its dtype, round off.

@@ -8,8 +8,8 @@ from localllm.arch.config import Activation
 from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.experts import StackedExperts, experts
-from tests.quant.formats.test_lanes import blocks, integers
-from tests.quant.formats.test_repack import floats
+from tests.quant.formats.test_gpu_packed import floats
+from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")

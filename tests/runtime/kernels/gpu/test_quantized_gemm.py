@@ -11,8 +11,8 @@ from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear, prepare_weights
 from localllm.runtime.kernels.gpu import dequantize as unpacking
 from localllm.runtime.kernels.gpu import quantized_gemm
-from tests.quant.formats.test_lanes import blocks, integers
-from tests.quant.formats.test_repack import floats
+from tests.quant.formats.test_gpu_packed import floats
+from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")

@@ -16,7 +16,7 @@ from localllm.runtime.kernels.gpu.small_m import ticket_counters
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain
-from tests.quant.formats.test_lanes import blocks, integers
+from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")

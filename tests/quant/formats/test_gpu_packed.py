@@ -8,7 +8,7 @@ from localllm.quant.formats import gpu_packed as gpu_packed
 from localllm.quant.formats.gpu_packed import TILE_ROWS, repack
 from localllm.quant.packing import GGUF_GPU_PACKED, gguf_gpu_packed_bytes
 from localllm.quant.tensor import QuantizedTensor
-from tests.quant.formats.test_lanes import blocks, integers
+from tests.quant.formats.test_interleaved import blocks, integers
 
 SIZES = [(16, 256), (37, 512), (1, 768)]
 
