@@ -195,6 +195,9 @@ class FakeLLM:
     def _logprobs(self, character):
         return (TokenLogprob(ord(character), -0.5, ((ord(character), -0.5), (0, float("-inf")))),)
 
+    def measure_rates(self):
+        pass
+
     def record(self, metrics, home, note):
         pass
 

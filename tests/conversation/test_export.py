@@ -51,7 +51,12 @@ def test_the_exported_tree_names_its_branches(chat):
         "a \\*title\\*",
         "System",
         *("Question 1", "Answer 1"),
-        *("Question 2, way 1 of 2", "Answer 2, way 1 of 2", "Question 2, way 2 of 2", "Answer 2, way 2 of 2"),
+        *(
+            "Question 2, branch 1 of 2",
+            "Answer 2, branch 1 of 2",
+            "Question 2, branch 2 of 2",
+            "Answer 2, branch 2 of 2",
+        ),
     ]
 
 

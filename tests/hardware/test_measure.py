@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import localllm
 from localllm.hardware import measure as rates
 from localllm.hardware.device import device_name, free_bytes
 from localllm.hardware.measure import RateSetup, measure, measure_this_machine, median_seconds
@@ -219,3 +220,28 @@ def test_the_file_does_not_grow_for_ever(settings: Settings, monkeypatch: pytest
         measure_this_machine(settings=Settings(settings.home, "cpu", "float32", threads))
     kept = json.loads((settings.home / "rates.json").read_text())["kept"]
     assert [entry["setup"]["threads"] for entry in kept] == [2, 3]
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_loaded_model_measures_its_bandwidth_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    monkeypatch.setattr(rates, "MIN_CPU_SHARE", 1e9 if is_busy else 0.0)
+    with localllm.load("demo", settings=settings) as llm:
+        assert llm.reads.bandwidth is None
+        llm.measure_rates()
+        bandwidth = llm.reads.bandwidth
+        assert (bandwidth is None) == is_busy == (not (settings.home / "rates.json").exists())
+        monkeypatch.setattr(rates, "measure", lambda *arguments: pytest.fail("measured again"))
+        if not is_busy:
+            llm.measure_rates()
+            assert bandwidth and bandwidth > 0 and llm.reads.bandwidth == bandwidth
+
+
+def test_a_loaded_model_measures_nothing_where_little_memory_is_free(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with localllm.load("demo", settings=settings) as llm:
+        monkeypatch.setattr(rates, "free_bytes", lambda device: 1000)
+        llm.measure_rates()
+        assert llm.reads.bandwidth is None

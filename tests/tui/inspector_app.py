@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from textual.app import App
 
-from localllm.tui.answering import AnswerEnd, TimedEvent
-from localllm.tui.chat_screen import MetricsStrip
+from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.inspector.panel import Inspector
+from localllm.tui.metrics_strip import MetricsStrip
 from tests.tui.scripted_events import Told
 
 

@@ -118,6 +118,8 @@ class ScriptedModel:
     def kernels(self):
         raise NotImplementedError
 
+    def measure_rates(self) -> None: ...
+
     def record(self, metrics, home, note) -> None: ...
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from localllm.metrics import Candidate, StepReads, StepReport, Stopwatch
 from localllm.request import FinishReason, GenerationEvent
-from localllm.tui.answering import TimedEvent
+from localllm.tui.answer_thread import TimedEvent
 
 STORY = (
     "Once upon a time , there was little dragon who lived in big cave . She loved to count the stars and "

@@ -1,14 +1,17 @@
 """Conversations in the app: asking, stopping, editing and leaving."""
 
 import json
+import re
 import threading
+from dataclasses import replace
 
 import pytest
 
 from localllm.conversation.chat import Chat
 from localllm.errors import ContextOverflow
+from localllm.metrics import StepReads
 from localllm.request import FinishReason, GenerationEvent
-from localllm.tui.chat_screen import ChatScreen
+from localllm.tui.chat_screen import MAX_RATE_ATTEMPTS, ChatScreen
 from localllm.tui.help_screen import HelpScreen
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.transcript.turn_view import TurnView
@@ -378,7 +381,7 @@ async def test_the_inspector_leaves_the_keyboard_to_the_prompt_and_tab_leads_int
     async with opened(app) as pilot:
         await talk(pilot, "hi")
         await pilot.press("f3", *"more")
-        assert app.screen.prompt.text == "more" and "Every step" in seen(app)
+        assert app.screen.prompt.text == "more" and "The engine's steps" in seen(app)
         await pilot.press("tab", "2")
         assert app.screen.prompt.text == "more" and app.screen.inspector.view == "tokens"
         await pilot.press("escape")
@@ -392,14 +395,14 @@ async def test_the_inspector_is_beside_the_conversation_on_wide_screens(tmp_path
     async with opened(app) as pilot:
         await talk(pilot, "hi")
         await pilot.press("f3")
-        assert "Time line" in seen(app) and "> hi" not in seen(app)
+        assert "Timeline" in seen(app) and "> hi" not in seen(app)
         await pilot.resize_terminal(160, 50)
         await pilot.pause(0.1)
-        assert "Time line" in seen(app) and "> hi" in seen(app)
+        assert "Timeline" in seen(app) and "> hi" in seen(app)
         await pilot.resize_terminal(80, 24)
         await pilot.press("f3")
         await pilot.pause(0.1)
-        assert "Time line" not in seen(app) and "> hi" in seen(app) and "Hello." in seen(app)
+        assert "Timeline" not in seen(app) and "> hi" in seen(app) and "Hello." in seen(app)
 
 
 async def test_ctrl_c_leaves_a_list_as_escape_does(tmp_path, opened):
@@ -429,3 +432,92 @@ async def test_an_empty_conversation_shows_three_things_to_try(tmp_path, opened,
         assert "Three things to try" not in seen(app) and "one" in seen(app)
         await talk(pilot, "/clear")
         assert not app.screen.transcript.views
+
+
+async def test_a_long_question_is_folded_into_one_line_and_can_be_opened(tmp_path, opened, talk):
+    log = "\n".join(f"line {number} of a log" for number in range(5000))
+    app = app_with(ScriptedModel(saying("A log.", thoughts="Let me see.")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, f"What is this?\n{log}")
+        assert "> What is this? … line 4999 of a log ▸ 5,001 lines" in seen(app) and "A log." in seen(app)
+        assert "line 4998" not in seen(app)
+        assert app.screen.chat.current.question.endswith(log)
+        view = app.screen.transcript.views[0]
+        await pilot.press("tab", "t")
+        assert view.question.region.height > 5000 and "Let me see." in view.thoughts.visual.plain
+        await pilot.press("t")
+        await pilot.pause(0.1)
+        assert view.question.region.height == 1
+        await pilot.click(view.question, offset=(48, 0))
+        await pilot.pause(0.1)
+        assert view.question.region.height > 5000
+    model = ScriptedModel(saying("Again."))
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "/load last")
+        assert "▸ 5,001 lines" in seen(app) and "line 4998" not in seen(app)
+
+
+async def test_the_welcome_of_an_empty_conversation_fits_a_narrow_window(tmp_path, opened):
+    app = app_with(ScriptedModel(), tmp_path)
+    async with opened(app, (40, 12)) as pilot:
+        await pilot.pause(0.1)
+        text = seen(app)
+        assert "Three things to try" in text and "ask anything; Esc stops the answer" in text
+        assert "F4  another model; F1 shows all keys" in text
+        await pilot.resize_terminal(80, 24)
+        await pilot.pause(0.1)
+        assert "Tell me a story about a fox.    ask anything" in seen(app)
+
+
+class Unmeasured(ScriptedModel):
+    """Its bandwidth is unknown until it is measured."""
+
+    reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
+    measurements = 0
+    is_busy = False
+
+    def measure_rates(self):
+        self.measurements += 1
+        if not self.is_busy:
+            self.reads = replace(self.reads, bandwidth=1e9)
+
+
+async def test_the_first_answer_has_a_roofline_since_the_machine_is_measured_before(tmp_path, opened, until, talk):
+    model = Unmeasured(saying("Hello to you."))
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await until(pilot, lambda: model.measurements)
+        await talk(pilot, "hi")
+        assert re.search(r"roofline +\d+%", seen(app))
+    assert model.measurements == 1
+
+
+async def test_a_busy_machine_is_measured_again_after_an_answer_but_not_forever(tmp_path, opened, until, talk):
+    model = Unmeasured(saying("Hello to you."))
+    model.is_busy = True
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await until(pilot, lambda: model.measurements)
+        for _ in range(4):
+            await talk(pilot, "hi")
+        assert re.search(r"roofline +-", seen(app))
+    assert model.measurements == MAX_RATE_ATTEMPTS
+
+
+async def test_nothing_is_measured_during_an_answer(tmp_path, opened, until, talk):
+    gate = threading.Event()
+    model = Unmeasured([GenerationEvent(1, "Half"), gate, *saying(" of it")])
+    model.is_busy = True
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await until(pilot, lambda: model.measurements)
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "Half" in seen(app))
+        model.is_busy = False
+        app.screen.measure_rates()
+        await pilot.pause(0.1)
+        assert model.measurements == 1
+        gate.set()
+        await talk.answered(pilot)
+        await until(pilot, lambda: re.search(r"roofline +\d+%", seen(app)))

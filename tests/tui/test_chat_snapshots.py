@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from localllm.tui.chat_screen import MetricsStrip
+from localllm.tui.metrics_strip import MetricsStrip
 from tests.tui.scripted import ScriptedModel, app_with, saying
 
 ANSWER = """## Two ways

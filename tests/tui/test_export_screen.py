@@ -37,7 +37,7 @@ async def test_a_branch_or_the_tree_is_written_in_either_format(app, tmp_path, u
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         choose(app, form)
-        choose(app, "the whole tree" if everything else "this branch")
+        choose(app, "all branches" if everything else "this branch")
         await pilot.pause()
         app.screen.query_one("#export", Button).press()
         await until(pilot, lambda: app.given)

@@ -7,8 +7,8 @@ import pytest
 from localllm.conversation.chat import Chat
 from localllm.metrics import StepReads, StepReport
 from localllm.request import GenerationEvent, SamplingParams
-from localllm.tui.answering import AnswerThread
-from localllm.tui.live_metrics import MAX_GAPS, AnswerPhase, LiveMetrics
+from localllm.tui.answer_thread import AnswerThread
+from localllm.tui.metrics_strip import MAX_GAPS, AnswerPhase, LiveMetrics
 from tests.tui.scripted_events import Told, story
 
 NAMES = ("prompt_tokens", "cached_tokens", "output_tokens", "draft_tokens", "accepted_tokens")

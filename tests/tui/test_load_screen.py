@@ -48,7 +48,7 @@ async def test_a_model_is_pulled_and_every_phase_is_shown(slow, until):
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "left" in told(app))
-        assert "5.14M parameters · licence not known · 6.17 MB to download" in told(app)
+        assert "5.14M parameters · unknown licence · 6.17 MB to download" in told(app)
         assert "fits: " in told(app)
         assert "model.safetensors" in told(app)
         opening = app.screen.load_task

@@ -4,14 +4,14 @@ from dataclasses import replace
 import pytest
 from textual.app import App
 
-from localllm.tui.answering import AnswerEnd
-from localllm.tui.chat_screen import MetricsStrip
-from localllm.tui.live_metrics import (
+from localllm.tui.answer_thread import AnswerEnd
+from localllm.tui.metrics_strip import (
     IDLE_NUMBERS,
     NO_METRICS,
     AnswerPhase,
     LiveMetrics,
     LiveNumbers,
+    MetricsStrip,
     render_metrics,
 )
 from tests.tui.scripted_events import Told, story
@@ -61,13 +61,13 @@ def test_the_least_important_metrics_are_dropped_first() -> None:
 
 def test_a_prompt_being_read_shows_its_speed() -> None:
     first, _ = texts(numbers_of(40, 1), 80)
-    assert first.startswith("reading 352 of 600 tokens   5000 tokens/s  ███")
+    assert first.startswith("prefill 352 of 600 tokens   5000 tokens/s  ███")
     assert first.endswith("░") and len(first) == 80
 
 
 def test_waiting_shows_time_and_queue_position() -> None:
     waiting = LiveNumbers(AnswerPhase.WAITING, NO_METRICS, 1.25, queue_position=3, running=4)
-    assert texts(waiting, 80)[0] == "waiting 1.25 s  place 3 in the queue, 4 running"
+    assert texts(waiting, 80)[0] == "waiting 1.25 s  position 3 in the queue, 4 running"
 
 
 def test_a_gap_above_the_scale_has_another_colour() -> None:

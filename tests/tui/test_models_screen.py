@@ -71,7 +71,7 @@ async def test_an_empty_search_is_shown(tmp_path, until):
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: listed(app))
         await pilot.press(*"zzz")
-        await until(pilot, lambda: "no model is called that" in said(app))
+        await until(pilot, lambda: "no matching models" in said(app))
         await pilot.press("enter", "escape")
         assert app.given == [None]
 
@@ -104,7 +104,7 @@ async def test_a_model_that_does_not_fit_needs_confirmation(tmp_path, until, ans
         await until(pilot, lambda: listed(app))
         await pilot.press(*"giant")
         await until(pilot, lambda: len(listed(app)) == 1)
-        assert "does not fit: 143 GB needed, 23.5 GB are free" in said(app)
+        assert "does not fit: needs 143 GB, 23.5 GB free" in said(app)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Confirm))
         await pilot.press(answer)

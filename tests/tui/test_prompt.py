@@ -167,7 +167,7 @@ async def test_an_unwritable_history_is_reported_and_the_message_sent():
     async with app.run_test() as pilot:
         await pilot.press("a", "enter", "up")
         assert (app.sent, app.prompt.text) == (["a"], "a")
-        assert "kept in no history" in next(iter(app._notifications)).message
+        assert "not saved in the history" in next(iter(app._notifications)).message
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ async def test_messages_sent_during_an_answer_are_queued(app):
         app.prompt.busy = True
         await pilot.press(*"later", "enter")
         assert (app.sent, app.prompt.text) == ([], "later")
-        assert "sent when the answer is there" in str(app.prompt.border_title)
+        assert "sent after this answer" in str(app.prompt.border_title)
         await pilot.press("escape")
         app.prompt.busy = False
         await pilot.pause()

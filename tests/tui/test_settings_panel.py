@@ -75,7 +75,7 @@ async def test_invalid_values_show_the_parameters_error_and_change_nothing(tmp_p
             before = chat.params
             box(panel, field).value = text
             await pilot.pause()
-            fault = panel.query_one(f"#{field}").query_one(".fault")
+            fault = panel.query_one(f"#{field}").query_one(".error")
             assert fault.display and str(fault.render()) == message
             assert chat.params == before
 
@@ -157,7 +157,7 @@ async def test_it_toggles_beside_the_conversation_and_shows_outside_changes(tmp_
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         panel = await opened(app, pilot)
-        assert panel.region.width == 40 and app.screen.query_one("#said").region.width == 40
+        assert panel.region.width == 40 and app.screen.query_one("#conversation").region.width == 40
         await pilot.press("f2")
         await pilot.pause()
         assert not app.screen.query(SettingsPanel) and app.focused is app.screen.query_one("#prompt")

@@ -72,13 +72,13 @@ async def test_a_damaged_file_is_ignored_with_a_note(tmp_path, content):
     (tmp_path / "theme").write_bytes(content)
     name, notes = await shown(tmp_path)
     assert name == DARK.name
-    assert len(notes) == 1 and "names no theme" in notes[0] and "\x1b" not in notes[0]
+    assert len(notes) == 1 and "names an unknown theme" in notes[0] and "\x1b" not in notes[0]
 
 
 async def test_a_failed_save_of_the_theme_is_reported(tmp_path):
     (tmp_path / "home").write_text("a file")
     _, notes = await shown(tmp_path / "home", choose=LIGHT.name)
-    assert any("cannot be kept" in note for note in notes)
+    assert any("cannot be saved" in note for note in notes)
 
 
 async def test_sixteen_colors_are_the_terminals_own(tmp_path, monkeypatch):

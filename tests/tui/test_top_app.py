@@ -53,7 +53,7 @@ class Playing:
 
 
 def app_of(look):
-    return TopApp(look, "http://127.0.0.1:11434", every=0.01)
+    return TopApp(look, "http://127.0.0.1:11434", interval_s=0.01)
 
 
 async def settle(pilot):
@@ -88,9 +88,9 @@ async def test_a_lost_server_is_reported_and_polled_again(until):
     async with app.run_test() as pilot:
         await until(pilot, lambda: app.query(ModelBoard))
         look.gone = True
-        await until(pilot, lambda: app.query_one("#trouble").display)
+        await until(pilot, lambda: app.query_one("#error").display)
         look.gone = False
-        await until(pilot, lambda: not app.query_one("#trouble").display)
+        await until(pilot, lambda: not app.query_one("#error").display)
 
 
 async def test_server_text_cannot_move_the_cursor(until):
@@ -116,7 +116,7 @@ async def test_models_come_and_go(until):
         look.models = (MODEL, dataclasses.replace(MODEL, name="[bold]other"))
         await until(pilot, lambda: len(app.query(ModelBoard)) == 2)
         look.models = ()
-        await until(pilot, lambda: not app.query(ModelBoard) and app.query_one("#trouble").display)
+        await until(pilot, lambda: not app.query(ModelBoard) and app.query_one("#error").display)
 
 
 @pytest.mark.slow

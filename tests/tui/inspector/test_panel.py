@@ -7,7 +7,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 
 from localllm.conversation.chat import Chat
 from localllm.request import GenerationEvent, SamplingParams
-from localllm.tui.answering import AnswerThread
+from localllm.tui.answer_thread import AnswerThread
 from localllm.tui.inspector.blocks import Blocks, block_grid
 from localllm.tui.inspector.panel import CANDIDATES_PER_TOKEN
 from localllm.tui.inspector.record import DraftStatus
@@ -30,7 +30,7 @@ async def test_each_view_has_an_empty_state(size) -> None:
     async with app.run_test(size=size) as pilot:
         for key in "123":
             await pilot.press(key)
-            assert any(said in shown(app) for said in ("Nothing was reported yet", "No token yet"))
+            assert any(said in shown(app) for said in ("No steps yet", "No token yet"))
 
 
 async def test_candidates_are_requested_only_while_it_is_open() -> None:
@@ -39,7 +39,7 @@ async def test_candidates_are_requested_only_while_it_is_open() -> None:
         assert app.inspector.inspect == CANDIDATES_PER_TOKEN and isinstance(app.focused, Timeline)
         app.inspector.toggle()
         await pilot.pause()
-        assert app.inspector.inspect == 0 and "Time line" not in shown(app)
+        assert app.inspector.inspect == 0 and "Timeline" not in shown(app)
         app.inspector.toggle()
         await pilot.pause()
         assert app.inspector.inspect == CANDIDATES_PER_TOKEN and "5 steps" in shown(app)
@@ -78,7 +78,7 @@ async def test_steps_are_chosen_by_keys_and_the_newest_is_followed_again() -> No
         await pilot.pause(0.25)
         assert view.index == newest - 2 < len(view.steps) - 3  # it stays where the person looks
         await pilot.press("home")
-        assert view.index == 0 and "read 256 tokens" in shown(app)
+        assert view.index == 0 and "prefill 256 tokens" in shown(app)
         await pilot.press("right")
         assert view.index == 1
         await pilot.press("pagedown", "pageup")
@@ -206,7 +206,7 @@ async def test_old_tokens_are_dropped_while_selected() -> None:
         assert app.inspector.record.dropped_tokens > 5
         assert view.index == 0 and view.token.number > looked_at.number
         await pilot.press("1", "home")
-        assert "read 256 tokens" in shown(app)
+        assert "prefill 256 tokens" in shown(app)
 
 
 async def test_a_resize_lays_the_tokens_out_again() -> None:
@@ -270,7 +270,7 @@ async def test_blocks_and_bytes_are_shown() -> None:
         await pilot.press("3")
         text = shown(app)
         assert "41 blocks of 16 tokens, 654 of 4,096 tokens, 42.9 MB" in text
-        assert "found in the cache" in text and "pool" not in text
+        assert "cached" in text and "pool" not in text
 
 
 async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
@@ -302,7 +302,7 @@ async def test_tokens_without_names_show_the_answers_text() -> None:
         app.begin()
         app.tell([(100.1, GenerationEvent(1, "Hello", (3,)))])
         await pilot.press("2")
-        assert "Hello" in shown(app) and "before the inspector was open" in shown(app)
+        assert "Hello" in shown(app) and "while the inspector was closed" in shown(app)
 
 
 async def test_the_bundled_model_is_inspected(demo, until) -> None:
@@ -334,7 +334,7 @@ async def test_the_bundled_model_is_inspected(demo, until) -> None:
         for key in "123":
             await pilot.press(key)
             await pilot.pause(0.25)
-        assert f"{demo.blocks:,} in use" in shown(app)
+        assert f"{demo.blocks:,} blocks in use" in shown(app)
 
 
 @pytest.mark.slow

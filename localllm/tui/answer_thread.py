@@ -1,7 +1,7 @@
-"""An answer on its way from a thread that waits for it to the screen, which must never wait.
+"""Reads an answer on a thread of its own, so that the screen never waits for the model.
 
-The engine may bring hundreds of tokens a second and a screen is drawn thirty times: what came since is handed over
-together, once a frame. Knows nothing of Textual.
+The engine may send hundreds of events per second while a screen is drawn thirty times: `drain` returns them in
+batches, once per frame. Independent of Textual.
 """
 
 import threading
@@ -15,22 +15,22 @@ from localllm.conversation.chat import AnswerEvents
 from localllm.request import GenerationEvent
 
 JOIN_INTERVAL_S = 0.05
-TimedEvent = tuple[float, GenerationEvent]  # when, in seconds of `time.perf_counter()`
+TimedEvent = tuple[float, GenerationEvent]  # with its time of receipt, in seconds of `time.perf_counter()`
 
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """stopped: by the person; error: what ended it before its time."""
+    """How an answer ended. stopped: by the user; error: what aborted it."""
 
     stopped: bool
     error: Exception | None = None
 
 
 class AnswerObserver(Protocol):
-    """A part of the screen that shows an answer under way, called on the screen's thread."""
+    """A widget that shows the answer under way. Its methods are called on the screen's thread."""
 
     def begin(self, began: float) -> None:
-        """began: in seconds of `time.perf_counter()`."""
+        """began: in seconds of `time.perf_counter()`"""
         ...
 
     def follow(self, events: Sequence[TimedEvent]) -> None: ...
@@ -41,8 +41,9 @@ class AnswerThread:
     """One answer under way. `began` is in seconds of `time.perf_counter()`."""
 
     def __init__(self, ask: Callable[[], AnswerEvents], stop: Callable[[], None]):
-        """ask: begins the answer, on this answer's own thread; stop: ends it at once, from any thread, as far as
-        it has begun."""
+        """ask: starts the answer, called on the new thread; stop: ends it immediately, from any thread; no effect
+        before the answer has started
+        """
         self.ask = ask
         self.end = stop
         self.began = time.perf_counter()
@@ -61,26 +62,26 @@ class AnswerThread:
                     self.pending.append((time.perf_counter(), event))
             finally:
                 events.close()
-        except Exception as fault:  # shown to the person, whatever it is
-            error = fault
+        except Exception as caught:  # shown to the user, whatever it is
+            error = caught
         self.outcome = AnswerEnd(self.stopping, error)
 
     def drain(self) -> tuple[list[TimedEvent], AnswerEnd | None]:
-        """What came since the last call, and how it ended if it has: then nothing comes after."""
-        ended = self.outcome  # first: what came before the end is then there
-        if self.stopping and ended is None:
-            self.end()  # it may have begun just after it was stopped
-        return [self.pending.popleft() for _ in range(len(self.pending))], ended
+        """Return the events since the last call, and the outcome once all events are returned."""
+        outcome = self.outcome  # read first: all events before the end are then in the queue
+        if self.stopping and outcome is None:
+            self.end()  # the answer may have started just after `stop`
+        return [self.pending.popleft() for _ in range(len(self.pending))], outcome
 
     def stop(self) -> None:
-        """At once; what was said stays."""
+        """Stop immediately; the text so far is kept."""
         self.stopping = True
         self.end()
 
     def stop_and_join(self, timeout_s: float) -> None:
-        """Stop it, and wait for its end; timeout_s: no longer than this."""
+        """Stop, and wait at most `timeout_s` for the thread to end."""
         self.stop()
         limit = time.perf_counter() + timeout_s
         while self.thread.is_alive() and time.perf_counter() < limit:
-            self.end()  # it may have begun just after it was stopped
+            self.end()  # the answer may have started just after `stop`
             self.thread.join(JOIN_INTERVAL_S)

@@ -1,79 +1,153 @@
-"""The numbers of an answer under way, from its events as they come; definitions as in `localllm/metrics.py`.
+"""The metrics below a conversation: live numbers of the answer under way, dimmed once it has ended.
 
-Knows nothing of screens. When the answer has ended, the engine's own measurements take the place of these.
+Times are in seconds and sizes in bytes; definitions as in `localllm/metrics.py`. When an answer ends, the engine's
+own measurements replace the numbers that were derived from its events.
 """
 
 import math
+import time
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from textual.content import Content
+from textual.reactive import reactive
+from textual.timer import Timer
+from textual.widget import Widget
 
 from localllm.formatting import format_bytes, format_rate, format_seconds
 from localllm.metrics import Metrics, StepReads, StepReport, percentile
-from localllm.tui.answering import TimedEvent
+from localllm.protocol.model import Model
+from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.drawing import bar, round_up_scale, sparkline
 
-RATE_WINDOW_S = 1.0  # what `now` is a mean over
-MAX_GAPS = 512  # for a sparkline
-MAX_TOKEN_TIMES = 4096  # tokens whose time is known for `now`
+FRAME_S = 1 / 30
+RATE_WINDOW_S = 1.0  # `now` averages over this window
+MAX_GAPS = 512  # in the sparkline
+MAX_TOKEN_TIMES = 4096  # for `now`
+GAP = "  "  # between two metrics
+LABEL_STYLE = "$foreground-muted"
+WIDE_MIN_COLUMNS = 110  # with full labels from this width on
+MIN_SPARKLINE_CELLS = 8
 
 
 class AnswerPhase(StrEnum):
-    IDLE = "idle"  # nothing was asked yet
-    WAITING = "waiting"  # no step was reported
-    PREFILL = "reading"  # the prompt
-    DECODE = "writing"
+    IDLE = "idle"  # before the first question
+    WAITING = "waiting"  # for the first step
+    PREFILL = "prefill"
+    DECODE = "decode"
     ENDED = "ended"
 
 
 @dataclass(frozen=True)
 class LiveNumbers:
-    """What a screen shows; NaN or None where it is not known. `metrics` has no single gaps until the end."""
+    """The metrics on display; NaN or None if unknown. `metrics.itl_s` stays empty until the answer ends."""
 
     phase: AnswerPhase
     metrics: Metrics
     elapsed_s: float = math.nan
-    current_tokens_per_s: float = math.nan  # tokens a second, over the last second or so
+    current_tokens_per_s: float = math.nan  # over about the last second
     itl_p50_s: float = math.nan
     itl_p95_s: float = math.nan
-    gaps: tuple[float, ...] = ()  # the newest, in seconds
-    prefilled_tokens: int = 0  # of the prompt, found or computed
-    context_tokens: int | None = None  # tokens of the context
-    kv_bytes: float | None = None  # of their keys and values
-    roofline_fraction: float | None = None  # share of the measured bandwidth
-    running: int = 0  # requests that the last step was for, this among them; 0: not known
-    waiting: int = 0  # requests behind them
-    queue_position: int = 0  # in the queue, counted from 1; 0: it is worked on, or that is not known
+    gaps: tuple[float, ...] = ()  # newest inter-token latencies
+    prefilled_tokens: int = 0  # prompt tokens cached or computed
+    context_tokens: int | None = None  # prompt and answer so far
+    kv_bytes: float | None = None  # size of their keys and values
+    roofline_fraction: float | None = None  # of the measured memory bandwidth
+    running: int = 0  # requests in the last step, including this one; 0 if unknown
+    waiting: int = 0  # requests in the queue
+    queue_position: int = 0  # from 1; 0 if running or unknown
 
 
 NO_METRICS = Metrics(0, 0, 0, math.nan, 0.0, math.nan, math.nan, (), math.nan, 0)
 IDLE_NUMBERS = LiveNumbers(AnswerPhase.IDLE, NO_METRICS)
 
 
+class MetricsStrip(Widget):
+    """Two lines of live metrics, redrawn at most thirty times per second and only when they change."""
+
+    DEFAULT_CSS = """
+    MetricsStrip {
+        height: 2;
+        padding: 0 1;
+        text-wrap: nowrap;
+        text-overflow: clip;
+        &.-idle { text-style: dim; }
+    }
+    """
+
+    numbers: reactive[LiveNumbers] = reactive(IDLE_NUMBERS)
+
+    def __init__(self, model: Model, clock: Callable[[], float] = time.perf_counter):
+        """clock: the clock of the event times"""
+        super().__init__(classes="-idle")
+        self.model = model
+        self.clock = clock
+        self.live: LiveMetrics | None = None
+        self.frames: Timer | None = None
+
+    def on_mount(self) -> None:
+        self.frames = self.set_interval(FRAME_S, self.update_numbers, pause=self.live is None)
+
+    def begin(self, began: float) -> None:
+        self.live = LiveMetrics(began, self.model.reads)
+        self.update_numbers()
+        if self.frames:
+            self.frames.resume()
+
+    def follow(self, events: Sequence[TimedEvent]) -> None:
+        if self.live:
+            self.live.follow(events)
+
+    def end(self, outcome: AnswerEnd) -> None:
+        if self.frames:
+            self.frames.pause()
+        if self.live:
+            self.live.end()
+        self.update_numbers()
+
+    def update_reads(self) -> None:
+        """Show the roofline fraction of the current answer once the machine's memory bandwidth is measured."""
+        if self.live:
+            self.live.reads = self.model.reads
+            self.update_numbers()
+
+    def update_numbers(self) -> None:
+        if self.live:
+            self.numbers = self.live.numbers(self.clock())
+
+    def watch_numbers(self, before: LiveNumbers, after: LiveNumbers) -> None:
+        self.set_class(after.phase in (AnswerPhase.IDLE, AnswerPhase.ENDED), "-idle")
+
+    def render(self) -> Content:
+        return render_metrics(self.numbers, self.model.context, self.size.width)
+
+
 class LiveMetrics:
-    """Follows one answer. Times are seconds since its request arrived: the engine's own where it reports its
-    steps, else those of whoever reads."""
+    """Computes the metrics of one answer from its events.
+
+    Times are seconds since the request arrived: the engine's where it reports its steps, otherwise times of
+    receipt.
+    """
 
     def __init__(self, began: float, reads: StepReads | None = None):
         self.began = began
         self.reads = reads
         self.scheduled_s = self.first_token_s = self.last_token_s = math.nan
         self.output = self.drafted = self.accepted = 0
-        self.prompt: int | None = None  # tokens, once known
+        self.prompt: int | None = None  # prompt tokens, None until reported
         self.cached_tokens = self.computed = self.running = self.waiting = self.queue_position = 0
         self.has_steps = False
         self.times: deque[float] = deque(maxlen=MAX_TOKEN_TIMES)
         self.gaps: deque[float] = deque(maxlen=MAX_GAPS)
-        self.sorted_gaps: list[float] = []  # all gaps, by length
+        self.sorted_gaps: list[float] = []  # all of them, ascending
         self.final_metrics: Metrics | None = None
         self.stopped = False
 
     def end(self) -> None:
-        """Nothing comes any more, with or without the engine's measurements; this request runs no more."""
+        """Record the end of the answer; it no longer counts as a running request."""
         self.running = max(0, self.running - (not self.stopped))
         self.stopped = True
 
@@ -84,7 +158,7 @@ class LiveMetrics:
                 at = step.ended_s
                 self.record_step(step)
             elif self.has_steps:
-                at = self.last_token_s  # another token of the same step
+                at = self.last_token_s  # further token of the same step
             for _ in event.token_ids:
                 self.record_token(at)
                 self.drafted += event.drafted
@@ -117,7 +191,7 @@ class LiveMetrics:
         )
 
     def numbers(self, now: float) -> LiveNumbers:
-        """now: in seconds of `time.perf_counter()`."""
+        """Return the metrics at `now`, in seconds of `time.perf_counter()`."""
         if self.final_metrics:
             return self.final_numbers(self.final_metrics)
         elapsed = self.last_token_s if self.stopped else now - self.began
@@ -155,7 +229,7 @@ class LiveMetrics:
         )
 
     def final_numbers(self, metrics: Metrics) -> LiveNumbers:
-        """By the engine's own measurements."""
+        """Return the metrics as measured by the engine."""
         used, rate = metrics.prompt_tokens + metrics.output_tokens, metrics.tokens_per_s
         return LiveNumbers(
             AnswerPhase.ENDED,
@@ -174,20 +248,20 @@ class LiveMetrics:
         )
 
     def current_tokens_per_s(self, elapsed: float) -> float:
-        """The mean over the gaps of the last second, at least one; it falls while the next token is overdue."""
+        """Return the mean over the gaps of the last second, at least one; it falls while a token is overdue."""
         if len(self.times) < 2:
             return math.nan
         gaps, base = 0, self.last_token_s
         for gaps, base in enumerate(reversed(self.times)):
             if gaps and base <= self.last_token_s - RATE_WINDOW_S:
                 break
-        if base == self.last_token_s:  # all of one step
+        if base == self.last_token_s:  # all tokens are from one step
             return math.nan
         mean = gaps / (self.last_token_s - base)
         return min(mean, (gaps + 1) / max(elapsed - base, 1e-9))
 
     def kv_bytes(self, computed: int) -> float | None:
-        """Of so many tokens; the newest of an answer is not among them."""
+        """Return the size of the keys and values of `computed` tokens; the newest token has none yet."""
         return self.reads.kept_per_token * computed if self.reads and computed else None
 
     def roofline_fraction(self, tokens_per_s: float, metrics: Metrics, used: float | None) -> float | None:
@@ -197,25 +271,17 @@ class LiveMetrics:
         return self.reads.bandwidth_fraction(steps_per_s, used)
 
 
-# Two lines of numbers with fixed columns: what stands where depends on width and model, not on the numbers.
-#
-# Where there is little room, the least important numbers are left out.
-
-GAP = "  "
-LABEL_STYLE = "$foreground-muted"
-WIDE_MIN_COLUMNS = 110  # columns from which labels are written out
-MIN_SPARKLINE_CELLS = 8
-
-
 @dataclass(frozen=True)
 class Metric:
+    """A labelled value in a column of fixed width."""
+
     label: str
     value: str
-    width: int  # that the value may take
-    drop_priority: int = 0  # the highest are left out first
+    width: int  # cells reserved for the value
+    drop_priority: int = 0  # the highest are dropped first in a narrow window
     suffix: str = ""
     style: str = ""
-    left_aligned: bool = False  # where the value stands in its width
+    left_aligned: bool = False
 
     @property
     def total_width(self) -> int:
@@ -230,6 +296,7 @@ class Metric:
 
 
 def render_metrics(numbers: LiveNumbers, context: int, width: int) -> Content:
+    """Return two lines whose columns depend on the width and the model only, so that numbers do not move."""
     first = (
         prefill_line(numbers, width)
         if numbers.phase in (AnswerPhase.WAITING, AnswerPhase.PREFILL)
@@ -252,57 +319,57 @@ def speed_line(numbers: LiveNumbers, width: int) -> Content:
         Metric("p95", format_seconds(numbers.itl_p95_s), 7, 6),
     ]
     text = fit_row(cells, width - MIN_SPARKLINE_CELLS - len(GAP))
-    room = width - text.cell_length - len(GAP)
+    ticks_width = width - text.cell_length - len(GAP)
     top = round_up_scale(2 * numbers.itl_p50_s or numbers.itl_p95_s)
-    ticks = sparkline(numbers.gaps, room, top=top, style="$accent", above_style="$error")
+    ticks = sparkline(numbers.gaps, ticks_width, top=top, style="$accent", above_style="$error")
     return Content.assemble(text, GAP, ticks)
 
 
 def prefill_line(numbers: LiveNumbers, width: int) -> Content:
-    """How far the prompt is read; until the first piece of it is, how long it has been waited for."""
+    """Return the progress of prefill, or the waiting time before its first chunk."""
     if numbers.phase is AnswerPhase.WAITING:
         queue = (
-            f"  place {numbers.queue_position:,} in the queue, {numbers.running:,} running"
+            f"  position {numbers.queue_position:,} in the queue, {numbers.running:,} running"
             if numbers.queue_position
             else ""
         )
         return Content.assemble(("waiting ", LABEL_STYLE), format_seconds(max(numbers.elapsed_s, 0.0)), queue)
     total, done = numbers.metrics.prompt_tokens, numbers.prefilled_tokens
     fraction = done / total if total else 0.0
-    told = f"{done:>{len(f'{total:,}')},} of {total:,} tokens"
-    taken = numbers.elapsed_s - numbers.metrics.queue_s
-    speed = (done - numbers.metrics.cached_tokens) / taken if taken > 0 else math.nan
-    cells = [Metric("reading", told, len(told), style="bold"), Metric("", format_rate(speed), 14, 1)]
+    progress = f"{done:>{len(f'{total:,}')},} of {total:,} tokens"
+    elapsed = numbers.elapsed_s - numbers.metrics.queue_s
+    speed = (done - numbers.metrics.cached_tokens) / elapsed if elapsed > 0 else math.nan
+    cells = [Metric("prefill", progress, len(progress), style="bold"), Metric("", format_rate(speed), 14, 1)]
     text = fit_row(cells, width - 12)
-    room = width - text.cell_length - len(GAP)
-    return Content.assemble(text, GAP, Content.styled(bar(fraction, room, "░"), "$accent"))
+    bar_width = width - text.cell_length - len(GAP)
+    return Content.assemble(text, GAP, Content.styled(bar(fraction, bar_width, "░"), "$accent"))
 
 
 def memory_line(numbers: LiveNumbers, context: int, width: int) -> Content:
     metrics, wide, used = numbers.metrics, width >= WIDE_MIN_COLUMNS, numbers.context_tokens
     digits = len(f"{context:,}")
-    length = 24 if wide else 10
-    drawn = bar((used or 0) / context, length, "░")
-    told = f"{'-' if used is None else format(used, ','):>{digits}}"
+    bar_width = 24 if wide else 10
+    used_bar = bar((used or 0) / context, bar_width, "░")
+    used_text = f"{'-' if used is None else format(used, ','):>{digits}}"
     drafted, accepted = metrics.draft_tokens, metrics.accepted_tokens
     drafts = f"{accepted:,} of {drafted:,}" if wide else f"{accepted / drafted:.0%}" if drafted else "-"
-    share = "-" if numbers.roofline_fraction is None else f"{numbers.roofline_fraction:.0%}"
-    others = f"{numbers.running} running, {numbers.waiting} waiting" if numbers.running else "-"
+    roofline = "-" if numbers.roofline_fraction is None else f"{numbers.roofline_fraction:.0%}"
+    requests = f"{numbers.running} running, {numbers.waiting} waiting" if numbers.running else "-"
     style = "$error" if used is not None and used > 0.9 * context else "$accent"
     cells = [
-        Metric("context" if wide else "", drawn, length, style=style),
-        Metric("", told, digits, suffix=f" of {context:,}"),
+        Metric("context" if wide else "", used_bar, bar_width, style=style),
+        Metric("", used_text, digits, suffix=f" of {context:,}"),
         Metric("KV", "-" if numbers.kv_bytes is None else format_bytes(numbers.kv_bytes), 7, 2),
-        Metric("roofline", share, 5, 1),
+        Metric("roofline", roofline, 5, 1),
         Metric("cached", f"{metrics.cached_tokens:,}", digits, 4),
         Metric("drafts", drafts, 15 if wide else 4, 3, left_aligned=wide),
-        *([Metric("requests", others, 24, 5, left_aligned=True)] if wide else []),
+        *([Metric("requests", requests, 24, 5, left_aligned=True)] if wide else []),
     ]
     return fit_row(cells, width)
 
 
 def fit_row(metrics: Sequence[Metric], width: int) -> Content:
-    """As many of the cells as fit, in their order."""
+    """Return the metrics that fit into `width` cells, in order."""
     shown = list(metrics)
     while len(shown) > 1 and sum(cell.total_width + len(GAP) for cell in shown) - len(GAP) > width:
         shown.remove(max(shown, key=lambda cell: cell.drop_priority))

@@ -2,8 +2,8 @@ import itertools
 
 import pytest
 
-from localllm.tui.inspector.lanes import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
 from localllm.tui.inspector.record import AnswerRecord
+from localllm.tui.inspector.timeline_rows import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
 from tests.tui.inspector.test_record import record_of
 from tests.tui.scripted_events import story
 
@@ -74,6 +74,6 @@ def test_drafts_are_judged_column_by_column() -> None:
 def test_a_long_step_is_cut_and_has_another_colour() -> None:
     record = record_of(story(30, drafts=False))
     rows = step_time_chart(record.decode_steps, 3, 0.012, record.decode_steps[3])
-    long = max(range(30), key=lambda place: record.decode_steps[place].took_s)
+    long = max(range(30), key=lambda place: record.decode_steps[place].duration_s)
     assert all(row[long] == ("█", "$error") for row in rows)
     assert rows[-1][3][1].endswith("reverse")

@@ -6,7 +6,7 @@ import time
 import localllm
 from localllm.conversation.chat import Chat
 from localllm.request import SamplingParams
-from localllm.tui.answering import AnswerThread
+from localllm.tui.answer_thread import AnswerThread
 from tests.tui.scripted import ScriptedModel, saying
 
 

@@ -1,6 +1,6 @@
-"""A model on its way, opened by a thread of its own, and how far it is: the screen looks, and never waits.
+"""Opens a model on a thread of its own and records the progress, so that the screen never waits.
 
-Knows nothing of Textual.
+Sizes are in bytes; times are in seconds of the task's clock. Independent of Textual.
 """
 
 import threading
@@ -19,17 +19,17 @@ DOWNLOAD, QUANTIZE = "download", "quantize"
 
 @dataclass
 class FileDownload:
-    """A file of a download. Sizes are bytes, times seconds of the opening's clock."""
+    """Progress of one file of a download."""
 
     path: str
     size_bytes: int
-    done_bytes: int  # that are here
-    began: float | None = None  # when its first bytes came
-    received_bytes: int = 0  # since then
+    done_bytes: int  # including those of an earlier, interrupted download
+    began: float | None = None  # time of its first bytes
+    received_bytes: int = 0  # by this task
     verified: bool = False
 
     def rate(self, now: float) -> float | None:
-        """Bytes a second."""
+        """Return bytes per second, None before the first ones."""
         if self.began is None or not self.received_bytes or now <= self.began:
             return None
         return self.received_bytes / (now - self.began)
@@ -37,23 +37,25 @@ class FileDownload:
 
 @dataclass
 class Phase:
+    """A phase of opening a model, such as `download`."""
+
     name: str
     began: float
     ended: float | None = None
     done: int = 0
-    total: int = 0  # 0: nothing is told of how far it is
+    total: int = 0  # 0 if the phase reports no progress
 
 
 @dataclass(eq=False)
 class LoadTask:
-    """`Watch` of a model. What it is told stands in its fields; `model` or `fault` is there once `over` is."""
+    """Opens a model as its `LoadObserver`. Once `finished`, `model` or `error` is set, or neither if cancelled."""
 
     machine: Machine
     name: str
     clock: Callable[[], float] = time.perf_counter
     offer: ModelOffer | None = None
-    files: dict[str, FileDownload] = field(default_factory=dict)  # by digest, those that are not here yet
-    here_bytes: int = 0  # of the download, which were here before
+    files: dict[str, FileDownload] = field(default_factory=dict)  # by digest, those to be downloaded
+    here_bytes: int = 0  # files of the download that were complete before
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     model: Model | None = None
@@ -68,34 +70,34 @@ class LoadTask:
         self.thread.start()
 
     def run(self) -> None:
-        model, fault = None, None
+        model, error = None, None
         try:
             model = self.machine.open(self.name, self)
         except Cancelled:
             pass
-        except (LocalLLMError, OSError) as error:
-            fault = error
-        except Exception as error:  # a fault of ours is told as one, and ends nothing else
-            fault = LocalLLMError(f"{type(error).__name__}: {error}", "this is a fault of localllm")
-        if fault:
-            fault.__cause__ = fault.__context__ = fault.__traceback__ = None  # frames would keep what was loaded
+        except (LocalLLMError, OSError) as caught:
+            error = caught
+        except Exception as caught:  # shown on the screen like any other error
+            error = LocalLLMError(f"{type(caught).__name__}: {caught}", "this is a bug in localllm")
+        if error:
+            error.__cause__ = error.__context__ = error.__traceback__ = None  # frames would keep weights alive
         with self.lock:
             self.end_phase()
-            late = model if self.cancelled else None
+            unwanted = model if self.cancelled else None
             self.model = None if self.cancelled else model
-            self.error = fault
+            self.error = error
             self.finished = True
-        if late:
-            late.close()
+        if unwanted:
+            unwanted.close()
 
     def take(self) -> Model | None:
-        """The model that is ready: the caller's from now on."""
+        """Return the model once it is ready, and leave closing it to the caller."""
         with self.lock:
             model, self.model = self.model, None
             return model
 
     def cancel(self) -> None:
-        """Break it off; what nobody took is closed."""
+        """Stop opening the model, and close it if it is ready and not taken."""
         with self.lock:
             self.cancelled = True
         if ready := self.take():
@@ -103,7 +105,7 @@ class LoadTask:
 
     @property
     def current_phase(self) -> str | None:
-        """The phase that it is in."""
+        """Name of the current phase, None between phases."""
         return self.phases[-1].name if self.phases and self.phases[-1].ended is None else None
 
     @property
@@ -148,17 +150,17 @@ class LoadTask:
 
     def advance(self, file: RemoteFile, count: int) -> None:
         self.raise_if_cancelled()
-        if coming := self.files.get(file.digest):
+        if download := self.files.get(file.digest):
             with self.lock:
-                coming.began = self.clock() if coming.began is None else coming.began
-                coming.done_bytes += count
-                coming.received_bytes += max(0, count)  # what is less than none has to come again
+                download.began = self.clock() if download.began is None else download.began
+                download.done_bytes += count
+                download.received_bytes += max(0, count)  # negative: a part has to be fetched again
 
     def finish(self, file: RemoteFile) -> None:
-        """Another process may have fetched it."""
+        """Mark a file as verified, including one that another process has downloaded."""
         self.raise_if_cancelled()
-        if coming := self.files.get(file.digest):
-            coming.done_bytes, coming.verified = coming.size_bytes, True
+        if download := self.files.get(file.digest):
+            download.done_bytes, download.verified = download.size_bytes, True
 
     def say(self, text: str) -> None:
         self.note(text)
