@@ -1,4 +1,4 @@
-"""The command line is parsed as Typer parses it, or left to Typer."""
+"""The fast start parses a command line exactly as the library does, or leaves it to the library."""
 
 import pytest
 import typer
@@ -27,8 +27,8 @@ WORD = st.one_of(
 LINE = st.lists(st.one_of(WORD.map(lambda word: [word]), st.tuples(FLAGS, VALUES).map(list)), max_size=6)
 
 
-def parse_with_typer(words):
-    """Parameters that Typer passes to `run`."""
+def read_by_the_library(words):
+    """What `run` would be called with; None where it would not be."""
     program = typer.main.get_command(app).make_context("localllm", ["run", *words])
     command = program.command.get_command(program, "run")
     return command.make_context("run", list(words), parent=program).params
@@ -37,11 +37,11 @@ def parse_with_typer(words):
 @pytest.mark.slow
 @settings(deadline=None)
 @given(LINE)
-def test_lines_are_parsed_as_typer_does(parts):
+def test_it_parses_as_the_library_does(parts):
     words = [word for part in parts for word in part]
     flags = parse_run_flags(["run", *words])
     if flags is not None:
-        assert flags == parse_with_typer(words)
+        assert flags == read_by_the_library(words)
 
 
 @pytest.mark.parametrize(
@@ -53,28 +53,28 @@ def test_lines_are_parsed_as_typer_does(parts):
         "./folder",
     ],
 )
-def test_plain_lines_are_parsed_without_typer(line):
+def test_plain_lines_need_no_library(line):
     words = line.split()
-    assert parse_run_flags(["run", *words]) == parse_with_typer(words)
+    assert parse_run_flags(["run", *words]) == read_by_the_library(words)
 
 
 @pytest.mark.parametrize(
     "line", ["", "run", "run --help", "run demo -h", "serve demo", "run demo --seed", "--version"]
 )
-def test_other_lines_are_left_to_typer(line):
+def test_the_rest_is_left_to_the_library(line):
     assert parse_run_flags(line.split()) is None
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_the_help_page_is_that_of_typer(flag, capsys, monkeypatch):
+def test_the_page_of_help_is_the_librarys(flag, capsys, monkeypatch):
     for columns in (79, 80, 200):
         monkeypatch.setenv("COLUMNS", str(columns))
         assert invoke([flag]) == 0
-        page = capsys.readouterr().out
-        assert help_page([flag]) == (page if columns >= 80 else None)
+        told = capsys.readouterr().out
+        assert help_page([flag]) == (told if columns >= 80 else None)
 
 
-def test_other_help_pages_are_left_to_typer():
+def test_other_help_is_left_to_the_library():
     assert help_page(["run", "--help"]) is None
     assert help_page([]) is None
 

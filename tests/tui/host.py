@@ -1,4 +1,4 @@
-"""An app around one screen, and machines to open models on."""
+"""An app around one screen, and machines with models."""
 
 import threading
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""A screen with a conversation and what is opened from it, without the rest of the app."""
+"""A screen with a conversation and its panels, without the rest of the app."""
 
 import threading
 from collections.abc import Callable

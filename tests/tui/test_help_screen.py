@@ -13,7 +13,7 @@ from localllm.tui.turn_screen import PanelScreen
 from tests.tui.panels import said, talk
 
 
-async def test_every_key_and_every_command_is_told_once(tmp_path):
+async def test_every_key_and_command_is_listed_once(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()

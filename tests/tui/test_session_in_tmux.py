@@ -1,6 +1,6 @@
-"""One session with the app in a real terminal, from an empty cache to a conversation that is gone on with.
+"""One session with the app in a real terminal, from an empty cache to a resumed conversation.
 
-`make screens` plays it as well, and keeps pictures of it in docs/images.
+`make screens` plays it too, and saves its pictures in docs/images.
 """
 
 import re

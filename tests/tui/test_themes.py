@@ -59,7 +59,7 @@ async def shown(home, choose=""):
         return name, [note.message for note in app._notifications]
 
 
-async def test_a_choice_is_kept_and_coming_up_is_none(tmp_path):
+async def test_a_chosen_theme_is_saved_and_previews_are_not(tmp_path):
     assert await shown(tmp_path) == (DARK.name, [])
     assert not (tmp_path / "theme").exists()
     await shown(tmp_path, choose=LIGHT.name)
@@ -75,7 +75,7 @@ async def test_a_damaged_file_is_ignored_with_a_note(tmp_path, content):
     assert len(notes) == 1 and "names an unknown theme" in notes[0] and "\x1b" not in notes[0]
 
 
-async def test_a_choice_that_cannot_be_kept_is_said(tmp_path):
+async def test_a_failed_save_of_the_theme_is_reported(tmp_path):
     (tmp_path / "home").write_text("a file")
     _, notes = await shown(tmp_path / "home", choose=LIGHT.name)
     assert any("cannot be saved" in note for note in notes)

@@ -5,7 +5,7 @@ import pytest
 from localllm.tui.inspector.record import AnswerRecord
 from localllm.tui.inspector.timeline_rows import StepColumns, TimeScale, draft_cell, prompt_cells, step_time_chart
 from tests.tui.inspector.test_record import record_of
-from tests.tui.told import story
+from tests.tui.scripted_events import story
 
 
 def whole(record: AnswerRecord, width: int) -> TimeScale:
@@ -24,14 +24,14 @@ def test_a_scale_has_every_moment_in_its_columns() -> None:
 
 
 @pytest.mark.parametrize("at", [0.0, 0.9, 1.1, 2.0])
-def test_zooming_keeps_what_is_looked_at_in_sight(at: float) -> None:
+def test_zooming_keeps_the_selection_visible(at: float) -> None:
     for zoom in range(8):
         scale = TimeScale.zoomed(2.0, zoom, at, 80)
         assert 0 <= scale.column(at) < 80 and scale.span_s == 2.0 / 2**zoom
         assert scale.start_s >= 0 and scale.start_s + scale.span_s <= 2.0 + 1e-9
 
 
-def test_labels_stand_at_their_times() -> None:
+def test_labels_are_placed_at_their_times() -> None:
     scale = TimeScale.zoomed(2.0, 0, 2.0, 80)
     labels = scale.label_row()
     assert len(labels) == 80
@@ -45,7 +45,7 @@ def test_the_prompt_row_has_the_queue_and_each_piece_with_its_tokens() -> None:
     assert row.index("256") < row.index("248") < len(row.rstrip())
 
 
-def test_ticks_stand_apart_where_steps_do_and_gaps_are_seen() -> None:
+def test_ticks_show_separate_steps_and_gaps() -> None:
     record = record_of(story(20, drafts=False))
     (row,) = StepColumns.from_record(record, whole(record, 600)).step_rows(1)
     ticks = [column for column, (cell, _) in enumerate(row) if cell != " "]
@@ -55,7 +55,7 @@ def test_ticks_stand_apart_where_steps_do_and_gaps_are_seen() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 5, 5000])
-def test_few_and_many_steps_fill_the_same_room(steps: int) -> None:
+def test_few_and_many_steps_fill_the_same_width(steps: int) -> None:
     record = record_of(story(steps))
     scale = whole(record, 70)
     bins = StepColumns.from_record(record, scale)
