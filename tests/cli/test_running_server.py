@@ -194,7 +194,7 @@ def test_without_a_server_the_model_is_loaded_locally(localllm):
     done = localllm("run", "demo", "Hello", *GREEDY, host=free)
     assert done.returncode == 0 and done.stdout and not done.stderr
     done = localllm("run", "demo", "Hello", *GREEDY, "--verbose", host=free)
-    assert "so it runs in this process" in done.stderr
+    assert "loading the model in this process" in done.stderr
     for words in (("ps",), ("stop", "demo"), ("run", "demo", "Hello", "--server", free)):
         failed = localllm(*words, host=free)
         assert (failed.returncode, failed.stdout) == (7, "")

@@ -48,4 +48,4 @@ def test_a_missing_server_is_reported(tmp_path):
 
 def test_a_pace_that_no_server_needs_is_refused(tmp_path):
     done = top(tmp_path, "--every", "0.01s")
-    assert done.returncode == 2 and "too often" in done.stderr
+    assert done.returncode == 2 and "too short" in done.stderr
