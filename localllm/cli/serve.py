@@ -162,7 +162,7 @@ def serve(
     """
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
-    from localllm.server.serve import bind  # FastAPI takes its time to import
+    from localllm.server.serve import bind  # uvicorn takes time to import
 
     kept = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
     if log_format not in list(LogFormat):
@@ -192,11 +192,9 @@ def serve(
             served.add_preloaded(load(model, None), model)
         app = create_app(served, access, log_prompts=log_prompts, strict=strict or settings.strict)
         names = [loaded.name for loaded in served.loaded.values()]
-        remark = (
-            note if log_format == LogFormat.TEXT else (lambda words: None)
-        )  # who asks for JSON reads it by program
+        notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON
         server = Server(
-            app, listener, note, served.close, served.abort_waiting, remark=remark, model_names=names, tls=tls
+            app, listener, note, served.close, served.abort_waiting, notify=notify, model_names=names, tls=tls
         )
         configure_logging(LogFormat(log_format))
         server.run()

@@ -73,9 +73,9 @@ def test_what_nobody_reads_is_ended_and_told_so(demo: LLM) -> None:
     async def read_late() -> int:
         told = 0
         with AnswerReader(demo, [request], max_unread=20 * EVENT_WEIGHT) as answers:
-            while not answers.given_up:
+            while not answers.overflowed:
                 await asyncio.sleep(0.01)
-            with pytest.raises(ReaderTooSlow, match="nobody reads"):
+            with pytest.raises(ReaderTooSlow, match="reads the answer too slowly"):
                 async for _ in answers:
                     told += 1
         return told

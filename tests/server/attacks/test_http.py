@@ -86,7 +86,7 @@ def test_what_is_no_request_behind_one_that_is_does_not_harm_its_answer(demo_url
         connection.sendall(b"\0\0\0\r\n\r\n")
         came = rest(connection)
     answer, refusal = came.split(b"HTTP/1.1 400")
-    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"no request" in refusal
+    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"malformed HTTP request" in refusal
     assert not caplog.records
 
 
