@@ -1,29 +1,29 @@
 PYTHON = .venv/bin/python
 
-setup:    ## a virtual environment with everything the tests need
+setup:    ## create a virtual environment with everything the tests need
 	python3 -m venv .venv && .venv/bin/pip install -q -e ".[test]"
 
-test:     ## the quick tests, as in README.md
+test:     ## run the quick tests, as in README.md
 	$(PYTHON) -m pytest
 
-test-all: ## every test: also full grids, attacks, soaks, and all kernels compiled
+test-all: ## run every test, including full grids, attacks, soak tests, and compilation of all kernels
 	$(PYTHON) -m pytest -m "slow or not slow"
 
-clients:  ## other people's clients for tests/server/clients: Python packages in .venv-clients, npm packages
+clients:  ## install third-party clients for tests/server/clients: Python packages in .venv-clients, npm packages
 	python3 -m venv .venv-clients && .venv-clients/bin/pip install -q uv
 	.venv-clients/bin/uv pip install -q -p .venv-clients/bin/python -r tests/server/clients/requirements.txt
 	npm install --silent --prefix tests/server/clients
 
-check:    ## format, lint, types, and who may import whom
+check:    ## check format, lint, types and import layers
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
 	.venv/bin/basedpyright
 	.venv/bin/lint-imports --no-cache
 
-bench:    ## a generated 1B model beside transformers; appends to bench/results/
+bench:    ## compare a generated 1B model with transformers; appends to bench/results/
 	$(PYTHON) -m bench.decode --save
 
-docs:     ## generated text: docs/cli.md, docs/schemas, man, words for Tab; parts of docs/chat, hardware, kernels, models, plan
+docs:     ## regenerate docs/cli.md, docs/schemas, man, completion words, and parts of docs/{chat,hardware,kernels,models,plan}.md
 	$(PYTHON) tools/cli_docs.py
 	$(PYTHON) tools/chat_docs.py
 	$(PYTHON) tools/hardware_docs.py
@@ -31,15 +31,15 @@ docs:     ## generated text: docs/cli.md, docs/schemas, man, words for Tab; part
 	$(PYTHON) -m tests.plan.example
 	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/models --models-table
 
-screens:  ## the pictures of the app in docs/images, from a session in tmux
+screens:  ## regenerate the pictures of the terminal UI in docs/images, from a session in tmux
 	$(PYTHON) -m pytest -q -n 0 -m slow tests/tui/test_session_in_tmux.py --screens
 
-binary:   ## dist/localllm, one file for Linux on x86-64 that needs no Python (docs/binary.md)
+binary:   ## build dist/localllm, one file for Linux x86-64 that needs no Python (docs/binary.md)
 	$(PYTHON) -m pip install -q -e ".[binary]"
 	PATH="$(CURDIR)/.venv/bin:$$PATH" nice $(PYTHON) tools/binary/build.py
 	$(PYTHON) tools/binary/check.py dist/localllm
 
-catalog:  ## what models.toml states that the Hub does not
+catalog:  ## compare models.toml with the Hub
 	$(PYTHON) tools/catalog.py
 
 .PHONY: setup test test-all clients check bench docs screens binary catalog

@@ -7,9 +7,9 @@ COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the 
 
 
 def main() -> int:
-    """Ctrl-C ends the program without a word also while it is still being read."""
+    """Run the command line. Ctrl-C ends the program without a traceback, even while modules are imported."""
     try:
-        if COMPLETION_VARIABLE in os.environ:  # a shell asks
+        if COMPLETION_VARIABLE in os.environ:  # set by the shell
             from localllm.cli.complete import print_completions
 
             return print_completions(os.environ[COMPLETION_VARIABLE])
@@ -43,9 +43,9 @@ def main() -> int:
     except ValueError as error:
         from localllm.cli.exits import invalid_hf_setting
 
-        told = invalid_hf_setting(error)
-        print(f"error: {told}", file=sys.stderr)
-        return told.exit_code
+        usage_error = invalid_hf_setting(error)
+        print(f"error: {usage_error}", file=sys.stderr)
+        return usage_error.exit_code
     return main()
 
 

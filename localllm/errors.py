@@ -1,10 +1,10 @@
 """Every error a user can meet: one sentence with the remedy, an exit code and an HTTP status.
 
     LocalLLMError            exit 1   500   a fault of localllm
-    ├── UsageError           exit 2   400   an option, a parameter or a request that makes no sense
+    ├── UsageError           exit 2   400   an invalid option, parameter or request
     ├── PromptRefused        exit 2   400   the same, with words of the prompt in its message
     ├── ParameterOutOfRange  exit 2   400   a sampling parameter outside its range
-    ├── BadField             exit 2   400   a field of a request body that is wrong
+    ├── BadField             exit 2   400   an invalid field of a request body
     ├── WrongDigest          exit 2   400   an upload whose content does not match its digest
     ├── DoesNotFit           exit 3   507   not enough memory for the weights or the context
     ├── DiskFull             exit 3   507   not enough free space on the disk
@@ -25,7 +25,7 @@
     ├── MissingKey           exit 1   401   a request without a valid API key
     ├── OriginRefused        exit 1   403   a request for another host, or from a page of another origin
     ├── NoSuchRoute          exit 1   500   an unknown path or method; carries the router's status
-    ├── UnknownResponse      exit 1   404   `previous_response_id` names no kept response
+    ├── UnknownResponse      exit 1   404   `previous_response_id` names no stored response
     ├── MalformedRequest     exit 1   500   not an HTTP request; carries its own status
     ├── BodyTooLarge         exit 1   413   a request body over the limit
     ├── BodyTooSlow          exit 1   408   a request body that does not arrive in time
@@ -41,16 +41,8 @@ Code and status belong to the class, so no other file holds a table of them. Exi
 import difflib
 from collections.abc import Iterable
 
-
-# What was meant by a name that nobody knows. Knows no names itself.
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The remedy: the name that is spelt alike, or none."""
-    near = difflib.get_close_matches(name[:80], choices, n=1)
-    return f"did you mean {near[0]}?" if near else "leave it out"
-
-
-# The words of strangers, as a hub, a file and a model write them: shown as what they are, never obeyed. They must
-# not move the cursor, set the title, or end the line of a log: ESC is shown as ␛ and so on.
+# Replacements of control characters in untrusted text of the Hub, files and models, which must not move the
+# cursor, set the terminal's title or end a line of the log: ESC is shown as ␛ and so on.
 CONTROL_PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 CONTROL_PICTURES |= {code: 0xFFFD for code in range(0x80, 0xA0)}
 ONE_LINE_PICTURES = CONTROL_PICTURES | {ord("\t"): " ", ord("\n"): " ", 0x2028: " ", 0x2029: " "}
@@ -70,7 +62,7 @@ class LocalLLMError(Exception):
 
 
 class UsageError(LocalLLMError):
-    """An option, a parameter or a request that makes no sense."""
+    """An invalid option, parameter or request."""
 
     exit_code = 2
     http_status = 400
@@ -89,7 +81,7 @@ class PromptRefused(UsageError):
 
 
 class BadField(UsageError):
-    """A field of a request body that is wrong. `param` is its path, for example `messages.0.role`."""
+    """An invalid field of a request body. `param` is its path, for example `messages.0.role`."""
 
     def __init__(self, param: str, message: str, remedy: str | None = None):
         super().__init__(message, remedy)
@@ -101,35 +93,35 @@ class WrongDigest(UsageError):
 
 
 class DoesNotFit(LocalLLMError):
-    """Not enough memory for the weights or for the context asked for."""
+    """Not enough memory for the weights or the requested context."""
 
     exit_code = 3
     http_status = 507
 
 
 class DiskFull(LocalLLMError):
-    """The disk has not enough room for what is to be written."""
+    """Not enough free space on the disk."""
 
     exit_code = 3
     http_status = 507
 
 
 class NotWritable(LocalLLMError):
-    """A folder, or the disk that it is on, takes no files: it is read-only, or another's."""
+    """A folder that cannot be written to: it, or its disk, is read-only or belongs to another user."""
 
     exit_code = 3
     http_status = 507
 
 
 class NoSuchDevice(LocalLLMError):
-    """The device that was asked for is not in this machine: never a silent fall back."""
+    """The requested device is not in this machine; there is no silent fallback."""
 
     exit_code = 3
     http_status = 400
 
 
 class ContextOverflow(LocalLLMError):
-    """The prompt is longer than the context. Carries both numbers; at_least: it may be longer than told."""
+    """The prompt is longer than the context. Carries both numbers; at_least: `prompt_tokens` is a lower bound."""
 
     exit_code = 4
     http_status = 400
@@ -142,20 +134,20 @@ class ContextOverflow(LocalLLMError):
 
 
 class OutputInvalid(LocalLLMError):
-    """The answer is not what a schema or grammar asked for: it was cut by a limit or a stop string, or the mask
-    was looser than the schema. The request was in order, so the status is a server's."""
+    """The answer does not match its schema or grammar: a limit or stop string cut it, or the mask was less strict
+    than the schema. The request was valid, so the status is a server error."""
 
     exit_code = 5
 
 
 class StoppedByLength(LocalLLMError):
-    """The answer was cut by max_tokens or the context, and the caller asked that this be an error."""
+    """max_tokens or the context cut the answer, and the caller requested an error in that case."""
 
     exit_code = 6
 
 
 class NotReproduced(LocalLLMError):
-    """An answer that was computed again from its receipt is another."""
+    """An answer recomputed from its receipt differs."""
 
     exit_code = 10
 
@@ -167,7 +159,7 @@ class DamagedModel(LocalLLMError):
 
 
 class NetworkError(LocalLLMError):
-    """The hub cannot be reached, breaks off again and again, or sends something else than it announced."""
+    """The Hub cannot be reached, repeatedly interrupts transfers, or sends unexpected content."""
 
     exit_code = 7
     http_status = 502
@@ -188,15 +180,14 @@ class NotLocalLLMServer(LocalLLMError):
 
 
 class AccessDenied(LocalLLMError):
-    """The hub wants a login, or that its page of the model is visited and terms are accepted; a server of localllm
-    wants a key."""
+    """The Hub requires a login or accepted terms, or a localllm server an API key."""
 
     exit_code = 8
     http_status = 403
 
 
 class ModelNotFound(LocalLLMError):
-    """No alias, folder or file of that name."""
+    """No model, folder or file of that name."""
 
     exit_code = 8
     http_status = 404
@@ -210,11 +201,11 @@ class UnsupportedModel(LocalLLMError):
 
 
 class Busy(LocalLLMError):
-    """No room for this request now; later there may be. `retry_after`: seconds until it is worth asking again."""
+    """No capacity for this request now. `retry_after`: seconds until a retry is reasonable."""
 
     http_status = 503
 
-    def __init__(self, message: str, remedy: str = "ask again later", retry_after: int = 5):
+    def __init__(self, message: str, remedy: str = "try again later", retry_after: int = 5):
         super().__init__(message, remedy)
         self.retry_after = retry_after
 
@@ -249,7 +240,7 @@ class NoSuchRoute(LocalLLMError):
 
 
 class UnknownResponse(LocalLLMError):
-    """`previous_response_id` names a response that was never kept, or was evicted."""
+    """`previous_response_id` names a response that was not stored, or was evicted."""
 
     http_status = 404
 
@@ -297,6 +288,12 @@ class NotSupported(LocalLLMError):
 
 
 class LinesFailed(LocalLLMError):
-    """A batch is done, and some of its lines have failed."""
+    """A batch has finished, and some of its lines failed."""
 
     exit_code = 9
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Return a remedy for an unknown name: the most similar choice, if any."""
+    similar = difflib.get_close_matches(name[:80], choices, n=1)
+    return f"did you mean {similar[0]}?" if similar else "leave it out"

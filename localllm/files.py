@@ -1,6 +1,4 @@
-"""Reads untrusted files: JSON objects of limited size without duplicate keys, and detects missing weights.
-Writes our own files atomically.
-"""
+"""File access: JSON objects from untrusted files, atomic writes, and messages for disk errors."""
 
 import errno
 import json
@@ -14,7 +12,6 @@ from typing import Any
 from localllm.errors import DamagedModel, DiskFull, NotWritable, UsageError
 
 
-# Paths as users write them.
 def expand_path(path: str) -> Path:
     """Expand a leading `~`. Raises UsageError if the home folder is unknown."""
     try:
@@ -112,7 +109,7 @@ def damaged_file(file: PurePath, why: str) -> DamagedModel:
 
 
 def refuse_lfs_pointer(file: Path, first_bytes: bytes) -> None:
-    """Raises DamagedModel if a weight file is only a Git LFS pointer.
+    """Raise DamagedModel if a weight file is only a Git LFS pointer.
 
     first_bytes: its first 8 bytes or more.
     """
@@ -121,7 +118,7 @@ def refuse_lfs_pointer(file: Path, first_bytes: bytes) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What the system says of a fault, without its number."""
+    """Return the system's message for an error, without its number."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -129,7 +126,7 @@ def reason_of(error: BaseException) -> str:
 def explain_disk_errors(
     folder: Path, remedy: str = "use a folder that can", *, resumable: bool = False
 ) -> Iterator[None]:
-    """Turns the faults of a disk into sentences: DiskFull, and NotWritable.
+    """Translate errors of a disk into DiskFull and NotWritable.
 
     remedy: for the latter; resumable: whether the next run continues from what was written.
     """

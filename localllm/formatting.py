@@ -17,15 +17,14 @@ def one_line(text: str) -> str:
     return text.translate(ONE_LINE_PICTURES)
 
 
-# Text in columns, identical in a terminal and in a pipe.
 def format_columns(rows: Sequence[tuple[str, str]]) -> str:
-    """Return aligned names and values."""
+    """Return names and values in two aligned columns, identical in a terminal and in a pipe."""
     return format_table([(f"{name} ", value) for name, value in rows])
 
 
 def format_table(rows: Sequence[Sequence[str]], alignments: str = "") -> str:
     """Return columns as wide as their widest cells; alignments: `<` or `>` for each column, by default left."""
-    rows = [[one_line(cell) for cell in row] for row in rows]  # some are the words of strangers
+    rows = [[one_line(cell) for cell in row] for row in rows]  # some are untrusted
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cell_formats = [
         f"{side}{width}" for side, width in zip(alignments.ljust(len(widths), "<"), widths, strict=True)
@@ -111,8 +110,6 @@ def format_utc(timestamp: float) -> str:
 
     return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
-
-# Text between Markdown fences.
 
 BACKTICKS = re.compile(r"`{3,}")
 

@@ -9,7 +9,7 @@ TPOT        (E2E - TTFT) / (output tokens - 1) (time per output token)
 TPS         1 / TPOT: output tokens per second once the first is out (decode speed of this one request)
 prefill/s   prompt tokens that were computed, not found in the cache, per second of prefill
 E2E         arrival until the last token out (end to end)
-draft tokens    guesses that steps verified in addition to their regular token
+draft tokens    tokens that steps verified in addition to their regular token
 acceptance rate accepted / draft tokens
 tokens/step     output tokens / steps; each step produces one token and any accepted drafts
 
@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 
-# What the engine did for one request, step by step, for observers: plain data.
 @dataclass(frozen=True)
 class Candidate:
     """A possible next token."""
@@ -178,32 +177,33 @@ class Metrics:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineStats:
-    """The engine's current state, and its totals since the model was loaded. Each number was correct during the
-    last step, but they are not from a single moment.
+    """The engine's current state, and its totals since the model was loaded. An embedder has no cache or output.
+    Each number was correct during the last step, but they are not from a single moment.
     """
 
     running: int  # requests
     waiting: int  # requests not started yet, or preempted
     most_waiting: int  # further requests are refused at this number
     context: int  # most tokens per request
-    blocks: int  # of the cache
-    block_tokens: int  # in each
-    used_blocks: int  # held by running requests
-    cached_blocks: int  # with content for later requests, in use or not, including those offloaded to main memory
-    evicted_blocks: int  # whose content was replaced
+    blocks: int = 0  # of the cache
+    block_tokens: int = 0  # in each
+    used_blocks: int = 0  # held by running requests
+    cached_blocks: int = 0  # with content for later requests, in use or not, also those in host memory
+    evicted_blocks: int = 0  # whose content was replaced
     steps: int
     prompt_tokens: int  # of requests that have started
-    cached_tokens: int  # of these, found in the cache
-    lookups: int  # requests that have started
-    hits: int  # of these, requests with cached tokens
-    output_tokens: int
-    draft_tokens: int
-    accepted_tokens: int
-    preemptions: int  # running requests that were returned to the queue and recomputed
-    cancelled: int  # requests whose client disconnected
-    finished: Mapping[str, int]  # requests by finish reason: `stop`, `length`, `error`
+    cached_tokens: int = 0  # of these, found in the cache
+    lookups: int = 0  # requests that have started
+    hits: int = 0  # of these, requests with cached tokens
+    output_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    preemptions: int = 0  # running requests that were returned to the queue and recomputed
+    cancelled: int = 0  # requests whose client disconnected
+    # Requests by finish reason: `stop`, `length`, `error`.
+    finished: Mapping[str, int] = field(default_factory=dict[str, int])
 
     @property
     def hit_rate(self) -> float:

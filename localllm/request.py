@@ -1,7 +1,4 @@
-"""What a user asks and what comes back: the vocabulary between the engine and every way of using it.
-
-Plain data. Knows nothing of torch, files, terminals or HTTP.
-"""
+"""Requests and results of a model, as plain data: the types between the engine and all interfaces."""
 
 import itertools
 import json
@@ -10,54 +7,51 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
 from localllm.errors import DamagedModel, ParameterOutOfRange, UsageError
-from localllm.metrics import Metrics
-
-if TYPE_CHECKING:
-    from localllm.metrics import StepReport  # only those who want one wait for it
+from localllm.metrics import Metrics, StepReport
 
 SEED_LIMIT = 2**63
-SEED_BITS = 53  # of a seed that is drawn: what JSON readers keep of a number
+SEED_BITS = 53  # of a random seed: the integers that JSON readers represent exactly
 MAX_COUNT = 2**31 - 1
 MAX_LOGIT_BIAS = 10_000
-MIN_TEMPERATURE = 1e-5  # below, differences of logits overflow
+MIN_TEMPERATURE = 1e-5  # below it, differences of logits overflow
 MAX_TOP_LOGPROBS = 64
-MAX_GRAMMAR_LEN = 2**15  # characters; compiling a chain of names takes the square of its length
+MAX_GRAMMAR_LEN = 2**15  # characters; compiling a chain of names takes quadratic time
 MAX_SCHEMA_LEN = 2**18
-MAX_SCHEMA_DEPTH = 64  # of a schema
+MAX_SCHEMA_DEPTH = 64  # nesting levels of a schema
 
 
 class FinishReason(StrEnum):
     """Why an answer ended."""
 
-    STOP = "stop"  # the model said its end token, a stop id or a stop string
+    STOP = "stop"  # an end-of-sequence token, a stop id or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
     ERROR = "error"
 
 
 class EventType(StrEnum):
-    """What a piece of an answer is."""
+    """The type of an event's text."""
 
     CONTENT = "content"  # the answer itself
-    REASONING = "reasoning"  # what a model thinks before it answers
+    REASONING = "reasoning"  # before the answer
     TOOL_CALL = "tool_call"
 
 
 def _is_number(value: Any, types: tuple[type[int] | type[float], ...], low: float, high: float) -> bool:
-    """NaN lies between no two numbers."""
+    """Whether a value is a number in a range; NaN never is."""
     return isinstance(value, types) and not isinstance(value, bool) and low <= value <= high
 
 
 class GrammarKind(StrEnum):
-    """In which words a grammar is written."""
+    """The language of a grammar."""
 
     JSON_SCHEMA = "json_schema"
-    JSON = "json"  # any object; there is no text
+    JSON = "json"  # any object; without text
     REGEX = "regex"  # of the whole answer, in the syntax of Rust's `regex`: no look-around, no back-references
-    LARK = "lark"  # as llguidance reads it, with `start`
-    GBNF = "gbnf"  # of llama.cpp, with `root`
+    LARK = "lark"  # llguidance's dialect, starting with `start`
+    GBNF = "gbnf"  # of llama.cpp, starting with `root`
     CHOICE = "choice"  # a JSON array of texts
 
 
@@ -73,8 +67,8 @@ GRAMMAR_NAMES = {
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the content of an answer must be. Raises UsageError where the text cannot be of that kind; whether it
-    can be kept to is known when it is compiled (`text/grammar`)."""
+    """A constraint on the content of an answer. Raises UsageError for text that is not of its kind; compiling it
+    (`text/grammar`) checks whether it can be enforced."""
 
     kind: GrammarKind
     text: str = ""
@@ -85,9 +79,9 @@ class Grammar:
         kind = GrammarKind(self.kind)
         object.__setattr__(self, "kind", kind)
         if not isinstance(self.text, str) or (self.text and kind is GrammarKind.JSON):
-            raise UsageError(f"the text of the {kind} grammar is {self.text!r}", "give a text; json has none")
+            raise UsageError(f"the text of the {kind} grammar is {self.text!r}", "give a string; json has none")
         if not self.text.strip() and kind is not GrammarKind.JSON:
-            raise UsageError(f"the {GRAMMAR_NAMES[kind]} is empty", "write what answers are to be")
+            raise UsageError(f"the {GRAMMAR_NAMES[kind]} is empty", "describe the answers")
         limit = MAX_SCHEMA_LEN if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.CHOICE) else MAX_GRAMMAR_LEN
         if len(self.text) > limit:
             raise UsageError(
@@ -100,7 +94,7 @@ class Grammar:
                 f"character {error.start} of the {GRAMMAR_NAMES[kind]} is a lone surrogate"
             ) from error
         if kind is GrammarKind.JSON_SCHEMA:
-            _ = self.schema  # reading it checks it
+            _ = self.schema  # checks it
         if kind is GrammarKind.CHOICE:
             _ = self.choices
 
@@ -116,12 +110,12 @@ class Grammar:
 
     @property
     def choices(self) -> list[str]:
-        """The texts of a choice."""
+        """The strings of a choice."""
         texts = self._parse_json()
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-            raise UsageError(f"the choices are {self.text[:80]!r}", "give texts, none of them empty")
+            raise UsageError(f"the choices are {self.text[:80]!r}", "give a list of non-empty strings")
         if any(0xD800 <= ord(letter) < 0xE000 for text in texts for letter in text):
-            raise UsageError("a choice holds half a character, a lone surrogate", "send valid Unicode")
+            raise UsageError("a choice contains a lone surrogate", "send valid Unicode")
         return texts
 
     def _parse_json(self) -> Any:
@@ -132,11 +126,11 @@ class Grammar:
 
 
 def _reject_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def nesting_depth(content: Any) -> int:
-    """How deep a JSON value is nested, level by level: it may be deeper than what is left of the stack."""
+    """Return the nesting depth of a JSON value, without recursion, as it may exceed the stack."""
     levels, level = 0, [content]
     while level:
         levels += 1
@@ -147,63 +141,63 @@ def nesting_depth(content: Any) -> int:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is drawn and when to stop.
+    """How tokens are sampled, and when an answer ends.
 
     The defaults are the model's own distribution (temperature 1, nothing filtered). Order of operations, as
     in `transformers`: logit_bias, repetition/presence/frequency penalty, temperature, top_k, top_p, min_p.
-    Raises UsageError where a value is outside its range.
+    Raises UsageError for invalid values.
     """
 
     temperature: float = 1.0
-    """0 takes the likeliest token (greedy); otherwise logits are divided by it."""
+    """Divides the logits; 0 selects the most likely token (greedy)."""
 
     top_k: int = 0
-    """Keep the k likeliest tokens, and those equal to the k-th; 0 keeps all."""
+    """Keep the k most likely tokens, and those equal to the k-th; 0 keeps all."""
 
     top_p: float = 1.0
-    """The smallest set of likeliest tokens whose probabilities add up to top_p (Holtzman et al. 2019)."""
+    """Keep the smallest set of most likely tokens whose probabilities sum to top_p (Holtzman et al. 2019)."""
 
     min_p: float = 0.0
-    """Keep tokens at least min_p times as likely as the likeliest (Nguyen et al. 2024)."""
+    """Keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024)."""
 
     repetition_penalty: float = 1.0
     """Divide positive (multiply negative) logits of tokens seen in prompt and answer (Keskar et al. 2019)."""
 
     repeat_last_n: int = -1
-    """How many last tokens repetition_penalty looks at; -1: all."""
+    """Number of last tokens that repetition_penalty considers; -1: all."""
 
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token already in the answer."""
 
     frequency_penalty: float = 0.0
-    """Subtracted from the logit of a token as often as it stands in the answer."""
+    """Subtracted from the logit of a token for each of its occurrences in the answer."""
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids; -inf forbids one."""
+    """Added to the logits of these token ids; -inf excludes one."""
 
     seed: int | None = None
-    """Same seed, same text, whatever else is in the batch. None draws one, reported in Completion.seed."""
+    """The same seed gives the same text in any batch. None: random, and reported in Completion.seed."""
 
     max_tokens: int | None = None
-    """Most tokens of the answer; None: until the context is full."""
+    """Maximum tokens of the answer; None: until the context is full."""
 
     stop: tuple[str, ...] = ()
-    """The answer ends before the first of these strings; none of them is given out."""
+    """The answer ends before the first of these strings, which is not part of it."""
 
     stop_ids: tuple[int, ...] = ()
-    """The answer ends at one of these tokens, besides the model's own end tokens."""
+    """Token ids that end the answer, in addition to the model's end-of-sequence tokens."""
 
     ignore_eos: bool = False
-    """Go on past the model's end tokens (for measurements)."""
+    """Continue past the model's end-of-sequence tokens (for measurements)."""
 
     logprobs: int | None = None
-    """Log probability of each answer token and of this many likeliest alternatives; 0: the token alone."""
+    """Return log probabilities of each token and this many most likely alternatives; 0: of the token alone."""
 
     prompt_logprobs: int | None = None
-    """The same for each prompt token but the first."""
+    """The same for each prompt token except the first."""
 
     grammar: Grammar | None = None
-    """What the content of the answer must be; what the model thinks before is its own."""
+    """Constrains the content of the answer, but not its reasoning."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not isinstance(self.stop, Sequence):
@@ -217,26 +211,26 @@ class SamplingParams:
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise UsageError(f"grammar is {self.grammar!r}", "give a Grammar")
         if self.grammar and self.ignore_eos:
-            raise UsageError("ignore_eos goes on where a grammar ends", "leave one of them out")
+            raise UsageError("ignore_eos cannot be used with a grammar", "leave one of them out")
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_ids", tuple(self.stop_ids))
         object.__setattr__(self, "logit_bias", dict(self.logit_bias))
-        number, whole = (int, float), (int,)
+        number, integer = (int, float), (int,)
         self._check_range("temperature", number, 0, 1000)
-        self._check_range("top_k", whole, 0, MAX_COUNT)
+        self._check_range("top_k", integer, 0, MAX_COUNT)
         if 0 < self.temperature < MIN_TEMPERATURE:
             remedy = f"give 0, or at least {MIN_TEMPERATURE}"
             raise ParameterOutOfRange("temperature", f"temperature is {self.temperature!r}", remedy)
         self._check_range("top_p", number, 0, 1, exclusive_low=True)
         self._check_range("min_p", number, 0, 1)
         self._check_range("repetition_penalty", number, 0.01, 100)
-        self._check_range("repeat_last_n", whole, -1, MAX_COUNT)
+        self._check_range("repeat_last_n", integer, -1, MAX_COUNT)
         self._check_range("presence_penalty", number, -100, 100)
         self._check_range("frequency_penalty", number, -100, 100)
-        self._check_range("seed", whole, 0, SEED_LIMIT - 1, optional=True)
-        self._check_range("max_tokens", whole, 0, MAX_COUNT, optional=True)
-        self._check_range("logprobs", whole, 0, MAX_TOP_LOGPROBS, optional=True)
-        self._check_range("prompt_logprobs", whole, 0, MAX_TOP_LOGPROBS, optional=True)
+        self._check_range("seed", integer, 0, SEED_LIMIT - 1, optional=True)
+        self._check_range("max_tokens", integer, 0, MAX_COUNT, optional=True)
+        self._check_range("logprobs", integer, 0, MAX_TOP_LOGPROBS, optional=True)
+        self._check_range("prompt_logprobs", integer, 0, MAX_TOP_LOGPROBS, optional=True)
         if not all(isinstance(text, str) and text for text in self.stop):
             raise UsageError("a stop string is empty or not a string", "leave it out")
         for token in (*self.stop_ids, *self.logit_bias):
@@ -250,7 +244,7 @@ class SamplingParams:
 
     @property
     def uses_penalties(self) -> bool:
-        """Does the choice depend on the tokens before it, beyond what the model makes of them?"""
+        """Whether penalties make sampling depend on the previous tokens."""
         return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
 
     def _check_range(
@@ -263,7 +257,7 @@ class SamplingParams:
         exclusive_low: bool = False,
         optional: bool = False,
     ) -> None:
-        """`low` and `high` are allowed, unless `exclusive_low` leaves `low` out."""
+        """Raise ParameterOutOfRange unless the field is from `low` to `high`, without `low` if it is exclusive."""
         value: Any = getattr(self, name)
         if value is None and optional:
             return
@@ -277,7 +271,8 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, config: Mapping[str, Any]) -> "SamplingParams":
-        """What a model's generation_config.json recommends. Raises DamagedModel where that makes no sense."""
+        """Return the recommendation in a model's generation_config.json. Raises DamagedModel for invalid
+        values."""
         known = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}
         chosen = {name: value for name, value in config.items() if name in known and value is not None}
         if config.get("do_sample") is False:
@@ -290,19 +285,19 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What is asked of a model that is told of functions. The default leaves all to it."""
+    """Which of its tools a model must or may call. By default it decides."""
 
     required: bool = False
-    """It must call one."""
+    """It must call a tool."""
 
     name: str | None = None
-    """It must call this one."""
+    """It must call this tool."""
 
     parallel: bool = True
-    """It may call several in one answer."""
+    """It may call several tools in one answer."""
 
     allowed: tuple[str, ...] = ()
-    """It may call these only; empty: any that it is told of."""
+    """It may only call these tools; empty: all."""
 
     @property
     def must_call(self) -> bool:
@@ -311,11 +306,11 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One position: the token that stands there and the likeliest ones, by the model's own distribution."""
+    """A token and the most likely ones at its position, under the model's own distribution."""
 
     token_id: int
     logprob: float  # natural logarithm
-    top: tuple[tuple[int, float], ...]  # (token id, log probability), likeliest first
+    top: tuple[tuple[int, float], ...]  # (token id, log probability), most likely first
 
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -323,22 +318,22 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One question to a model, as its user put it: every interface translates into it."""
+    """A prompt and its options as a user gave them; all interfaces translate to it."""
 
     prompt: Prompt
-    """Text and token ids are continued as they are; messages go through the model's chat template."""
+    """Text and token ids are continued as they are; messages are rendered by the model's chat template."""
 
     params: SamplingParams | None = None
-    """None: what the model, or its edition, recommends."""
+    """None: the recommendation of the model or its edition."""
 
     tools: Sequence[Mapping[str, Any]] | None = None
-    """Functions that the model may call, in OpenAI's form."""
+    """Functions that the model may call, in OpenAI's format."""
 
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Passed to the chat template, which must read them."""
+    """Passed to the chat template, which must support them."""
 
     think: bool | None = None
-    """Switch the model's reasoning on or off, in the words of its own template; None leaves it to the template."""
+    """Turn the model's reasoning on or off; None leaves it to the chat template."""
 
     tool_use: ToolUse = ToolUse()
 
@@ -366,28 +361,27 @@ _request_ids = itertools.count(1)
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt as token ids, ready for the engine. `arrival` is in seconds of `time.perf_counter()`."""
+    """A prompt as token ids, ready for the engine. `arrival` is in seconds of `time.perf_counter()`."""
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     arrival: float
     is_chat: bool = False
-    """Messages were rendered: reasoning and tool calls in the answer are told apart from its content."""
+    """Whether messages were rendered; then reasoning and tool calls are parsed in the answer."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
-    """The functions that the model was told of."""
+    """The functions in the prompt."""
 
     priority: int = 0
-    """Who has more goes first where requests wait; first come, first served among equals."""
+    """Waiting requests with a higher priority start first; equal ones in order of arrival."""
 
     context: int | None = None
-    """Most tokens of prompt and answer together; None: as many as the model is loaded for."""
+    """Maximum tokens of prompt and answer together; None: the model's context."""
 
     tool_use: ToolUse = ToolUse()
 
     inspect: int | None = None
-    """Report every step, with so many candidates for each token; pieces of the prompt are reported as well.
-    None: nothing is told."""
+    """Report every step, including prefill, with so many candidates for each token; None: no reports."""
 
     id: int = field(default_factory=lambda: next(_request_ids))
 
@@ -396,10 +390,10 @@ class Request:
             raise UsageError(f"inspect is {self.inspect!r}", f"give a whole number up to {MAX_TOP_LOGPROBS}")
 
     def with_choice_index(self, index: int) -> "Request":
-        """The same asked once more, for the answer at `index`, with a seed that follows from this one's."""
+        """Return a copy for the choice at `index`, with a seed derived from this one's."""
         seed = self.params.seed
         if seed is not None:
-            import hashlib  # with OpenSSL: the first answer does not wait for it
+            import hashlib  # imported late, as it loads OpenSSL
 
             digest = hashlib.sha256(f"{seed} {index}".encode()).digest()
             seed = int.from_bytes(digest[:8]) >> (64 - SEED_BITS)
@@ -408,18 +402,18 @@ class Request:
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the model asks to have called."""
+    """A function call requested by the model."""
 
     name: str
     arguments: str  # a JSON object
-    id: str = ""  # "" until the worker gives one, where the model did not
+    id: str = ""  # "" until the worker assigns one, if the model did not
 
 
 @dataclass(frozen=True)
 class GenerationEvent:
-    """A piece of an answer. Texts of one kind joined give the whole; the last has finish_reason and metrics.
+    """A part of an answer. The joined texts of a kind are the whole; the last event has finish_reason and metrics.
 
-    A token may end one kind and begin another: the first of its pieces carries its id and log probability.
+    A token may end one kind and begin another; then its first event has its id and log probability.
     """
 
     request_id: int
@@ -431,16 +425,16 @@ class GenerationEvent:
     metrics: Metrics | None = None
     seed: int | None = None
     kind: EventType = EventType.CONTENT
-    tool_call: ToolCall | None = None  # with the kind TOOL_CALL, whose text is empty
-    drafted: int = 0  # draft tokens that the step of this token verified; with the first token of a step
-    accepted: bool = False  # the token was one of them
-    stop_string: str | None = None  # with the finish_reason: the one of `stop` that ended the answer
-    step: "StepReport | None" = None  # where the request asks for it; with the first piece of a step
+    tool_call: ToolCall | None = None  # for TOOL_CALL, whose text is empty
+    drafted: int = 0  # draft tokens verified by the step, in its first event
+    accepted: bool = False  # whether the token was a draft token
+    stop_string: str | None = None  # of `stop`, if it ended the answer; with finish_reason
+    step: StepReport | None = None  # if requested, in the first event of a step
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A whole answer."""
+    """A complete answer."""
 
     text: str  # the content alone
     token_ids: tuple[int, ...]
@@ -452,11 +446,11 @@ class Completion:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    stop_string: str | None = None  # the one of `stop` that ended it
+    stop_string: str | None = None  # of `stop`, if it ended the answer
 
 
 def require_int(name: str, value: object, minimum: int | None = None) -> int:
-    """Raises UsageError for what is no whole number, or less than `minimum`."""
+    """Return the value. Raises UsageError if it is not an integer or less than `minimum`."""
     if type(value) is not int or (minimum is not None and value < minimum):
         raise UsageError(
             f"{name} is {value!r}", "give a whole number" + ("" if minimum is None else f" from {minimum}")
@@ -465,7 +459,10 @@ def require_int(name: str, value: object, minimum: int | None = None) -> int:
 
 
 def to_token_ids(prompt: object) -> list[int]:
-    """Whole numbers of any kind (int, numpy, tensor) in whatever holds them, but no bytes and no truth values."""
+    """Return a list of integers from any iterable of int, numpy or torch integers.
+
+    Raises UsageError for anything else, including bytes and booleans.
+    """
     try:
         if isinstance(prompt, bytes | bytearray | Mapping):
             raise TypeError

@@ -16,7 +16,7 @@ WAYS = {
     heading: re.findall(
         r"^\| `([\w/]+\.py)` \| `([\w.]+)` \|", TEXT.split(f"## {heading}\n")[1].split("\n## ")[0], re.MULTILINE
     )
-    for heading in ("The way of a prompt", "The way of an HTTP request")
+    for heading in ("Path of a prompt", "Path of an HTTP request")
 }
 STEP = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|$", TEXT, re.MULTILINE)
 
@@ -46,7 +46,7 @@ def test_the_count_of_lines_is_within_a_tenth(file: str, count: str):
 
 @pytest.mark.parametrize(
     ("heading", "most_files", "traced"),
-    [("The way of a prompt", 30, "run"), ("The way of an HTTP request", 20, "http")],
+    [("Path of a prompt", 30, "run"), ("Path of an HTTP request", 20, "http")],
 )
 def test_a_way_enters_each_file_once_in_the_order_of_the_calls(heading: str, most_files: int, traced: str):
     way = [f"{file} {function}" for file, function in WAYS[heading]]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import QUICK, TESTS, collect_ignore
 
-TABLE = "\n## Promises and where they are held\n"
+TABLE = "\n## Guarantees and their tests\n"
 
 
 def held_in() -> Iterator[Path]:

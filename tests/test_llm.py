@@ -190,7 +190,7 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
         with pytest.raises(ContextOverflow, match=r"100 tokens and the context holds 64.*--context") as caught:
             llm.generate([5] * 100)
         assert (caught.value.prompt_tokens, caught.value.context) == (100, 64)
-        with pytest.raises(ContextOverflow, match="made for 512"):
+        with pytest.raises(ContextOverflow, match="supports 512"):
             llm.generate([5] * 600)
         with pytest.raises(ContextOverflow, match="--context 512"):
             llm.generate([5] * 400)
@@ -200,8 +200,8 @@ def test_a_prompt_beyond_the_context_is_refused_with_both_numbers() -> None:
     ("prompt", "words"),
     [
         ([], "empty"),
-        ([5, 512], "512 is no token"),
-        ([-1], "-1 is no token"),
+        ([5, 512], "512 is not a token"),
+        ([-1], "-1 is not a token"),
         (b"Once", "neither text nor token ids"),
         ([True, False], "neither text nor token ids"),
         ([1.5], "neither text nor token ids"),

@@ -154,7 +154,7 @@ def test_arguments_that_the_template_does_not_read_are_refused(load: Load) -> No
 def test_tools_that_are_no_objects_are_refused(load: Load) -> None:
     with pytest.raises(UsageError, match="a tool is not an object"):
         load(THINKING).chat(QUESTION, tools=["f"])  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UsageError, match="tools and template arguments are for a chat"):
+    with pytest.raises(UsageError, match="tools and template arguments require a chat"):
         load(THINKING).stream("Well?", tools=TOOLS)
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from localllm.hub.hf_cache import cache_root, parse_snapshot_path
 from localllm.hub.resolve import resolve_model
-from localllm.hub.store import cache_root, parse_snapshot_path
 from localllm.receipts.provenance import source_name
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 

@@ -141,8 +141,8 @@ def test_logits_are_those_of_a_model_loaded_with_that_context(family: str, tmp_p
 
 def test_whichever_edition_is_asked_all_of_them_have_the_new_context() -> None:
     with localllm.load(shared("stories260K"), context=128) as llm:
-        edited = llm.edited(Edition("stories260K", system="Be brief."))
-        again = edited.edited(Edition("stories260K"))
+        edited = llm.with_edition(Edition("stories260K", system="Be brief."))
+        again = edited.with_edition(Edition("stories260K"))
         again.resize(256)
         assert {each.context for each in (llm, edited, again)} == {256}
         assert llm.memory == edited.memory == again.memory

@@ -50,7 +50,7 @@ def test_one_more_than_may_wait_is_refused_at_once_and_the_others_are_answered(l
         took: list[float] = []
         for _ in range(100):
             start = time.perf_counter()
-            with pytest.raises(Busy, match=r"3 requests are waiting.*ask again later") as caught:
+            with pytest.raises(Busy, match=r"3 requests are waiting.*try again later") as caught:
                 llm.submit(request)
             took.append(time.perf_counter() - start)
             assert caught.value.retry_after > 0

@@ -422,7 +422,7 @@ class RemovedQuant(TypedDict):
 class CheckedFile(TypedDict):
     path: str
     bytes: int
-    state: verify.State
+    state: verify.FileState
     fetched_again: bool
 
 

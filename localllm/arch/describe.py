@@ -9,15 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from localllm.arch.config import AttentionConfig, EncoderConfig, ModelConfig
-from localllm.arch.families import (  # noqa: F401 - imported to fill FAMILIES
-    encoders,
-    gemma,
-    hybrids,
-    latent,
-    llama,
-    mixtures,
-    placed,
-)
+from localllm.arch.families import encoders, gemma, hybrids, llama, moe  # noqa: F401 - imported to fill FAMILIES
 from localllm.arch.families.shared import FAMILIES, Family
 from localllm.arch.fields import ConfigFields
 from localllm.arch.layout import LM_HEAD, MULTIMODAL, TensorLayout

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.files import TOKENIZER_FILES
-from localllm.hub.folder import COMPANION_FILES, TEMPLATES_FOLDER, weight_files
 from localllm.hub.gguf import is_gguf, part_files
-from localllm.hub.store import SHA256
+from localllm.hub.hf_cache import SHA256
+from localllm.hub.model_files import COMPANION_FILES, TEMPLATES_FOLDER, weight_files
 
 SMALL_FILE_BYTES = 32 * 2**20  # largest size that is hashed entirely, in 20 to 100 ms
 HEAD_BYTES = 2**20  # hashed at the beginning of a large file
@@ -23,8 +23,8 @@ SLICE_COUNT, SLICE_BYTES = 256, 4096  # at even distances: a megabyte in total, 
 class FileDigest:
     """The digest of one file of a model."""
 
-    path: str  # in the model's folder
-    size: int  # relative to the model's folder
+    path: str  # relative to the model's folder
+    size: int  # bytes
     sha256: str | None  # of the entire file; None for a large file that is not from the Hub
     samples: str | None  # SHA-256 of size, beginning and slices; None for a small file
 
@@ -59,6 +59,7 @@ def digest_model(model: Path) -> tuple[FileDigest, ...]:
 
 
 def digest_file(file: Path, folder: Path) -> FileDigest:
+    """Return the digest of a file in a model's folder."""
     name, size = file.relative_to(folder).as_posix(), file.stat().st_size
     if size <= SMALL_FILE_BYTES:
         return FileDigest(name, size, hashlib.sha256(file.read_bytes()).hexdigest(), None)
@@ -67,6 +68,7 @@ def digest_file(file: Path, folder: Path) -> FileDigest:
 
 
 def hash_samples(file: Path, size: int) -> str:
+    """Return the SHA-256 of size, beginning and slices."""
     digest = hashlib.sha256(str(size).encode())
     with file.open("rb") as stream:
         digest.update(stream.read(HEAD_BYTES))

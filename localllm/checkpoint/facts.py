@@ -23,15 +23,13 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged_file
-from localllm.hub.folder import read_license
+from localllm.hub.model_files import read_license
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 
-# A text summary of a model's layers, with equal ones counted, in the order of their first occurrence.
-
 
 def summarize_layers(config: ModelConfig) -> tuple[tuple[str, int], ...]:
-    """Return each distinct layer description with its count."""
+    """Return each distinct layer description with its count, in the order of first occurrence."""
     counts = Counter(f"{describe_mixer(layer.mixer)}, {describe_ffn(layer.ffn)}" for layer in config.layers)
     return tuple(counts.items())
 

@@ -22,13 +22,12 @@ from localllm.checkpoint.gguf.names import rotary_heads, runtime_name, runtime_s
 from localllm.checkpoint.layouts import Quantization, read_quantization
 from localllm.errors import ModelNotFound, UnsupportedModel
 from localllm.files import damaged_file, parse_json, read_json, refuse_lfs_pointer
-from localllm.hub.folder import weight_files
 from localllm.hub.gguf import is_gguf
-from localllm.hub.modules import CONFIG_FILE, SETTINGS_FILES, WEIGHTS_FILE, ModuleEntry, read_modules
+from localllm.hub.model_files import weight_files
+from localllm.hub.sentence_transformers import CONFIG_FILE, SETTINGS_FILES, WEIGHTS_FILE, ModuleEntry, read_modules
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 
-# An embedder's settings besides config.json, in the format of sentence-transformers.
-# Field that is true for the mode in use -> name of the mode in `pooling_mode`.
+# Boolean fields of sentence-transformers' pooling config.json, and the mode that each selects.
 POOLING_MODES = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",

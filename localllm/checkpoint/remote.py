@@ -12,13 +12,13 @@ from pathlib import Path
 from localllm.checkpoint.gguf.header import read_part
 from localllm.checkpoint.header import HEADER_LIMIT, Header, read_header
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
-from localllm.hub.folder import INDEX_FILE
-from localllm.hub.http import Say
+from localllm.hub.file_download import read_range
+from localllm.hub.hf_cache import blob_path
+from localllm.hub.http import Notify
 from localllm.hub.listing import RemoteFile
-from localllm.hub.modules import CONFIG_FILE, MODULES_FILE, SETTINGS_FILES
+from localllm.hub.model_files import INDEX_FILE
 from localllm.hub.pull import CONNECTIONS, PullPlan, read_small, thread_pool
-from localllm.hub.store import blob_path
-from localllm.hub.transfer import read_range
+from localllm.hub.sentence_transformers import CONFIG_FILE, MODULES_FILE, SETTINGS_FILES
 
 SMALL_FILES = ("config.json", "generation_config.json", INDEX_FILE, MODULES_FILE, *SETTINGS_FILES)
 SAFETENSORS_FIRST_BYTES = 2**17  # more than most headers need: one request
@@ -26,22 +26,22 @@ GGUF_FIRST_BYTES = 2**21  # a vocabulary of 150,000 tokens makes a header of 6 M
 GGUF_MAX_BYTES = 2**26
 
 
-def remote_header(order: PullPlan, say: Say) -> Header:
+def remote_header(plan: PullPlan, notify: Notify) -> Header:
     """Read the header of the files that a pull would fetch, from the cache or by ranged requests.
 
     Raises like `hub.pull.pull` and `read_header`.
     """
     folder = Path(tempfile.mkdtemp(prefix="localllm-"))
     try:
-        weights = [file for file in order.files if file.path.endswith((".safetensors", ".gguf"))]
-        small = [file for file in order.files if is_small_file(file)]
+        weights = [file for file in plan.files if file.path.endswith((".safetensors", ".gguf"))]
+        small = [file for file in plan.files if is_small_file(file)]
         with thread_pool(CONNECTIONS) as pool:
-            list(pool.map(partial(_write_file, order, folder, say), [*small, *weights]))
+            list(pool.map(partial(_write_file, plan, folder, notify), [*small, *weights]))
         first = folder / weights[0].path
         return read_header(first if first.suffix == ".gguf" else folder)
     except LocalLLMError as error:  # messages should name the file on the Hub, not the temporary one
-        error.args = (str(error).replace(str(folder), str(order.listing.repo)),)
-        error.message = error.message.replace(str(folder), str(order.listing.repo))
+        error.args = (str(error).replace(str(folder), str(plan.listing.repo)),)
+        error.message = error.message.replace(str(folder), str(plan.listing.repo))
         raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -52,33 +52,33 @@ def is_small_file(file: RemoteFile) -> bool:
     return file.path in SMALL_FILES or file.path.endswith(f"/{CONFIG_FILE}")
 
 
-def _write_file(order: PullPlan, folder: Path, say: Say, file: RemoteFile) -> None:
+def _write_file(plan: PullPlan, folder: Path, notify: Notify, file: RemoteFile) -> None:
     target = folder / file.path
     target.parent.mkdir(parents=True, exist_ok=True)
-    if order.cached_bytes[file.digest] == file.size:
-        blob = blob_path(order.listing.repo.repo, file.digest)
+    if plan.cached_bytes[file.digest] == file.size:
+        blob = blob_path(plan.listing.repo.repo, file.digest)
         if blob.is_file():
             target.symlink_to(blob.resolve())
             return
     if is_small_file(file):
-        target.write_bytes(read_small(order.listing, file, say))
+        target.write_bytes(read_small(plan.listing, file, notify))
     elif target.suffix == ".gguf":
-        _write_gguf(order, target, file, say)
+        _write_gguf(plan, target, file, notify)
     else:
-        _write_safetensors(order, target, file, say)
+        _write_safetensors(plan, target, file, notify)
 
 
-def _write_safetensors(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> None:
+def _write_safetensors(plan: PullPlan, target: Path, file: RemoteFile, notify: Notify) -> None:
     """Write a safetensors header, whose first eight bytes are the length of the rest."""
     begin = min(SAFETENSORS_FIRST_BYTES, file.size)
-    content = read_range(order.listing, file, 0, begin, say) if file.size else b""
+    content = read_range(plan.listing, file, 0, begin, notify) if file.size else b""
     end = min(8 + int.from_bytes(content[:8], "little"), file.size, 8 + HEADER_LIMIT)
     if end > begin:
-        content += read_range(order.listing, file, begin, end, say)
+        content += read_range(plan.listing, file, begin, end, notify)
     _write_sparse(target, content, file.size)
 
 
-def _write_gguf(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> None:
+def _write_gguf(plan: PullPlan, target: Path, file: RemoteFile, notify: Notify) -> None:
     """Write a GGUF header, whose length is not stored: fetch more until it can be parsed, up to the first
     tensor.
     """
@@ -86,8 +86,8 @@ def _write_gguf(order: PullPlan, target: Path, file: RemoteFile, say: Say) -> No
     while True:
         end = min(2 * len(content) or GGUF_FIRST_BYTES, file.size, GGUF_MAX_BYTES)
         if end == len(content):
-            return  # whoever reads it reports what is wrong
-        content += read_range(order.listing, file, len(content), end, say)
+            return  # reading the header reports the error
+        content += read_range(plan.listing, file, len(content), end, notify)
         _write_sparse(target, content, file.size)
         try:
             tensors = read_part(target)[1]

@@ -16,8 +16,6 @@ from localllm.hardware.device import dtype_name
 from localllm.hub.gguf import is_gguf
 from localllm.quant.formats.gguf import PLAIN_DTYPES
 
-# Converts the bytes of a checkpoint's tensor, wherever they are, to the runtime's layout.
-
 TORCH_DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
@@ -58,13 +56,11 @@ def half_split_order(heads: int, size: int, rows: int) -> Tensor:
     return torch.cat((heads_order, order[heads * size :]))
 
 
-# A GGUF file's tensors, mapped: dense tensors as stored, blocks as packed rows.
-#
-# Only the reordered rows of q and k are copied.
-
-
 class GGUFFile:
-    """A GGUF file's private mapping, writable because torch has no read-only tensors; it is never written to."""
+    """A mapped GGUF file. Tensors are views of it, except reordered rows of q and k, which are copies.
+
+    The private mapping is writable because torch has no read-only tensors, but it is never written to.
+    """
 
     def __init__(self, file: Path):
         with file.open("rb") as stream:

@@ -148,7 +148,7 @@ def _model_names(word: str) -> Iterator[WordAndHelp]:
 
 
 def _alias_names() -> Iterator[str]:
-    from localllm.hub.made import read_aliases
+    from localllm.hub.local_names import read_aliases
     from localllm.hub.names import ALIAS_NAME
 
     with suppress(LocalLLMError):  # a damaged file must not hide the other names

@@ -11,7 +11,7 @@ from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.errors import UsageError
 from localllm.files import expand_path
-from localllm.hub.made import find_edition
+from localllm.hub.local_names import find_edition
 from localllm.hub.names import is_path, strip_latest
 from localllm.modelfile.edition import TEXT_LIMIT, CreateRequest, to_json
 from localllm.modelfile.parse import parse_modelfile

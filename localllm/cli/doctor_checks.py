@@ -25,8 +25,8 @@ from localllm.hardware.device import (
 )
 from localllm.hardware.measure import Rates, device_rates
 from localllm.hardware.processor import kernel_instructions, library_versions
+from localllm.hub.hf_cache import CacheState, cache_state, is_writable
 from localllm.hub.http import HubAccess, hub_access
-from localllm.hub.store import CacheState, cache_state, is_writable
 from localllm.request import ChatRequest, SamplingParams
 from localllm.settings import Settings
 

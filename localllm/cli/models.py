@@ -14,12 +14,12 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.cli.quality_page import format_quality
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
 from localllm.formatting import format_bytes, format_columns, format_count, format_rough_bytes, format_table
-from localllm.hub.catalog import CatalogEntry, boxed_folder, catalog, catalog_entries
-from localllm.hub.folder import missing_files
-from localllm.hub.made import edition_files, find_edition, read_aliases
+from localllm.hub.catalog import CatalogEntry, bundled_folder, catalog, catalog_entries
+from localllm.hub.hf_cache import cached_models
+from localllm.hub.local_names import edition_files, find_edition, read_aliases
+from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
 from localllm.hub.resolve import model_in_cache, resolve_model
-from localllm.hub.store import cached_models
 from localllm.modelfile.edition import to_json
 from localllm.modelfile.options import to_sampling_params
 from localllm.modelfile.parse import format_modelfile
@@ -131,7 +131,7 @@ def artefact_source(model: str) -> str:
         case RepoName() as repo:
             return repo.repo
         case CatalogEntry() as entry:
-            return str(boxed_folder(entry))
+            return str(bundled_folder(entry))
         case Path() as path:
             return str(path.resolve())
 
@@ -172,7 +172,7 @@ def _find_entry(model: str) -> ModelEntry:
 
 def _entry_from_catalog(entry: CatalogEntry) -> ModelEntry:
     repo = repo_of_entry(entry)
-    path = model_in_cache(repo) if repo else boxed_folder(entry)
+    path = model_in_cache(repo) if repo else bundled_folder(entry)
     if path is None or not path.exists():
         return _entry_without_header(entry.name, State.ABSENT, entry.repo, None, entry)
     return _entry_from_header(entry.name, State.DOWNLOADED if repo else State.BOXED, path, entry.repo, entry)

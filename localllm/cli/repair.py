@@ -12,8 +12,8 @@ from localllm.formatting import format_bytes, format_table
 from localllm.hub.names import RepoName
 from localllm.hub.verify import (
     FAULTY,
+    FileState,
     Snapshot,
-    State,
     file_states,
     find_snapshots,
     hash_all,
@@ -27,14 +27,14 @@ class VerifyResult:
     """A model before and after it was mended, each a state by path."""
 
     snapshot: Snapshot
-    before: dict[str, State]
-    after: dict[str, State]
+    before: dict[str, FileState]
+    after: dict[str, FileState]
     fault: LocalLLMError | None = None  # that kept it from being mended
     incomplete: bool = False  # nothing is damaged, and nobody asked for the rest of it
 
     @property
     def repaired(self) -> list[str]:
-        return [p for p, state in self.before.items() if state in FAULTY and self.after.get(p) is State.GOOD]
+        return [p for p, state in self.before.items() if state in FAULTY and self.after.get(p) is FileState.GOOD]
 
     @property
     def unrepaired(self) -> list[str]:
@@ -63,7 +63,7 @@ def _verify_snapshot(found: Snapshot, good: dict[Path, bool], check_only: bool, 
     broken off to go on."""
     before = file_states(found, good)
     faulty = {path: state for path, state in before.items() if state in FAULTY}
-    if faulty and not named and State.DAMAGED not in faulty.values():
+    if faulty and not named and FileState.DAMAGED not in faulty.values():
         note(f"{found.repo} is not whole; `localllm pull {found.repo}` goes on with it")
         return VerifyResult(found, before, before, incomplete=True)
     for path, state in faulty.items():
@@ -82,7 +82,7 @@ def _verify_snapshot(found: Snapshot, good: dict[Path, bool], check_only: bool, 
 
 def _table_row(result: VerifyResult) -> tuple[str, ...]:
     after = Counter(result.after.values())
-    words = [f"{after[state]} {state}" for state in State if after[state] and state is not State.GOOD]
+    words = [f"{after[state]} {state}" for state in FileState if after[state] and state is not FileState.GOOD]
     if mended := len(result.repaired):
         words.insert(0, f"{mended} fetched again")
     count = sum(file.size for file in result.snapshot.files())

@@ -11,9 +11,9 @@ from localllm.cli.io import StdoutWriter
 from localllm.cli.models import artefact_source
 from localllm.errors import UsageError
 from localllm.formatting import format_bytes
-from localllm.hub.made import edition_files, read_aliases
+from localllm.hub.assign_name import assigned_target, copy_name, remove_name
+from localllm.hub.local_names import edition_files, read_aliases
 from localllm.hub.names import RepoName, parse_name, strip_latest
-from localllm.hub.naming import assigned_target, copy_name, remove_name
 from localllm.hub.remove import Removal, plan_removal, removable_repo
 from localllm.quantize.store import find_artefacts
 from localllm.settings import Settings

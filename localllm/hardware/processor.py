@@ -10,8 +10,7 @@ from localllm.errors import UsageError
 from localllm.settings import Settings
 
 # Features that a processor needs for a level, highest first. f16c is needed because kernels would otherwise call
-# missing
-# conversion functions.
+# conversion functions that do not exist.
 LEVELS = {
     "avx512": ("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
     "avxvnni": ("avx2", "f16c", "fma", "avxvnni"),
@@ -112,9 +111,6 @@ def target_cpu() -> str:
     if level in NAMES and host_features().get("sse2"):  # levels have names only on x86
         return NAMES[level]
     return llvm.get_host_cpu_name()
-
-
-# Versions of localllm, Python and libraries.
 
 
 def library_versions(libraries: Iterable[str]) -> dict[str, str | None]:

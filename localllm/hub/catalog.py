@@ -1,7 +1,4 @@
-"""The curated names of `models.toml`: what to call a model, and what is known of it before it is here.
-
-Knows nothing of what lies on this machine.
-"""
+"""The curated models of `models.toml`: their names, and what is known of each before it is downloaded."""
 
 import functools
 import re
@@ -15,33 +12,33 @@ PACKAGE_FOLDER = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """One model. Either `boxed` (it comes with the program) or `repo` (it is on huggingface.co) is given.
+    """A model, with either `boxed` (bundled with localllm) or `repo` (on huggingface.co).
 
-    The head of models.toml says what the fields mean; None is what was not found out.
+    The head of models.toml documents the fields; None means unknown.
     """
 
     name: str
     about: str
     license: str | None = None
-    aliases: tuple[str, ...] = ()  # second names
-    boxed: str | None = None  # a folder of localllm/boxed
+    aliases: tuple[str, ...] = ()  # alternative names
+    boxed: str | None = None  # a folder in localllm/boxed
     repo: str | None = None
-    original: str | None = None  # the gated repository that `repo` is an ungated edition of
+    original: str | None = None  # the gated repository of which `repo` is an ungated copy
     revision: str = "main"
-    quant: str | None = None  # which files of a GGUF repository: "Q4_K_M"
-    parameters: str | None = None  # of the part that reads text: "1.23B"
-    active: str | None = None  # of those that one token meets, where they are fewer: "3.35B"
+    quant: str | None = None  # selects a model of a GGUF repository: "Q4_K_M"
+    parameters: str | None = None  # of the text model: "1.23B"
+    active: str | None = None  # parameters per token, if fewer: "3.35B"
     context: int | None = None  # tokens
-    bytes: int | None = None  # of the download, about
-    gated: bool = False  # known to ask for consent to its terms
-    embeds: bool = False  # gives vectors of texts and does not chat
-    recommended: str | None = None  # "bf16", "int8", "int4", "mxfp4"; None where it is GGUF
+    bytes: int | None = None  # approximate download size
+    gated: bool = False  # requires accepting terms on the Hub
+    embeds: bool = False  # an embedding model, without chat
+    recommended: str | None = None  # "bf16", "int8", "int4", "mxfp4"; None for GGUF
 
 
 @functools.cache
 def catalog_entries() -> tuple[CatalogEntry, ...]:
-    """All entries, in the order of the file."""
-    # The wheel carries the file inside the package; a source tree has it beside the package.
+    """Return all entries, in the order of the file."""
+    # In a wheel the file is inside the package, in a source tree next to it.
     file = next(p for p in (PACKAGE_FOLDER / "models.toml", PACKAGE_FOLDER.parent / "models.toml") if p.exists())
     models = tomllib.loads(file.read_text(encoding="utf-8"))["models"]
     return tuple(
@@ -52,25 +49,25 @@ def catalog_entries() -> tuple[CatalogEntry, ...]:
 
 @functools.cache
 def catalog() -> Mapping[str, CatalogEntry]:
-    """The entry of every name, second names too."""
+    """Return the entry for each name and alias."""
     named = [(name, entry) for entry in catalog_entries() for name in (entry.name, *entry.aliases)]
-    assert len(dict(named)) == len(named), "models.toml names two models alike"
+    assert len(dict(named)) == len(named), "models.toml has a duplicate name"
     return dict(named)
 
 
-# What Ollama writes behind a size, and the editions here leave out: the answer to it is the same model.
+# Tags that Ollama appends to a size and that models.toml omits: they refer to the same model.
 TRAINING_WORDS = re.compile(r"-(?:instruct|chat|it)(?:-qat)?(?=-|$)|-(?:2507|0414)(?=-|$)")
 FORMAT_SUFFIX = re.compile(r"-((?:ud-)?(?:i?q\d(?:_[a-z0-9]+)*|tq\d_\d|mxfp4|bf16|fp16|f16|f32))$")
-MAX_NAME_CHARS = 200  # of a name and its tag
+MAX_NAME_CHARS = 200  # including the tag
 SIXTEEN_BITS = ("bf16", "fp16", "f16")
 
 
 def find_entry(name: str) -> CatalogEntry | None:
-    """The entry of a name in any of Ollama's spellings: any case, `qwen3:4b-instruct-2507-q4_K_M`,
+    """Return the entry for a name in any of Ollama's spellings: any case, `qwen3:4b-instruct-2507-q4_K_M`,
     `gemma3:4b-it-qat`, `qwen3:8b-fp16`.
 
-    A format of a GGUF repository that the catalogue does not list (`qwen3:8b-q6_K`) gives the entry with that
-    format: only the Hub knows whether the repository has it. None where no entry is meant.
+    For a quantization that the catalogue does not list (`qwen3:8b-q6_K`), the entry is returned with that
+    quantization, although the repository may lack it. Returns None if no entry matches.
     """
     name = name.lower() if len(name) <= MAX_NAME_CHARS else ""
     for spelling in dict.fromkeys([name, *_without_training_words(name)]):
@@ -89,19 +86,19 @@ def find_entry(name: str) -> CatalogEntry | None:
 
 
 def _without_training_words(name: str) -> Iterator[str]:
-    """The name without one of the words, and without all of them, those closest to what was written first."""
+    """Yield the name without each of the words, then without all of them."""
     for word in TRAINING_WORDS.finditer(name):
         yield name[: word.start()] + name[word.end() :]
     yield TRAINING_WORDS.sub("", name)
 
 
 def ungated_name(repo: str) -> str | None:
-    """A name for an edition of a gated repository that asks for no login."""
+    """Return the name of an ungated copy of a gated repository, if there is one."""
     return next((entry.name for entry in catalog_entries() if entry.original == repo), None)
 
 
 def describe_edition(name: str) -> str | None:
-    """One line that says which edition a plain name stands for, and of what; None where there is only one."""
+    """Return a line that states which quantization a plain name selects, or None if there is only one."""
     entry = find_entry(name)
     published = catalog().get(f"{entry.name}-bf16") if entry else None
     if entry is None or published is None:
@@ -109,6 +106,6 @@ def describe_edition(name: str) -> str | None:
     return f"{entry.name} is {entry.repo} in {entry.quant}; {published.name} is the model as published"
 
 
-def boxed_folder(entry: CatalogEntry) -> Path | None:
-    """Where the model that comes with the program lies; None for a model of the Hub."""
+def bundled_folder(entry: CatalogEntry) -> Path | None:
+    """Return the folder of the bundled model, or None for a model on the Hub."""
     return PACKAGE_FOLDER / "boxed" / entry.boxed if entry.boxed else None

@@ -1,6 +1,6 @@
-"""GGUF models as files: one, or parts with the names that llama.cpp gives them. Which of several is meant.
+"""Names of GGUF files: parts of a split model as llama.cpp names them, quantization tags, choosing among models.
 
-Works on names alone where it can, because the files may still be on the Hub.
+Most functions work on names alone, because the files may still be on the Hub.
 """
 
 import re
@@ -12,23 +12,19 @@ from localllm.errors import ModelNotFound
 
 PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MAGIC = b"GGUF"
-COMPANION_WORDS = (
-    "mmproj",
-    "imatrix",
-    "mtp-",
-)  # in names of files beside the model: what sees, statistics, drafters
+COMPANION_WORDS = ("mmproj", "imatrix", "mtp-")  # in names of vision projectors, calibration data, draft models
 QUANT_NAME = re.compile(
     r"(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32)(?=[-._]|$)", re.IGNORECASE
 )
-DYNAMIC_PREFIX = "UD-"  # of Unsloth's editions of a format, which keep some tensors in more bits
-DEFAULT_QUANT = "Q4_K_M"  # what most people run: a third of the size in 16 bits, at little cost
+DYNAMIC_PREFIX = "UD-"  # Unsloth's variants of a format, with more bits for some tensors
+DEFAULT_QUANT = "Q4_K_M"  # the usual choice: a third of the size in 16 bits, with little loss
 
 AnyPath = TypeVar("AnyPath", bound=PurePath)
 
 
 def is_gguf(path: Path) -> bool:
-    """By its first bytes: Ollama keeps its models under names without a suffix. A file of that suffix that begins
-    otherwise is a damaged one."""
+    """Whether the path is a file with the suffix `.gguf`, which may be damaged, or with GGUF's magic number, as
+    Ollama stores models without a suffix."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -36,86 +32,84 @@ def is_gguf(path: Path) -> bool:
 
 
 def part_files(path: AnyPath) -> Iterator[AnyPath]:
-    """All files of the model that this file is of, here or not. Their count is a stranger's: stop at the first
-    that is missing."""
-    named = PART_NAME.fullmatch(path.name)
-    if not named:
+    """Yield all parts of the model that the file belongs to, present or not. The untrusted file name determines
+    their number, so callers must stop at the first missing one."""
+    match = PART_NAME.fullmatch(path.name)
+    if not match:
         yield path
         return
-    stem, _, count = named.groups()
+    stem, _, count = match.groups()
     for number in range(1, int(count) + 1):
         yield path.with_name(f"{stem}-{number:05}-of-{count}.gguf")
 
 
 def missing_part(path: Path) -> Path | None:
+    """Return the first part of a GGUF model that does not exist."""
     return next((part for part in part_files(path) if not part.is_file()), None)
 
 
 def model_name(path: PurePath) -> str:
-    named = PART_NAME.fullmatch(path.name)
-    return named[1] if named else path.stem
+    """Return the file name without suffix and part number."""
+    match = PART_NAME.fullmatch(path.name)
+    return match[1] if match else path.stem
 
 
 def quant_tag(path: PurePath) -> str | None:
-    """`Q4_K_M` of `Qwen3-4B-Q4_K_M.gguf`: the last such word of its name; None where it has none."""
-    starts = [
+    """Return the last quantization in a file name, `Q4_K_M` for `Qwen3-4B-Q4_K_M.gguf`, or None."""
+    matches = [
         m for m in QUANT_NAME.finditer(model_name(path)) if m.start() == 0 or path.name[m.start() - 1] in "-._"
     ]
-    return starts[-1][0].upper() if starts else None
+    return matches[-1][0].upper() if matches else None
 
 
 def distinct_models(files: Iterable[AnyPath]) -> list[AnyPath]:
-    """One file, the first, of each GGUF model among these."""
-    found: dict[PurePath, AnyPath] = {}
+    """Return the first file of each GGUF model among the files."""
+    models: dict[PurePath, AnyPath] = {}
     for file in sorted(files):
         if file.suffix == ".gguf" and not any(word in file.name.lower() for word in COMPANION_WORDS):
-            found.setdefault(file.with_name(model_name(file)), file)
-    return list(found.values())
+            models.setdefault(file.with_name(model_name(file)), file)
+    return list(models.values())
 
 
 def models_in_folder(folder: Path) -> list[Path]:
-    """One file of each GGUF model in a folder."""
+    """Return the first file of each GGUF model in a folder."""
     return distinct_models(file for file in folder.glob("*.gguf") if file.is_file())
 
 
 def models_in_snapshot(snapshot: Path) -> list[Path]:
-    """The same of a repository, where models of several parts often have folders of their own."""
+    """Return the first file of each GGUF model in a snapshot, including subfolders, which often contain parts."""
     files = [*snapshot.glob("*.gguf"), *snapshot.glob("*/*.gguf")]
-    return distinct_models(file for file in files if file.is_file())  # a link may lead nowhere
+    return distinct_models(file for file in files if file.is_file())  # a link may be broken
 
 
 def choose_model(models: list[AnyPath], quant: str | None, location: str) -> AnyPath:
-    """The model that `quant` names (`Q4_K_M`, or the name of a file); without it Q4_K_M, or the only one. Where
-    there is no such file, UD-Q4_K_M is taken for Q4_K_M, and the reverse.
+    """Return the model that matches `quant`, a quantization or file name; by default Q4_K_M, or the only model.
 
-    location: the repository or folder, for the message. Raises ModelNotFound that lists them where none or several
-    could be meant.
+    If no model has the quantization, Unsloth's variant of it (UD-Q4_K_M for Q4_K_M) is returned, and vice versa.
+    location: the repository or folder, for the message. Raises ModelNotFound with a list of the models if none or
+    several match.
     """
-    wanted = (quant or DEFAULT_QUANT).upper()
-    named = [model for model in models if _matches(model, wanted)]
-    if not named and QUANT_NAME.fullmatch(
-        wanted
-    ):  # its twin: the same format, other tensors in more bits, or the reverse
-        twin = (
-            wanted.removeprefix(DYNAMIC_PREFIX) if wanted.startswith(DYNAMIC_PREFIX) else DYNAMIC_PREFIX + wanted
-        )
-        named = [model for model in models if _matches(model, twin)]
-    if len(named) == 1:
-        return named[0]
-    if not quant and not named and len(models) == 1:
+    tag = (quant or DEFAULT_QUANT).upper()
+    matches = [model for model in models if _matches(model, tag)]
+    if not matches and QUANT_NAME.fullmatch(tag):
+        variant = tag.removeprefix(DYNAMIC_PREFIX) if tag.startswith(DYNAMIC_PREFIX) else DYNAMIC_PREFIX + tag
+        matches = [model for model in models if _matches(model, variant)]
+    if len(matches) == 1:
+        return matches[0]
+    if not quant and not matches and len(models) == 1:
         return models[0]
-    state = f"has no model {quant}" if quant and not named else "holds several models"
+    state = f"has no model {quant}" if quant and not matches else "contains several models"
     raise ModelNotFound(
         f"{location} {state}", f"name one of them: {', '.join(f':{tag}' for tag in model_tags(models))}"
     )
 
 
 def model_tags(models: Sequence[PurePath]) -> list[str]:
-    """What to call each of several: its quantization, or its path where that alone would not tell them apart."""
+    """Return a tag for each model: its quantization, or its path where several have the same one."""
     tags = [quant_tag(model) or model.name for model in models]
     return [tag if tags.count(tag) == 1 else str(model) for tag, model in zip(tags, models, strict=True)]
 
 
-def _matches(model: PurePath, wanted: str) -> bool:
+def _matches(model: PurePath, tag: str) -> bool:
     names = (quant_tag(model) or "", model.name, model_name(model), str(model))
-    return wanted in (name.upper() for name in names)
+    return tag in (name.upper() for name in names)

@@ -1,7 +1,7 @@
-"""Requests to the Hub: one client, patience with passing faults, and errors as sentences.
+"""HTTP requests to the Hub: one client, retries after transient errors, and error messages.
 
-Bytes are fetched here and not by `huggingface_hub`, which neither resumes nor checks what it fetches over HTTP;
-its metadata calls, its login and its reading of the Hub's errors are used.
+Files are downloaded here rather than by `huggingface_hub`, which neither resumes nor verifies downloads over HTTP;
+its metadata calls, login and classification of the Hub's errors are used.
 """
 
 import functools
@@ -44,57 +44,25 @@ from localllm.formatting import one_line
 from localllm.hub.catalog import ungated_name
 from localllm.hub.names import DEFAULT_REVISION, RepoName
 
-# How the Hub would be reached: which settings are in effect. Touches no network, and shows no secret.
-
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-CREDENTIALS = re.compile(r"(^|//)[^/]*@")  # name and password in an address
-
-
-@dataclass(frozen=True)
-class HubAccess:
-    endpoint: str
-    offline: bool
-    token: str | None  # where one is: a variable's name, or a file; never the token
-    proxies: dict[str, str]  # by scheme, as programs find them; names and passwords left out
-
-
-def hub_access(environment: Mapping[str, str] = os.environ) -> HubAccess:
-    """`huggingface_hub.get_token` is not asked: it may renew a token, which takes the network."""
-    return HubAccess(
-        endpoint=redact_credentials(constants.ENDPOINT),
-        offline=constants.HF_HUB_OFFLINE,
-        token=next((name for name in TOKEN_VARIABLES if environment.get(name, "").strip()), None) or _token_file(),
-        proxies={scheme: redact_credentials(proxy) for scheme, proxy in urllib.request.getproxies().items()},
-    )
-
-
-def _token_file() -> str | None:
-    with suppress(OSError):
-        if Path(constants.HF_TOKEN_PATH).read_bytes().strip():
-            return constants.HF_TOKEN_PATH
-    return None
-
-
-def redact_credentials(address: str) -> str:
-    return CREDENTIALS.sub(r"\1***@", address)
-
-
-MAX_ATTEMPTS = 5  # without a new byte in between
+CREDENTIALS = re.compile(r"(^|//)[^/]*@")  # user name and password in a URL
+MAX_ATTEMPTS = 5  # without receiving any bytes
 FIRST_WAIT_S, MAX_WAIT_S = 0.5, 8.0
-MAX_RETRY_AFTER_S = 120  # by Retry-After; whoever asks for more is told to come back later
+MAX_RETRY_AFTER_S = 120  # a longer Retry-After is an error
 RETRIABLE_STATUSES = (408, 429, 500, 502, 503, 504)
-EXPIRED_ADDRESS_STATUSES = (400, 401, 403)  # of Google's, and of Amazon's and others' hosts
+EXPIRED_URL_STATUSES = (400, 401, 403)  # of the storage services of Google, Amazon and others
 CONNECT_TIMEOUT_S = 10.0
 
-logging.set_verbosity_error()  # its warnings of retries would stand between the lines of our progress
+logging.set_verbosity_error()  # its warnings about retries would interrupt the progress display
 
-Say = Callable[[str], None]  # takes a remark for the person
+Notify = Callable[[str], None]  # called with a message for the user
 
-_client_lock = Lock()  # functools.cache alone may make one for each of several threads
+_client_lock = Lock()  # functools.cache alone may create one client per thread
 
 
 def client() -> httpx2.Client:
-    """That of the process. Heeds the proxies of the environment; a login does not follow to another host."""
+    """Return the process's client. It uses the environment's proxies, and does not send the token to hosts that it
+    is redirected to."""
     with _client_lock:
         return _client()
 
@@ -109,7 +77,7 @@ def _timeout() -> httpx2.Timeout:
 
 
 def _library_client() -> httpx2.Client:
-    """The client of huggingface_hub, whose own has no timeout and would wait for a silent hub for ever."""
+    """Make the client for huggingface_hub, whose default has no timeout."""
 
     def check(request: httpx2.Request) -> None:
         if constants.is_offline_mode():
@@ -124,16 +92,16 @@ set_client_factory(_library_client)
 
 
 def close() -> None:
-    """Close all connections; the next request opens new ones."""
+    """Close all connections; the next request opens a new one."""
     client().close()
     _client.cache_clear()
 
 
 @contextmanager
 def get_range(url: str, begin: int, end: int) -> Iterator[httpx2.Response]:
-    """The bytes of a file from `begin` up to, not with, `end`; to be streamed.
+    """Request bytes `begin` to `end` (exclusive) of a file, and yield the response to be streamed.
 
-    Raises HfHubHTTPError, which says what the Hub says, and httpx2.HTTPError.
+    Raises HfHubHTTPError for an error status, httpx2.HTTPError if the request fails.
     """
     headers = build_hf_headers(library_name="localllm", library_version=__version__)
     headers |= {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity"}
@@ -144,47 +112,47 @@ def get_range(url: str, begin: int, end: int) -> Iterator[httpx2.Response]:
         yield response
 
 
-def retrying(what: str, say: Say, end: Event) -> Retrying:
-    """Calls a function again after faults that may pass, a little later each time, or when the Hub asks for it;
-    not once `end` is set."""
+def retrying(subject: str, notify: Notify, stop: Event) -> Retrying:
+    """Return a caller that repeats a function after transient errors, with exponential backoff or as Retry-After
+    demands, until `stop` is set. subject: what is requested, for the messages."""
 
     def announce(state: RetryCallState) -> None:
         error, pause = _error(state), state.upcoming_sleep
-        say(f"{what}: {describe_error(error)}; trying again in {pause:.0f} s")
+        notify(f"{subject}: {describe_error(error)}; retrying in {pause:.0f} s")
 
     return Retrying(
         retry=retry_if_exception(is_retriable),
-        stop=stop_after_attempt(MAX_ATTEMPTS) | stop_when_event_set(end),
+        stop=stop_after_attempt(MAX_ATTEMPTS) | stop_when_event_set(stop),
         wait=_wait,
-        sleep=sleep_using_event(end),
+        sleep=sleep_using_event(stop),
         before_sleep=announce,
         reraise=True,
     )
 
 
 def is_retriable(error: BaseException) -> bool:
-    """May it be gone in a moment? A broken connection may, a wrong name will not. The host of the files refuses an
-    address that has run out, and the Hub gives a new one to whoever asks again."""
+    """Whether an error may be transient, such as a broken connection. A storage host also rejects expired URLs,
+    for which the next request to the Hub returns a new one."""
     if isinstance(error, HfHubHTTPError):
-        if error.response.status_code in EXPIRED_ADDRESS_STATUSES and not _is_from_hub(error):
+        if error.response.status_code in EXPIRED_URL_STATUSES and not _is_from_hub(error):
             return True
         return error.response.status_code in RETRIABLE_STATUSES and retry_after_s(error) <= MAX_RETRY_AFTER_S
     if isinstance(error, httpx2.ConnectError) and (proxy_of_hub() or is_unknown_host(error)):
-        return False  # a machine without a network, or a proxy that is not there
+        return False  # no network, or a wrong proxy
     return isinstance(error, httpx2.TransportError) and not isinstance(
         error, httpx2.UnsupportedProtocol | httpx2.ProxyError
     )
 
 
 def is_unknown_host(error: BaseException | None) -> bool:
-    """Does a name not resolve? The library keeps the system's error behind its own ones."""
+    """Whether a host name could not be resolved; httpx chains the system's error to its own."""
     while error and not isinstance(error, socket.gaierror):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def proxy_of_hub() -> str | None:
-    """The proxy that stands between this machine and the Hub, as the environment names it; without a password."""
+    """Return the environment's proxy for requests to the Hub, if any, with its credentials redacted."""
     parts = urlsplit(constants.ENDPOINT)
     bypassed = urllib.request.proxy_bypass(parts.hostname or "")
     proxies = {} if bypassed else urllib.request.getproxies()
@@ -193,15 +161,15 @@ def proxy_of_hub() -> str | None:
 
 
 def retry_after_s(error: BaseException) -> float:
-    """What Retry-After says, in seconds; 0 where it is not there or is a date."""
+    """Return the seconds of the Retry-After header; 0 if it is absent or a date."""
     response = error.response if isinstance(error, HfHubHTTPError) else None
-    asked = response.headers.get("Retry-After", "") if response is not None else ""
-    return float(asked) if asked.isdecimal() and len(asked) < 9 else 0.0
+    seconds = response.headers.get("Retry-After", "") if response is not None else ""
+    return float(seconds) if seconds.isdecimal() and len(seconds) < 9 else 0.0
 
 
 def _wait(state: RetryCallState) -> float:
-    usual = wait_exponential(FIRST_WAIT_S, MAX_WAIT_S)(state) + wait_random(0, FIRST_WAIT_S)(state)
-    return max(usual, retry_after_s(_error(state)))
+    backoff = wait_exponential(FIRST_WAIT_S, MAX_WAIT_S)(state) + wait_random(0, FIRST_WAIT_S)(state)
+    return max(backoff, retry_after_s(_error(state)))
 
 
 def _error(state: RetryCallState) -> BaseException:
@@ -212,13 +180,13 @@ def _error(state: RetryCallState) -> BaseException:
 
 
 def describe_error(error: BaseException) -> str:
-    """What went wrong, in words, without a URL: that of a file may carry a signature."""
+    """Describe an error without its URL, which may contain a signature."""
     if isinstance(error, HfHubHTTPError):
-        return f"it answers {error.response.status_code}"
+        return f"status {error.response.status_code}"
     if isinstance(error, httpx2.ConnectTimeout | httpx2.PoolTimeout):
         return f"no connection within {CONNECT_TIMEOUT_S:.0f} s"
     if isinstance(error, httpx2.TimeoutException):
-        return f"nothing came for {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
+        return f"no data within {constants.HF_HUB_DOWNLOAD_TIMEOUT} s"
     if isinstance(error, httpx2.TooManyRedirects):
         return "it redirects in circles"
     return one_line(re.sub(r"^\[Errno -?\d+\] ", "", str(error))) or type(error).__name__
@@ -226,7 +194,7 @@ def describe_error(error: BaseException) -> str:
 
 @contextmanager
 def translate_errors(repo: RepoName) -> Iterator[None]:
-    """Turns the errors of requests about a repository into ours."""
+    """Translate the errors of requests for a repository into LocalLLMError."""
     try:
         yield
     except (HfHubHTTPError, OfflineModeIsEnabled, httpx2.HTTPError, httpx2.InvalidURL) as error:
@@ -245,45 +213,77 @@ def _translate_error(error: Exception, repo: RepoName) -> LocalLLMError:
             )
         case GatedRepoError():
             first = "" if with_token else f"{login}, then "
-            open_edition = ungated_name(repo.repo)
-            instead = f", or use {open_edition}, which needs no login" if open_edition else ""
+            ungated = ungated_name(repo.repo)
+            alternative = f", or use {ungated}, which needs no login" if ungated else ""
             return AccessDenied(
-                f"{repo.repo} is gated: its authors want you to agree to their terms",
-                f"{first}visit {page} and accept them{instead}",
+                f"{repo.repo} is gated: its authors require you to accept their terms",
+                f"{first}visit {page} and accept them{alternative}",
             )
         case RepositoryNotFoundError():
             remedy = "check the name" if with_token else f"check the name; if it is private, {login}"
             return ModelNotFound(f"{hub} has no repository {repo.repo}, or it is private", remedy)
         case RevisionNotFoundError():
-            known = "leave it out" if repo.revision != DEFAULT_REVISION else f"see {page}"
-            return ModelNotFound(f"{repo.repo} has no revision {repo.revision}", known)
+            remedy = "leave it out" if repo.revision != DEFAULT_REVISION else f"see {page}"
+            return ModelNotFound(f"{repo.repo} has no revision {repo.revision}", remedy)
         case RemoteEntryNotFoundError():
-            return ModelNotFound(f"{hub} lists a file of {repo.repo} and does not have it", "try again later")
+            return ModelNotFound(f"{hub} lists a file of {repo.repo} but does not have it", "try again later")
         case HfHubHTTPError() if error.response.status_code == 401 and _is_from_hub(error):
-            asks = (
-                f"does not accept your login for {repo.repo}" if with_token else f"wants a login for {repo.repo}"
-            )
-            return AccessDenied(f"{hub} {asks}", f"{login} with a valid token")
+            reason = "does not accept your token" if with_token else "requires a login"
+            return AccessDenied(f"{hub} {reason} for {repo.repo}", f"{login} with a valid token")
         case HfHubHTTPError() if error.response.status_code == 403 and _is_from_hub(error):
-            return AccessDenied(f"{hub} does not let you read {repo.repo}", f"see {page}; {login}")
+            return AccessDenied(f"{hub} denies you access to {repo.repo}", f"see {page}; {login}")
         case HfHubHTTPError() if error.response.status_code == 429:
-            later = f"in {retry_after_s(error):.0f} s" if retry_after_s(error) else "later"
-            return NetworkError(f"{hub} answers 429: too many requests", f"try again {later}")
+            when = f"in {retry_after_s(error):.0f} s" if retry_after_s(error) else "later"
+            return NetworkError(f"{hub} returned status 429: too many requests", f"try again {when}")
         case httpx2.ConnectError() | httpx2.ProxyError() if proxy := proxy_of_hub():
             return NetworkError(
-                f"the proxy {proxy} does not let {hub} be reached: {describe_error(error)}",
+                f"{hub} cannot be reached through the proxy {proxy}: {describe_error(error)}",
                 "check HTTPS_PROXY, or unset it, then run the same command again",
             )
         case httpx2.ConnectError() if is_unknown_host(error):
             return NetworkError(
-                f"{hub} cannot be found: {describe_error(error)}",
+                f"{hub} cannot be resolved: {describe_error(error)}",
                 "check the connection and HF_ENDPOINT, then run the same command again",
             )
         case _:
-            broken = f"{hub} does not give {repo.repo}: {describe_error(error)}"
-            return NetworkError(broken, "check the connection and HF_ENDPOINT, then run the same command again")
+            return NetworkError(
+                f"{hub} does not provide {repo.repo}: {describe_error(error)}",
+                "check the connection and HF_ENDPOINT, then run the same command again",
+            )
 
 
 def _is_from_hub(error: HfHubHTTPError) -> bool:
-    """Not by the host that it sent us to: a login means nothing there."""
+    """Whether the response is the Hub's own, not a storage host's, to which a login is irrelevant."""
     return error.response.url.netloc.decode() == urlsplit(constants.ENDPOINT).netloc
+
+
+@dataclass(frozen=True)
+class HubAccess:
+    """The settings that requests to the Hub use, without secrets."""
+
+    endpoint: str
+    offline: bool
+    token: str | None  # its source: the name of a variable, or a file
+    proxies: dict[str, str]  # by scheme, with credentials redacted
+
+
+def hub_access(environment: Mapping[str, str] = os.environ) -> HubAccess:
+    """Return the current settings without network access, which `huggingface_hub.get_token` may need to renew a
+    token."""
+    return HubAccess(
+        endpoint=redact_credentials(constants.ENDPOINT),
+        offline=constants.HF_HUB_OFFLINE,
+        token=next((name for name in TOKEN_VARIABLES if environment.get(name, "").strip()), None) or _token_file(),
+        proxies={scheme: redact_credentials(proxy) for scheme, proxy in urllib.request.getproxies().items()},
+    )
+
+
+def _token_file() -> str | None:
+    with suppress(OSError):
+        if Path(constants.HF_TOKEN_PATH).read_bytes().strip():
+            return constants.HF_TOKEN_PATH
+    return None
+
+
+def redact_credentials(url: str) -> str:
+    return CREDENTIALS.sub(r"\1***@", url)

@@ -1,7 +1,7 @@
-"""Takes a model out of the Hugging Face cache: a revision of a repository, or one of its GGUF models.
+"""Removes a model from the Hugging Face cache: a revision of a repository, or one of its GGUF models.
 
-What another revision, branch or tag uses stays, and so does what is being fetched. The deleting is done by
-`huggingface_hub`, which also knows of contents that repositories share.
+Files that other revisions, branches or tags use are kept, and running downloads are not disturbed.
+`huggingface_hub` deletes the files; it also handles contents that repositories share.
 """
 
 import os
@@ -17,10 +17,9 @@ from huggingface_hub.utils import WeakFileLock
 
 from localllm.errors import LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.catalog import CatalogEntry
-from localllm.hub.folder import INDEX_FILE, SINGLE_FILE
+from localllm.hub.file_download import writing_cache
 from localllm.hub.gguf import model_tags
-from localllm.hub.names import RepoName, parse_name
-from localllm.hub.store import (
+from localllm.hub.hf_cache import (
     CachedFile,
     CachedRepo,
     cache_root,
@@ -29,94 +28,100 @@ from localllm.hub.store import (
     gguf_models,
     repo_root,
 )
-from localllm.hub.transfer import writing_cache
+from localllm.hub.model_files import INDEX_FILE, SINGLE_FILE
+from localllm.hub.names import RepoName, parse_name
 
 LOCK_WAIT_S = 0.05
 
 
 @dataclass(frozen=True)
 class KeptFile:
-    path: str  # in the repository
+    """A file of the model that is not removed."""
+
+    path: str  # relative to the repository
     size: int  # bytes
     why: str
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What is going to be removed, before it is."""
+    """A planned removal."""
 
     repo: RepoName
-    files: tuple[CachedFile, ...]
-    unfinished: tuple[Path, ...]
+    files: tuple[CachedFile, ...]  # removed
+    unfinished: tuple[Path, ...]  # downloads, removed
     kept: tuple[KeptFile, ...]
-    freed_bytes: int  # bytes
-    shared: dict[Path, int]  # contents that other repositories may use; they go too, if none does
+    freed_bytes: int  # without those in `shared`
+    shared: dict[Path, int]  # bytes of contents that other repositories may use, removed if none does
     strategy: DeleteCacheStrategy
 
     def execute(self) -> int:
-        """Gives the bytes that were freed. Raises LocalLLMError where something cannot be deleted."""
-        todo = self.strategy
+        """Delete the files, and return the freed bytes. Raises LocalLLMError if a file cannot be deleted."""
+        strategy = self.strategy
         with writing_cache(repo_root(self.repo.repo)):
-            todo.execute()
-        for path in (*todo.files, *todo.blobs, *todo.refs, *todo.snapshots, *todo.repos):
+            strategy.execute()
+        for path in (*strategy.files, *strategy.blobs, *strategy.refs, *strategy.snapshots, *strategy.repos):
             if os.path.lexists(path):
-                raise LocalLLMError(f"{path} cannot be removed", "check the rights on the cache")
+                raise LocalLLMError(f"{path} cannot be removed", "check the permissions of the cache")
         for folder in {file.link.parent for file in self.files}:
-            with suppress(OSError):  # it is gone, or not empty
+            with suppress(OSError):  # already removed, or not empty
                 folder.rmdir()
         return self.freed_bytes + sum(size for content, size in self.shared.items() if not content.exists())
 
 
-def plan_removal(repo: RepoName) -> Removal:
-    """Raises ModelNotFound where nothing of that name is here, UsageError where it is being fetched, where several
-    models could be meant, or where it is one of several by another name."""
-    here = CachedRepo.read(repo_root(repo.repo))
-    commit = cached_commit(repo.repo, repo.revision)
-    _refuse_if_fetching(repo, here)
-    if commit is None:
-        if any(here.revisions.values()) or not here.unfinished:
-            raise ModelNotFound(f"{repo} is not on this machine", "`localllm list` shows what is")
-        return _removal(repo, here, [], [], repos={here.root})
-    of_revision = here.revisions[commit]
-    files = _selected_files(repo, of_revision)
-    whole = len(files) == len(of_revision)
-    for ref, stands_for in here.refs.items():
-        if stands_for == commit and repo.revision not in (ref, commit):
-            return _remove_ref_only(repo, here, files, commit, ref, whole)
-    meant = set(files)
-    users = {
-        file.blob: file.path if name == commit else f"revision {here.ref_name(name)}"
-        for name, content in here.revisions.items()
-        for file in content
-        if file.blob and file not in meant
-    }
-    gone = [file for file in files if file.blob not in users]
-    kept = [KeptFile(f.path, f.size, f"{users[f.blob]} has it, too") for f in files if f.blob in users]
-    if whole and not any(content for name, content in here.revisions.items() if name != commit):
-        return _removal(repo, here, gone, kept, repos={here.root})
-    if not whole:
-        return _removal(repo, here, gone, kept, files={file.link for file in files})
-    marks = (f"snapshots/{commit}", f".no_exist/{commit}", f"trees/{commit}.json", f"digests/{commit}.json")
-    snapshots = {here.root / mark for mark in marks if (here.root / mark).exists()}
-    refs = {here.root / "refs" / ref for ref, other in here.refs.items() if other == commit}
-    return _removal(repo, here, gone, kept, snapshots=snapshots, refs=refs)
-
-
 def removable_repo(name: str) -> RepoName:
-    """What a name stands for that `plan_removal` takes. Raises UsageError for what is no download."""
+    """Return the repository that a name refers to. Raises UsageError if the model was not downloaded."""
     match parse_name(name):
         case RepoName() as repo:
             return repo
         case CatalogEntry():
-            raise UsageError(f"{name} comes with localllm and stays", "`localllm list` shows what was downloaded")
+            raise UsageError(f"{name} is part of localllm and stays", "`localllm list` shows what was downloaded")
         case Path() as path:
             raise UsageError(f"{name} is a path, and only downloads are removed", f"delete it: `rm -r {path}`")
 
 
-def _refuse_if_fetching(repo: RepoName, here: CachedRepo) -> None:
-    """Whoever fetches a file holds its lock."""
-    for blob in here.unfinished:
-        lock = cache_root() / ".locks" / here.root.name / f"{blob.name.partition('.')[0]}.lock"
+def plan_removal(repo: RepoName) -> Removal:
+    """Determine which files would be removed.
+
+    Raises ModelNotFound if the model is not in the cache, UsageError if it is being downloaded, if several models
+    match, or if another branch has the same commit but not all its files would be removed.
+    """
+    cached = CachedRepo.read(repo_root(repo.repo))
+    commit = cached_commit(repo.repo, repo.revision)
+    _refuse_if_fetching(repo, cached)
+    if commit is None:
+        if any(cached.revisions.values()) or not cached.unfinished:
+            raise ModelNotFound(f"{repo} is not on this machine", "`localllm list` shows the models that are")
+        return _removal(repo, cached, [], [], repos={cached.root})
+    in_revision = cached.revisions[commit]
+    files = _selected_files(repo, in_revision)
+    is_all = len(files) == len(in_revision)
+    for ref, target in cached.refs.items():
+        if target == commit and repo.revision not in (ref, commit):
+            return _remove_ref_only(repo, cached, files, commit, ref, is_all)
+    selected = set(files)
+    users = {
+        file.blob: file.path if name == commit else f"revision {cached.ref_name(name)}"
+        for name, content in cached.revisions.items()
+        for file in content
+        if file.blob and file not in selected
+    }
+    removed = [file for file in files if file.blob not in users]
+    kept = [KeptFile(f.path, f.size, f"{users[f.blob]} has it, too") for f in files if f.blob in users]
+    if is_all and not any(content for name, content in cached.revisions.items() if name != commit):
+        return _removal(repo, cached, removed, kept, repos={cached.root})
+    if not is_all:
+        return _removal(repo, cached, removed, kept, files={file.link for file in files})
+    paths = (f"snapshots/{commit}", f".no_exist/{commit}", f"trees/{commit}.json", f"digests/{commit}.json")
+    snapshots = {cached.root / path for path in paths if (cached.root / path).exists()}
+    refs = {cached.root / "refs" / ref for ref, target in cached.refs.items() if target == commit}
+    return _removal(repo, cached, removed, kept, snapshots=snapshots, refs=refs)
+
+
+def _refuse_if_fetching(repo: RepoName, cached: CachedRepo) -> None:
+    """Raise UsageError if another process holds the lock of an unfinished download."""
+    for blob in cached.unfinished:
+        lock = cache_root() / ".locks" / cached.root.name / f"{blob.name.partition('.')[0]}.lock"
         if lock.exists():
             try:
                 with WeakFileLock(lock, timeout=LOCK_WAIT_S):
@@ -126,49 +131,51 @@ def _refuse_if_fetching(repo: RepoName, here: CachedRepo) -> None:
 
 
 def _selected_files(repo: RepoName, files: list[CachedFile]) -> list[CachedFile]:
-    """All files of a revision, or those of one of its GGUF models."""
+    """Return all files of a revision, or those of the GGUF model that `repo` names."""
     models = gguf_models(files)
-    others = any(file.path in (SINGLE_FILE, INDEX_FILE) for file in files)
-    if repo.quant is None and len(models) > 1 and not others:
+    has_other_weights = any(file.path in (SINGLE_FILE, INDEX_FILE) for file in files)
+    if repo.quant is None and len(models) > 1 and not has_other_weights:
         names = ", ".join(str(replace(repo, quant=tag)) for tag in model_tags(models))
-        raise UsageError(f"{repo} holds several models", f"name those that are to go: {names}")
+        raise UsageError(f"{repo} contains several models", f"name those to remove: {names}")
     if repo.quant is None:
         return files
-    chosen = files_of_model(files, repo)
-    return chosen if others or len(models) > 1 else files  # else nothing that is left would be a model
+    selected = files_of_model(files, repo)
+    return selected if has_other_weights or len(models) > 1 else files  # otherwise no weights would remain
 
 
 def _remove_ref_only(
-    repo: RepoName, here: CachedRepo, files: list[CachedFile], commit: str, other: str, whole: bool
+    repo: RepoName, cached: CachedRepo, files: list[CachedFile], commit: str, other_ref: str, is_all: bool
 ) -> Removal:
-    """Another branch or tag stands for the same commit."""
-    if not whole:
-        both = replace(repo, revision=commit)
+    """Remove a branch or tag, and keep the files of its commit for another one."""
+    if not is_all:
+        by_commit = replace(repo, revision=commit)
         raise UsageError(
-            f"{repo.revision} and {other} are one revision", f"`localllm rm {both}` removes it for both"
+            f"{repo.revision} and {other_ref} are the same revision",
+            f"`localllm rm {by_commit}` removes it for both",
         )
-    kept = [KeptFile(file.path, file.size, f"{other} is the same revision") for file in files]
-    return _removal(repo, here, [], kept, refs={here.root / "refs" / repo.revision})
+    kept = [KeptFile(file.path, file.size, f"{other_ref} is the same revision") for file in files]
+    return _removal(repo, cached, [], kept, refs={cached.root / "refs" / repo.revision})
 
 
 def _removal(
-    repo: RepoName, here: CachedRepo, gone: list[CachedFile], kept: list[KeptFile], **paths: Collection[Path]
+    repo: RepoName, cached: CachedRepo, removed: list[CachedFile], kept: list[KeptFile], **paths: Collection[Path]
 ) -> Removal:
-    content = {file.blob or file.link for file in gone} | set(here.unfinished)
+    contents = {file.blob or file.link for file in removed} | set(cached.unfinished)
     if "repos" in paths:
-        content = {Path(folder, name) for folder, _, names in os.walk(here.root) for name in names}
-    content = {path for path in content if os.path.lexists(path)}
-    blobs = frozenset(path for path in content if path.parent.name == "blobs")
+        contents = {Path(folder, name) for folder, _, names in os.walk(cached.root) for name in names}
+    contents = {path for path in contents if os.path.lexists(path)}
+    blobs = frozenset(path for path in contents if path.parent.name == "blobs")
     shared = {blob.resolve(): blob.stat().st_size for blob in blobs if blob.is_symlink() and blob.exists()}
-    frees = sum(map(_disk_bytes, content))
-    todo = {kind: frozenset(paths.get(kind, ())) for kind in ("repos", "snapshots", "refs", "files")}
+    freed_bytes = sum(map(_disk_bytes, contents))
+    todo = {name: frozenset(paths.get(name, ())) for name in ("repos", "snapshots", "refs", "files")}
     strategy = DeleteCacheStrategy(
-        frees, blobs=frozenset() if todo["repos"] else blobs, cache_dir=cache_root().resolve(), **todo
+        freed_bytes, blobs=frozenset() if todo["repos"] else blobs, cache_dir=cache_root().resolve(), **todo
     )
-    return Removal(repo, tuple(gone), tuple(here.unfinished), tuple(kept), frees, shared, strategy)
+    return Removal(repo, tuple(removed), tuple(cached.unfinished), tuple(kept), freed_bytes, shared, strategy)
 
 
 def _disk_bytes(path: Path) -> int:
-    """What a file takes from the disk that nothing else holds; one with holes takes less than its size."""
+    """Return the disk space that deleting a file frees; less than its size for a sparse file, 0 if it is
+    linked."""
     entry = path.lstat()
     return min(entry.st_size, entry.st_blocks * 512) if S_ISREG(entry.st_mode) and entry.st_nlink == 1 else 0

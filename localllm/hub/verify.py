@@ -1,7 +1,7 @@
-"""Are the files in the cache what the Hub gave? The name of a blob is the digest of what it should hold;
-where the file system has no links, a pull keeps the digests beside the files.
+"""Verifies the files in the cache against their digests, and repairs them.
 
-That is looked at without the network. What is damaged or missing is fetched again, of the same commit.
+The name of a blob is the digest of its content; on file systems without links, a pull records the digests in a
+file. Verification needs no network. Damaged and missing files are downloaded again, from the same commit.
 """
 
 import errno
@@ -15,14 +15,9 @@ from threading import Event
 from huggingface_hub import constants
 
 from localllm.errors import DamagedModel, ModelNotFound, NetworkError, UnsupportedModel
-from localllm.hub.folder import missing_files
 from localllm.hub.gguf import missing_part
-from localllm.hub.listing import fetch_listing, new_hasher
-from localllm.hub.names import RepoName
-from localllm.hub.partial import PARTIAL_SUFFIX
-from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
-from localllm.hub.resolve import has_safetensors
-from localllm.hub.store import (
+from localllm.hub.hf_cache import (
+    REPO_FOLDER,
     CachedFile,
     CachedRepo,
     cache_root,
@@ -34,19 +29,25 @@ from localllm.hub.store import (
     repo_root,
     snapshot_files,
 )
+from localllm.hub.listing import fetch_listing, new_hasher
+from localllm.hub.model_files import missing_files
+from localllm.hub.names import RepoName
+from localllm.hub.partial_file import PARTIAL_SUFFIX
+from localllm.hub.pull import PullProgress, fetch_files, plan_files, plan_pull
+from localllm.hub.resolve import has_safetensors
 
-HASH_WORKERS = 4  # hashed at a time
+HASH_WORKERS = 4
 READ_BYTES = 2**20
 
 
-class State(StrEnum):
+class FileState(StrEnum):
     GOOD = "good"
     DAMAGED = "damaged"
     MISSING = "missing"
-    UNKNOWN = "unknown"  # another program's copy, or its blob has another name than a digest
+    UNKNOWN = "unknown"  # its digest was not recorded, as in another program's copy
 
 
-FAULTY = (State.DAMAGED, State.MISSING)
+FAULTY = (FileState.DAMAGED, FileState.MISSING)
 
 
 @dataclass(frozen=True)
@@ -55,127 +56,124 @@ class Snapshot:
 
     repo: RepoName
     folder: Path
-    is_whole_model: bool  # is it to be a whole model, or may a program have fetched some of its files alone?
+    must_be_complete: bool  # otherwise a program may have downloaded only some of its files
 
     @property
     def commit(self) -> str:
         return self.folder.name
 
     def files(self) -> list[CachedFile]:
-        """Raises ModelNotFound where that GGUF model is not here."""
+        """Return the cached files. Raises ModelNotFound if the GGUF model is not in the snapshot."""
         files = snapshot_files(self.folder)
         return files_of_model(files, self.repo) if self.repo.quant else files
 
     def missing(self) -> list[str]:
-        """Files that have no name here, though others that are here need them; of a GGUF model the first."""
+        """Return required files that are not in the snapshot; of a split GGUF model only the first."""
         try:
-            if self.repo.quant is None and (self.is_whole_model or has_safetensors(self.folder)):
+            if self.repo.quant is None and (self.must_be_complete or has_safetensors(self.folder)):
                 return missing_files(self.folder)
         except (DamagedModel, UnsupportedModel):
-            return []  # what names them is damaged, or it is no model that we run
-        first = {missing_part(self.folder / model) for model in gguf_models(self.files())}
-        return sorted(part.relative_to(self.folder).as_posix() for part in first if part)
+            return []  # the file that names them is damaged, or the model is not supported
+        parts = {missing_part(self.folder / model) for model in gguf_models(self.files())}
+        return sorted(part.relative_to(self.folder).as_posix() for part in parts if part)
 
 
 def find_snapshots(repo: RepoName | None) -> list[Snapshot]:
-    """What there is to verify: that of a name, or all revisions of all models.
+    """Return the snapshot of a model, or all snapshots in the cache.
 
-    Raises ModelNotFound where nothing of that name is here.
+    Raises ModelNotFound if the model is not in the cache.
     """
     if repo is None:
-        return [found for root in sorted(cache_root().glob("models--*")) for found in _revisions(root)]
+        roots = sorted(cache_root().glob(f"{REPO_FOLDER}*"))
+        return [snapshot for root in roots for snapshot in _snapshots(root)]
     commit = cached_commit(repo.repo, repo.revision)
     if commit is None:
         raise ModelNotFound(f"{repo} is not on this machine", f"run `localllm pull {repo}`")
     folder = repo_root(repo.repo) / "snapshots" / commit
-    found = Snapshot(repo, folder, is_whole_model=not gguf_models(snapshot_files(folder)))
-    found.files()
-    return [found]
+    snapshot = Snapshot(repo, folder, must_be_complete=not gguf_models(snapshot_files(folder)))
+    snapshot.files()  # raises if the GGUF model is missing
+    return [snapshot]
 
 
-def _revisions(root: Path) -> list[Snapshot]:
-    here, name = CachedRepo.read(root), root.name.removeprefix("models--").replace("--", "/")
-    names = {meant: ref for ref, meant in here.refs.items()}
-    broken_off = any(blob.name.endswith(PARTIAL_SUFFIX) for blob in here.unfinished)
+def _snapshots(root: Path) -> list[Snapshot]:
+    cached, name = CachedRepo.read(root), root.name.removeprefix(REPO_FOLDER).replace("--", "/")
+    has_aborted_pull = any(blob.name.endswith(PARTIAL_SUFFIX) for blob in cached.unfinished)
     return [
         Snapshot(
-            RepoName(name, names.get(commit, commit)),
+            RepoName(name, cached.ref_name(commit)),
             root / "snapshots" / commit,
-            is_whole_model=broken_off and not gguf_models(files),
+            must_be_complete=has_aborted_pull and not gguf_models(files),
         )
-        for commit, files in here.revisions.items()
+        for commit, files in cached.revisions.items()
         if files
     ]
 
 
-def known_digests(found: Snapshot) -> dict[Path, str]:
-    """The contents that can be looked at, each with the digest that it should have: the name of a blob, or what a
-    pull has kept of a file that is no link."""
-    kept = read_digests(found.repo.repo, found.commit)
-    known: dict[Path, str] = {}
-    for file in found.files():
-        digest = file.blob.name if file.blob else kept.get(file.path, "")
+def known_digests(snapshot: Snapshot) -> dict[Path, str]:
+    """Return the expected digest of each content that can be verified: the blob's name, or the recorded digest."""
+    recorded = read_digests(snapshot.repo.repo, snapshot.commit)
+    digests: dict[Path, str] = {}
+    for file in snapshot.files():
+        digest = file.blob.name if file.blob else recorded.get(file.path, "")
         if is_digest(digest) and file.content.is_file():
-            known[file.content] = digest
-    return known
+            digests[file.content] = digest
+    return digests
 
 
 def hash_all(digests: Mapping[Path, str], on_read: Callable[[int], object] = lambda _: None) -> dict[Path, bool]:
-    """Has each content its digest? `on_read` gets the bytes that were read, from several threads."""
-    end = Event()
+    """Return whether each content has its digest. on_read: called with numbers of bytes, from several threads."""
+    stop = Event()
     with ThreadPoolExecutor(HASH_WORKERS) as pool:
-        coming = [pool.submit(_is_good, path, digest, on_read, end) for path, digest in digests.items()]
+        futures = [pool.submit(_has_digest, path, digest, on_read, stop) for path, digest in digests.items()]
         try:
-            return {path: future.result() for path, future in zip(digests, coming, strict=True)}
+            return {path: future.result() for path, future in zip(digests, futures, strict=True)}
         finally:
-            end.set()  # for Ctrl-C
+            stop.set()  # for Ctrl-C
 
 
-def _is_good(path: Path, expected: str, on_read: Callable[[int], object], end: Event) -> bool:
+def _has_digest(path: Path, expected: str, on_read: Callable[[int], object], stop: Event) -> bool:
     digest = new_hasher(expected, path.stat().st_size)
     try:
         with path.open("rb", buffering=0) as file:
-            while (content := file.read(READ_BYTES)) and not end.is_set():
+            while (content := file.read(READ_BYTES)) and not stop.is_set():
                 digest.update(content)
                 on_read(len(content))
     except OSError as error:
-        if error.errno == errno.EIO:  # the disk cannot read it any more
+        if error.errno == errno.EIO:  # the disk can no longer read it
             return False
         raise
     return digest.hexdigest() == expected
 
 
-def file_states(found: Snapshot, good: Mapping[Path, bool]) -> dict[str, State]:
-    """The state of each file by its path, by what `hash_all` found."""
-    here = {file.path: _state(file, good) for file in found.files()}
-    return here | {path: State.MISSING for path in found.missing() if path not in here}
+def file_states(snapshot: Snapshot, good: Mapping[Path, bool]) -> dict[str, FileState]:
+    """Return the state of each file by path. good: the result of `hash_all`."""
+    states = {file.path: _state(file, good) for file in snapshot.files()}
+    return states | {path: FileState.MISSING for path in snapshot.missing() if path not in states}
 
 
-def _state(file: CachedFile, good: Mapping[Path, bool]) -> State:
+def _state(file: CachedFile, good: Mapping[Path, bool]) -> FileState:
     if not file.link.exists():
-        return State.MISSING
+        return FileState.MISSING
     if file.content not in good:
-        return State.UNKNOWN
-    return State.GOOD if good[file.content] else State.DAMAGED
+        return FileState.UNKNOWN
+    return FileState.GOOD if good[file.content] else FileState.DAMAGED
 
 
-def repair(found: Snapshot, states: Mapping[str, State], progress: PullProgress) -> None:
-    """Fetch again what is damaged or missing. Nothing is deleted before the Hub has said that it has that file.
+def repair(snapshot: Snapshot, states: Mapping[str, FileState], progress: PullProgress) -> None:
+    """Download damaged and missing files again. A damaged file is only deleted if the Hub lists it.
 
-    Raises as `pull`. The Hub may not list a file that somebody put there; that stays as it is.
+    Raises as `pull`.
     """
     if constants.is_offline_mode():
-        raise NetworkError("HF_HUB_OFFLINE is set", "unset it to fetch them again")
-    repo = replace(found.repo, revision=found.commit)
+        raise NetworkError("HF_HUB_OFFLINE is set", "unset it to repair the files")
+    repo = replace(snapshot.repo, revision=snapshot.commit)
     listing = fetch_listing(repo, progress.say)
-    faulty = [path for path, fault in states.items() if fault in FAULTY]
-    for file in found.files():
-        if states.get(file.path) is State.DAMAGED and listing.find(file.path):
+    faulty = [path for path, state in states.items() if state in FAULTY]
+    for file in snapshot.files():
+        if states.get(file.path) is FileState.DAMAGED and listing.find(file.path):
             file.content.unlink(missing_ok=True)
-    while wanted := tuple(file for path in faulty if (file := listing.find(path))):
-        fetch_files(plan_files(listing, wanted), progress)
-        faulty = found.missing()  # an index that was damaged may name more; the next part of a GGUF model
-    if found.missing():
-        fetch_files(
-            plan_pull(repo, progress.say), progress
-        )  # the Hub has it by another name, as tokenizers have several
+    while files := tuple(file for path in faulty if (file := listing.find(path))):
+        fetch_files(plan_files(listing, files), progress)
+        faulty = snapshot.missing()  # a repaired index may name more files, and a GGUF model have another part
+    if snapshot.missing():  # on the Hub it may have another name, as tokenizer files do
+        fetch_files(plan_pull(repo, progress.say), progress)

@@ -1,5 +1,4 @@
-"""The room that a loaded model has on its device: caches and pool as planned, made when it is loaded and made anew
-for another context. Weights stay where they are. Knows nothing of requests."""
+"""The KV cache and block pool of a loaded model: allocated as planned, and again when the context is resized."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,17 +18,17 @@ from localllm.runtime.speculation.draft_model import DraftModel
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """What a model's caches are made of, whatever their size."""
+    """The properties of a model's caches apart from their size."""
 
     needs: MemoryNeeds
     device: torch.device
     dtype: torch.dtype
     kv_dtype: torch.dtype
     use_graphs: bool
-    batch_invariant: bool = False  # what a token brings depends on nothing beside it
+    batch_invariant: bool = False  # a token's result does not depend on the rest of its batch
 
     def max_len(self, memory: MemoryPlan) -> int:
-        """Most tokens of a sequence; a draft model may know fewer than the model that it guesses for."""
+        """Return the maximum tokens per sequence; a draft model may support fewer than its target."""
         return min(memory.context, self.needs.config.max_context)
 
     def state_slots(self, memory: MemoryPlan) -> int:
@@ -37,26 +36,25 @@ class CacheSpec:
 
     def make_runner(self, decoder: Decoder, memory: MemoryPlan) -> Runner:
         context = self.max_len(memory) if self.use_graphs else None
-        rows, by_row = self.state_slots(memory), self.batch_invariant
         return Runner(
             decoder,
             memory.blocks,
             BLOCK_SIZE,
             self.dtype,
             self.device,
-            rows,
+            self.state_slots(memory),
             self.kv_dtype,
             MAX_RUNNING,
             context,
-            by_row,
+            self.batch_invariant,
         )
 
     def make_block_pool(self, memory: MemoryPlan, host_block_count: int = 0) -> BlockPool:
         return BlockPool(memory.blocks, BLOCK_SIZE, self.state_slots(memory), host_block_count)
 
     def allocate(self, decoder: Decoder, memory: MemoryPlan) -> tuple[Runner, BlockPool]:
-        """As planned, with what a step needs set apart."""
-        release_cached(self.device)  # what only loading took, or caches of another size
+        """Allocate the caches as planned, and reserve a step's workspace."""
+        release_cached(self.device)  # temporary memory of loading, or caches of another size
         runner = self.make_runner(decoder, memory)
         reserve_bytes(self.device, memory.workspace)
         return runner, self.make_block_pool(memory, memory.host_blocks)
@@ -66,46 +64,46 @@ class CacheSpec:
 class CacheAllocation:
     """The caches of a model and of its draft model, and the plan that they were allocated by."""
 
-    memory: MemoryPlan  # as allocated now
+    memory: MemoryPlan  # as currently allocated
     target: CacheSpec
-    weight_bytes: int  # bytes that are not free because of the weights; on a CPU mapped ones are
-    shortage_of: Callable[[MemoryPlan], LocalLLMError]  # the error where a device has less than was planned with
+    weight_bytes: int  # occupied by weights; on a CPU without those that are mapped
+    shortage_of: Callable[[MemoryPlan], LocalLLMError]  # returns the error for too little memory
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
 
     def shortage(self) -> LocalLLMError:
-        """The error to raise where a step finds less memory than was planned with."""
+        """Return the error to raise when a step runs out of memory."""
         return self.shortage_of(self.memory)
 
     def plan_resize(self, engine: Engine, context: int | None) -> MemoryPlan:
-        """Plan another context with what would be free without this model's caches. Raises DoesNotFit and
-        UsageError, as `allocate`."""
+        """Return the memory plan for another context, in which these caches count as free. Raises DoesNotFit and
+        UsageError as `allocate`."""
         device, needs, memory = self.target.device, self.target.needs, self.memory
-        if device.type == "cpu":  # where a cache takes memory as it is written
+        if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
             return allocate(needs, free_bytes(device) + self.weight_bytes + written * memory.block_bytes, context)
-        planned = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
-        return replace(planned, host_blocks=host_blocks(planned, free_host_bytes() + memory.host_bytes))
+        resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
+        return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
-    def resize(self, engine: Engine, planned: MemoryPlan, params: SamplingParams) -> None:
-        """Give an engine in which nothing runs other caches; params: what to capture a first step for. Where the
-        device has less memory than it reported, the old ones are allocated again and the error is raised."""
+    def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:
+        """Replace the caches of an idle engine. If the device has less memory than it reported, the previous sizes
+        are allocated again and the error is raised. params: for which to capture the decode step."""
         decoder = engine.runner.model
-        beside = self.draft_model.runner.model if self.draft_model else None
+        draft_decoder = self.draft_model.runner.model if self.draft_model else None
         engine.runner.free()
         if self.draft_model:
             self.draft_model.free()
         try:
-            self.build_caches(engine, decoder, beside, planned)
-            self.memory = planned
+            self._replace_caches(engine, decoder, draft_decoder, plan)
+            self.memory = plan
         except Exception:
-            self.build_caches(engine, decoder, beside, self.memory)
+            self._replace_caches(engine, decoder, draft_decoder, self.memory)
             raise
         finally:
             engine.runner.capture_decode_step(params)
 
-    def build_caches(
+    def _replace_caches(
         self, engine: Engine, decoder: Decoder, draft_decoder: Decoder | None, memory: MemoryPlan
     ) -> None:
         decoder.set_max_len(self.target.max_len(memory), self.target.device)
@@ -121,5 +119,5 @@ class CacheAllocation:
 
 
 def measured_growth(measure: Callable[[], int], initial: int, limit: int) -> int:
-    """How much more there is now than at the beginning, within reason."""
+    """Return the increase of a measurement since `initial`, at least 0 and at most `limit`."""
     return max(0, min(measure() - initial, limit))

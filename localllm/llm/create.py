@@ -1,4 +1,4 @@
-"""Makes an edition of a model and gives it a name: the one way for `localllm create` and `POST /api/create`."""
+"""Creates an edition of a model under a name, for `localllm create` and `POST /api/create`."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,11 +6,11 @@ from dataclasses import replace
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import PromptRefused, UsageError
-from localllm.hub.blobs import link_model_folder, remove_unused_uploads
-from localllm.hub.made import find_edition
+from localllm.hub.assign_name import assign_edition, durable_target, validate_name
+from localllm.hub.local_names import find_edition
 from localllm.hub.names import strip_latest
-from localllm.hub.naming import assign_edition, durable_target, validate_name
 from localllm.hub.resolve import resolve_model
+from localllm.hub.uploaded_blobs import link_model_folder, remove_unused_uploads
 from localllm.modelfile.edition import CreateRequest, Edition
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import RECIPES
@@ -20,32 +20,31 @@ from localllm.text.template import ChatTemplate
 OnStatus = Callable[[str], object]
 
 
-def create(plan: CreateRequest, on_status: OnStatus) -> None:
-    """on_status: is told what is done next, in Ollama's words where it has some. What cannot run is refused
-    before the
-    name is given.
+def create(request: CreateRequest, on_status: OnStatus) -> None:
+    """Create an edition after checking that it can be loaded.
 
-    Raises UsageError, ModelNotFound, UnsupportedModel, DamagedModel, DiskFull.
+    on_status: called with each step, in Ollama's words where it has the step. Raises UsageError, ModelNotFound,
+    UnsupportedModel, DamagedModel, DiskFull.
     """
-    name = validate_name(plan.name)
-    if plan.quant and plan.quant.lower() not in RECIPES:
-        raise UsageError(f"quantize is {plan.quant[:40]!r}", f"name one of {', '.join(RECIPES)}")
-    if not plan.files:
-        finish_edition(name, resolve_source(plan.edition), plan.quant, on_status)
+    name = validate_name(request.name)
+    if request.quant and request.quant.lower() not in RECIPES:
+        raise UsageError(f"quantize is {request.quant[:40]!r}", f"name one of {', '.join(RECIPES)}")
+    if not request.files:
+        finish_edition(name, resolve_source(request.edition), request.quant, on_status)
         return
-    if plan.edition.source:
-        raise UsageError("there are a model to start from and files", "send one of the two")
-    on_status("parsing GGUF" if any(file.endswith(".gguf") for file in plan.files) else "parsing safetensors")
-    folder = link_model_folder(plan.files)
+    if request.edition.source:
+        raise UsageError("the request has both a base model and files", "send one of the two")
+    on_status("parsing GGUF" if any(file.endswith(".gguf") for file in request.files) else "parsing safetensors")
+    folder = link_model_folder(request.files)
     try:
         path = resolve_model(str(folder)).path.absolute()
-        finish_edition(name, replace(plan.edition, source=str(path)), plan.quant, on_status)
+        finish_edition(name, replace(request.edition, source=str(path)), request.quant, on_status)
     finally:
-        remove_unused_uploads(str(folder))  # where it was refused, or quantized into another
+        remove_unused_uploads(str(folder))  # if it was refused, or quantized into another folder
 
 
 def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus) -> None:
-    """Look whether it runs, quantize it where that is asked, and give it its name."""
+    """Check that the edition's model is supported, quantize it if requested, and assign the name."""
     header = read_header(resolve_model(edition.source).path)
     check_quantization(header.config)
     if edition.template:
@@ -53,7 +52,7 @@ def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus)
     if quant:
         check_source(header, INSTEAD)
         on_status(f"quantizing to {quant.upper()}")
-        from localllm.quantize.make import find_or_quantize
+        from localllm.quantize.quantizer import find_or_quantize
 
         home = Settings.from_environment().home
         edition = replace(edition, source=str(find_or_quantize(header, quant.lower(), home).absolute()))
@@ -63,22 +62,22 @@ def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus)
 
 
 def resolve_source(edition: Edition) -> Edition:
-    """Return the edition with its source resolved to a model, merged over the edition it was created from."""
-    named = strip_latest(edition.source)
-    if base := find_edition(named):
-        return replace(edition.merged_over(base), parent=edition.parent or named)
-    return replace(edition, source=durable_target(named), parent=edition.parent or named)
+    """Return the edition with its source resolved to a model, merged over the edition it is based on, if any."""
+    base_name = strip_latest(edition.source)
+    if base := find_edition(base_name):
+        return replace(edition.merged_over(base), parent=edition.parent or base_name)
+    return replace(edition, source=durable_target(base_name), parent=edition.parent or base_name)
 
 
 def check_template(source: str) -> None:
-    """Raises UsageError, or DamagedModel, for what is no Jinja, or does not write what a user says."""
+    """Raise DamagedModel for invalid Jinja, UsageError for a template that omits the user's message."""
     template = ChatTemplate({"default": source})
     question = {"role": "user", "content": "What is a cat?"}
     try:
         template.check()
         if question["content"] not in template.render([question]).text:
-            raise UsageError("the chat template leaves out what the user says", "write message.content into it")
+            raise UsageError("the chat template omits the user's message", "write message.content into it")
     except PromptRefused:
-        pass  # it may want more of a conversation than one question
+        pass  # it may require more than one message
     finally:
         template.close()

@@ -1,5 +1,5 @@
-"""Vectors of texts by a model that answers: read, parted into batches, and computed on its engine's thread between
-two steps. Knows nothing of requests."""
+"""Embeddings of texts by a decoder, computed in chunks on its engine's thread, so that answers continue between
+chunks."""
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
@@ -28,14 +28,66 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.runtime.pooling import Pooler
 
-# Embeddings of texts by a decoder, next to the engine's other work: chunk by chunk, so that answers continue
-# between chunks. Call it on the engine's thread only.
-
 TokenIds = Sequence[int]
+PoolingType = Literal["last", "mean"]
+
+
+def embed_inputs(
+    worker: Worker,
+    input_encoder: InputEncoder,
+    hidden_size: int,
+    inputs: EmbeddingInput | Sequence[EmbeddingInput],
+    *,
+    dimensions: int | None,
+    truncate: bool,
+    prompt: str | None,
+    pooling: PoolingType,
+    gone: Callable[[], bool],
+) -> Embeddings:
+    """Return the embeddings of the inputs, as `LLM.embed`. hidden_size: their dimension."""
+    check_dimensions(dimensions, hidden_size)
+    if pooling not in get_args(PoolingType):
+        raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(PoolingType))}")
+    encoded = input_encoder.encode(inputs, prompt_prefix({}, prompt, ""), truncate=truncate)
+    lengths = [len(ids) for ids in encoded.token_ids]
+    pooler, budget = Pooler(Pooling(pooling)), worker.engine.token_budget
+    batches = [
+        (indices, embed_batch(worker, [encoded.token_ids[index] for index in indices], pooler, gone))
+        for indices in batch_by_length(lengths, budget)
+    ]
+    return Embeddings(
+        truncate_dimensions(restore_order(batches, len(lengths)), dimensions), tuple(lengths), encoded.left_out
+    )
+
+
+def embed_batch(
+    worker: Worker, texts: Sequence[Sequence[int]], pooler: Pooler, gone: Callable[[], bool]
+) -> ndarray:
+    """Return [texts, hidden_size] float32. Between chunks, the engine's thread continues its other work."""
+    chunks, longest = embed_in_chunks(worker.engine, texts, pooler), max(map(len, texts))
+
+    def compute_chunk() -> Tensor | None:
+        if longest > worker.context:  # it may have been resized since the inputs were encoded
+            raise ContextOverflow(longest, worker.context, "use a model with more context")
+        return next(chunks)
+
+    try:
+        raise_if_gone(gone)
+        while (vectors := worker.call(compute_chunk)) is None:
+            raise_if_gone(gone)
+    except OutOfBlocks:
+        raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
+    finally:
+        with contextlib.suppress(LocalLLMError):  # closed: its blocks were freed with the engine
+            worker.call(chunks.close)
+    if not vectors.isfinite().all():
+        raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
+    return vectors.cpu().numpy()
 
 
 def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -> Generator[Tensor | None]:
-    """Yield None after each chunk except the last, then [texts, hidden] float32 of length one.
+    """Yield None after each chunk except the last, then [texts, hidden] float32 with norm 1, on the engine's
+    thread.
 
     Starts over if the engine's caches are replaced meanwhile. Raises OutOfBlocks if the KV cache has too few free
     blocks for the tokens.
@@ -86,59 +138,3 @@ def next_chunk(
             chunks.append((index, tokens))
             budget -= len(tokens)
     return chunks
-
-
-PoolingType = Literal["last", "mean"]
-
-
-def embed_inputs(
-    worker: Worker,
-    input_encoder: InputEncoder,
-    hidden_size: int,
-    inputs: EmbeddingInput | Sequence[EmbeddingInput],
-    *,
-    dimensions: int | None,
-    truncate: bool,
-    prompt: str | None,
-    pooling: PoolingType,
-    gone: Callable[[], bool],
-) -> Embeddings:
-    """As `LLM.embed`. hidden_size: how many numbers a vector has."""
-    check_dimensions(dimensions, hidden_size)
-    if pooling not in get_args(PoolingType):
-        raise UsageError(f"there is no pooling {pooling!r}", f"give {' or '.join(get_args(PoolingType))}")
-    read = input_encoder.encode(inputs, prompt_prefix({}, prompt, ""), truncate=truncate)
-    lengths = [len(ids) for ids in read.token_ids]
-    pool, budget = Pooler(Pooling(pooling)), worker.engine.token_budget
-    pieces = [
-        (places, embed_batch(worker, [read.token_ids[place] for place in places], pool, gone))
-        for places in batch_by_length(lengths, budget)
-    ]
-    return Embeddings(
-        truncate_dimensions(restore_order(pieces, len(lengths)), dimensions), tuple(lengths), read.left_out
-    )
-
-
-def embed_batch(
-    worker: Worker, texts: Sequence[Sequence[int]], pooler: Pooler, gone: Callable[[], bool]
-) -> ndarray:
-    """[texts, hidden_size] float32. Between two pieces the engine does whatever else there is to do."""
-    pieces, longest = embed_in_chunks(worker.engine, texts, pooler), max(map(len, texts))
-
-    def further() -> Tensor | None:
-        if longest > worker.context:  # there may be less than when they were read
-            raise ContextOverflow(longest, worker.context, "ask with a model that has more context")
-        return next(pieces)
-
-    try:
-        raise_if_gone(gone)
-        while (found := worker.call(further)) is None:
-            raise_if_gone(gone)
-    except OutOfBlocks:
-        raise DoesNotFit("the cache is full of other sequences", "wait for them, or raise --context") from None
-    finally:
-        with contextlib.suppress(LocalLLMError):  # closed: its blocks went with the engine
-            worker.call(pieces.close)
-    if not found.isfinite().all():
-        raise LocalLLMError("the model computed NaN or infinity", "try --dtype float32")
-    return found.cpu().numpy()

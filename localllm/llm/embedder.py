@@ -1,4 +1,4 @@
-"""A loaded encoder: texts in, vectors out, many at once.
+"""Embedder: a loaded encoder that computes embeddings in batches.
 
 embedder = localllm.load_embedder("nomic-ai/nomic-embed-text-v1.5")
 print(embedder.embed(["search_query: who wrote it?"]).vectors)
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -23,7 +22,6 @@ from localllm.arch.describe import parse_config
 from localllm.arch.pooling import Pooling, embedding_size, parse_pooling
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, UnsupportedModel
 from localllm.hardware.device import device_context, dtype_name, free_bytes, release_cached, resolve_device
 from localllm.hub.resolve import ModelRef
@@ -59,8 +57,7 @@ from localllm.text.tokenizer import Tokenizer
 
 
 class Embedder:
-    """A model that is ready to give vectors. Safe to use from several threads, which take turns batch by batch;
-    `with` closes it."""
+    """A loaded embedding model. Safe to use from several threads, whose batches take turns; `with` closes it."""
 
     def __init__(
         self,
@@ -76,12 +73,12 @@ class Embedder:
         load_s: float,
         shortage: Callable[[], LocalLLMError],
     ):
-        """threads: of the CPU, of an operation; shortage: what to tell where a batch finds no memory."""
+        """threads: CPU threads per operation; shortage: returns the error for a batch without enough memory."""
         self.name, self.path = ref.name, ref.path
         self.config = config
         self.pooling = pooling
         self.tokenizer = tokenizer
-        self.model: Encoder | None = model  # None once it is closed
+        self.model: Encoder | None = model  # None after `close`
         self.pooler = pooler
         self.memory = memory
         self.context = memory.context  # tokens
@@ -90,11 +87,10 @@ class Embedder:
         self.torch_device = device
         self.device = str(device)
         self.dtype = dtype_name(model.dtype)
-        self.kv_dtype = self.dtype  # in which keys and values live while a batch is computed
+        self.kv_dtype = self.dtype  # of keys and values while a batch is computed
         self.load_s = load_s
-        self.submitted_batches = self.finished_batches = self.prompt_tokens = (
-            0  # batches, and tokens of those that are computed
-        )
+        self.submitted_batches = self.finished_batches = 0
+        self.prompt_tokens = 0  # of finished batches
         self.shortage = shortage
         self.count_lock = threading.Lock()
         self.executor = ThreadPoolExecutor(1, "localllm-embedder", set_threads, (threads,))
@@ -112,59 +108,46 @@ class Embedder:
         prompt: str | None = None,
         gone: Callable[[], bool] = never_gone,
     ) -> Embeddings:
-        """A vector of length one for each text, or for each list of token ids, which are taken as they are.
+        """Return an embedding with norm 1 for each text or list of token ids.
 
-        dimensions: the first so many, of length one again, for models trained so (Matryoshka); truncate: cut what
-        is longer than the context, and say so in `left_out`; prompt: a name of `pooling.prompts`, put before each
-        text; gone: asked before each batch, whether nobody wants the vectors any more. Raises ContextOverflow and
-        UsageError before anything is computed.
+        dimensions: return only the first ones, normalized again, for models trained for it (Matryoshka).
+        truncate: truncate inputs longer than the context, and report it in `left_out`.
+        prompt: a name in `pooling.prompts`, of a prefix for each text.
+        gone: called before each batch; True aborts, because the client has disconnected.
+        Raises ContextOverflow and UsageError before anything is computed.
         """
         check_dimensions(dimensions, self.dimension)
         prefix = prompt_prefix(self.pooling.prompts, prompt, self.pooling.default_prompt)
-        reads = InputEncoder(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context)
-        read = reads.encode(inputs, prefix, truncate=truncate)
-        lengths = [len(ids) for ids in read.token_ids]
-        pieces = []
-        for places in batch_by_length(lengths, TOKEN_BUDGET[self.torch_device.type]):
+        encoder = InputEncoder(self.tokenizer, self.config.vocab_size, self.context, self.config.max_context)
+        encoded = encoder.encode(inputs, prefix, truncate=truncate)
+        lengths = [len(ids) for ids in encoded.token_ids]
+        batches = []
+        for indices in batch_by_length(lengths, TOKEN_BUDGET[self.torch_device.type]):
             raise_if_gone(gone)
-            some = [read.token_ids[place] for place in places]
-            pieces.append((places, self.run_on_thread(partial(self.embed_batch, some))))
-        vectors = restore_order(pieces, len(lengths))
-        return Embeddings(truncate_dimensions(vectors, dimensions), tuple(lengths), read.left_out)
+            texts = [encoded.token_ids[index] for index in indices]
+            batches.append((indices, self.run_on_thread(partial(self.embed_batch, texts))))
+        vectors = restore_order(batches, len(lengths))
+        return Embeddings(truncate_dimensions(vectors, dimensions), tuple(lengths), encoded.left_out)
 
     def resize(self, context: int) -> None:
-        """Let texts be longer, as far as the model has positions for them."""
+        """Extend the context, at most to the model's maximum."""
         self.context = min(max(self.context, context), self.config.max_context)
 
     def stats(self) -> EngineStats:
-        """In the words of an engine, whose cache and output it does not have; requests are counted by batch."""
-        under_way = self.submitted_batches - self.finished_batches
-        running = min(under_way, 1)
+        """Return an engine's statistics, with batches as requests, and 0 for cache and output."""
+        unfinished = self.submitted_batches - self.finished_batches
+        running = min(unfinished, 1)
         return EngineStats(
             running=running,
-            waiting=under_way - running,
+            waiting=unfinished - running,
             most_waiting=sys.maxsize,
             context=self.context,
-            blocks=0,
-            block_tokens=0,
-            used_blocks=0,
-            cached_blocks=0,
-            evicted_blocks=0,
             steps=self.finished_batches,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=0,
-            lookups=0,
-            hits=0,
-            output_tokens=0,
-            draft_tokens=0,
-            accepted_tokens=0,
-            preemptions=0,
-            cancelled=0,
-            finished={},
         )
 
     def run_on_thread(self, function: Callable[[], np.ndarray]) -> np.ndarray:
-        """On its own thread. Raises LocalLLMError after `close`."""
+        """Run a function on the embedder's thread. Raises LocalLLMError after `close`."""
         with self.count_lock:
             self.submitted_batches += 1
         try:
@@ -184,7 +167,7 @@ class Embedder:
                 self.finished_batches += 1
 
     def embed_batch(self, token_ids: Sequence[Sequence[int]]) -> np.ndarray:
-        """token_ids: shortest first -> [texts, dimension] float32"""
+        """Return [texts, dimension] float32. token_ids: of each text, shortest first."""
         assert self.model
         with torch.inference_mode(), device_context(self.torch_device):
             texts = EncoderBatch.from_token_ids(token_ids, self.torch_device)
@@ -195,7 +178,7 @@ class Embedder:
         return vectors
 
     def close(self) -> None:
-        """Free its memory. What is computed ends first; what waits ends with an error."""
+        """Free the model's memory after the current batch; waiting ones fail with an error."""
         self.shut_down()
         self.model = None
         release_cached(self.torch_device)
@@ -203,15 +186,13 @@ class Embedder:
     def __enter__(self) -> "Embedder":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def set_threads(threads: int) -> None:
-    """Of the calling thread."""
-    torch.get_num_threads()  # else its first operation would take over what another thread has set
+    """Set the number of CPU threads per operation for the calling thread."""
+    torch.get_num_threads()  # otherwise the first operation would adopt the number that another thread has set
     torch.set_num_threads(threads)
 
 
@@ -224,34 +205,48 @@ def load_embedder(
     settings: Settings | None = None,
     force: bool = False,
 ) -> Embedder:
-    """Load an encoder, or a decoder that is meant for vectors, by name, repository, folder or GGUF file; one of
-    the Hub that is not here is pulled first.
+    """Load an embedding model by name, repository, folder or GGUF file; it is pulled from the Hub first if it is
+    missing.
 
-    context: the longest text, in tokens (None: what it was trained for); the rest as in `load`. Raises
-    UnsupportedModel for a model that is for chats: `load` gives an LLM, which can embed, too.
+    context: maximum tokens of a text (None: as in training). Other arguments and errors are those of `load`.
+    Raises UnsupportedModel for a model that generates tokens: `load` returns an LLM, which can embed, too.
     """
     settings = settings or Settings.from_environment()
-    place = resolve_device(settings.device if device == "auto" else device)
-    wish = LoadOptions(context, dtype=settings.dtype if dtype == "auto" else dtype)
-    ref = model if isinstance(model, ModelRef) else resolve_or_fetch(str(model), place, wish, force=force)
+    torch_device = resolve_device(settings.device if device == "auto" else device)
+    options = LoadOptions(context, dtype=settings.dtype if dtype == "auto" else dtype)
+    if not isinstance(model, ModelRef):
+        model = resolve_or_fetch(str(model), torch_device, options, force=force)
     start = time.perf_counter()
-    header = read_header(ref.path)
+    header = read_header(model.path)
     config = parse_config(header.config)
     if config.encoder is None:
         raise UnsupportedModel(
-            f"{ref.name!r} gives tokens, not vectors", "localllm.load gives an LLM that can embed"
+            f"{model.name!r} is not an embedding model", "localllm.load returns an LLM, which can embed, too"
         )
     check_quantization(header.config)
-    how = parse_pooling(header.config, config)
-    tokenizer = read_tokenizer(header)
-    fit = check_fit(header, FreeMemory(place.type, free_bytes(place)), wish, name=ref.name, force=force)
+    pooling = parse_pooling(header.config, config)
+    tokenizer = Tokenizer.from_checkpoint(header.path, header.gguf)
+    free_memory = FreeMemory(torch_device.type, free_bytes(torch_device))
+    fit = check_fit(header, free_memory, options, name=model.name, force=force)
     memory = fit.memory or allocate_minimum(fit.needs, context)
-    if place.type != "cpu":
+    if torch_device.type != "cpu":
         set_triton_cache_dir(settings.cache)
-    kind: torch.dtype = getattr(torch, fit.dtype)
-    short = partial(shortage_error, memory, str(place), fit.kv_dtype, header.quantization is not None)
-    with torch.inference_mode(), device_context(place), translate_device_errors(short):
-        encoder, pool = load_encoder(header, config, how, place, kind, memory.context, PhaseTimer())
-    threads = threads_for(memory.weights.total, settings.threads)
-    load_s = time.perf_counter() - start
-    return Embedder(ref, config, how, tokenizer, encoder, pool, memory, place, threads, load_s, short)
+    torch_dtype: torch.dtype = getattr(torch, fit.dtype)
+    shortage = partial(shortage_error, memory, str(torch_device), fit.kv_dtype, header.quantization is not None)
+    with torch.inference_mode(), device_context(torch_device), translate_device_errors(shortage):
+        encoder, pooler = load_encoder(
+            header, config, pooling, torch_device, torch_dtype, memory.context, PhaseTimer()
+        )
+    return Embedder(
+        model,
+        config,
+        pooling,
+        tokenizer,
+        encoder,
+        pooler,
+        memory,
+        torch_device,
+        threads_for(memory.weights.total, settings.threads),
+        time.perf_counter() - start,
+        shortage,
+    )

@@ -1,7 +1,5 @@
-"""Texts in, vectors out: what is asked of any model that embeds, and what it gives.
-
-Knows nothing of how a model computes them.
-"""
+"""Inputs and results of embedding models: validation, tokenization, batching and truncation, for encoders and
+decoders alike."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +15,15 @@ EmbeddingInput = str | Sequence[int]
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """One vector a text, in their order."""
+    """The embeddings of several texts, in their order."""
 
-    vectors: np.ndarray  # [texts, dimension] float32, each of length one
-    tokens: tuple[int, ...]  # of each text, as the model read it
-    left_out: tuple[int, ...]  # tokens of each text that the model has no room for, cut off at its end
+    vectors: np.ndarray  # [texts, dimension] float32, each with norm 1
+    tokens: tuple[int, ...]  # tokens computed of each text
+    left_out: tuple[int, ...]  # tokens of each text that were truncated
 
 
 class EmbeddingModel(Protocol):
-    """A model that gives vectors: an Embedder, or an LLM."""
+    """A model that computes embeddings: an Embedder, or an LLM."""
 
     @property
     def name(self) -> str: ...
@@ -41,7 +39,7 @@ class EmbeddingModel(Protocol):
 
 
 class TokenEncoder(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer that InputEncoder uses."""
 
     special_ids: dict[int, str]
 
@@ -51,36 +49,40 @@ class TokenEncoder(Protocol):
 
 @dataclass(frozen=True)
 class InputEncoder:
-    """What a model takes, for checks before anything is computed."""
+    """Validates and tokenizes inputs before anything is computed."""
 
     tokenizer: TokenEncoder
     vocab_size: int
     context: int  # tokens
-    max_context: int  # tokens that a context could have at most
+    max_context: int  # tokens, the largest possible context
 
     def encode(
         self, inputs: EmbeddingInput | Sequence[EmbeddingInput], prefix: str, *, truncate: bool
     ) -> "EncodedInputs":
-        """Raises UsageError for no input, an empty one or an id of no token, ContextOverflow for one that is too
-        long, unless it may be cut."""
+        """Return the token ids of each input. prefix: put before each text.
+
+        Raises UsageError if there is no input, for an empty one or an invalid token id, ContextOverflow for one
+        that is too long unless `truncate` is set.
+        """
         texts = split_inputs(inputs)
         if not truncate:
             for text in texts:
                 self.check_length(text, prefix)
-        cut = [self.truncate_ids(self.encode_input(each, prefix), truncate=truncate) for each in texts]
-        return EncodedInputs([ids for ids, _ in cut], tuple(left for _, left in cut))
+        encoded = [self.truncate_ids(self.encode_input(text, prefix), truncate=truncate) for text in texts]
+        return EncodedInputs([ids for ids, _ in encoded], tuple(left_out for _, left_out in encoded))
 
     def check_length(self, text: EmbeddingInput, prefix: str) -> None:
-        """Raises ContextOverflow for one that is too long in any case, before it is tokenized."""
+        """Raise ContextOverflow before tokenizing a text whose minimum token count exceeds the context."""
         if isinstance(text, str):
-            fewest = self.tokenizer.min_token_count(prefix + text, self.context)
-            if fewest > self.context:
-                raise self.overflow_error(fewest, at_least=True)
+            min_tokens = self.tokenizer.min_token_count(prefix + text, self.context)
+            if min_tokens > self.context:
+                raise self.overflow_error(min_tokens, at_least=True)
 
     def overflow_error(self, tokens: int, *, at_least: bool = False) -> ContextOverflow:
-        asked = "more" if at_least else tokens
-        more = f"give --context {asked}" if tokens <= self.max_context else f"the model reads {self.max_context}"
-        remedy = f"{more}; cut the text, or allow that it is truncated (--truncate)"
+        context = "more" if at_least else tokens
+        limit = f"the model supports {self.max_context}"
+        more = f"give --context {context}" if tokens <= self.max_context else limit
+        remedy = f"{more}; shorten the text, or allow truncation (--truncate)"
         return ContextOverflow(tokens, self.context, remedy, at_least=at_least)
 
     def encode_input(self, text: EmbeddingInput, prefix: str) -> list[int]:
@@ -91,77 +93,82 @@ class InputEncoder:
         ids = to_token_ids(text)
         if not ids:
             raise UsageError("a list of token ids to embed is empty", "leave it out")
-        beyond = next((token for token in ids if not 0 <= token < self.vocab_size), None)
-        if beyond is not None:
-            raise UsageError(f"{beyond} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
+        invalid_id = next((token for token in ids if not 0 <= token < self.vocab_size), None)
+        if invalid_id is not None:
+            raise UsageError(
+                f"{invalid_id} is not a token of this model", f"its ids are 0 to {self.vocab_size - 1}"
+            )
         return ids
 
     def truncate_ids(self, ids: list[int], *, truncate: bool) -> tuple[list[int], int]:
-        """As many as there is room for, and how many are left out. What the tokenizer puts last stays last."""
-        over = len(ids) - self.context
-        if over <= 0:
+        """Return the ids that fit, with a special token at the end preserved, and the number of truncated ones."""
+        excess = len(ids) - self.context
+        if excess <= 0:
             return ids, 0
         if not truncate:
             raise self.overflow_error(len(ids))
         last = ids[-1:] if ids[-1] in self.tokenizer.special_ids else []
-        return ids[: self.context - len(last)] + last, over
+        return ids[: self.context - len(last)] + last, excess
 
 
 @dataclass(frozen=True)
 class EncodedInputs:
+    """The token ids of each input, and how many of them were truncated."""
+
     token_ids: list[list[int]]
     left_out: tuple[int, ...]
 
 
 def split_inputs(inputs: EmbeddingInput | Sequence[EmbeddingInput]) -> list[EmbeddingInput]:
-    """Several texts, or one of them; token ids alone are one text."""
+    """Return a list of inputs for one or several; a flat list of token ids is one input."""
     if isinstance(inputs, str):
         return [inputs]
-    found = list(inputs)
-    if not found:
+    items = list(inputs)
+    if not items:
         raise UsageError("there is nothing to embed", "give a text, token ids, or a list of them")
-    if any(isinstance(each, Iterable) for each in found):
-        return found  # pyright: ignore[reportReturnType] - each is checked where it is read
-    return [found]  # pyright: ignore[reportReturnType]
+    if any(isinstance(item, Iterable) for item in items):
+        return items  # pyright: ignore[reportReturnType] - `encode_input` checks each
+    return [items]  # pyright: ignore[reportReturnType]
 
 
 def batch_by_length(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Places of texts that are computed together, the shortest first: so many tokens as fit the budget, but for a
-    text that alone is longer."""
-    found: list[list[int]] = []
-    room = 0
-    for place in sorted(range(len(lengths)), key=lambda place: lengths[place]):
-        if not found or lengths[place] > room:
-            found.append([])
-            room = budget
-        found[-1].append(place)
-        room -= lengths[place]
-    return found
+    """Return batches of input indices, shortest inputs first. A batch has at most `budget` tokens, unless a single
+    input is longer."""
+    batches: list[list[int]] = []
+    remaining = 0
+    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
+        if not batches or lengths[index] > remaining:
+            batches.append([])
+            remaining = budget
+        batches[-1].append(index)
+        remaining -= lengths[index]
+    return batches
 
 
 def never_gone() -> bool:
+    """Default of `gone`: the client does not disconnect."""
     return False
 
 
 def raise_if_gone(gone: Callable[[], bool]) -> None:
-    """Raises LocalLLMError where whoever asked has gone."""
+    """Raise LocalLLMError if the client has disconnected."""
     if gone():
-        raise LocalLLMError("nobody waits for the vectors any more")
+        raise LocalLLMError("the client no longer waits for the embeddings")
 
 
 def restore_order(batches: Iterable[tuple[Sequence[int], np.ndarray]], count: int) -> np.ndarray:
-    """[count, dimension] float32 of batches' places and vectors."""
-    rows: list[np.ndarray | None] = [None] * count
-    for places, vectors in batches:
-        for place, vector in zip(places, vectors, strict=True):
-            rows[place] = vector
-    return np.stack([row for row in rows if row is not None])
+    """Return [count, dimension] float32 from pairs of input indices and their vectors."""
+    ordered: list[np.ndarray | None] = [None] * count
+    for indices, vectors in batches:
+        for index, vector in zip(indices, vectors, strict=True):
+            ordered[index] = vector
+    return np.stack([vector for vector in ordered if vector is not None])
 
 
 def truncate_dimensions(vectors: np.ndarray, dimensions: int | None) -> np.ndarray:
-    """The first numbers of each, of length one again (Kusupati et al. 2022, for models trained so).
+    """Return the first `dimensions` elements of each vector, normalized again (Matryoshka, Kusupati et al. 2022).
 
-    Raises UsageError for more than there are.
+    Raises UsageError for more dimensions than there are.
     """
     if dimensions is None:
         return vectors
@@ -171,12 +178,13 @@ def truncate_dimensions(vectors: np.ndarray, dimensions: int | None) -> np.ndarr
 
 
 def check_dimensions(requested: int | None, dimension: int) -> None:
+    """Raise UsageError if the requested dimensions are not from 1 to `dimension`."""
     if requested is not None and not (type(requested) is int and 0 < requested <= dimension):
-        raise UsageError(f"{requested!r} dimensions are asked for", f"its vectors have {dimension}")
+        raise UsageError(f"the model does not have {requested!r} dimensions", f"give 1 to {dimension}")
 
 
 def prompt_prefix(prompts: Mapping[str, str], name: str | None, default: str) -> str:
-    """What is put before a text. Raises UsageError for the name of no prompt."""
+    """Return the prompt with this name, or the default one. Raises UsageError for an unknown name."""
     if name is None:
         return default
     if name not in prompts:

@@ -1,6 +1,6 @@
-"""A model from the Hub where it is missing, after a look whether it runs and fits here.
+"""Pulls a model from the Hub after checking that it is supported and fits this machine.
 
-Imports the Hub's library, so import it late.
+Import it late, as it imports huggingface_hub.
 """
 
 import logging
@@ -21,53 +21,54 @@ from localllm.hub.resolve import downloaded_path, is_downloaded
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 
 LOG = logging.getLogger("localllm")
-MeasureSpace = Callable[[], FreeMemory]  # asked late: it may have to import torch
+MeasureMemory = Callable[[], FreeMemory]  # called late, as it may import torch
 
 
 def fetch(
     repo: RepoName,
-    show: PullProgress,
-    measure_space: MeasureSpace,
-    wish: LoadOptions,
+    progress: PullProgress,
+    measure_memory: MeasureMemory,
+    options: LoadOptions,
     *,
     force: bool,
-    on_header: Callable[[PullPlan, Header], object] = lambda job, header: None,
+    on_header: Callable[[PullPlan, Header], object] = lambda plan, header: None,
 ) -> Path:
-    """Pull what is missing or new; nothing that does not run here, unless forced. on_header: told what is to come
-    and what it is, before it is checked whether that runs.
+    """Pull missing or updated files, and return the model's folder or GGUF file.
 
-    Raises DoesNotFit and UnsupportedModel before the weights come, and what `hub.pull` raises.
+    options: with which the model must fit. force: pull models that are not supported or do not fit, too.
+    on_header: called before the check. Raises DoesNotFit and UnsupportedModel before the weights are downloaded,
+    and as `hub.pull`.
     """
     if constants.is_offline_mode() and is_downloaded(repo):
-        show.say(f"{repo} is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one")
+        progress.say(f"{repo} is here; HF_HUB_OFFLINE is set, so it is not checked for updates")
         return downloaded_path(repo, str(repo))
-    job = plan_pull(repo, show.say)
-    if job.missing_bytes:
+    plan = plan_pull(repo, progress.say)
+    if plan.missing_bytes:
         try:
-            header = remote_header(job, show.say)
-            on_header(job, header)
-            check_supported(header, measure_space, wish, str(repo))
+            header = remote_header(plan, progress.say)
+            on_header(plan, header)
+            check_supported(header, measure_memory, options, str(repo))
         except (DoesNotFit, UnsupportedModel) as error:
             if not force:
-                anyway = "--force downloads it all the same"
+                anyway = "--force downloads it anyway"
                 raise type(error)(
                     error.message, f"{error.remedy}; {anyway}" if error.remedy else anyway
                 ) from error
-            show.say(f"warning: {error.message}")
-    return pull(job, show)
+            progress.say(f"warning: {error.message}")
+    return pull(plan, progress)
 
 
-def check_supported(header: Header, measure_space: MeasureSpace, wish: LoadOptions, name: str) -> None:
-    """Raises UnsupportedModel for a family or a format that does not run, DoesNotFit where memory is too small."""
+def check_supported(header: Header, measure_memory: MeasureMemory, options: LoadOptions, name: str) -> None:
+    """Raise UnsupportedModel for an unsupported family or format, DoesNotFit if the memory is too small."""
     check_quantization(header.config)
-    check_fit(header, measure_space(), wish, name=name)
+    check_fit(header, measure_memory(), options, name=name)
 
 
 class LogProgress:
-    """Follows a pull in Python's log."""
+    """Writes the progress of a pull to Python's log."""
 
-    def begin(self, order: PullPlan) -> None:
-        LOG.info("pulling %s: %s", order.listing.repo, format_bytes(order.missing_bytes))
+    def begin(self, plan: PullPlan) -> None:
+        LOG.info("pulling %s: %s", plan.listing.repo, format_bytes(plan.missing_bytes))
 
     def advance(self, file: RemoteFile, count: int) -> None:
         pass

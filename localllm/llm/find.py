@@ -1,4 +1,4 @@
-"""The first step of loading: the files of a model, pulled and quantized where they were not."""
+"""The first step of loading: find the files of a model, pulled and quantized if necessary, and read its header."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from localllm.metrics import PhaseTimer
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, model_needs
 from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds, MemoryPlan
 from localllm.quant.vectors import KV_DTYPES
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.request import Grammar
 from localllm.runtime.engine import Engine
@@ -29,11 +29,96 @@ from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.step_cost import StepCost
 from localllm.settings import Settings
 
-# A draft model beside a model: found and checked before anything is loaded, then loaded and given its memory.
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """The arguments of `load`, with each `auto` replaced by the setting that it refers to."""
+
+    ref: ModelRef
+    draft_ref: ModelRef | None
+    device: torch.device
+    options: LoadOptions
+    drafting: str  # lookup or off
+    deterministic: bool | None  # None: if supported
+    grammar: Grammar | None
+    force: bool
+    max_queue: int
+    settings: Settings
+    phases: PhaseTimer
+    on_part: Callable[[int, int], None]
+    started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
+
+    @property
+    def free_memory(self) -> FreeMemory:
+        """The memory that the device has free now."""
+        return FreeMemory(self.device.type, free_bytes(self.device))
+
+
+def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
+    """Resolve a name, and pull the model if it is not on this machine. Raises as `resolve_model` and
+    `llm.fetch.fetch`."""
+    located = locate_model(name)
+    if isinstance(located, ModelRef):
+        return located
+    from localllm.llm.fetch import LogProgress, fetch  # huggingface_hub takes 0.1 s to import
+
+    fetch(located, LogProgress(), lambda: FreeMemory(device.type, free_bytes(device)), options, force=force)
+    return resolve_model(name)
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A supported model on this machine, and its header."""
+
+    ref: ModelRef
+    source: Path  # the files that were quantized on request; otherwise the path of `ref`
+    header: Header
+    config: ModelConfig
+    options: LoadOptions  # without `quant`, which has been done
+    draft: "DraftModelPlan | None"
+
+
+def find(request: LoadRequest) -> LocalModel:
+    """Quantize the model if requested, and read the header of the files to load.
+
+    Raises UnsupportedModel, DamagedModel and DoesNotFit before any weights are read.
+    """
+    ref, options, phases = request.ref, request.options, request.phases
+    with phases("header"):
+        source, header = ref.path, read_header(ref.path)
+        draft = request.draft_ref and DraftModelPlan.find(request.draft_ref, request.device.type, options)
+        if options.quant is not None:
+            check_source(header, INSTEAD)
+            check_fit(header, request.free_memory, options, name=ref.name, force=request.force)
+    if options.quant is not None:
+        with phases("quantize"):
+            path = find_or_quantize(
+                header,
+                options.quant,
+                request.settings.home,
+                lambda part, done, total: request.on_part(done, total),
+            )
+        ref = ModelRef(f"{ref.name} in {options.quant.upper()}", path, ref.edition)
+        options = replace(options, quant=None)
+        with phases("header"):
+            header = read_header(ref.path)
+    with phases("header"):
+        config = parse_config(header.config)
+        if config.encoder:
+            raise UnsupportedModel(
+                f"{ref.name!r} does not support chat",
+                "it is an embedding model: use `localllm embed` or load_embedder",
+            )
+        check_quantization(header.config)
+        if ref.edition and ref.edition.context and options.context is None:
+            options = replace(options, context=min(ref.edition.context, config.max_context))
+    return LocalModel(ref, source, header, config, options, draft or None)
 
 
 @dataclass(frozen=True)
 class DraftModelPlan:
+    """A draft model that was checked before anything is loaded, and the memory that it needs."""
+
     name: str
     header: Header
     config: ModelConfig
@@ -41,24 +126,28 @@ class DraftModelPlan:
 
     @classmethod
     def find(cls, ref: ModelRef, device_type: str, target_options: LoadOptions) -> "DraftModelPlan":
-        """device_type: of the device; target_options: of the model that it drafts for. Raises as `read_header` and
-        `parse_config`."""
+        """Read the header of a draft model. target_options: of the model that it drafts for.
+
+        Raises UnsupportedModel for an encoder, and as `read_header` and `parse_config`.
+        """
         header = read_header(ref.path)
         config = parse_config(header.config)
         if config.encoder:
-            raise UnsupportedModel(f"{ref.name!r} gives vectors and guesses no tokens", "name another draft model")
+            raise UnsupportedModel(
+                f"{ref.name!r} is an embedding model and cannot draft tokens", "name another draft model"
+            )
         check_quantization(header.config)
-        own = replace(target_options, context=None, quant=None)
-        return cls(ref.name, header, config, model_needs(header, config, device_type, own, name=ref.name))
+        options = replace(target_options, context=None, quant=None)
+        return cls(ref.name, header, config, model_needs(header, config, device_type, options, name=ref.name))
 
     def cache_spec(self, device: torch.device, *, use_graphs: bool) -> CacheSpec:
-        kind: torch.dtype = getattr(torch, self.needs.dtype)
-        return CacheSpec(self.needs, device, kind, KV_DTYPES.get(self.needs.kv_dtype, kind), use_graphs)
+        dtype: torch.dtype = getattr(torch, self.needs.dtype)
+        return CacheSpec(self.needs, device, dtype, KV_DTYPES.get(self.needs.kv_dtype, dtype), use_graphs)
 
     def load(
         self, engine: Engine, cache_spec: CacheSpec, memory: MemoryPlan, step_cost: StepCost, phases: PhaseTimer
     ) -> DraftModel:
-        """Load the draft model beside `engine`, which shares its memory plan. step_cost: of the engine's steps."""
+        """Load the draft model within the memory plan of `engine`. step_cost: of the engine's steps."""
         target, context = engine.runner, cache_spec.max_len(memory)
         decoder, _ = load_decoder(self.header, self.config, target.device, cache_spec.dtype, context, phases)
         return DraftModel(
@@ -69,88 +158,3 @@ class DraftModelPlan:
             TOKEN_BUDGET[target.device.type],
             DraftModelCost(self.needs.weights.total / max(1, memory.weights.total), step_cost.cost_table),
         )
-
-
-@dataclass(frozen=True)
-class LoadRequest:
-    """What `load` was asked for, with each `auto` replaced by the setting that it stands for."""
-
-    ref: ModelRef
-    draft_ref: ModelRef | None
-    device: torch.device
-    options: LoadOptions
-    drafting: str  # lookup or off
-    deterministic: bool | None  # None: where that holds
-    grammar: Grammar | None
-    force: bool
-    max_queue: int
-    settings: Settings
-    phases: PhaseTimer
-    on_part: Callable[[int, int], None]
-    started: float = field(default_factory=time.perf_counter)  # seconds of that clock
-
-    @property
-    def free_memory(self) -> FreeMemory:
-        """What the device has free now."""
-        return FreeMemory(self.device.type, free_bytes(self.device))
-
-
-@dataclass(frozen=True)
-class FoundModel:
-    """A model on this machine that localllm can run, and what its header says."""
-
-    ref: ModelRef
-    source: Path  # what was quantized on request; otherwise the path of `ref`
-    header: Header
-    config: ModelConfig
-    options: LoadOptions  # without what has been done already: to quantize
-    draft: DraftModelPlan | None
-
-
-def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
-    """Resolve the name, and pull the model where it is not on this machine. Raises what `resolve_model` and
-    `llm.fetch.fetch` raise."""
-    located = locate_model(name)
-    if isinstance(located, ModelRef):
-        return located
-    from localllm.llm.fetch import LogProgress, fetch  # imports the Hub's library, which takes 0.1 s
-
-    fetch(located, LogProgress(), lambda: FreeMemory(device.type, free_bytes(device)), options, force=force)
-    return resolve_model(name)
-
-
-def find(request: LoadRequest) -> FoundModel:
-    """Quantize where that was asked for, and read the header of what will be loaded.
-
-    Raises UnsupportedModel, DamagedModel and DoesNotFit before any weights are read.
-    """
-    options, phases = request.options, request.phases
-    with phases("header"):
-        ref = request.ref
-        source, header = ref.path, read_header(ref.path)
-        draft = request.draft_ref and DraftModelPlan.find(request.draft_ref, request.device.type, options)
-        if options.quant is not None:
-            check_source(header, INSTEAD)
-            check_fit(header, request.free_memory, options, name=ref.name, force=request.force)
-    if options.quant is not None:
-        with phases("quantize"):
-            made = find_or_quantize(
-                header,
-                options.quant,
-                request.settings.home,
-                lambda part, done, total: request.on_part(done, total),
-            )
-        ref = ModelRef(f"{ref.name} in {options.quant.upper()}", made, ref.edition)
-        options = replace(options, quant=None)
-        with phases("header"):
-            header = read_header(ref.path)
-    with phases("header"):
-        config = parse_config(header.config)
-        if config.encoder:
-            raise UnsupportedModel(
-                f"{ref.name!r} does not support chat", "ask it for vectors: `localllm embed`, load_embedder"
-            )
-        check_quantization(header.config)
-        if ref.edition and ref.edition.context and options.context is None:
-            options = replace(options, context=min(ref.edition.context, config.max_context))
-    return FoundModel(ref, source, header, config, options, draft or None)

@@ -1,4 +1,4 @@
-"""The Python API: a loaded model and what it can be asked.
+"""The Python API of a loaded model.
 
 llm = localllm.load("demo")
 print(llm.chat([{"role": "user", "content": "Tell me a story"}]).text)
@@ -12,7 +12,6 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +23,7 @@ from localllm.hardware.measure import stored_rates
 from localllm.hub.resolve import ModelRef
 from localllm.llm.cache_allocation import CacheAllocation
 from localllm.llm.decoder_embeddings import PoolingType, embed_inputs
-from localllm.llm.embedding_inputs import EmbeddingInput, Embeddings, never_gone
-from localllm.llm.embedding_inputs import InputEncoder as TextReads
+from localllm.llm.embedding_inputs import EmbeddingInput, Embeddings, InputEncoder, never_gone
 from localllm.llm.prompt import ChatFormat, ChatFormats, PromptEncoder
 from localllm.llm.worker import Deliver, Stream, Worker
 from localllm.metrics import EngineStats, Metrics, Slot, StepReads, Stopwatch
@@ -60,58 +58,58 @@ from localllm.text.output.reader import OutputParser, PlainParser
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
-PROMPT_TAIL_TOKENS = 16  # tokens
+PROMPT_TAIL_TOKENS = 16
 
 
 @dataclass(frozen=True)
 class ModelOrigin:
-    """Which model this is, and how it was loaded."""
+    """Which model was loaded, and how."""
 
     ref: ModelRef
-    source: Path  # another than the ref's where `quant` has made something of it
+    source: Path  # the files that were quantized, if `quant` is set; otherwise the path of `ref`
     quant: str | None
     draft: str
-    draft_model: str | None  # what loads it
-    setup: Run  # what its answers are compared with
+    draft_model: str | None  # its name
+    setup: Run  # identifies comparable runs
     load_s: float
-    load_phases: Mapping[str, float]  # seconds, in their order: docs/cli.md has what each is
-    read_bytes_per_s: float | None  # of the weights' files, on their way to a GPU; None: mapped
+    load_phases: Mapping[str, float]  # seconds, in order; docs/cli.md describes the phases
+    read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     settings: Settings
 
 
 @dataclass(eq=False)
 class ModelParts:
-    """What `load` makes once, and every edition of the model shares."""
+    """The parts of a loaded model, which all its editions share."""
 
     origin: ModelOrigin
     config: ModelConfig
-    recommended: SamplingParams  # by the model itself, whatever its edition
+    recommended: SamplingParams  # by the model itself, regardless of the edition
     tokenizer: Tokenizer
     chat_format: ChatFormat  # of the model's own template
     chat_formats: ChatFormats  # of other templates
     worker: Worker
     caches: CacheAllocation
     kv_dtype: str
-    activation_bits: int  # that a CPU keeps where activations meet packed weights
-    pending_load_s: float = 0.0  # the first request waited for it, later ones did not
+    activation_bits: int  # of activations multiplied with packed weights on a CPU
+    pending_load_s: float = 0.0  # of the load that the first request waited for
 
     def __post_init__(self) -> None:
         self.pending_load_s = self.origin.load_s
-        # Also when the last reference goes, and at exit: a thread inside a kernel would abort the interpreter.
+        # Also called without references and at exit, when a thread inside a kernel would abort the interpreter.
         self.close = weakref.finalize(
             self, close_all, self.worker, self.chat_formats.renderer, self.caches.draft_model
         )
 
 
 class LLM:
-    """A model that is ready to answer. Safe to use from several threads; `with` closes it.
+    """A loaded language model. Safe to use from several threads; `with` closes it.
 
-    Editions of one model are several of these over the same parts: closing one closes all of them.
+    Editions of a model are separate LLMs that share its parts: closing one closes all of them.
     """
 
     def __init__(self, parts: ModelParts, edition: Edition | None = None):
-        """edition: its messages, template and parameters precede those of a request. Raises UsageError for
-        parameters that make no sense together, DamagedModel for a template that cannot be compiled."""
+        """edition: its messages, template and parameters are defaults of each request. Raises UsageError for
+        inconsistent parameters, DamagedModel for a template that cannot be compiled."""
         self.parts = parts
         self.edition = edition
         self.origin = parts.origin
@@ -139,79 +137,75 @@ class LLM:
         self.load_phases = parts.origin.load_phases
         self.read_bytes_per_s = parts.origin.read_bytes_per_s
         self.close = parts.close
-        """End the engine and free its memory. Answers under way end with an error."""
+        """End the engine and free its memory; unfinished answers fail with an error."""
 
     def __repr__(self) -> str:
         return f"<LLM {self.name} on {self.device} in {self.dtype}, context {self.context}>"
 
     @property
     def context(self) -> int:
-        """Most tokens of prompt and answer together."""
+        """Maximum tokens of prompt and answer together."""
         return self.memory.context
 
     @property
     def memory(self) -> MemoryPlan:
-        """As it is allocated now."""
+        """The memory plan as currently allocated."""
         return self.parts.caches.memory
 
     @property
     def without_graphs(self) -> str:
-        """As `Engine.no_graphs_reason`."""
+        """Why steps are not captured as CUDA graphs; empty if they are, and on a CPU."""
         return self.worker.engine.no_graphs_reason
 
     @property
     def blocks(self) -> int:
-        """Blocks of the KV cache."""
+        """Number of blocks in the KV cache."""
         return self.worker.engine.block_count
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block."""
+        """Tokens per block."""
         return self.worker.engine.block_size
 
     @property
     def reads(self) -> StepReads:
-        """What a decode step reads, and how fast that was measured to be here: nothing is measured for it."""
+        """Bytes that a decode step reads, and the stored read bandwidth of this machine, without measuring it."""
         return self._reads
 
     @cached_property
     def _reads(self) -> StepReads:
         engine, settings = self.worker.engine, self.origin.settings
         measured = stored_rates(engine.device, engine.dtype, settings)
-        known = runs.median_rates(runs.read(settings.home / "runs.jsonl", lambda text: None), self.origin.setup)
-        # As a plan has it: what answers have reached can be reached.
-        bandwidth = max(measured.read, known.bandwidth if known else 0) if measured else None
+        reached = runs.median_rates(runs.read(settings.home / "runs.jsonl", lambda text: None), self.origin.setup)
+        # As in a plan: a bandwidth that answers have reached is possible.
+        bandwidth = max(measured.read, reached.bandwidth if reached else 0) if measured else None
         token_bytes = self.memory.block_bytes / self.block_tokens
         return step_reads(self.config, self.memory.weights, self.dtype, self.kv_dtype, token_bytes, bandwidth)
 
     def resize(self, context: int | None) -> None:
-        """Another most length of prompt and answer, None for as many tokens as fit, without reading weights again.
+        """Change the context without reading the weights again; None: as many tokens as fit.
 
-        Between two steps: answers under way are computed again as far as they are and go on, those that are too
-        long end with ContextOverflow; the prefix cache is empty. Raises DoesNotFit and UsageError, with nothing
-        changed.
+        Running answers are computed again and continue, those that are too long end with ContextOverflow, and the
+        prefix cache is cleared. If DoesNotFit or UsageError is raised, nothing has changed.
         """
         worker, caches = self.worker, self.parts.caches
 
         def replan() -> None:
-            planned = caches.plan_resize(worker.engine, context)
-            worker.reconfigure(
-                planned.context, lambda: caches.resize(worker.engine, planned, self.parts.recommended)
-            )
+            plan = caches.plan_resize(worker.engine, context)
+            worker.reconfigure(plan.context, lambda: caches.resize(worker.engine, plan, self.parts.recommended))
 
         worker.call(replan)
 
     def stats(self) -> EngineStats:
-        """What the engine is doing, and what it has done so far: from any thread, and for nothing."""
+        """Return the engine's statistics, from any thread, without waiting for the engine."""
         return self.worker.stats()
 
     def slots(self) -> list[Slot]:
-        """The requests that it has: from any thread, and for nothing."""
+        """Return the state of each request, from any thread, without waiting for the engine."""
         return self.worker.slots()
 
     def prefer_throughput(self) -> None:
-        """For work that nobody waits for token by token: any number of requests may wait, and steps are as large
-        as is fastest for all together."""
+        """Accept any number of waiting requests, and choose step sizes for throughput, as for batches."""
         self.worker.prefer_throughput()
 
     @property
@@ -225,42 +219,44 @@ class LLM:
 
     @property
     def thinks(self) -> bool:
-        """Whether its chat template has a place for reasoning before the answer."""
+        """Whether the chat template supports reasoning before the answer."""
         template = self.chat_format.template
         return template is not None and OutputFormat.detect(template.sources, ()).can_reason
 
-    def edited(self, edition: Edition | None) -> "LLM":
-        """The same engine with an edition's messages, template and parameters, or with none. Raises as `LLM`."""
+    def with_edition(self, edition: Edition | None) -> "LLM":
+        """Return an LLM with another edition, or none, that shares the engine. Raises as `LLM`."""
         return LLM(self.parts, edition)
 
     def prepare(self, chat: ChatRequest) -> Request:
-        """Turn a question into token ids and limits for the engine.
+        """Turn a chat request into token ids and limits for the engine.
 
-        Raises ContextOverflow where the prompt leaves no room for an answer; UsageError where it is empty or does
-        not suit this model, or where a grammar, a required call or a strict function cannot be kept to.
+        Raises ContextOverflow if the prompt leaves no space for an answer; UsageError if it is empty or the model
+        does not support it, or if a grammar, a required call or a strict function cannot be enforced.
         """
         arrival = time.perf_counter()
         params = chat.params or self.default_params
         if (chat.tools or chat.template_arguments or chat.think is not None) and not chat.is_chat:
-            raise UsageError("tools and template arguments are for a chat", "give the prompt as messages")
+            raise UsageError("tools and template arguments require a chat", "give the prompt as messages")
         if not all(isinstance(tool, Mapping) for tool in chat.tools or ()):
             raise UsageError("a tool is not an object", "give each a type and a function")
         tool_constraint = build_tool_constraint(chat.tools or (), chat.tool_use, params.grammar)
         if tool_constraint and params.ignore_eos:
-            raise UsageError("ignore_eos goes on where a call ends", "leave it out")
+            raise UsageError("ignore_eos cannot be used with required or strict tool calls", "leave it out")
         context = chat.context
         if context is None and self.edition:
             context = self.edition.context
         context = None if context is None else require_int("context", context, minimum=1)
 
         def check(text: str) -> None:
-            if fewest := self.tokenizer.min_token_count(text, self.context):
-                self.check_context(len(chat.before) + fewest, params.max_tokens, context, at_least=True)
+            if min_tokens := self.tokenizer.min_token_count(text, self.context):
+                self.check_context(len(chat.before) + min_tokens, params.max_tokens, context, at_least=True)
 
         ids = self.prompt_encoder.token_ids(chat, check)
-        forbidden = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
-        if forbidden is not None:
-            raise UsageError(f"logit_bias names the token {forbidden}", f"ids end at {self.config.vocab_size - 1}")
+        invalid_id = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
+        if invalid_id is not None:
+            raise UsageError(
+                f"logit_bias names the token {invalid_id}", f"ids end at {self.config.vocab_size - 1}"
+            )
         request = Request(
             prompt_ids=tuple(ids),
             params=params,
@@ -278,15 +274,15 @@ class LLM:
         return request
 
     def encode(self, chat: ChatRequest) -> list[int]:
-        """Token ids of the prompt as `prepare` reads it, whatever room the context has for it."""
+        """Return the token ids of the prompt, even if they exceed the context."""
         return self.prompt_encoder.encode(chat)
 
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]:
-        """Arguments for the chat template, `think` translated into the template's own words.
+        """Return the arguments for the chat template, with `think` translated to the template's own variable.
 
-        Raises UsageError for an argument that the template does not read, or a switch that it does not have.
+        Raises UsageError for arguments or switches that the template does not support.
         """
         if self.chat_format.template is not None:
             return self.chat_format.template.template_arguments(given, think=think, with_tools=with_tools)
@@ -295,13 +291,13 @@ class LLM:
         return {}
 
     def submit(self, request: Request, deliver: Deliver | None = None) -> Stream:
-        """Begin to answer a prepared request. Raises Busy at once where too many wait, ContextOverflow where it
-        has no place since `resize`, and LocalLLMError where the model was closed.
+        """Start answering a prepared request.
 
-        deliver: takes each piece, or the error that ends the answer, on the engine's thread, which it must not
-        hold up; the stream that is returned is then there to be closed, not read.
+        deliver: called with each event, or the error that ends the answer, on the engine's thread, which it must
+        not block; the returned stream then serves only to close it. Raises Busy if too many requests wait,
+        ContextOverflow if the request no longer fits after `resize`, LocalLLMError if the model is closed.
         """
-        self.worker.check_queue()  # before anything is done for it
+        self.worker.check_queue()  # before any other work
         params, limit = request.params, self.max_len(request)
         constraint, grammars = request_tool_constraint(request) or params.grammar, self.chat_format.grammars
         load_s, self.parts.pending_load_s = self.parts.pending_load_s, 0.0
@@ -314,11 +310,11 @@ class LLM:
             constraint=constraint
             and grammars.follow(constraint, self.prompt_tail(request), limit - len(request.prompt_ids)),
         )
-        router, shown = self.output_parser(request)
-        return self.worker.submit(sequence, self, router, shown, deliver)
+        parser, shown_ids = self.output_parser(request)
+        return self.worker.submit(sequence, self, parser, shown_ids, deliver)
 
     def max_len(self, request: Request) -> int:
-        """Of prompt and answer together. Raises ContextOverflow where the prompt leaves no room."""
+        """Return the maximum tokens of prompt and answer. Raises ContextOverflow as `check_context`."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         context = self.check_context(prompt, answer, request.context)
         return context if answer is None else min(context, prompt + answer)
@@ -326,23 +322,23 @@ class LLM:
     def check_context(
         self, prompt_len: int, max_tokens: int | None, context: int | None, *, at_least: bool = False
     ) -> int:
-        """The context, no more than the model's, where the tokens of a prompt leave room for an answer in it; else
-        raises ContextOverflow. at_least: there may be more of them."""
+        """Return the context, limited by the model's. Raises ContextOverflow if the prompt leaves no space for an
+        answer. at_least: `prompt_len` is a lower bound."""
         context = self.context if context is None else min(self.context, context)
-        least = prompt_len + (0 if max_tokens == 0 else 1)
-        if least > context:
-            longest = self.config.max_context
-            asked = "more" if at_least else min(longest, prompt_len + (max_tokens or 256))
+        required = prompt_len + (0 if max_tokens == 0 else 1)
+        if required > context:
+            max_context = self.config.max_context
+            suggested = "more" if at_least else min(max_context, prompt_len + (max_tokens or 256))
             remedy = (
-                f"give --context {asked} or a shorter prompt"
-                if least <= longest
-                else f"this model was made for {longest}: give a shorter prompt"
+                f"give --context {suggested} or a shorter prompt"
+                if required <= max_context
+                else f"this model supports {max_context}: give a shorter prompt"
             )
             raise ContextOverflow(prompt_len, context, remedy, at_least=at_least)
         return context
 
     def output_parser(self, request: Request) -> tuple[OutputParser, frozenset[int]]:
-        """What tells the parts of the answer apart, and the special tokens that it must see for that."""
+        """Return the parser of a request's output, and the special tokens that must be decoded for it."""
         if not request.is_chat:
             return PlainParser(), frozenset()
         output = self.chat_format.output
@@ -352,7 +348,7 @@ class LLM:
         return output.make_parser(self.prompt_tail(request) or "", request.tools), shown
 
     def prompt_tail(self, request: Request) -> str | None:
-        """How the prompt of a chat ends, which tells whether it has begun the model's thoughts."""
+        """Return the end of a chat's prompt, which may already begin the reasoning."""
         tail = request.prompt_ids[-PROMPT_TAIL_TOKENS:]
         return self.tokenizer.decode(tail, skip_special=False) if request.is_chat else None
 
@@ -366,7 +362,7 @@ class LLM:
         *,
         inspect: int | None = None,
     ) -> Stream:
-        """Answer text, token ids or messages piece by piece. The arguments are those of ChatRequest."""
+        """Answer text, token ids or messages as a stream of events. The arguments are those of ChatRequest."""
         return self.answer(
             ChatRequest(
                 prompt, params, tools, template_arguments or {}, tool_use=tool_use or ToolUse(), inspect=inspect
@@ -374,7 +370,7 @@ class LLM:
         )
 
     def answer(self, chat: ChatRequest) -> Stream:
-        """`prepare` and `submit`."""
+        """Prepare and submit a request."""
         return self.submit(self.prepare(chat))
 
     def generate(self, prompt: str | ListLike[int], params: SamplingParams | None = None) -> Completion:
@@ -392,9 +388,9 @@ class LLM:
     ) -> Completion:
         """Answer a conversation through the model's chat template.
 
-        A message has `role` and `content`, a text; an assistant's maybe `reasoning_content` and `tool_calls`, too.
-        tools: functions that the model may call, in OpenAI's form; template_arguments: see `template_arguments`;
-        tool_use: what it must call.
+        messages: with `role` and `content`, and for an assistant optionally `reasoning_content` and `tool_calls`;
+        tools: functions that the model may call, in OpenAI's format; template_arguments: as in the method of that
+        name; tool_use: which of the tools the model must call.
         """
         if isinstance(messages, str):
             raise UsageError("chat takes a list of messages", "generate and stream continue a text")
@@ -404,7 +400,8 @@ class LLM:
         return collect_completion(request, self.submit(request))
 
     def logits(self, token_ids: ListLike[int]) -> Tensor:
-        """[T, vocab] float32 logits of one forward pass over the ids. Raises as `prepare` does."""
+        """Return the [tokens, vocab] float32 logits of a forward pass. Raises as `prepare`, and DoesNotFit if
+        other sequences occupy the cache."""
         ids = list(self.prepare(ChatRequest(token_ids, SamplingParams(max_tokens=0))).prompt_ids)
         engine = self.worker.engine
         try:
@@ -422,15 +419,16 @@ class LLM:
         pooling: PoolingType = "last",
         gone: Callable[[], bool] = never_gone,
     ) -> Embeddings:
-        """Vectors of length one of what the last layer gives, as `Embedder.embed`: of the last token or the mean
-        of all, [texts, hidden_size]. Answers go on meanwhile; texts that were embedded are not kept in the cache.
+        """Return embeddings with norm 1, [texts, hidden_size], of the last hidden state, as `Embedder.embed`.
 
-        A model that was not trained for it gives vectors that tell texts apart less well than an embedder's.
+        pooling: `last` token or `mean` of all. Answers continue meanwhile, and the texts are not cached.
+        Embeddings of a model that was not trained for it distinguish texts less well than those of an embedding
+        model.
         """
         c = self.config
         return embed_inputs(
             self.worker,
-            TextReads(self.tokenizer, c.vocab_size, self.context, c.max_context),
+            InputEncoder(self.tokenizer, c.vocab_size, self.context, c.max_context),
             c.hidden_size,
             inputs,
             dimensions=dimensions,
@@ -441,7 +439,7 @@ class LLM:
         )
 
     def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
-        """Which model this is, and what it runs on, with and in, for receipts. Reads megabytes of its files."""
+        """Return the model's identity and its setup, for receipts. Reads megabytes of its files."""
         engine = self.worker.engine
         setup = provenance.setup(
             engine.device,
@@ -459,12 +457,12 @@ class LLM:
         return provenance.model(self.name, self.path, self.origin.source, self.origin.quant), setup
 
     def kernels(self) -> receipt.Kernels:
-        """Those that this process has called so far, by operation."""
+        """Return the kernels that this process has used so far, by operation."""
         return used_kernels()
 
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
-        """Keep what an answer that was alone reached, so that `plan` predicts the next better. `note` is told why
-        it cannot be kept."""
+        """Store the speed of an answer that ran alone, for the predictions of `plan`. note: called with the reason
+        if it cannot be stored."""
         if run := expected.measured_run(
             self.origin.setup, self.config, self.memory.weights, self.kv_dtype, metrics
         ):
@@ -473,13 +471,12 @@ class LLM:
     def __enter__(self) -> "LLM":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def close_all(worker: Worker, template: ChatTemplate, draft_model: DraftModel | None) -> None:
+    """Close the parts of a model that have threads, processes or device memory."""
     worker.close()
     if draft_model:
         draft_model.free()
@@ -487,20 +484,20 @@ def close_all(worker: Worker, template: ChatTemplate, draft_model: DraftModel | 
 
 
 def collect_completion(request: Request, events: Iterable[GenerationEvent]) -> Completion:
-    """A whole answer from its pieces."""
-    pieces = list(events)
-    last = pieces[-1]
+    """Join the events of an answer."""
+    answer = list(events)
+    last = answer[-1]
     assert last.finish_reason and last.metrics and last.seed is not None
     return Completion(
-        text="".join(e.text for e in pieces if e.kind is EventType.CONTENT),
-        token_ids=tuple(t for e in pieces for t in e.token_ids),
+        text="".join(e.text for e in answer if e.kind is EventType.CONTENT),
+        token_ids=tuple(t for e in answer for t in e.token_ids),
         finish_reason=last.finish_reason,
         metrics=last.metrics,
         seed=last.seed,
         prompt_ids=request.prompt_ids,
-        logprobs=tuple(p for e in pieces for p in e.logprobs),
-        prompt_logprobs=tuple(p for e in pieces for p in e.prompt_logprobs),
-        reasoning="".join(e.text for e in pieces if e.kind is EventType.REASONING),
-        tool_calls=tuple(e.tool_call for e in pieces if e.tool_call),
+        logprobs=tuple(p for e in answer for p in e.logprobs),
+        prompt_logprobs=tuple(p for e in answer for p in e.prompt_logprobs),
+        reasoning="".join(e.text for e in answer if e.kind is EventType.REASONING),
+        tool_calls=tuple(e.tool_call for e in answer if e.tool_call),
         stop_string=last.stop_string,
     )

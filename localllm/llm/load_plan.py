@@ -1,14 +1,13 @@
-"""The second step of loading: what the model is given, and how it is spoken to, before its weights are read."""
+"""The second step of loading: read the tokenizer and divide the memory, before the weights are read."""
 
 from dataclasses import dataclass, replace
 
 import torch
 
 from localllm.arch.fields import ConfigFields
-from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import UsageError
 from localllm.hardware.device import activation_bits_for, free_host_bytes
-from localllm.llm.find import FoundModel, LoadRequest
+from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.prompt import ChatFormat, ChatFormats
 from localllm.plan.fit import Fit, check_fit
 from localllm.plan.memory import MemoryPlan, allocate_minimum, host_blocks
@@ -20,10 +19,12 @@ from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
+MAX_UNSHARED_TOKENS = 128  # that only one vocabulary has, as in llama.cpp: versions of a family differ slightly
+
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How the model reads and writes text."""
+    """The tokenizer and chat formats of a model."""
 
     tokenizer: Tokenizer
     own: ChatFormat  # of the model's own chat template
@@ -32,7 +33,7 @@ class TextFormat:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What a model will be given."""
+    """The text format, memory and dtypes of a model to load."""
 
     text: TextFormat
     recommended: SamplingParams
@@ -41,43 +42,43 @@ class LoadPlan:
     dtype: torch.dtype
     kv_dtype: torch.dtype
     deterministic: bool
-    activation_bits: int  # that a CPU keeps where activations meet packed weights
+    activation_bits: int  # of activations multiplied with packed weights on a CPU
 
 
-def plan(found: FoundModel, request: LoadRequest) -> LoadPlan:
-    """Read the tokenizer, and share out the device's memory.
+def plan(model: LocalModel, request: LoadRequest) -> LoadPlan:
+    """Read the tokenizer, and divide the device's memory.
 
-    Raises DoesNotFit, UsageError for a grammar that the model cannot keep to or a draft model with another
-    vocabulary, UnsupportedModel where determinism was asked for and does not hold.
+    Raises DoesNotFit, UsageError for a grammar that the model cannot follow or a draft model with another
+    vocabulary, UnsupportedModel if determinism was requested and is not supported.
     """
-    header = found.header
+    header = model.header
     recommended = SamplingParams.from_generation_config(header.generation_config)
     with request.phases("tokenizer"):
-        text = read_text_format(found)
+        text = read_text_format(model)
         if request.grammar is not None:
             text.own.grammars.compile(request.grammar)
-        if found.draft:
-            draft_tokenizer = read_tokenizer(found.draft.header)
-            check_same_vocabulary(text.tokenizer, draft_tokenizer, (found.ref.name, found.draft.name))
+        if model.draft:
+            draft_tokenizer = Tokenizer.from_checkpoint(model.draft.header.path, model.draft.header.gguf)
+            check_same_vocabulary(text.tokenizer, draft_tokenizer, (model.ref.name, model.draft.name))
     with request.phases("device"):
         fit = check_fit(
             header,
             request.free_memory,
-            found.options,
-            name=found.ref.name,
+            model.options,
+            name=model.ref.name,
             force=request.force,
-            draft=found.draft and found.draft.needs,
+            draft=model.draft and model.draft.needs,
         )
-        memory = fit.memory or allocate_minimum(fit.needs, found.options.context)
+        memory = fit.memory or allocate_minimum(fit.needs, model.options.context)
         if request.device.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_host_bytes()))
     dtype: torch.dtype = getattr(torch, fit.dtype)
     kv_dtype: torch.dtype = KV_DTYPES.get(fit.kv_dtype, dtype)
     deterministic = request.deterministic or request.settings.deterministic
     if deterministic:
-        check_deterministic(found.config, request.device, kv_dtype)
+        check_deterministic(model.config, request.device, kv_dtype)
     elif request.deterministic is None:
-        deterministic = why_not_deterministic(found.config, request.device, kv_dtype) is None
+        deterministic = why_not_deterministic(model.config, request.device, kv_dtype) is None
     return LoadPlan(
         text=text,
         recommended=recommended,
@@ -86,32 +87,28 @@ def plan(found: FoundModel, request: LoadRequest) -> LoadPlan:
         dtype=dtype,
         kv_dtype=kv_dtype,
         deterministic=deterministic,
-        activation_bits=activation_bits_for(request.settings.activations, found.options.dtype, fit.dtype),
+        activation_bits=activation_bits_for(request.settings.activations, model.options.dtype, fit.dtype),
     )
 
 
-def read_text_format(found: FoundModel) -> TextFormat:
-    """The tokenizer, the chat template, and how answers are parsed and end."""
-    header, vocab_size = found.header, found.config.vocab_size
+def read_text_format(model: LocalModel) -> TextFormat:
+    """Read the tokenizer and chat template, and detect the output format and end-of-sequence tokens."""
+    header, vocab_size = model.header, model.config.vocab_size
     end_ids = ConfigFields(header.generation_config).ids("eos_token_id")
-    tokenizer = read_tokenizer(header)
+    tokenizer = Tokenizer.from_checkpoint(header.path, header.gguf)
     output = OutputFormat.detect(tokenizer.chat_templates, tokenizer.added_tokens)
-    eos_ids = frozenset([*end_ids, *found.config.eos_ids, *tokenizer.eos_ids])
+    eos_ids = frozenset([*end_ids, *model.config.eos_ids, *tokenizer.eos_ids])
     grammars = GrammarCompiler(tokenizer, vocab_size, eos_ids, output)
-    renderer = ChatTemplate.from_tokenizer(tokenizer)  # without templates of its own it renders those of editions
+    renderer = ChatTemplate.from_tokenizer(tokenizer)  # also renders the templates of editions
     own = ChatFormat(renderer if tokenizer.chat_templates else None, output, grammars, eos_ids)
     return TextFormat(tokenizer, own, ChatFormats(tokenizer, vocab_size, eos_ids, renderer))
 
 
-# Tokens that only one of them has, as in llama.cpp: versions of a family differ slightly.
-MAX_UNSHARED_TOKENS = 128
-
-
 def check_same_vocabulary(target: Tokenizer, draft: Tokenizer, names: tuple[str, str]) -> None:
-    """Compare the tokens themselves, rather than names of files or how texts are split.
+    """Compare the tokens of two vocabularies, whatever their files and splitting rules.
 
-    names: of both models. Raises UsageError with the number of differences and the first. Tokens that only one of
-    them has are rarely drafted, so that a few are accepted.
+    names: of both models. Raises UsageError with the number of differences and the first one. A few tokens that
+    only one of them has are accepted, as they are rarely drafted.
     """
     max_size = max(target.vocab_size, draft.vocab_size)
     pairs = [(target.token(i), draft.token(i)) for i in range(max_size)]

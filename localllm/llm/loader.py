@@ -1,4 +1,4 @@
-"""Loading a model: find it, plan what it is given, build it on its device, start its engine."""
+"""Loads a model in four steps: find its files, plan its memory, build it on the device, start its engine."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from localllm.errors import UsageError
 from localllm.hardware.device import resolve_device
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import BuiltModel, build
-from localllm.llm.find import FoundModel, LoadRequest, find, resolve_or_fetch
+from localllm.llm.find import LoadRequest, LocalModel, find, resolve_or_fetch
 from localllm.llm.llm import LLM, ModelOrigin, ModelParts
 from localllm.llm.load_plan import LoadPlan, plan
 from localllm.llm.worker import MAX_QUEUE, Worker
@@ -42,24 +42,28 @@ def load(
     on_phase: Callable[[str], object] = lambda name: None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> LLM:
-    """Load a model by alias, repository, folder or GGUF file; one of the Hub that is not here is pulled first.
+    """Load a model by name, repository, folder or GGUF file; it is pulled from the Hub first if it is missing.
 
-    device: `auto`, `cpu`, `cuda`, `cuda:N`; dtype: `auto`, `float32`, `bfloat16`, `float16` (`auto` leaves the
-    choice to the settings, and they to the machine); kv_dtype: what keys and values are kept in, `auto` (as the
-    settings say, else the model's dtype), `int8`, `fp8` or that dtype; quant: `int8` or `int4`, rounded to nearest
-    the first time and kept under the home folder for the next; context: most tokens of prompt and answer (None: as
-    many as the model knows and memory holds); draft: `lookup` guesses tokens that stood before, so that a step may
-    bring several, `off` does not, `auto` leaves it to the settings; draft_model: a smaller one with the same
-    vocabulary that guesses what comes next; force: also where it does not fit, at the price of swapping; grammar:
-    one that answers will be asked for, refused at once if this model cannot keep to it; deterministic: the same
-    bytes whatever else is asked meanwhile, however prompts are cut, and whatever is found in the cache
-    (docs/determinism.md), on a CPU alone; None: where that holds; max_queue: where so many requests wait, one more
-    is refused with Busy; on_phase: told each phase as it begins, by its name in `LLM.load_phases`; on_part: how
-    much of that phase is done of how much: bytes of weights that were read, parts that were quantized. What either
-    raises ends the loading, and nothing stays of it in memory.
-    An edition that somebody made is loaded as the model that it is of, and answers as its maker wants.
-    Raises the errors of `localllm.errors`: a model that is not found, not supported, damaged or does not fit is
-    refused before its weights are read where that can be known.
+    device: `auto`, `cpu`, `cuda`, `cuda:N`.
+    dtype: `auto` (as in the settings, by default the machine's choice), `float32`, `bfloat16`, `float16`.
+    kv_dtype: data type of the KV cache: `auto` (as in the settings, by default the model's dtype), `int8`, `fp8`,
+        or the model's dtype.
+    quant: `int8` or `int4`, rounded to nearest; the result is stored in the home folder for the next load.
+    context: maximum tokens of prompt and answer (None: as many as the model supports and memory holds).
+    draft: `lookup` for speculative decoding with tokens copied from prompt and answer, `off`, or `auto` (as in the
+        settings).
+    draft_model: a smaller model with the same vocabulary, for speculative decoding.
+    force: load the model even if it does not fit, at the price of swapping.
+    grammar: of later requests, to check at once whether this model can follow it.
+    deterministic: answers do not depend on concurrent requests, the chunks of a prompt or cached prefixes
+        (docs/determinism.md), on a CPU only; None: if supported.
+    max_queue: when so many requests wait, further ones are refused with Busy.
+    on_phase: called with each phase as it begins, named as in `LLM.load_phases`.
+    on_part: called with the progress of the phase and its total: bytes of weights, or quantized parts. An
+        exception raised by a callback aborts loading and releases all memory.
+
+    An edition is loaded as its model, with the edition's messages, template and parameters as defaults.
+    Raises the errors of `localllm.errors`, where possible before any weights are read.
     """
     settings = settings or Settings.from_environment()
     require_int("max_queue", max_queue, minimum=1)
@@ -70,7 +74,7 @@ def load(
         raise UsageError(f"draft is {draft!r}", "give auto, lookup or off")
     if grammar is not None:
         compile_source(grammar)
-    place = resolve_device(settings.device if device == "auto" else device)
+    torch_device = resolve_device(settings.device if device == "auto" else device)
     options = LoadOptions(
         context,
         quant=quant,
@@ -79,14 +83,16 @@ def load(
     )
 
     def resolve(name: str | Path | ModelRef, options: LoadOptions) -> ModelRef:
-        return name if isinstance(name, ModelRef) else resolve_or_fetch(str(name), place, options, force=force)
+        return (
+            name if isinstance(name, ModelRef) else resolve_or_fetch(str(name), torch_device, options, force=force)
+        )
 
     ref = resolve(model, options)
     draft_ref = draft_model and resolve(draft_model, replace(options, context=None, quant=None))
     request = LoadRequest(
         ref=ref,
         draft_ref=draft_ref or None,
-        device=place,
+        device=torch_device,
         options=options,
         drafting=drafting,
         deterministic=deterministic,
@@ -97,25 +103,25 @@ def load(
         phases=PhaseTimer(on_begin=on_phase),
         on_part=on_part,
     )
-    found = find(request)
-    planned = plan(found, request)
-    return start(found, planned, build(found, planned, request), request)
+    local_model = find(request)
+    load_plan = plan(local_model, request)
+    return start(local_model, load_plan, build(local_model, load_plan, request), request)
 
 
-def start(found: FoundModel, planned: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
-    """Start the engine's thread: the model is ready to answer."""
-    weight_bytes = planned.fit.weights.total
+def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
+    """The fourth step of loading: start the engine's thread, and return the model."""
+    weight_bytes = load_plan.fit.weights.total
     threads = threads_for(weight_bytes, request.settings.threads)
-    tokenizer, caches = planned.text.tokenizer, built.caches
-    worker = Worker(built.engine, tokenizer, threads, caches.shortage, planned.memory.context, request.max_queue)
+    tokenizer, caches = load_plan.text.tokenizer, built.caches
+    worker = Worker(built.engine, tokenizer, threads, caches.shortage, load_plan.memory.context, request.max_queue)
     origin = ModelOrigin(
-        ref=found.ref,
-        source=found.source,
+        ref=model.ref,
+        source=model.source,
         quant=request.options.quant,
         draft=request.drafting,
-        draft_model=found.draft and provenance.source_name(found.draft.header.path),
+        draft_model=model.draft and provenance.source_name(model.draft.header.path),
         setup=expected.run_setup(
-            found.ref.name, found.header, planned.dtype, request.device, threads, weight_bytes
+            model.ref.name, model.header, load_plan.dtype, request.device, threads, weight_bytes
         ),
         load_s=time.perf_counter() - request.started,
         load_phases=request.phases.seconds,
@@ -124,14 +130,14 @@ def start(found: FoundModel, planned: LoadPlan, built: BuiltModel, request: Load
     )
     parts = ModelParts(
         origin=origin,
-        config=found.config,
-        recommended=planned.recommended,
+        config=model.config,
+        recommended=load_plan.recommended,
         tokenizer=tokenizer,
-        chat_format=planned.text.own,
-        chat_formats=planned.text.others,
+        chat_format=load_plan.text.own,
+        chat_formats=load_plan.text.others,
         worker=worker,
         caches=caches,
-        kv_dtype=planned.fit.kv_dtype,
-        activation_bits=planned.activation_bits,
+        kv_dtype=load_plan.fit.kv_dtype,
+        activation_bits=load_plan.activation_bits,
     )
-    return LLM(parts, found.ref.edition)
+    return LLM(parts, model.ref.edition)

@@ -1,4 +1,4 @@
-"""The token ids of a prompt: of a text, of token ids, or of messages through the model's chat template."""
+"""Encodes prompts (text, token ids, or messages through a chat template), and defines chat formats."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,56 +15,16 @@ from localllm.text.output.formats import OutputFormat
 from localllm.text.template import ChatTemplate
 from localllm.text.tokenizer import Tokenizer
 
-# How a model is spoken to by another chat template than its own. Knows nothing of requests and of the engine.
-
-MAX_CACHED_FORMATS = 8  # templates beside the model's own
-
-
-@dataclass(frozen=True)
-class ChatFormat:
-    """What a chat template decides: how conversations are rendered, and how answers are parsed and ended."""
-
-    template: ChatTemplate | None
-    output: OutputFormat
-    grammars: GrammarCompiler
-    eos_ids: frozenset[int]
-
-
-class ChatFormats:
-    """Of one model, by template: made once, as long as there are not too many."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int], renderer: ChatTemplate):
-        """eos_ids: those of the model itself; renderer: whose process renders all templates."""
-        self.tokenizer = tokenizer
-        self.vocab_size = vocab_size
-        self.eos_ids = eos_ids
-        self.renderer = renderer
-        self.cached: dict[str, ChatFormat] = {}
-
-    def get(self, source: str) -> ChatFormat:
-        """source: Jinja."""
-        if found := self.cached.get(source):
-            return found
-        templates = {"default": source}
-        output = OutputFormat.detect(templates, self.tokenizer.added_tokens)
-        ends = self.eos_ids | self.tokenizer.added_token_ids(
-            find_turn_end_tokens(templates.values(), self.tokenizer.added_tokens)
-        )
-        grammars = GrammarCompiler(self.tokenizer, self.vocab_size, ends, output)
-        voice = ChatFormat(self.renderer.with_templates(templates), output, grammars, ends)
-        while len(self.cached) >= MAX_CACHED_FORMATS:
-            self.cached.pop(next(iter(self.cached)), None)
-        self.cached[source] = voice
-        return voice
+MAX_CACHED_FORMATS = 8  # besides the model's own
 
 
 def accept_any_length(text: str) -> None:
-    """It may be of any length."""
+    """Default length check, which accepts every text."""
 
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Of one model, or of an edition of it."""
+    """Encodes prompts for a model, or for an edition of it."""
 
     name: str
     tokenizer: Tokenizer
@@ -73,27 +33,30 @@ class PromptEncoder:
     edition: Edition | None
 
     def token_ids(self, chat: ChatRequest, check: Callable[[str], None]) -> list[int]:
-        """Token ids of the whole prompt, `chat.before` included. check: as in `encode`.
+        """Return the token ids of the whole prompt, including `chat.before`. check: as in `encode`.
 
-        Raises UsageError for an empty prompt or token ids outside the vocabulary, DamagedModel where the tokenizer
-        itself gives such ids.
+        Raises UsageError for an empty prompt or ids outside the vocabulary, DamagedModel if the tokenizer returns
+        such ids.
         """
         ids = self.append_to(chat.before, self.encode(chat, check))
         if not ids:
             raise UsageError("the prompt is empty", "give it at least one token")
-        beyond = self.first_unknown_id(ids)
-        if beyond is not None and (isinstance(chat.prompt, str) or chat.is_chat):
+        invalid_id = self.first_invalid_id(ids)
+        if invalid_id is not None and (isinstance(chat.prompt, str) or chat.is_chat):
             raise DamagedModel(
-                f"the tokenizer knows a token {beyond} and the model only {self.vocab_size}",
-                "they are of two models, fetch this one again",
+                f"the tokenizer has the token {invalid_id}, and the model only {self.vocab_size} tokens",
+                "they belong to different models, fetch this one again",
             )
-        if beyond is not None:
-            raise self.unknown_id_error(beyond)
+        if invalid_id is not None:
+            raise self.invalid_id_error(invalid_id)
         return ids
 
     def encode(self, chat: ChatRequest, check: Callable[[str], None] = accept_any_length) -> list[int]:
-        """Token ids of the prompt alone. check: called with the text before it is tokenized, to raise where it is
-        too long. Raises UsageError for invalid messages or template arguments, or a model without a template."""
+        """Return the token ids of the prompt without `chat.before`.
+
+        check: called with the text before it is tokenized, to raise an error if it is too long. Raises UsageError
+        for invalid messages or template arguments, or messages for a model without a chat template.
+        """
         if isinstance(chat.prompt, str):
             check(chat.prompt)
             return self.tokenizer.encode(chat.prompt)
@@ -103,43 +66,81 @@ class PromptEncoder:
             raise UsageError(
                 f"{self.name} has no chat template", "give the prompt as text: --raw, or /v1/completions"
             )
-        turns = list(cast(Sequence[Message], chat.prompt))
-        turns = self.edition.prepend_to(turns) if self.edition and not chat.before else turns
-        messages = [normalize_message(message) for message in turns]
-        # A required call is held to by a grammar, so the template need not mention the tools.
+        messages = list(cast(Sequence[Message], chat.prompt))
+        messages = self.edition.prepend_to(messages) if self.edition and not chat.before else messages
+        messages = [normalize_message(message) for message in messages]
+        # A grammar enforces a required call, so the template need not support tools.
         with_tools = bool(chat.tools) and not chat.tool_use.must_call
         arguments = self.template.template_arguments(
             chat.template_arguments, think=chat.think, with_tools=with_tools
         )
         tools = [without_strict(tool) for tool in chat.tools] if chat.tools else chat.tools
-        begun = messages.pop() if ends_with_begun_answer(messages) else None
+        prefix = messages.pop() if ends_with_prefix(messages) else None
         rendered = self.template.render(messages, tools=tools, arguments=arguments)
-        if begun is not None:
-            rendered = self.template.begin_answer(rendered, begun.get("content") or "")
+        if prefix is not None:
+            rendered = self.template.begin_answer(rendered, prefix.get("content") or "")
         check(rendered.text)
         return self.tokenizer.encode_chat(rendered)
 
     def append_to(self, before: Sequence[int], ids: list[int]) -> list[int]:
-        """A text's token ids behind others: what is put before every text stands at the begin alone."""
-        earlier = to_token_ids(before)
-        if (strange := self.first_unknown_id(earlier)) is not None:
-            raise self.unknown_id_error(strange)
-        begin = self.tokenizer.encode("")[:1] if earlier else []
-        return [*earlier, *(ids[1:] if begin and ids[:1] == begin else ids)]
+        """Append a text's ids to those before it, without its beginning-of-sequence token."""
+        before_ids = to_token_ids(before)
+        if (invalid_id := self.first_invalid_id(before_ids)) is not None:
+            raise self.invalid_id_error(invalid_id)
+        bos = self.tokenizer.encode("")[:1] if before_ids else []
+        return [*before_ids, *(ids[1:] if bos and ids[:1] == bos else ids)]
 
-    def first_unknown_id(self, ids: Sequence[int]) -> int | None:
-        """The first that is no token of the model."""
+    def first_invalid_id(self, ids: Sequence[int]) -> int | None:
+        """Return the first id outside the vocabulary."""
         return next((token for token in ids if not 0 <= token < self.vocab_size), None)
 
-    def unknown_id_error(self, token_id: int) -> UsageError:
-        return UsageError(f"{token_id} is no token of this model", f"its ids are 0 to {self.vocab_size - 1}")
+    def invalid_id_error(self, token_id: int) -> UsageError:
+        return UsageError(f"{token_id} is not a token of this model", f"its ids are 0 to {self.vocab_size - 1}")
 
 
-def ends_with_begun_answer(messages: Sequence[Message]) -> bool:
-    """Is the last message one that the answer is to go on with? Raises UsageError where it has called tools."""
+def ends_with_prefix(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the answer. Raises UsageError if it contains tool calls."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or not last.get("prefix"):
         return False
     if last.get("tool_calls"):
-        raise UsageError("an answer cannot go on behind calls of tools", "send what the tools gave back")
+        raise UsageError("an answer cannot continue after tool calls", "send the results of the tools")
     return True
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """The consequences of a chat template: how messages are rendered, and how answers are parsed and end."""
+
+    template: ChatTemplate | None
+    output: OutputFormat
+    grammars: GrammarCompiler
+    eos_ids: frozenset[int]
+
+
+class ChatFormats:
+    """A cache of a model's chat formats for templates other than its own."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_ids: frozenset[int], renderer: ChatTemplate):
+        """eos_ids: of the model itself; renderer: its process renders all templates."""
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_ids = eos_ids
+        self.renderer = renderer
+        self.cached: dict[str, ChatFormat] = {}
+
+    def get(self, source: str) -> ChatFormat:
+        """Return the chat format of a Jinja template."""
+        if cached := self.cached.get(source):
+            return cached
+        templates = {"default": source}
+        output = OutputFormat.detect(templates, self.tokenizer.added_tokens)
+        eos_ids = self.eos_ids | self.tokenizer.added_token_ids(
+            find_turn_end_tokens(templates.values(), self.tokenizer.added_tokens)
+        )
+        grammars = GrammarCompiler(self.tokenizer, self.vocab_size, eos_ids, output)
+        chat_format = ChatFormat(self.renderer.with_templates(templates), output, grammars, eos_ids)
+        while len(self.cached) >= MAX_CACHED_FORMATS:
+            self.cached.pop(next(iter(self.cached)), None)
+        self.cached[source] = chat_format
+        return chat_format

@@ -1,5 +1,5 @@
-"""The thread that drives the engine, and what stands between its tokens and a reader: detokenizing, telling
-reasoning and tool calls from content, stop strings, the stopwatch, one queue a request, cancelling."""
+"""The thread that drives the engine, and the path of its tokens to a reader: detokenization, parsing of reasoning
+and tool calls, stop strings, metrics, one queue per request, cancellation."""
 
 import contextlib
 import dataclasses
@@ -31,7 +31,7 @@ Deliver = Callable[[GenerationEvent | BaseException], object]
 
 
 class RequestOutput:
-    """One request on its way to its reader."""
+    """Turns a request's tokens into events for its reader."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class RequestOutput:
         shown_ids: Collection[int],
         deliver: Deliver | None = None,
     ):
-        """`shown_ids` as in `Detokenizer`: what the router must see; deliver: takes each piece, or the error that
-        ends
-        the answer, on the engine's thread; else they wait in `events`."""
+        """shown_ids: special tokens that the output parser needs, as in `Detokenizer`; deliver: called on the
+        engine's thread with each event, or the error that ends the answer; by default they are put into
+        `events`."""
         self.sequence = sequence
         self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids, shown_ids=shown_ids)
         self.output_parser = output_parser
@@ -51,14 +51,14 @@ class RequestOutput:
         self.events: queue.SimpleQueue[GenerationEvent | BaseException | None] = queue.SimpleQueue()
         self.deliver = deliver or self.events.put
         self.call_count = 0
-        self.call_ids: set[str] = set()  # of calls
+        self.call_ids: set[str] = set()
 
     def process(self, event: TokenEvent, device: torch.device) -> bool:
-        """Hand on what a step brought. True: a stop string ended the answer."""
+        """Deliver the token of a step, and return whether a stop string ended the answer."""
         reason, deltas = event.finish_reason, []
         if event.token_id is not None:
             self.sequence.stopwatch.record_token(event.drafted, accepted=event.accepted)
-            # A stop token is counted and reported but is not part of the text.
+            # An end token is counted and reported, but not part of the text.
             if not event.is_end_token:
                 deltas = self.output_parser.push(self.detokenizer.push([event.token_id]))
         if reason:
@@ -70,14 +70,15 @@ class RequestOutput:
             reason = FinishReason.STOP
         deltas = deltas or [OutputDelta(EventType.CONTENT)]
         self.deliver(self.make_event(deltas[0], event, reason if len(deltas) == 1 else None, device))
-        for place, delta in enumerate(deltas[1:], 2):
-            self.deliver(self.make_event(delta, None, reason if place == len(deltas) else None, device))
+        for count, delta in enumerate(deltas[1:], 2):
+            self.deliver(self.make_event(delta, None, reason if count == len(deltas) else None, device))
         return stopped
 
     def make_event(
         self, delta: OutputDelta, event: TokenEvent | None, reason: FinishReason | None, device: torch.device
     ) -> GenerationEvent:
-        """With the token of `event`, if it is the token's first piece; with measurements, if it is the last."""
+        """Make an event of a delta. event: the token, for its first delta; reason: for the last delta of the
+        answer, which carries the metrics."""
         request = self.sequence.request
         return GenerationEvent(
             request.id,
@@ -101,8 +102,8 @@ class RequestOutput:
         )
 
     def ensure_call_id(self, call: ToolCall) -> ToolCall:
-        """Nine letters and digits, as Mistral's templates demand, where the model gave no id itself, or one twice:
-        the same for the same prompt, seed and place, so that an answer that is given again is the same."""
+        """Return the call with a unique id. A missing or duplicate id becomes nine hexadecimal digits, the length
+        that Mistral's templates require, derived from prompt, seed and index so that answers are reproducible."""
         self.call_count += 1
         source = repr((self.sequence.request.prompt_ids, self.sequence.seed, self.call_count))
         if not call.id or call.id in self.call_ids:
@@ -111,40 +112,41 @@ class RequestOutput:
         return call
 
     def apply_stop_strings(self, deltas: list[OutputDelta], *, is_last: bool) -> tuple[list[OutputDelta], bool]:
-        """What comes before a stop string in the content, and whether there was one. None spans a thought or a
-        call."""
-        kept: list[OutputDelta] = []
+        """Return the deltas before a stop string in the content, and whether there was one. Stop strings do not
+        span reasoning or tool calls."""
+        output: list[OutputDelta] = []
         for delta in deltas:
             if delta.kind is not EventType.CONTENT:
-                held = self.stops.finish()
-                kept += [*([OutputDelta(EventType.CONTENT, held)] if held else []), delta]
+                held_back = self.stops.finish()
+                output += [*([OutputDelta(EventType.CONTENT, held_back)] if held_back else []), delta]
                 continue
             text, stopped = self.stops.push(delta.text)
-            kept += [OutputDelta(EventType.CONTENT, text)] if text else []
+            output += [OutputDelta(EventType.CONTENT, text)] if text else []
             if stopped:
-                return kept, True
+                return output, True
         rest = self.stops.finish() if is_last else ""
-        return [*kept, *([OutputDelta(EventType.CONTENT, rest)] if rest else [])], False
+        return [*output, *([OutputDelta(EventType.CONTENT, rest)] if rest else [])], False
 
 
 class Stream(Iterator[GenerationEvent]):
-    """The answer, piece by piece; the last piece carries finish_reason and metrics. Raises what went wrong.
+    """Iterator over the events of an answer, the last of which has finish_reason and metrics. Raises errors of the
+    request.
 
-    Closing it, from any thread, or letting it go cancels the request: whoever waits for a piece waits no longer,
-    and its memory is free before the next step.
+    Closing or deleting it, from any thread, cancels the request: iteration ends at once, and its memory is freed
+    before the next step.
     """
 
     def __init__(self, worker: "Worker", output: RequestOutput, owner: object):
         self.worker = worker
         self.output = output
-        self.owner = owner  # kept for as long as somebody reads
+        self.owner = owner  # referenced while the stream is read
         self.ended = False
 
     def __next__(self) -> GenerationEvent:
         if self.ended:
             raise StopIteration
         event = self.output.events.get()
-        if event is None or self.ended:  # closed meanwhile
+        if event is None or self.ended:  # closed by another thread
             raise StopIteration
         if isinstance(event, BaseException):
             self.ended = True
@@ -153,10 +155,11 @@ class Stream(Iterator[GenerationEvent]):
         return event
 
     def close(self) -> None:
+        """Cancel the request, unless it has ended."""
         ended, self.ended = self.ended, True
         self.output.events.put(None)  # wakes the reader
-        if not ended and not self.worker.closed:  # at exit, when modules are gone, it is
-            with contextlib.suppress(LocalLLMError):  # closed meanwhile: nothing is left to cancel
+        if not ended and not self.worker.closed:  # as it is at exit, when modules may be unloaded
+            with contextlib.suppress(LocalLLMError):  # closed meanwhile, so there is nothing to cancel
                 self.worker.post(lambda: self.worker.cancel(self.output.sequence))
 
     def __del__(self) -> None:
@@ -164,7 +167,7 @@ class Stream(Iterator[GenerationEvent]):
 
 
 class Worker:
-    """Requests may come from any thread; the engine is touched by this one thread only."""
+    """Drives the engine on a thread of its own; requests may be submitted from any thread."""
 
     def __init__(
         self,
@@ -175,8 +178,8 @@ class Worker:
         context: int,
         max_queue: int = MAX_QUEUE,
     ):
-        """threads: of the CPU, of an operation; shortage: what to tell where a step finds no memory; context: most
-        tokens of a sequence; max_queue: where so many sequences wait, a further one is refused."""
+        """threads: CPU threads per operation; shortage: returns the error for a step without enough memory;
+        context: maximum tokens per sequence; max_queue: when so many sequences wait, further ones are refused."""
         self.engine = engine
         self.tokenizer = tokenizer
         self.threads = threads
@@ -186,10 +189,10 @@ class Worker:
         self.incoming_count = 0  # sequences in the inbox
         self.outputs: dict[Sequence, RequestOutput] = {}
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after the end
-        self.steps = 0  # of the engine that brought tokens of answers
+        self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after `close`
+        self.steps = 0  # engine steps that produced output tokens
         self.cancelled = 0
-        self.finished: Counter[str] = Counter()  # answers that ended, by why
+        self.finished: Counter[str] = Counter()  # ended answers by finish reason
         self.closed = False
         self.closed_reason = "the model is closed"
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
@@ -203,37 +206,38 @@ class Worker:
         shown_ids: Collection[int] = (),
         deliver: Deliver | None = None,
     ) -> Stream:
-        """Hand a sequence to the engine at once; the rest as in `Reply`. Raises Busy where too many wait, and
-        LocalLLMError after `close`."""
-        reply = RequestOutput(sequence, self.tokenizer, output_parser, shown_ids, deliver)
+        """Queue a sequence, and return the stream of its events. owner: referenced by the stream; the other
+        arguments are those of `RequestOutput`. Raises Busy if too many sequences wait, LocalLLMError after
+        `close`."""
+        output = RequestOutput(sequence, self.tokenizer, output_parser, shown_ids, deliver)
 
         def begin() -> None:
             with self.inbox_lock:
                 self.incoming_count -= 1
-            self.outputs[sequence] = reply
+            self.outputs[sequence] = output
             for event in self.engine.add_sequence(sequence):
                 self.deliver(event)
-            self.enforce_context(sequence)  # there may be less context than when it was prepared
+            self.enforce_context(sequence)  # which may have been reduced since it was prepared
 
         with self.inbox_lock:
             self.check_open()
             self.check_queue()
             self.incoming_count += 1
             self.inbox.put(begin)
-        return Stream(self, reply, owner)
+        return Stream(self, output, owner)
 
     @property
     def waiting(self) -> int:
-        """Sequences that have not begun, or were put back."""
+        """Number of sequences that have not started or were preempted."""
         return self.incoming_count + len(self.engine.scheduler.waiting)
 
     def check_queue(self) -> None:
-        """Raises Busy where too many wait."""
+        """Raise Busy if the queue is full."""
         if (waiting := self.waiting) >= self.max_queue:
-            raise Busy(f"{waiting} requests are waiting, which is the most there may be")
+            raise Busy(f"the queue is full: {waiting} requests are waiting")
 
     def stats(self) -> EngineStats:
-        """From any thread, at no cost to the engine's: it is not waited for."""
+        """Return the engine's statistics, from any thread, without waiting for the engine."""
         engine, scheduler, pool = self.engine, self.engine.scheduler, self.engine.pool
         return EngineStats(
             running=len(scheduler.running),
@@ -259,11 +263,14 @@ class Worker:
         )
 
     def slots(self) -> list[Slot]:
-        """Requests that it has, as they are: from any thread, at no cost to the engine's."""
+        """Return the state of each request, from any thread, without waiting for the engine."""
         return [make_slot(sequence) for sequence in list(self.outputs)]
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run `function` on the engine's thread between two steps. Raises LocalLLMError after `close`."""
+        """Run a function on the engine's thread between two steps, and return its result.
+
+        Raises the function's errors, and LocalLLMError after `close`.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -278,7 +285,7 @@ class Worker:
         return future.result()
 
     def close(self) -> None:
-        """Ends after the step in flight; unfinished answers end with an error."""
+        """End the thread after the current step; unfinished answers fail with an error."""
         with self.inbox_lock:
             self.closed = True
             self.inbox.put(lambda: None)  # wakes the thread
@@ -286,6 +293,7 @@ class Worker:
             self.thread.join()
 
     def post(self, command: Callable[[], object]) -> None:
+        """Queue a command for the engine's thread. Raises LocalLLMError after `close`."""
         with self.inbox_lock:
             self.check_open()
             self.inbox.put(command)
@@ -295,66 +303,66 @@ class Worker:
             raise LocalLLMError(self.closed_reason, "load it again")
 
     def run(self) -> None:
-        torch.get_num_threads()  # else the first operation would take over what another thread has set
+        """Step the engine until the worker is closed: the body of its thread."""
+        torch.get_num_threads()  # otherwise the first operation would adopt the number that another thread has set
         torch.set_num_threads(self.threads)
-        device, going_on = self.engine.device, True
+        device, is_open = self.engine.device, True
         with torch.inference_mode(), device_context(device):
-            while going_on:
+            while is_open:
                 try:
-                    going_on = self.read_inbox()
-                    events = self.engine.step() if going_on else []
+                    is_open = self.read_inbox()
+                    events = self.engine.step() if is_open else []
                     self.steps += any(event.token_id is not None for event in events)
                     for event in events:
                         self.deliver(event)
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
                     if is_gpu_failure(error):
-                        going_on = self.stop_after_failure(error)
+                        self.stop_after_failure(error)
+                        is_open = False
         self.fail_all(LocalLLMError("the model was closed while it was answering", "ask again after loading it"))
         self.engine.runner.free()
         release_cached(device)
 
-    def stop_after_failure(self, error: Exception) -> bool:
-        """Nothing more can be asked of the engine. What came in meanwhile is told so. Always False."""
+    def stop_after_failure(self, error: Exception) -> None:
+        """Close the worker after a GPU failure, which leaves the engine unusable, and fail all requests."""
         with self.inbox_lock:
             self.closed, self.closed_reason = True, gpu_failure_error(error).message
         with contextlib.suppress(queue.Empty):
             while True:
                 command = self.inbox.get_nowait()
-                with contextlib.suppress(Exception):  # told to who asked
+                with contextlib.suppress(Exception):  # `call` passes it to its caller
                     command()
         self.fail_all(gpu_failure_error(error))
-        return False
 
     def read_inbox(self) -> bool:
-        """Carry out what came in, waiting if there is nothing else to do. False: closed, and all is done."""
+        """Run the queued commands, and wait for one if the engine is idle. Return False when closed."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self.inbox.get(block=not self.engine.has_unfinished_requests and not self.closed)()
         return not self.closed
 
     def deliver(self, event: TokenEvent) -> None:
-        """Hand an event to its reader; an answer that cannot be told ends alone."""
-        reply = self.outputs.get(event.sequence)
-        if reply is None:
+        """Pass an event to its reader; an error while doing so ends only this answer."""
+        output = self.outputs.get(event.sequence)
+        if output is None:
             return
-        ended = event.finish_reason
+        finish_reason = event.finish_reason
         try:
             if event.error:
                 raise event.error
-            if reply.process(event, self.engine.device):
-                ended = FinishReason.STOP
+            if output.process(event, self.engine.device):
+                finish_reason = FinishReason.STOP
         except Exception as error:
-            reply.deliver(error)
-            ended = FinishReason.ERROR
-        if ended:
-            self.finished[ended] += 1
+            output.deliver(error)
+            finish_reason = FinishReason.ERROR
+        if finish_reason:
+            self.finished[finish_reason] += 1
             self.abort(event.sequence)
 
     def reconfigure(self, context: int, rebuild: Callable[[], None]) -> None:
-        """On the engine's thread: have `rebuild` make the engine anew for sequences of so many tokens. What runs
-        is
-        computed again; what has no place any more ends with ContextOverflow."""
+        """Call `rebuild` to resize the engine's caches to a context, on the engine's thread. Running sequences are
+        preempted and computed again; those that no longer fit end with ContextOverflow."""
         for event in self.engine.preempt_all():
             self.deliver(event)
         rebuild()
@@ -363,47 +371,49 @@ class Worker:
             self.enforce_context(sequence)
 
     def enforce_context(self, sequence: Sequence) -> None:
-        """Hold it to the context, or end it where that is too late."""
-        known, wanted = len(sequence.token_ids), sequence.wants_answer
-        if known + wanted <= self.context:
+        """Limit a sequence to the context, or end it with ContextOverflow if it is already longer."""
+        length, wanted = len(sequence.token_ids), sequence.wants_answer
+        if length + wanted <= self.context:
             sequence.max_len = min(sequence.max_len, self.context)
             return
-        overflow = ContextOverflow(known, self.context, "ask for less, or with a model that has more context")
+        overflow = ContextOverflow(length, self.context, "shorten the prompt, or use a model with more context")
         self.outputs[sequence].deliver(overflow)
         self.finished[FinishReason.ERROR] += 1
         self.abort(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """Nobody reads it any more."""
+        """Abort a sequence whose stream was closed."""
         self.cancelled += sequence in self.outputs
         self.abort(sequence)
 
     def abort(self, sequence: Sequence) -> None:
+        """Remove a sequence from the engine."""
         if self.outputs.pop(sequence, None):
             self.engine.cancel(sequence)
 
     def fail_all(self, error: Exception) -> None:
-        """Every answer under way ends with `error`; the engine is empty and usable again."""
-        for sequence, reply in self.outputs.items():
+        """End all answers with an error, and reset the engine, which remains usable."""
+        for sequence, output in self.outputs.items():
             self.engine.cancel(sequence)
-            reply.deliver(error)
+            output.deliver(error)
         self.finished[FinishReason.ERROR] += len(self.outputs)
         self.outputs.clear()
         self.engine.reset()
 
     def prefer_throughput(self) -> None:
-        """Let any number of requests wait, and make steps as large as is fastest for all together."""
+        """Accept any number of waiting requests, and choose step sizes for throughput."""
         self.max_queue = sys.maxsize
         self.engine.prefer_throughput()
 
     def translate_error(self, error: Exception) -> Exception:
-        """What to tell of a step that broke off."""
+        """Return the error to report for an exception in a step."""
         if is_out_of_memory(error):
             return self.shortage()
         return gpu_failure_error(error) if is_gpu_failure(error) else error
 
 
 def make_slot(sequence: Sequence) -> Slot:
+    """Return the state of a request, for `slots`."""
     watch, state, now = sequence.stopwatch, sequence.state, sequence.stopwatch.clock()
     return Slot(
         id=sequence.request.id,

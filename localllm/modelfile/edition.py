@@ -1,5 +1,5 @@
 """A customized model: the same weights with its own system prompt, template, parameters or messages, as defined by
-a Modelfile. Plain data; `hub/made.py` stores editions.
+a Modelfile. Plain data; `hub/local_names.py` stores editions.
 """
 
 import re
@@ -105,12 +105,9 @@ def from_json(fields: Mapping[str, Any]) -> Edition:
     return edition
 
 
-# A request to create a model: its edition, its name, and what else is needed. Plain data.
-
-
 @dataclass(frozen=True)
 class CreateRequest:
-    """What to create."""
+    """A request to create a model."""
 
     name: str
     edition: Edition

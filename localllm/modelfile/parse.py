@@ -25,15 +25,15 @@ class Line:
 
 def parse_modelfile(text: str) -> Edition:
     """Return the edition, whose `source` is the exact text after FROM. Raises UsageError with the line."""
-    found: dict[str, Any] = {"parameters": {}, "messages": [], "license": []}
+    fields: dict[str, Any] = {"parameters": {}, "messages": [], "license": []}
     for line in parse_lines(text.removeprefix("\ufeff")):
         try:
-            _apply(line, found)
+            _apply(line, fields)
         except UsageError as error:
             raise UsageError(f"line {line.number} of the Modelfile: {error.message}", error.remedy) from None
-    if "source" not in found:
+    if "source" not in fields:
         raise UsageError("the Modelfile has no FROM", "specify the model: FROM demo")
-    return Edition(**found)
+    return Edition(**fields)
 
 
 def parse_lines(text: str) -> Iterator[Line]:
@@ -74,30 +74,30 @@ def _ends(value: str, quote: str) -> bool:
     return len(value) >= 2 * len(quote) and value.endswith(quote)
 
 
-def _apply(line: Line, found: dict[str, Any]) -> None:
+def _apply(line: Line, fields: dict[str, Any]) -> None:
     if line.command not in COMMANDS:
         raise UsageError(f"{line.command[:40]} is not supported", f"it may have {', '.join(COMMANDS)}")
     if not line.value:
         raise UsageError(f"{line.command} has no value", "write its value after it")
     match line.command:
         case "FROM":
-            if "source" in found:
+            if "source" in fields:
                 raise UsageError("it has a second FROM", "leave one of them out")
-            found["source"] = line.value
+            fields["source"] = line.value
         case "PARAMETER":
             name, _, text = line.value.partition(" ")
-            values = found["parameters"]
+            values = fields["parameters"]
             check_options(value := {name: parse_value(name, text)})
             values[name] = [*values.get(name, []), *value[name]] if name == "stop" else value[name]
         case "MESSAGE":
             role, _, text = line.value.partition(" ")
             if role.lower() not in ROLES or not text:
                 raise UsageError(f"MESSAGE {role[:40]} is invalid", f"write one of {', '.join(ROLES)} and a text")
-            found["messages"].append({"role": role.lower(), "content": text})
+            fields["messages"].append({"role": role.lower(), "content": text})
         case "LICENSE":
-            found["license"].append(line.value)
+            fields["license"].append(line.value)
         case command:
-            found[command.lower()] = line.value
+            fields[command.lower()] = line.value
 
 
 def parse_value(name: str, text: str) -> Any:

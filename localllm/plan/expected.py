@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 def expect_on_device(
     header: Header,
-    wish: LoadOptions,
+    options: LoadOptions,
     device: str,
     settings: Settings,
     *,
@@ -50,11 +50,11 @@ def expect_on_device(
     from localllm.runtime.kernels.threads import threads_for
 
     target = resolve_device(settings.device if device == "auto" else device)
-    torch_dtype = resolve_dtype(wish.dtype, stored_dtype(header, target.type), target)
+    torch_dtype = resolve_dtype(options.dtype, stored_dtype(header, target.type), target)
     hardware = measure_this_machine(str(target), dtype_name(torch_dtype), settings, note=note)
     config = parse_config(header.config)
-    fit = fit_model(header, config, hardware, wish, name=name)
-    if wish.quant or not fit.fits:
+    fit = fit_model(header, config, hardware, options, name=name)
+    if options.quant or not fit.fits:
         return hardware, None
     threads = threads_for(fit.weights.total, settings.threads)
     read = bytes_read(

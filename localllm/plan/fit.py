@@ -181,11 +181,12 @@ def max_users(memory: MemoryPlan, context: int) -> int:
     return min(users, memory.state_slots) if memory.state_slot_bytes else users
 
 
-# The error for a device with less memory than planned: the plan's numbers, and flags that reduce them.
-
-
 def shortage_error(memory: MemoryPlan, device: str, kv_dtype: str, quantized: bool) -> DoesNotFit:
-    """Return the error. kv_dtype: of keys and values; quantized: whether the weights are"""
+    """Return the error for a device with less memory than planned, with the plan's sizes and flags that reduce
+    them.
+
+    kv_dtype: data type of the KV cache; quantized: whether the weights are.
+    """
     parts = {
         "weights": memory.weights.total,
         "a draft model's": memory.draft_bytes,

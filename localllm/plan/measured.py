@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
-from localllm.quant.packing import FP8, INT4, stays_packed
+from localllm.quant.packing import FP8, INT4, MXFP4, stays_packed
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from localllm.quant.tensor import QuantizedTensor
+    from localllm.quant.tensor import QuantizedTensor  # imports torch
 
 BUFFER_BYTES = 2**28  # of different matrices, several times the size of caches
 DECODE_S, PREFILL_S, CALL_S = 0.3, 0.2, 0.02  # duration of measurements, after a warm-up that is not counted
@@ -81,8 +81,9 @@ def sample_matrix(
     """Return a matrix in the format and shape of `tensor` with arbitrary values."""
     import torch
 
-    from localllm.quant.formats import gguf, mxfp4
-    from localllm.quant.tensor import QuantizedTensor
+    from localllm.quant.formats import gguf
+    from localllm.quant.formats.groups import MXFP4_GROUP
+    from localllm.quant.tensor import QuantizedTensor  # imports torch
 
     SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -111,7 +112,7 @@ def sample_matrix(
     if tensor.dtype == "U8":
         rows, groups, _ = tensor.shape
         parts = {"q": fill_bytes(*tensor.shape), "scale": fill_bytes(rows, groups)}
-        return QuantizedTensor(mxfp4.MXFP4_FORMAT, (rows, groups * mxfp4.MXFP4_GROUP), parts)
+        return QuantizedTensor(MXFP4, (rows, groups * MXFP4_GROUP), parts)
     rows, columns = tensor.shape
     if tensor.offset is not None and tensor.dtype != "F32":
         block_format = tensor.dtype.lower()

@@ -104,9 +104,6 @@ def prefill_steps(prompt: int, chunk: int) -> list[tuple[Step, float]]:
     return [((share,), count / len(indices)) for share in shares]
 
 
-# The bytes that a decode step of a loaded model reads, to be displayed next to the measured bandwidth.
-
-
 def step_reads(
     config: ModelConfig,
     weights: WeightBytes,
@@ -115,9 +112,9 @@ def step_reads(
     kept_per_token: float,
     bandwidth: float | None,
 ) -> StepReads:
-    """Return the bytes of a step of one request with one token, reading the experts that one token selects.
+    """Return the bytes that a decode step of one request reads, with the experts that one token selects.
 
-    A draft model is not included.
+    A draft model is not included. bandwidth: measured, in bytes per second.
     """
     element, scale = kv_element_bytes(kv_dtype)
     sizes: Counter[int | None] = Counter()  # by a layer's window

@@ -9,9 +9,9 @@ from localllm.checkpoint.facts import tensor_formats
 from localllm.checkpoint.header import read_header
 from localllm.hardware.device import cpu_features, device_name
 from localllm.hardware.processor import library_versions
-from localllm.hub.catalog import boxed_folder, catalog_entries
+from localllm.hub.catalog import bundled_folder, catalog_entries
+from localllm.hub.hf_cache import parse_snapshot_path
 from localllm.hub.names import RepoName
-from localllm.hub.store import parse_snapshot_path
 from localllm.receipts.receipt import Model, Setup
 
 # Libraries that compute, tokenize, apply grammars, or render templates.
@@ -19,7 +19,8 @@ LIBRARIES = ("torch", "triton", "llvmlite", "numpy", "tokenizers", "llguidance",
 
 
 def model(name: str, path: Path, source: Path, quant: str | None) -> Model:
-    """path: the loaded model; source: what `quant` made it from, if given."""
+    """Return the identity of a model. path: of the loaded files; source: of the files that `quant` was applied
+    to."""
     files = digest_model(path)
     stored = {form.name: form.nbytes for form in tensor_formats(read_header(path))}
     return Model(name, source_name(source), quant, stored, *combine_digests(files), files)
@@ -32,7 +33,7 @@ def source_name(path: Path) -> str:
     if parts := parse_snapshot_path(path):
         repo, commit, inner = parts
         return str(RepoName(repo, commit, inner.as_posix() if inner.parts else None))
-    bundled_names = (entry.name for entry in catalog_entries() if boxed_folder(entry) == path)
+    bundled_names = (entry.name for entry in catalog_entries() if bundled_folder(entry) == path)
     return next(bundled_names, str(path.absolute()))
 
 
@@ -50,6 +51,7 @@ def setup(
     draft_model: str | None,
     deterministic: bool,
 ) -> Setup:
+    """Return the setup of a model on a device, with the versions of the libraries."""
     return Setup(
         device=str(device),
         device_name=device_name(device),

@@ -8,13 +8,13 @@ from pathlib import Path
 from localllm.api.ollama.describe import ModelDetails, show_object
 from localllm.api.ollama.responses import JsonObject
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.tokenizer import read_tokenizer
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.hub.made import edition_files, find_edition
+from localllm.hub.local_names import edition_files, find_edition
 from localllm.hub.names import ALIAS_NAME, is_path, parse_name, similar_names, strip_latest
 from localllm.hub.resolve import ModelRef, installed_models, resolve_model
 from localllm.modelfile.edition import Edition
 from localllm.text.infill import find_infill_tokens
+from localllm.text.tokenizer import Tokenizer
 
 PATH_PREFIXES = ("/", "./", "../", "~")
 
@@ -113,5 +113,7 @@ class Inventory:
     def supports_infill(self, path: Path) -> bool:
         """Whether the model has infill tokens. Builds its tokenizer, once."""
         if path not in self.infill_cache:
-            self.infill_cache[path] = find_infill_tokens(read_tokenizer(read_header(path))) is not None
+            header = read_header(path)
+            tokenizer = Tokenizer.from_checkpoint(header.path, header.gguf)
+            self.infill_cache[path] = find_infill_tokens(tokenizer) is not None
         return self.infill_cache[path]

@@ -94,7 +94,7 @@ class Lease:
     def llm(self) -> LLM:
         """The model, or its edition. Raises UnsupportedModel for an embedding model."""
         model = self.loaded.chat_model
-        return model.edited(self.edition) if self.edition else model
+        return model.with_edition(self.edition) if self.edition else model
 
     def ensure_chat_template(self) -> None:
         """Give a model without a chat template a plain one, and record that for log and response header."""
@@ -103,7 +103,7 @@ class Lease:
         own = self.llm.edition or Edition("")
         parameters = {"stop": [FALLBACK_STOP], **own.parameters}
         self.edition = replace(own, template=FALLBACK_TEMPLATE, parameters=parameters)
-        self.llm = self.llm.edited(self.edition)
+        self.llm = self.llm.with_edition(self.edition)
         if stats := current_request_stats():
             stats.template = FALLBACK_TEMPLATE_NAME
 
@@ -119,8 +119,8 @@ class Lease:
         if (
             invalid := next((token for token in tokens if not 0 <= token < llm.config.vocab_size), None)
         ) is not None:
-            remedy = f"send ids from 0 to {llm.config.vocab_size - 1}"
-            raise BadField("tokens", f"{invalid} is not a token id of this model", remedy)
+            remedy = f"its ids are 0 to {llm.config.vocab_size - 1}"
+            raise BadField("tokens", f"{invalid} is not a token of this model", remedy)
         return await asyncio.to_thread(llm.tokenizer.decode, tokens, skip_special=False)
 
     @property

@@ -253,7 +253,7 @@ class ModelPool:
         """Add a model that was loaded at start-up, and stays loaded. Raises UsageError if another model has its
         name, or the same model is loaded under another name."""
         edition = None if isinstance(llm, Embedder) else llm.edition
-        base = llm if isinstance(llm, Embedder) else llm.edited(None)
+        base = llm if isinstance(llm, Embedder) else llm.with_edition(None)
         key = resolve_model(source).key
         if same := self.loaded.get(key):
             raise UsageError(f"{source} is the same model as {same.name}", "name it once")

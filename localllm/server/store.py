@@ -25,14 +25,14 @@ from localllm.api.ollama.bodies import (
 from localllm.api.ollama.responses import error_object
 from localllm.errors import ClientLeft, LocalLLMError, ModelNotFound, NotSupported, UsageError
 from localllm.hardware.device import resolve_device, total_bytes
-from localllm.hub.blobs import BlobUpload, blob_file
+from localllm.hub.assign_name import assigned_target, copy_name, remove_name
 from localllm.hub.catalog import CatalogEntry
+from localllm.hub.hf_cache import SHA256
 from localllm.hub.listing import RemoteFile
 from localllm.hub.names import RepoName, is_path, parse_name, strip_latest
-from localllm.hub.naming import assigned_target, copy_name, remove_name
 from localllm.hub.pull import PullPlan
 from localllm.hub.remove import Removal, plan_removal, removable_repo
-from localllm.hub.store import SHA256
+from localllm.hub.uploaded_blobs import BlobUpload, blob_file
 from localllm.llm.create import create
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.server.inventory import Inventory

@@ -9,6 +9,7 @@ _REPLACEMENT = "\ufffd"  # for bytes that are not a character
 _CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes, so it ends within four tokens
 _PROMPT_TOKENS = 16  # how far back in the prompt a context is searched
 _WINDOW_TOKENS = 16  # when bytes that are not characters do not end, the window is cut to half of this
+_END = object()  # marks a node of the trie that completes a stop string
 
 
 class Detokenizer:
@@ -39,6 +40,7 @@ class Detokenizer:
         self._fresh = len(self._window)  # index of the first token whose text is not complete
         text = self._decode(self._window)
         self._given = text[: len(text) - _unsettled(text)]  # text of the window that has been returned
+        self._prompt_end = text if self._given != text else ""  # ends in U+FFFD, or in bytes that tokens complete
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
@@ -49,6 +51,7 @@ class Detokenizer:
         text = self._decode(self._window)
         if not text.startswith(self._given):
             text, self._given = self._decode(self._window[self._fresh :]), ""
+        self._skip_prompt_end(text)
         rest, self._given = text[len(self._given) :], text
         return rest
 
@@ -56,6 +59,7 @@ class Detokenizer:
         self._window.append(token)
         text = self._decode(self._window)
         settled = text[: len(text) - _unsettled(text)]
+        self._skip_prompt_end(settled)
         if not settled.startswith(self._given):
             # Byte fallback decodes a run of byte tokens together: an incomplete character affects all of it.
             if len(self._window) - self._fresh < _CHARACTER_TOKENS:
@@ -64,6 +68,8 @@ class Detokenizer:
             text = self._decode(self._window)
             settled = text[: len(text) - _unsettled(text)]
         piece, self._given = settled[len(self._given) :], settled
+        if piece:
+            self._prompt_end = ""
         if settled == text and piece:
             self._window = self._window[self._fresh :]
             self._given = self._decode(self._window)
@@ -75,6 +81,11 @@ class Detokenizer:
             again = self._decode(self._window)
             self._given = again[: len(again) - _unsettled(text)]
         return piece
+
+    def _skip_prompt_end(self, text: str) -> None:
+        """Count a U+FFFD at the end of the prompt as returned, once it is known that no token completed it."""
+        if self._prompt_end and text.startswith(self._prompt_end):
+            self._given, self._prompt_end = self._prompt_end, ""
 
     def _context(self, prompt_ids: Sequence[int]) -> list[int]:
         """Return the shortest suffix that has text and begins with a complete character."""
@@ -95,11 +106,6 @@ def _unsettled(text: str) -> int:
     """Return how many characters at the end may be incomplete: byte fallback writes one U+FFFD per byte."""
     last = text[-(_CHARACTER_TOKENS - 1) :]
     return len(last) - len(last.rstrip(_REPLACEMENT))
-
-
-# Finds stop strings in a stream of text.
-
-_END = object()  # marks a node of the trie that completes a stop string
 
 
 class StopStrings:

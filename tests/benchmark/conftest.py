@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from localllm.hardware import measure
-from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.catalog import bundled_folder, catalog
 from localllm.settings import Settings
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint
 
-DEMO = boxed_folder(catalog()["demo"])
+DEMO = bundled_folder(catalog()["demo"])
 assert DEMO
 
 

@@ -161,7 +161,7 @@ def test_pickled_weights_are_refused_with_the_reason(folder: Path, name: str) ->
     (folder / "model.safetensors").rename(folder / name)
     error = error_of(folder)
     assert isinstance(error, UnsupportedModel)
-    assert name in error.message and "run code" in error.message
+    assert name in error.message and "execute code" in error.message
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "model.bin"])
 def test_an_index_names_only_files_beside_it(folder: Path, name: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {NORM: name}}))
-    assert "no safetensors file beside it" in error_of(folder).message
+    assert "not a safetensors file next to it" in error_of(folder).message
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
-from localllm.quant.formats import int8
+from localllm.quant.formats.groups import dequantize_bytes, quantize_int8
 from localllm.quant.tensor import QuantizedTensor
 from tests.tiny import make_checkpoint, make_engine
 
@@ -30,7 +30,7 @@ LAYOUT = {
 def quantize(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     for name in [n for n in tensors if n.endswith("_proj.weight")]:
-        packed = int8.quantize_int8(tensors[name], torch.float32)
+        packed = quantize_int8(tensors[name], torch.float32)
         tensors[name] = packed.parts["q"]
         tensors[f"{name}_scale"] = packed.parts["scale"]
     save_file(tensors, folder / "model.safetensors")
@@ -46,7 +46,7 @@ def quantized(tmp_path: Path) -> tuple[Path, Any]:
     check_quantization(read_header(tmp_path).config)
     for name, weight in model.named_parameters():
         if name.endswith("_proj.weight"):
-            weight.data = int8.dequantize_int8(int8.quantize_int8(weight.data, torch.float32), torch.float32)
+            weight.data = dequantize_bytes(quantize_int8(weight.data, torch.float32), torch.float32)
     return tmp_path, model
 
 

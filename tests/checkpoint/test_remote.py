@@ -96,7 +96,7 @@ def test_a_damaged_gguf_file_costs_no_more_than_its_most(hub, cache, monkeypatch
 def test_a_config_that_came_wrong_is_refused(hub, cache):
     hub.add("org/tiny", DEMO)
     hub.disturb(faults.flipped(3), "config.json", times=None)
-    with pytest.raises(DamagedModel, match=r"config.json of org/tiny came with another content than the hub"):
+    with pytest.raises(DamagedModel, match=r"config.json of org/tiny does not have the digest that the Hub"):
         header_of("org/tiny")
 
 

@@ -76,9 +76,9 @@ def test_an_answer_that_was_cut_stays_on_stdout_and_the_exit_code_tells(schema, 
             "--regex and --choice are for two different answers; give one of them",
         ),
         (["--schema", "none.json"], "none.json cannot be read"),
-        (["--choice", "a,,b"], "give texts, none of them empty"),
+        (["--choice", "a,,b"], "give a list of non-empty strings"),
         (["--regex", "a("], "unclosed group"),
-        (["--choice", "a", "--ignore-eos"], "--ignore-eos goes on where a grammar ends"),
+        (["--choice", "a", "--ignore-eos"], "--ignore-eos cannot be used with a grammar"),
     ],
 )
 def test_what_makes_no_sense_is_told_before_anything_is_loaded(flags, said, localllm, engine, model):

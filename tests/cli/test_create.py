@@ -46,7 +46,7 @@ def test_a_path_begins_at_the_folder_of_the_modelfile(tmp_path, real):
         ("x", "FROM nothing-like-it\n", 8, "no model is called nothing-like-it"),
         ("x", "FROM demo\nTEMPLATE {% for %}\n", 7, "template is broken"),
         ("demo", "FROM demo\n", 2, "choose another name"),
-        ("a/b", "FROM demo\n", 2, "cannot be a name"),
+        ("a/b", "FROM demo\n", 2, "is not a valid name"),
         ("x", None, 2, "cannot be read"),
     ],
 )

@@ -49,9 +49,9 @@ def test_a_model_with_itself_over_a_cache_in_8_bits(diff):
 
 
 def header_bytes():
-    from localllm.hub.catalog import boxed_folder, catalog
+    from localllm.hub.catalog import bundled_folder, catalog
 
-    with (boxed_folder(catalog()["demo"]) / "model.safetensors").open("rb") as file:
+    with (bundled_folder(catalog()["demo"]) / "model.safetensors").open("rb") as file:
         return 8 + int.from_bytes(file.read(8), "little")
 
 

@@ -65,7 +65,7 @@ def test_more_lines_than_are_embedded_together(real: Any, folder: Path, vectors:
         ((), b"cat\n\xff", 2, "line 2 of stdin is not valid UTF-8"),
         (("",), b"", 2, "a text to embed is empty"),
         (("cat " * 30,), b"", 4, "the prompt has 32 tokens and the context holds 24"),
-        (("cat", "--dimensions", "49"), b"", 2, "its vectors have 48"),
+        (("cat", "--dimensions", "49"), b"", 2, "give 1 to 48"),
         (("cat", "--prompt", "passage"), b"", 2, "no prompt 'passage'"),
         (("cat", "--context", "65"), b"", 2, "a context of 65 tokens"),
     ],
@@ -96,7 +96,7 @@ def test_what_is_for_tokens_is_refused(arguments: Any, real: Any, folder: Path, 
     )
     assert (code, out) == (8, "") and ("vectors" in err or "embedding model" in err)
     code, _, err = real("run", "demo", "--draft-model", str(folder), "hello")
-    assert code == 8 and "guesses no tokens" in err
+    assert code == 8 and "cannot draft tokens" in err
 
 
 @pytest.mark.slow

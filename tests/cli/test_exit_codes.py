@@ -57,7 +57,7 @@ def pickle(folder: Path) -> None:
         (poison, 7, "norm.weight' is NaN or infinite"),
         (truncate, 7, "model.safetensors is damaged"),
         (change_family, 8, "the family 'RwkvForCausalLM' is not supported"),
-        (pickle, 8, "can run code when they are opened"),
+        (pickle, 8, "can execute code when they are opened"),
         (lambda folder: (folder / "tokenizer.json").unlink(), 8, "tokenizer.json"),
         (lambda folder: (folder / "tokenizer.json").write_text("{}"), 7, "tokenizer.json"),
         (lambda folder: shutil.rmtree(folder), 8, "there is no folder"),
@@ -112,7 +112,7 @@ def test_a_tokenizer_of_another_model(folder: Path, real: Program, flags: list[s
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     code, out, err = real("run", str(folder), "The quick brown fox", *flags)
     assert (code, out) == (7, "")
-    assert "of two models" in err
+    assert "to different models" in err
 
 
 def test_a_full_disk_is_no_fault_of_ours(folder: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from localllm.cli.machine import connect_or_load
 from localllm.errors import ModelNotFound
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 from localllm.quantize.store import list_artefacts
 from localllm.tui.machine import Cancelled
 from tests.shared import shared

@@ -25,9 +25,9 @@ from localllm.errors import LocalLLMError
 from localllm.hardware.device import resolve_device, resolve_dtype
 from localllm.hardware.measure import RateSetup
 from localllm.hub.catalog import PACKAGE_FOLDER, catalog_entries
+from localllm.hub.hf_cache import cached_folder
 from localllm.hub.names import RepoName
 from localllm.hub.pull import plan_pull, pull
-from localllm.hub.store import cached_folder
 from localllm.plan.fit import FreeMemory, LoadOptions, fit_model
 from localllm.plan.measured import DECODE_SHARE
 from localllm.plan.memory import MemoryNeeds, allocate_minimum

@@ -14,7 +14,7 @@ import pytest
 
 from localllm.checkpoint.remote import SAFETENSORS_FIRST_BYTES
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.partial import PART_BYTES
+from localllm.hub.partial_file import PART_BYTES
 from tests.hub import faults
 from tests.hub.loopback import LoopbackHub
 from tests.hub.models import model_files, weights
@@ -138,16 +138,16 @@ def test_a_reader_that_goes_away_is_no_fault(big, environment, lines):
         (
             "org/pickles",
             8,
-            "error: org/pickles holds only pickled weights (pytorch_model.bin), which can run code",
+            "error: org/pickles has only pickled weights (pytorch_model.bin), which can execute code",
         ),
-        ("org/gated", 8, "error: org/gated is gated: its authors want you to agree to their terms; log in with"),
+        ("org/gated", 8, "error: org/gated is gated: its authors require you to accept their terms; log in with"),
         ("demo", 2, "error: demo comes with localllm, there is nothing to pull; `localllm run demo` runs it"),
         ("./tiny", 2, "error: ./tiny names no repository of the Hub; name ORG/REPO, or a model of `localllm list"),
         ("../evil", 2, "error: ../evil names no repository of the Hub"),
-        ("org/..", 8, "error: 'org/..' is not a name of a model"),
+        ("org/..", 8, "error: 'org/..' is not a model name"),
         ("org/tiny@../../x", 2, "error: org/tiny@../../x names no repository of the Hub"),
-        ("o" * 500 + "/tiny", 8, f"error: '{'o' * 500}/tiny' is not a name of a model"),
-        ("örg/tiny", 8, "error: 'örg/tiny' is not a name of a model"),
+        ("o" * 500 + "/tiny", 8, f"error: '{'o' * 500}/tiny' is not a model name"),
+        ("örg/tiny", 8, "error: 'örg/tiny' is not a model name"),
     ],
 )
 def test_why_not_in_one_line_with_its_code(hub, localllm, name, code, message):
@@ -174,7 +174,7 @@ def test_offline_only_what_is_here_runs(hub, localllm):
     asked = len(hub.requests)
     again = localllm("pull", "org/tiny", HF_HUB_OFFLINE="1")
     assert (again.returncode, again.stdout) == (0, path)
-    assert again.stderr == "org/tiny is here; HF_HUB_OFFLINE is set, so nobody is asked for a newer one\n"
+    assert again.stderr == "org/tiny is here; HF_HUB_OFFLINE is set, so it is not checked for updates\n"
     assert localllm("run", "org/tiny", "Hello", "--max-tokens", "1", HF_HUB_OFFLINE="1").returncode == 0
     assert len(hub.requests) == asked
 
@@ -189,7 +189,7 @@ def test_a_setting_that_is_no_number(localllm):
 def test_a_hub_that_is_not_there(localllm):
     done = localllm("pull", "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
     assert done.returncode == 7
-    assert done.stderr.splitlines()[-1].startswith("error: 127.0.0.1:9 does not give org/tiny: ")
+    assert done.stderr.splitlines()[-1].startswith("error: 127.0.0.1:9 does not provide org/tiny: ")
 
 
 @pytest.mark.slow
@@ -197,7 +197,7 @@ def test_a_hub_that_is_not_there(localllm):
 def test_no_network_at_all(localllm):
     done = localllm("pull", "org/tiny", before=["unshare", "-rn"], HF_ENDPOINT="https://hub.invalid")
     assert done.returncode == 7
-    assert done.stderr.splitlines()[-1].startswith("error: hub.invalid cannot be found: ")
+    assert done.stderr.splitlines()[-1].startswith("error: hub.invalid cannot be resolved: ")
 
 
 def test_ctrl_c_keeps_what_came(big, start, localllm):
@@ -294,7 +294,7 @@ class TestDisks:
         done = on_tmpfs("30m")
         assert done.returncode == 3
         assert "error: org/big needs 50.3 MB more on the disk with " in done.stderr
-        assert " MB are free; make room, or set HF_HUB_CACHE to a folder on another disk" in done.stderr
+        assert " MB are free; delete files, or set HF_HUB_CACHE to a folder on another disk" in done.stderr
         assert big.sent("model.safetensors") == HEADER
 
     @pytest.mark.slow

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.catalog import bundled_folder, catalog
 
-DEMO = boxed_folder(catalog()["demo"])
+DEMO = bundled_folder(catalog()["demo"])
 pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("localllm.llm.loader") is None, reason="the engine is not in this tree"

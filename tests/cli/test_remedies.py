@@ -10,8 +10,8 @@ from localllm.cli.doctor import diagnose
 from localllm.cli.doctor_checks import BoxedModel, Examination, Home, Measured, Nvidia, Processor, Terminal
 from localllm.hardware.device import Gpu
 from localllm.hardware.measure import Rates
+from localllm.hub.hf_cache import CacheState
 from localllm.hub.http import HubAccess
-from localllm.hub.store import CacheState
 
 RATES = Rates(copy=1e12, read=1e12, flops=1e14, share=1.0)
 GPU = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", runs=True, memory_bytes=25_000_000_000, free_bytes=24_000_000_000)

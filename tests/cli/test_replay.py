@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.catalog import bundled_folder, catalog
 
 ASKED = ("run", "demo", "Tell me a story about a fox", "--seed=3", "--max-tokens=24")
 
@@ -41,7 +41,7 @@ def replay(real, tmp_path):
 
 @pytest.fixture
 def copy(tmp_path):
-    return shutil.copytree(boxed_folder(catalog()["demo"]), tmp_path / "copy")
+    return shutil.copytree(bundled_folder(catalog()["demo"]), tmp_path / "copy")
 
 
 def test_a_receipt_says_what_ran_and_what_was_said(receipt, real):
@@ -212,7 +212,7 @@ def test_a_token_that_no_model_has_is_told(receipt, replay):
     assert (code, out.startswith("differs from token 2 on: 2147483647 '' then, ")) == (10, True)
     receipt["question"]["token_ids"][0] = 2**31 - 1
     code, _, err = replay(receipt)
-    assert (code, "2147483647 is no token of this model" in err) == (2, True)
+    assert (code, "2147483647 is not a token of this model" in err) == (2, True)
 
 
 def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):

@@ -40,7 +40,10 @@ def test_rm_says_what_it_frees_and_frees_it(localllm, tiny):
     assert re.fullmatch(r"removed org/tiny: 9 files, frees 4\d\.\d kB\n", out)
     assert not tiny.exists()
     code, _, err = localllm("rm", "org/tiny")
-    assert (code, err) == (8, "error: org/tiny is not on this machine; `localllm list` shows what is\n")
+    assert (code, err) == (
+        8,
+        "error: org/tiny is not on this machine; `localllm list` shows the models that are\n",
+    )
 
 
 def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
@@ -48,7 +51,7 @@ def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
     assert (code, out, tiny.exists()) == (8, "", True)
     code, out, err = localllm("rm", "org/tiny-GGUF")
     assert (code, out) == (2, "")
-    assert "name those that are to go: org/tiny-GGUF:Q4_K_M, org/tiny-GGUF:Q8_0" in err
+    assert "name those to remove: org/tiny-GGUF:Q4_K_M, org/tiny-GGUF:Q8_0" in err
     code, out, _ = localllm("rm", "org/tiny", "org/tiny-GGUF:Q8_0", "org/tiny-GGUF:Q4_K_M", "--json")
     first, second, third = json.loads(out)
     assert first["freed_bytes"] >= TOTAL
@@ -74,7 +77,7 @@ def test_rm_says_what_stays_and_why(localllm, tiny, hub):
 
 def test_rm_leaves_alone_what_was_not_downloaded(localllm, model):
     code, _, err = localllm("rm", "demo")
-    assert (code, "comes with localllm and stays" in err) == (2, True)
+    assert (code, "is part of localllm and stays" in err) == (2, True)
     code, _, err = localllm("rm", model)
     assert (code, f"delete it: `rm -r {model}`" in err) == (2, True)
 
@@ -132,15 +135,15 @@ def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("demo", "demo is a model that `localllm list --all` knows"),
-        ("qwen3:0.6b", "is a model that"),
-        ("here", "here reads as the path of a file or folder"),
-        ("x.gguf", "reads as the path"),
-        ("org/name", "'org/name' cannot be a name"),
-        ("../up", "cannot be a name"),
-        ("a b", "cannot be a name"),
-        ("", "cannot be a name"),
-        ("x\n", "cannot be a name"),
+        ("demo", "demo is already a name of `localllm list --all`"),
+        ("qwen3:0.6b", "is already a name"),
+        ("here", "here would be read as the path of a file or folder"),
+        ("x.gguf", "read as the path"),
+        ("org/name", "'org/name' is not a valid name"),
+        ("../up", "is not a valid name"),
+        ("a b", "is not a valid name"),
+        ("", "is not a valid name"),
+        ("x\n", "is not a valid name"),
     ],
 )
 def test_cp_hides_nothing(localllm, tmp_path, monkeypatch, name, words):
@@ -156,7 +159,7 @@ def test_a_damaged_list_of_names_says_what_to_do(localllm, tmp_path):
     (tmp_path / "home" / "aliases.json").write_text("{")
     for command in (["list"], ["show", "mine"], ["rm", "demo"], ["cp", "demo", "mine"]):
         code, _, err = localllm(*command)
-        assert (code, "mend it, or delete it to forget all aliases" in err) == (7, True)
+        assert (code, "correct it, or delete it to remove all aliases" in err) == (7, True)
 
 
 def test_verify_of_what_is_good(localllm, tiny, gguf):
@@ -217,7 +220,7 @@ def test_verify_offline_says_what_stays_damaged(localllm, tiny, gguf, monkeypatc
     assert code == 7
     assert err.splitlines()[-1] == (
         "error: 3 files of org/tiny and 1 more are damaged or missing, and not fetched again: "
-        "HF_HUB_OFFLINE is set; unset it to fetch them again"
+        "HF_HUB_OFFLINE is set; unset it to repair the files"
     )
     assert [sum(file["state"] != "good" for file in found["files"]) for found in json.loads(out)] == [2, 1]
 

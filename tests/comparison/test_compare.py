@@ -20,7 +20,7 @@ from localllm.comparison import subject as subjects
 from localllm.comparison.compare import compare_models
 from localllm.comparison.subject import Subject, find_subject, shared_vocab_size
 from localllm.errors import DiskFull, DoesNotFit, UsageError
-from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.catalog import bundled_folder, catalog
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.quality import measure
 from localllm.quality.report import Quality
@@ -30,7 +30,7 @@ from localllm.text.tokenizer import Tokenizer
 from tests.shared import shared
 from tests.tiny import make_checkpoint
 
-DEMO = boxed_folder(catalog()["demo"])
+DEMO = bundled_folder(catalog()["demo"])
 assert DEMO
 VOCAB = 3072  # of the demo
 Find = Callable[..., Subject]

@@ -179,7 +179,7 @@ def test_a_list_of_ids_is_one_text(bert: localllm.Embedder) -> None:
 def test_an_encoder_does_not_chat_and_a_decoder_is_no_encoder(bert: localllm.Embedder) -> None:
     with pytest.raises(UnsupportedModel, match="does not support chat"):
         localllm.load(bert.path)
-    with pytest.raises(UnsupportedModel, match="gives tokens, not vectors"):
+    with pytest.raises(UnsupportedModel, match="is not an embedding model"):
         localllm.load_embedder("demo")
 
 

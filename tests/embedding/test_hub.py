@@ -11,7 +11,7 @@ import localllm
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.remote import remote_header
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.hub.folder import missing_files
+from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, parse_name
 from localllm.hub.pull import plan_pull, pull
 from tests.embedding.checkpoints import MEAN, make_encoder, sentence_transformer

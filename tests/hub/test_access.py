@@ -68,7 +68,9 @@ def test_without_a_network_one_line_says_so_at_once(monkeypatch, proxy):
     assert says == []
     assert time.perf_counter() - start < 5
     words = (
-        "the proxy http://***@127.0.0.1:9 does not let nowhere.invalid be reached" if proxy else "cannot be found"
+        "nowhere.invalid cannot be reached through the proxy http://***@127.0.0.1:9"
+        if proxy
+        else "cannot be resolved"
     )
     assert words in refused.value.message
     assert "secret" not in str(refused.value)

@@ -2,7 +2,7 @@ import pytest
 
 from localllm.errors import DamagedModel, ModelNotFound, UsageError
 from localllm.hub.catalog import catalog
-from localllm.hub.made import aliases_file, read_aliases, set_alias
+from localllm.hub.local_names import aliases_file, read_aliases, set_alias
 from localllm.hub.names import RepoName, is_path, parse_name, similar_names
 
 
@@ -45,7 +45,7 @@ def test_a_damaged_file_is_an_error_that_says_what_to_do(home, content):
     home.mkdir()
     aliases_file().write_text(content)
     for use in (read_aliases, lambda: set_alias("a", "b"), lambda: parse_name("demo")):
-        with pytest.raises(DamagedModel, match=r"aliases\.json is damaged: .*; mend it, or delete it"):
+        with pytest.raises(DamagedModel, match=r"aliases\.json is damaged: .*; correct it, or delete it"):
             use()
     assert aliases_file().read_text() == content
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from localllm.hub.partial import PARTIAL_SUFFIX
-from localllm.hub.store import cache_state, is_writable
+from localllm.hub.hf_cache import cache_state, is_writable
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 from tests.hub.folders import write_cached
 
 

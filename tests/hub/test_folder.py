@@ -3,7 +3,7 @@ import json
 import pytest
 
 from localllm.errors import DamagedModel, UnsupportedModel
-from localllm.hub.folder import missing_files, weight_files
+from localllm.hub.model_files import missing_files, weight_files
 from tests.hub.folders import write_model
 
 
@@ -39,5 +39,5 @@ def test_an_index_may_list_the_files(tmp_path):
 def test_pickled_weights_are_refused_with_the_reason(tmp_path):
     write_model(tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin.*run code"):
+    with pytest.raises(UnsupportedModel, match=r"pytorch_model\.bin.*execute code"):
         missing_files(tmp_path)

@@ -2,10 +2,10 @@ import pytest
 from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound
-from localllm.hub.folder import missing_files
 from localllm.hub.gguf import choose_model, models_in_folder
+from localllm.hub.hf_cache import cached_models
+from localllm.hub.model_files import missing_files
 from localllm.hub.resolve import resolve_model
-from localllm.hub.store import cached_models
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
 
 PARTS = [f"big-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
@@ -46,7 +46,7 @@ def test_a_repository_in_the_cache_may_hold_a_gguf_file(tmp_path, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     folder = write_cached(tmp_path, "someone/a-GGUF")
     (folder / "model.safetensors").rename(folder / PARTS[0])
-    with pytest.raises(ModelNotFound, match=f"is here without {PARTS[1]}"):
+    with pytest.raises(ModelNotFound, match=f"lacks {PARTS[1]}"):
         resolve_model("someone/a-GGUF")
     for part in PARTS:
         (folder / part).touch()

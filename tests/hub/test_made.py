@@ -6,11 +6,11 @@ import json
 import pytest
 
 from localllm.errors import DamagedModel, DiskFull, ModelNotFound, UsageError, WrongDigest
-from localllm.hub.blobs import BlobUpload, blob_file, link_model_folder
-from localllm.hub.made import edition_files, find_edition
+from localllm.hub.assign_name import assign_edition, copy_name, remove_name
+from localllm.hub.local_names import edition_files, find_edition
 from localllm.hub.names import parse_name, strip_latest
-from localllm.hub.naming import assign_edition, copy_name, remove_name
 from localllm.hub.resolve import installed_models, resolve_model
+from localllm.hub.uploaded_blobs import BlobUpload, blob_file, link_model_folder
 from localllm.modelfile.edition import Edition
 
 
@@ -105,6 +105,6 @@ def test_what_is_no_digest_is_no_path(digest):
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".a", "a\0", "a" * 300])
 def test_what_is_no_name_of_a_file_is_no_path(home, name):
     digest = send(b"x")
-    with pytest.raises(UsageError, match="no name of a file"):
+    with pytest.raises(UsageError, match="not a valid file name"):
         link_model_folder({name: digest})
     assert not (home / "models").exists()

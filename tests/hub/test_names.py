@@ -2,9 +2,9 @@ import pytest
 from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, UnsupportedModel
-from localllm.hub.catalog import PACKAGE_FOLDER, boxed_folder, catalog
-from localllm.hub.folder import missing_files
-from localllm.hub.made import set_alias
+from localllm.hub.catalog import PACKAGE_FOLDER, bundled_folder, catalog
+from localllm.hub.local_names import set_alias
+from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, is_path, parse_name
 from localllm.hub.resolve import resolve_model
 from tests.hub.folders import write_cached, write_model
@@ -79,7 +79,7 @@ def test_a_download_that_was_broken_off_names_what_is_missing(cache):
     index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
     (folder / "model.safetensors.index.json").write_text(index)
     (folder / "model-00001-of-00002.safetensors").touch()
-    with pytest.raises(ModelNotFound, match=r"is here without model-00002-of-00002\.safetensors"):
+    with pytest.raises(ModelNotFound, match=r"lacks model-00002-of-00002\.safetensors"):
         resolve_model("qwen3:4b-bf16")
 
 
@@ -127,13 +127,13 @@ def test_an_address_from_a_browser_names_what_it_shows(address, repo):
     ["org", "org/x/discussions/3", "org/x/tree/main/folder", "org/x/tree/..", "org/x/blob/main/..%2Fx.gguf"],
 )
 def test_an_address_of_something_else_is_refused(address):
-    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+    with pytest.raises(ModelNotFound, match="is not a model name"):
         parse_name(f"https://huggingface.co/{address}")
 
 
 @pytest.mark.parametrize("name", ["", "foo bar", "a:b:c", "-x", "x\n", "\0", "ü", "a" * 5000])
 def test_what_is_no_name_at_all_is_refused(name):
-    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+    with pytest.raises(ModelNotFound, match="is not a model name"):
         resolve_model(name)
 
 
@@ -141,7 +141,7 @@ def test_what_is_no_name_at_all_is_refused(name):
     "name", ["org/a--b", "org/a.git", "a..b/c", "org/x-", "org/x.", "org./x", "org/x@v..1", "org/x@", "org/x:"]
 )
 def test_what_the_hub_has_no_names_like_is_refused(name):
-    with pytest.raises(ModelNotFound, match="is not a name of a model"):
+    with pytest.raises(ModelNotFound, match="is not a model name"):
         resolve_model(name)
 
 
@@ -174,6 +174,6 @@ def test_a_broken_repository_in_the_cache_does_not_hide_the_near_names(cache):
     not (PACKAGE_FOLDER / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet"
 )
 def test_the_boxed_model_is_whole():
-    folder = boxed_folder(catalog()["demo"])
+    folder = bundled_folder(catalog()["demo"])
     assert missing_files(folder) == []
     assert resolve_model("demo").path == folder

@@ -19,7 +19,7 @@ from localllm.errors import (
     NetworkError,
     UnsupportedModel,
 )
-from localllm.hub import partial, pull
+from localllm.hub import partial_file, pull
 from localllm.hub.listing import fetch_listing
 from localllm.hub.names import RepoName, parse_name
 from localllm.hub.resolve import resolve_model
@@ -39,7 +39,7 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(partial, "PART_BYTES", 8_192)
+    monkeypatch.setattr(partial_file, "PART_BYTES", 8_192)
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_only_what_is_missing_of_a_part_is_asked_for_again(tiny, cache):
 def test_a_flipped_bit_is_told_and_the_file_comes_again(tiny, cache):
     tiny.disturb(faults.flipped(20_000), WEIGHTS)
     _, watcher = fetch()
-    assert "model.safetensors: what came is not what the hub announced, fetching it again" in watcher.said
+    assert "model.safetensors: the content does not have the announced digest, fetching it again" in watcher.said
     assert watcher.came == watcher.order.missing_bytes  # what came in vain was taken back
 
 
@@ -205,7 +205,7 @@ def test_a_flipped_bit_is_told_and_the_file_comes_again(tiny, cache):
 @pytest.mark.parametrize("byte", range(0, 40_000, 3_989))
 def test_any_flipped_bit_is_found(tiny, cache, byte):
     tiny.disturb(faults.flipped(byte), WEIGHTS, times=None)
-    with pytest.raises(DamagedModel, match=r"model.safetensors of org/tiny came twice with another content"):
+    with pytest.raises(DamagedModel, match=r"model.safetensors of org/tiny twice had another digest"):
         fetch()
     with pytest.raises(ModelNotFound):
         resolve_model("org/tiny")
@@ -214,7 +214,7 @@ def test_any_flipped_bit_is_found(tiny, cache, byte):
 def test_what_the_hub_says_of_retrying_is_heeded(tiny, cache):
     tiny.disturb(faults.busy(1), WEIGHTS)
     _, watcher = fetch()
-    assert "model.safetensors: it answers 429; trying again in 1 s" in watcher.said
+    assert "model.safetensors: status 429; retrying in 1 s" in watcher.said
 
 
 # What does not: one sentence, and nothing lost
@@ -231,43 +231,43 @@ def host(hub):
         (
             faults.reset(20_000),
             NetworkError,
-            r"{host} does not give org/tiny: .*(reset|closed|disconnect).*; check the connection and HF_ENDPOINT, "
-            "then run the same command again",
+            r"{host} does not provide org/tiny: .*(reset|closed|disconnect).*; check the connection and "
+            "HF_ENDPOINT, then run the same command again",
         ),
-        (faults.truncated(20_000), NetworkError, "{host} does not give org/tiny: peer closed connection"),
-        (faults.stalled(20_000), NetworkError, "{host} does not give org/tiny: nothing came for 1 s; check"),
-        (faults.refused(500), NetworkError, "{host} does not give org/tiny: it answers 500; check"),
-        (faults.busy(), NetworkError, "{host} answers 429: too many requests; try again later"),
-        (faults.busy(3600), NetworkError, "{host} answers 429: too many requests; try again in 3600 s"),
+        (faults.truncated(20_000), NetworkError, "{host} does not provide org/tiny: peer closed connection"),
+        (faults.stalled(20_000), NetworkError, "{host} does not provide org/tiny: no data within 1 s; check"),
+        (faults.refused(500), NetworkError, "{host} does not provide org/tiny: status 500; check"),
+        (faults.busy(), NetworkError, "{host} returned status 429: too many requests; try again later"),
+        (faults.busy(3600), NetworkError, "{host} returned status 429: too many requests; try again in 3600 s"),
         (
             faults.announced(39_000),
             NetworkError,
-            "the hub sends of model.safetensors bytes .*/39000 and not bytes .*; try again",
+            "the Hub sends bytes .*/39000 of model.safetensors instead of bytes .*; try again",
         ),
         (
             faults.headed({"Content-Range": f"bytes {'9' * 5000}-1/40000"}),
             NetworkError,
-            "the hub sends of model.safetensors bytes 9+ and not bytes .*; try again",
+            "the Hub sends bytes 9+ of model.safetensors instead of bytes .*; try again",
         ),
         (
             faults.refused(404, "EntryNotFound"),
             ModelNotFound,
-            "{host} lists a file of org/tiny and does not have it; try again later",
+            "{host} lists a file of org/tiny but does not have it; try again later",
         ),
         (
             faults.refused(401),
             AccessDenied,
-            "{host} wants a login for org/tiny; log in with `hf auth login`, or set",
+            "{host} requires a login for org/tiny; log in with `hf auth login`, or set",
         ),
-        (faults.refused(403), AccessDenied, "{host} does not let you read org/tiny; see {url}/org/tiny; log in"),
+        (faults.refused(403), AccessDenied, "{host} denies you access to org/tiny; see {url}/org/tiny; log in"),
         (
             faults.refused(403, "GatedRepo"),
             AccessDenied,
-            "org/tiny is gated: its authors want you to agree to their terms; log in with `hf auth login`, or set "
-            "HF_TOKEN, then visit {url}/org/tiny and accept them",
+            "org/tiny is gated: its authors require you to accept their terms; log in with `hf auth login`, or "
+            "set HF_TOKEN, then visit {url}/org/tiny and accept them",
         ),
-        (faults.redirected("?"), NetworkError, "{host} does not give org/tiny: it redirects in circles"),
-        (faults.redirected("ftp://elsewhere/"), NetworkError, "{host} does not give org/tiny: .*ftp"),
+        (faults.redirected("?"), NetworkError, "{host} does not provide org/tiny: it redirects in circles"),
+        (faults.redirected("ftp://elsewhere/"), NetworkError, "{host} does not provide org/tiny: .*ftp"),
     ],
 )
 def test_a_lasting_fault_of_the_weights(tiny, cache, change, error, message):
@@ -299,7 +299,7 @@ def test_what_is_not_there(tiny, cache, name, message):
 def test_a_login_that_is_not_accepted_is_told(tiny, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
     tiny.disturb(faults.refused(401, None, "Invalid credentials in Authorization header"), WEIGHTS, times=None)
-    with pytest.raises(AccessDenied, match=f"{host(tiny)} does not accept your login for org/tiny; log in with"):
+    with pytest.raises(AccessDenied, match=f"{host(tiny)} does not accept your token for org/tiny; log in with"):
         fetch()
 
 
@@ -308,7 +308,7 @@ def test_a_gated_repository_says_what_to_do_by_who_asks(tiny, cache, monkeypatch
     with pytest.raises(AccessDenied, match="log in with `hf auth login`, or set HF_TOKEN, then visit"):
         fetch("org/gated")
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
-    with pytest.raises(AccessDenied, match=f"agree to their terms; visit {tiny.url}/org/gated and accept them"):
+    with pytest.raises(AccessDenied, match=f"accept their terms; visit {tiny.url}/org/gated and accept them"):
         fetch("org/gated")
     tiny.add("org/gated", model_files(), readers=frozenset(["hf_friend"]))
     monkeypatch.setenv("HF_TOKEN", "hf_friend")
@@ -322,12 +322,12 @@ def test_an_address_that_has_run_out_is_asked_for_anew(tiny, cache):
     folder, watcher = fetch()
     assert expired.met == 3
     assert (folder / "model.safetensors").read_bytes() == weights()
-    assert any("it answers 403; trying again" in line for line in watcher.said)
+    assert any("status 403; retrying" in line for line in watcher.said)
 
 
 def test_a_host_of_files_that_refuses_every_address_is_given_up(tiny, cache):
     tiny.disturb(faults.refused(403, None, "no"), "/cdn/", times=None)
-    with pytest.raises(NetworkError, match="does not give org/tiny: it answers 403"):
+    with pytest.raises(NetworkError, match="does not provide org/tiny: status 403"):
         fetch()
 
 
@@ -356,13 +356,13 @@ def test_a_token_never_gets_to_another_host(tiny, cache, monkeypatch):
 
 def test_no_connection(tiny, cache, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(NetworkError, match=r"127\.0\.0\.1:9 does not give org/tiny: .*refused.*; check the conn"):
+    with pytest.raises(NetworkError, match=r"127\.0\.0\.1:9 does not provide org/tiny: .*refused.*; check"):
         fetch()
 
 
 def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
-    with pytest.raises(NetworkError, match=r"\*\*\*@127\.0\.0\.1:9 does not give org/tiny: ") as error:
+    with pytest.raises(NetworkError, match=r"\*\*\*@127\.0\.0\.1:9 does not provide org/tiny: ") as error:
         fetch()
     assert "secret" not in str(error.value)
 
@@ -387,7 +387,7 @@ def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypat
 )
 def test_a_hostile_name_is_refused_before_it_becomes_a_path(tiny, cache, path):
     tiny.disturb(faults.edited(lambda entries: entries[-1].update(path=path)), "/tree/", times=None)
-    with pytest.raises(NetworkError, match=r"the hub gives a file named .* do not trust this hub"):
+    with pytest.raises(NetworkError, match=r"the Hub returned a file named .* do not trust this hub"):
         fetch()
     assert not [file for file in cache.parent.rglob("*") if "evil" in file.name]
 
@@ -408,21 +408,21 @@ def test_a_hostile_name_is_refused_before_it_becomes_a_path(tiny, cache, path):
 )
 def test_a_hostile_fact_is_refused(tiny, cache, fact, value):
     tiny.disturb(faults.edited(lambda entries: entries[-1].update({fact: value})), "/tree/", times=None)
-    with pytest.raises(NetworkError, match=r"the hub gives .* for org/tiny; do not trust this hub or repository"):
+    with pytest.raises(NetworkError, match=r"the Hub returned .* for org/tiny; do not trust this hub"):
         fetch()
 
 
 @pytest.mark.parametrize("sha", ["../evil", "main", None, 7])
 def test_a_hostile_commit_is_refused(tiny, cache, sha):
     tiny.disturb(faults.edited(lambda facts: facts.update(sha=sha)), "/api/models/org/tiny/revision", times=None)
-    with pytest.raises(NetworkError, match="the hub gives"):
+    with pytest.raises(NetworkError, match="the Hub returned"):
         fetch()
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000 + b"]" * 100_000])
 def test_what_is_no_json_is_no_listing(tiny, cache, body):
     tiny.disturb(lambda reply: type(reply).of(200, body, {"Content-Type": "text/html"}), "/tree/")
-    with pytest.raises(NetworkError, match="the hub gives something that is no listing"):
+    with pytest.raises(NetworkError, match="the Hub returned an invalid listing"):
         fetch()
 
 
@@ -439,7 +439,7 @@ def test_a_name_of_other_letters_is_a_name(hub, cache):
 def test_an_index_that_leads_elsewhere_is_refused(hub, cache, name):
     index = json.dumps({"weight_map": {"a": name}}).encode()
     hub.add("org/tiny", model_files(**{"model.safetensors.index.json": index}))
-    with pytest.raises(DamagedModel, match="which is no safetensors file beside it"):
+    with pytest.raises(DamagedModel, match="which is not a safetensors file next to it"):
         fetch()
 
 
@@ -456,7 +456,7 @@ def test_a_model_without_a_tokenizer_is_refused_before_it_comes(hub, cache):
     files = model_files()
     del files["tokenizer.json"]
     hub.add("org/tiny", files)
-    with pytest.raises(UnsupportedModel, match=r"org/tiny has no tokenizer that localllm reads \("):
+    with pytest.raises(UnsupportedModel, match=r"org/tiny has no supported tokenizer \("):
         fetch()
     assert not hub.sent(WEIGHTS)
 
@@ -473,7 +473,7 @@ def test_a_repository_of_pickles_is_refused_before_a_byte_of_them_comes(hub, cac
     files = model_files()
     del files["model.safetensors"]
     hub.add("org/tiny", files)
-    with pytest.raises(UnsupportedModel, match=r"only pickled weights \(pytorch_model.bin\), which can run code"):
+    with pytest.raises(UnsupportedModel, match=r"only pickled weights \(pytorch_model.bin\), which can execute"):
         fetch()
     assert not hub.sent("pytorch_model")
 
@@ -491,7 +491,7 @@ def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch)
     usage = pull.shutil.disk_usage(cache.parent)
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=pull.SPARE_BYTES + 30_000))
     with pytest.raises(
-        DiskFull, match=r"org/tiny needs 40\.\d kB more on the disk with .*, 67\.1 MB are free; make room"
+        DiskFull, match=r"org/tiny needs 40\.\d kB more on the disk with .*, but 67\.1 MB are free; delete files"
     ):
         fetch()
     assert not tiny.sent("cdn")
@@ -513,12 +513,12 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(file, content, at)
 
-    monkeypatch.setattr(partial.os, "pwrite", full)
+    monkeypatch.setattr(partial_file.os, "pwrite", full)
     with pytest.raises(
         DiskFull, match=r"the disk with .*models--org--tiny is full; free some space, then run the same"
     ):
         fetch()
-    monkeypatch.setattr(partial.os, "pwrite", real)
+    monkeypatch.setattr(partial_file.os, "pwrite", real)
     _, watcher = fetch()
     assert 0 < watcher.order.missing_bytes < len(weights())
 
@@ -533,12 +533,12 @@ def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
     impatient = Impatient()
     with pytest.raises(KeyboardInterrupt):
         fetch(watcher=impatient)
-    with pytest.raises(ModelNotFound, match=r"org/tiny is (not on this machine|here without)"):
+    with pytest.raises(ModelNotFound, match=r"org/tiny (is not on this machine|lacks)"):
         resolve_model("org/tiny")
     folder, watcher = fetch()
     assert (folder / "model.safetensors").read_bytes() == weights()
     assert impatient.came + watcher.came == impatient.order.missing_bytes
-    assert not list(cache.rglob(f"*{partial.PARTIAL_SUFFIX}"))
+    assert not list(cache.rglob(f"*{partial_file.PARTIAL_SUFFIX}"))
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
@@ -601,7 +601,7 @@ def test_of_a_repository_of_gguf_files_one_model_comes(hub, cache):
 
 def test_without_the_usual_quantization_one_must_be_named(hub, cache):
     hub.add("org/m-GGUF", gguf_files("m-Q5_0.gguf", "m-Q8_0.gguf"))
-    with pytest.raises(ModelNotFound, match="holds several models; name one of them: :Q5_0, :Q8_0"):
+    with pytest.raises(ModelNotFound, match="contains several models; name one of them: :Q5_0, :Q8_0"):
         fetch("org/m-GGUF")
 
 

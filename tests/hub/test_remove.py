@@ -9,7 +9,7 @@ from huggingface_hub import scan_cache_dir
 
 from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.names import RepoName
-from localllm.hub.partial import PART_BYTES, PARTIAL_SUFFIX, PartialFile
+from localllm.hub.partial_file import PART_BYTES, PARTIAL_SUFFIX, PartialFile
 from localllm.hub.remove import plan_removal
 from localllm.hub.resolve import resolve_model
 from tests.hub.downloaded import download
@@ -102,7 +102,7 @@ def test_one_gguf_model_of_a_commit_with_two_names_must_be_named_by_it(fill):
     commit = fill("org/tiny-GGUF", GGUF, "v1").name
     fill("org/tiny-GGUF", GGUF)
     with pytest.raises(
-        UsageError, match=f"main and v1 are one revision; `localllm rm org/tiny-GGUF@{commit}:Q8_0`"
+        UsageError, match=f"main and v1 are the same revision; `localllm rm org/tiny-GGUF@{commit}:Q8_0`"
     ):
         plan_removal(RepoName("org/tiny-GGUF", quant="Q8_0"))
     assert remove("org/tiny-GGUF", commit, "Q8_0") == len(GGUF["tiny-Q8_0.gguf"])

@@ -10,11 +10,11 @@ from huggingface_hub import constants
 
 from localllm.errors import ModelNotFound, NetworkError
 from localllm.hub.names import RepoName
-from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 from localllm.hub.pull import plan_pull, pull
 from localllm.hub.remove import plan_removal
 from localllm.hub.resolve import resolve_model
-from localllm.hub.verify import State, file_states, find_snapshots, hash_all, known_digests, repair
+from localllm.hub.verify import FileState, file_states, find_snapshots, hash_all, known_digests, repair
 from tests.hub import faults
 from tests.hub.downloaded import download
 from tests.hub.models import Watcher, model_files, weights
@@ -41,7 +41,7 @@ def look(repo=None):
     found = find_snapshots(repo)
     good = hash_all({path: digest for one in found for path, digest in known_digests(one).items()})
     every = {(str(one.repo), path): state for one in found for path, state in file_states(one, good).items()}
-    return {key: state for key, state in every.items() if state is not State.GOOD}
+    return {key: state for key, state in every.items() if state is not FileState.GOOD}
 
 
 def mend(repo):
@@ -59,7 +59,7 @@ def damage(file, at=0):
 def test_what_the_hub_gave_is_good(tiny):
     assert look(TINY) == look() == {}
     [found] = find_snapshots(TINY)
-    assert file_states(found, hash_all(known_digests(found))) == dict.fromkeys(FILES, State.GOOD)
+    assert file_states(found, hash_all(known_digests(found))) == dict.fromkeys(FILES, FileState.GOOD)
 
 
 @pytest.mark.quick_every(5)
@@ -67,7 +67,7 @@ def test_what_the_hub_gave_is_good(tiny):
 def test_one_bit_of_any_file_is_found_and_mended(tiny, name):
     at = random.Random(name).randrange(len(FILES[name]))
     damage(tiny / name, at)
-    assert look(TINY) == look() == {("org/tiny", name): State.DAMAGED}
+    assert look(TINY) == look() == {("org/tiny", name): FileState.DAMAGED}
     mend(TINY)
     assert look(TINY) == {}
     assert (tiny / name).read_bytes() == FILES[name]
@@ -76,7 +76,7 @@ def test_one_bit_of_any_file_is_found_and_mended(tiny, name):
 @pytest.mark.parametrize("content", [b"", FILES["model.safetensors"][:-1], FILES["model.safetensors"] + b"\0"])
 def test_a_file_of_another_length_is_damaged(tiny, content):
     (tiny / "model.safetensors").resolve().write_bytes(content)
-    assert look(TINY) == {("org/tiny", "model.safetensors"): State.DAMAGED}
+    assert look(TINY) == {("org/tiny", "model.safetensors"): FileState.DAMAGED}
     mend(TINY)
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
@@ -84,7 +84,7 @@ def test_a_file_of_another_length_is_damaged(tiny, content):
 def test_a_link_without_its_blob_is_missing(tiny):
     (tiny / "model.safetensors").resolve().unlink()
     (tiny / "onnx/model.onnx").resolve().unlink()
-    missing = {("org/tiny", path): State.MISSING for path in ("model.safetensors", "onnx/model.onnx")}
+    missing = {("org/tiny", path): FileState.MISSING for path in ("model.safetensors", "onnx/model.onnx")}
     assert look(TINY) == look() == missing
     mend(TINY)
     assert look(TINY) == {}
@@ -100,7 +100,7 @@ def test_an_index_that_was_damaged_leads_to_what_else_is_missing(fill):
     folder = fill("org/tiny", files)
     (folder / "model-2.safetensors").unlink()
     damage(folder / "model.safetensors.index.json")
-    assert look(TINY) == {("org/tiny", "model.safetensors.index.json"): State.DAMAGED}
+    assert look(TINY) == {("org/tiny", "model.safetensors.index.json"): FileState.DAMAGED}
     mend(TINY)
     assert look(TINY) == {}
     assert (resolve_model("org/tiny").path / "model-2.safetensors").read_bytes() == files["model-2.safetensors"]
@@ -108,7 +108,7 @@ def test_an_index_that_was_damaged_leads_to_what_else_is_missing(fill):
 
 def test_parts_of_a_gguf_model_that_are_missing_come_one_after_the_other(fill):
     fill("org/tiny-GGUF", GGUF | PARTS, allow_patterns=["*Q8_0*", "*00001-of*"])
-    missing = {("org/tiny-GGUF", "BF16/tiny-BF16-00002-of-00003.gguf"): State.MISSING}
+    missing = {("org/tiny-GGUF", "BF16/tiny-BF16-00002-of-00003.gguf"): FileState.MISSING}
     assert look(RepoName("org/tiny-GGUF")) == look() == missing
     assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
     mend(RepoName("org/tiny-GGUF", quant="BF16"))
@@ -125,7 +125,7 @@ def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
     damage(folder / "tiny-Q4_K_M.gguf", 100)
     assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
     assert look(RepoName("org/tiny-GGUF", quant="Q4_K_M")) == {
-        ("org/tiny-GGUF:Q4_K_M", "tiny-Q4_K_M.gguf"): State.DAMAGED
+        ("org/tiny-GGUF:Q4_K_M", "tiny-Q4_K_M.gguf"): FileState.DAMAGED
     }
     mend(RepoName("org/tiny-GGUF"))
     assert look() == {}
@@ -133,7 +133,7 @@ def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
 
 def test_a_download_that_was_broken_off_is_completed(fill, cache):
     fill("org/tiny", FILES, allow_patterns=["config.json"])
-    missing = {("org/tiny", path): State.MISSING for path in ("tokenizer.json", "model.safetensors")}
+    missing = {("org/tiny", path): FileState.MISSING for path in ("tokenizer.json", "model.safetensors")}
     assert look(TINY) == missing
     assert look() == {}, "a program may have wanted no more than this file"
     (cache / "models--org--tiny" / "blobs" / ("a" * 64 + PARTIAL_SUFFIX)).touch()
@@ -145,7 +145,7 @@ def test_a_download_that_was_broken_off_is_completed(fill, cache):
 def test_a_tokenizer_of_another_name_is_found_by_the_hubs_list(fill):
     files = {name: body for name, body in FILES.items() if name != "tokenizer.json"} | {"tokenizer.model": b"spm"}
     fill("org/tiny", files, allow_patterns=["config.json", "model.safetensors"])
-    assert look(TINY) == {("org/tiny", "tokenizer.json"): State.MISSING}
+    assert look(TINY) == {("org/tiny", "tokenizer.json"): FileState.MISSING}
     mend(TINY)
     assert look(TINY) == {}
 
@@ -171,7 +171,7 @@ def test_without_the_hub_a_damaged_file_stays_where_it_is(tiny, hub, monkeypatch
     else:
         with pytest.raises(NetworkError):
             mend(TINY)
-    assert look(TINY) == {("org/tiny", "model.safetensors"): State.DAMAGED}
+    assert look(TINY) == {("org/tiny", "model.safetensors"): FileState.DAMAGED}
     assert (tiny / "model.safetensors").exists()
 
 
@@ -180,7 +180,7 @@ def test_a_repair_that_breaks_off_leaves_a_download_that_goes_on(tiny, hub):
     hub.disturb(faults.refused(404, "EntryNotFound"), "model.safetensors", method=None, times=None)
     with pytest.raises(ModelNotFound):
         mend(TINY)
-    assert look(TINY) == {("org/tiny", "model.safetensors"): State.MISSING}
+    assert look(TINY) == {("org/tiny", "model.safetensors"): FileState.MISSING}
     hub.faults.clear()
     mend(TINY)
     assert look(TINY) == {}
@@ -190,7 +190,7 @@ def test_what_has_no_digest_is_unknown_and_left_alone(tiny, hub):
     (tiny / "config.json").unlink()
     (tiny / "config.json").write_bytes(FILES["config.json"])
     os.symlink("/etc/hostname", tiny / "elsewhere")
-    assert look(TINY) == {("org/tiny", path): State.UNKNOWN for path in ("config.json", "elsewhere")}
+    assert look(TINY) == {("org/tiny", path): FileState.UNKNOWN for path in ("config.json", "elsewhere")}
 
 
 def test_files_without_links_are_looked_at_by_digests_that_a_pull_has_kept(hub, cache, monkeypatch):
@@ -202,14 +202,14 @@ def test_files_without_links_are_looked_at_by_digests_that_a_pull_has_kept(hub, 
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     assert look(TINY) == {}
     damage(folder / "model.safetensors", at=9)
-    assert look(TINY) == {("org/tiny", "model.safetensors"): State.DAMAGED}
+    assert look(TINY) == {("org/tiny", "model.safetensors"): FileState.DAMAGED}
     mend(TINY)
     assert look(TINY) == {}
     assert (folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     (cache / "models--org--tiny" / "digests" / f"{folder.name}.json").write_text(
         '{"config.json": "../../x", "a": 3}'
     )
-    assert set(look(TINY).values()) == {State.UNKNOWN}
+    assert set(look(TINY).values()) == {FileState.UNKNOWN}
     plan_removal(TINY).strategy.execute()
     assert not list(cache.rglob("*.json"))
 
@@ -218,7 +218,7 @@ def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
     fill("org/tiny", FILES | {"config.json": b'{"new": 1}'})
     fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
     damage(tiny / "config.json")
-    assert look() == {(f"org/tiny@{tiny.name}", "config.json"): State.DAMAGED}
+    assert look() == {(f"org/tiny@{tiny.name}", "config.json"): FileState.DAMAGED}
     assert {str(found.repo) for found in find_snapshots(None)} == {
         "an/encoder",
         "org/tiny",

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from localllm.arch.describe import parse_config
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int8
+from localllm.quant.formats.groups import quantize_int8
 from localllm.runtime.kv_cache.sequence_state import SequenceState
 from tests.models.families import FAMILIES
 from tests.models.proofs import extend, token_ids
@@ -48,7 +48,7 @@ def test_a_model_without_any_attention_runs(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_packed_matrix_are_reordered_with_their_scales() -> None:
-    packed = int8.quantize_int8(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
+    packed = quantize_int8(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
     order = torch.tensor([4, 0, 5, 1, 3, 2])
     assert torch.equal(
         dequantize(packed.select_rows(order), torch.float32), dequantize(packed, torch.float32)[order]

@@ -124,4 +124,6 @@ def test_layers_of_gemma_4_are_found_by_numbers_with_a_zero_before_them(tmp_path
     changes = {k: v for k, v in changes.items() if k != "layer_types"} | {"num_hidden_layers": 12}
     model = make_checkpoint(tmp_path, name, **changes)
     assert "05" in json.loads((tmp_path / "config.json").read_text())["per_layer_config"]
-    compare_with_transformers(model, tmp_path)
+    ids = token_ids(50)
+    theirs, exact = logits_of_transformers(model, ids), logits_of_transformers(model.double(), ids)
+    assert difference(make_engine(tmp_path).logits(ids), exact) <= 2 * difference(theirs, exact)

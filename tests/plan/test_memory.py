@@ -14,7 +14,7 @@ from localllm.plan.activations import activation_bytes
 from localllm.plan.fit import shortage_error
 from localllm.plan.memory import MemoryNeeds, allocate, check_context, host_blocks, plan_state_slots
 from localllm.plan.weights import weight_bytes
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 from tests.checkpoint import published
 from tests.checkpoint.test_mxfp4 import write_published
 from tests.models.families import FAMILIES

@@ -6,11 +6,11 @@ import tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from localllm.errors import UsageError
-from localllm.hub.catalog import boxed_folder, catalog
+from localllm.hub.catalog import bundled_folder, catalog
 from localllm.quality.text import EVALUATION_TEXT, split_into_windows
 from localllm.text.tokenizer import Tokenizer
 
-DEMO = boxed_folder(catalog()["demo"])
+DEMO = bundled_folder(catalog()["demo"])
 assert DEMO
 TEXT = EVALUATION_TEXT.read_text(encoding="utf-8")
 BOS, EOS = 0, 4

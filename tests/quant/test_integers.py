@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int4
+from localllm.quant.formats.groups import pack_int4, unpack_int4
 from localllm.quant.tensor import QuantizedTensor
 
 
@@ -14,7 +14,7 @@ from localllm.quant.tensor import QuantizedTensor
 def test_codes_that_are_packed_come_out_as_they_were(rows: int, columns: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 16, (rows, columns), generator=generator, dtype=torch.uint8)
-    assert torch.equal(int4.unpack_int4(int4.pack_int4(codes), columns), codes)
+    assert torch.equal(unpack_int4(pack_int4(codes), columns), codes)
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
@@ -38,7 +38,7 @@ def test_a_weight_is_its_codes_less_the_zero_point_times_the_scale(
             g = at // (group or columns)
             middle = zero[row, g] if zeros else (8 if form == "int4" else 0)
             expected[row, order[at]] = (codes[row, at] - middle) * scale[row, g]
-    stored = int4.pack_int4(codes.to(torch.uint8)) if form == "int4" else codes.to(torch.int8)
+    stored = pack_int4(codes.to(torch.uint8)) if form == "int4" else codes.to(torch.int8)
     parts = {"q": stored, "scale": scale}
     if zeros:
         parts["zero"] = zero.to(stored.dtype)

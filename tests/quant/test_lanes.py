@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int4
 from localllm.quant.formats.gguf import BLOCKS_PART
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
-from localllm.quant.formats.lanes import interleave
+from localllm.quant.formats.groups import pack_int4
+from localllm.quant.formats.interleaved import interleave
 from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 
@@ -28,7 +28,7 @@ def integers(form: str, rows: int, columns: int, group: int | None, *, zeros: bo
     groups = -(-columns // (group or columns))
     low, high = (0, 16) if form == "int4" else (-128, 128)
     codes = torch.randint(low, high, (rows, columns), generator=generator)
-    q = int4.pack_int4(codes.to(torch.uint8)) if form == "int4" else codes.to(torch.int8)
+    q = pack_int4(codes.to(torch.uint8)) if form == "int4" else codes.to(torch.int8)
     parts = {"q": q, "scale": torch.rand(rows, groups, generator=generator)}
     if zeros:
         parts["zero"] = torch.randint(low, high, (rows, groups), generator=generator).to(q.dtype)

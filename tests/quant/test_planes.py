@@ -1,11 +1,10 @@
-"""How planes lie in memory. That weights in planes are the weights that they were: test_repack.py."""
+"""How planes lie in memory. Repacking keeps the weights: test_repack.py."""
 
 import pytest
 import torch
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats.planes import TILE_ROWS
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats.gpu_packed import TILE_ROWS, repack
 from tests.quant.test_lanes import integers
 
 

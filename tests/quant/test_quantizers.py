@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int8
-from localllm.quant.grid import Grid, fit, second_moments
-from localllm.quantize import awq, gptq, rtn, smoothquant
+from localllm.quant.formats.groups import quantize_int8
+from localllm.quant.grid import Grid, fit, quantize_rtn, second_moments
+from localllm.quantize import awq, gptq, smoothquant
 from localllm.quantize.inputs import MAX_SAMPLES, InputStatistics
 
 GRIDS = [
@@ -34,7 +34,7 @@ def heard(x: Tensor, hessian: bool = False) -> InputStatistics:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_each_weight_becomes_the_nearest_number_of_its_grid(grid: Grid) -> None:
     weight = drawn(5, 75)
-    made = rtn.quantize(weight, grid)
+    made = quantize_rtn(weight, grid)
     became, group = dequantize(made, torch.float32), grid.group or 75
     middle = torch.tensor(float(grid.zero_point))
     for row in range(5):
@@ -49,7 +49,7 @@ def test_each_weight_becomes_the_nearest_number_of_its_grid(grid: Grid) -> None:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_the_search_for_scales_is_never_worse_than_the_whole_range(grid: Grid) -> None:
     weight = drawn(16, 200) ** 3  # heavy tails: cutting them off pays
-    error = (dequantize(rtn.quantize(weight, grid), torch.float32) - weight).square().sum()
+    error = (dequantize(quantize_rtn(weight, grid), torch.float32) - weight).square().sum()
     whole = torch.zeros(())
     for cut in weight.split(grid.group or 200, 1):
         if grid.symmetric:
@@ -71,7 +71,7 @@ def test_zeros_stay_zeros_and_scales_are_as_they_are_stored(dtype: torch.dtype) 
     weight = drawn(4, 64)
     weight[:, :32] = 0
     for symmetric in (True, False):
-        made = rtn.quantize(weight.to(dtype), Grid(4, 32, symmetric, dtype))
+        made = quantize_rtn(weight.to(dtype), Grid(4, 32, symmetric, dtype))
         assert made.parts["scale"].dtype == dtype
         assert (made.parts["scale"] > 0).all()
         became = dequantize(made, torch.float32)
@@ -84,7 +84,7 @@ def test_zeros_stay_zeros_and_scales_are_as_they_are_stored(dtype: torch.dtype) 
 )
 def test_small_weights_in_float16_lose_no_more_than_others(grid: Grid) -> None:
     def lost(weight: Tensor) -> float:
-        return ((dequantize(rtn.quantize(weight, grid), torch.float32) - weight).norm() / weight.norm()).item()
+        return ((dequantize(quantize_rtn(weight, grid), torch.float32) - weight).norm() / weight.norm()).item()
 
     weight = drawn(16, 256)
     assert lost(weight * 1e-3) < 1.05 * lost(weight)
@@ -136,7 +136,7 @@ def test_gptq_is_the_column_by_column_rule(grid: Grid) -> None:
     assert same.float().mean() > 0.99  # float32 against float64: what lies halfway may fall to either side
     assert outputs_off(x, made, weight) < 1.01 * outputs_off(x, expected, weight)
     assert outputs_off(x, made, weight) < 0.8 * outputs_off(
-        x, dequantize(rtn.quantize(weight, grid), x.dtype), weight
+        x, dequantize(quantize_rtn(weight, grid), x.dtype), weight
     )
 
 
@@ -159,7 +159,7 @@ def test_fewer_inputs_than_columns_are_damped_until_there_is_an_inverse() -> Non
     made = dequantize(gptq.quantize(weight, x.T @ x, Grid(4, 32)), torch.float32)
     assert torch.isfinite(made).all()
     assert outputs_off(x, made, weight) < outputs_off(
-        x, dequantize(rtn.quantize(weight, Grid(4, 32)), x.dtype), weight
+        x, dequantize(quantize_rtn(weight, Grid(4, 32)), x.dtype), weight
     )
 
 
@@ -177,8 +177,8 @@ def test_awq_scales_up_what_meets_large_inputs() -> None:
     inputs = heard(x)
     s = awq.search_scale([weight], inputs, grid, lambda s: s)
     assert s[::16].mean() > 1.5 * s[1::16].mean()
-    plain = outputs_off(x, dequantize(rtn.quantize(weight, grid), x.dtype), weight)
-    scaled = outputs_off(x, dequantize(rtn.quantize(weight * s, grid), x.dtype) / s, weight)
+    plain = outputs_off(x, dequantize(quantize_rtn(weight, grid), x.dtype), weight)
+    scaled = outputs_off(x, dequantize(quantize_rtn(weight * s, grid), x.dtype) / s, weight)
     inputs.divide(s)
     clipped = outputs_off(x, dequantize(awq.quantize(weight * s, inputs, grid), x.dtype) / s, weight)
     assert clipped <= scaled < 0.7 * plain
@@ -194,7 +194,7 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
     x[:, 5] *= 100
 
     def off(s: Tensor) -> float:
-        rounded = dequantize(rtn.quantize(weight * s, grid), torch.float32)
+        rounded = dequantize(quantize_rtn(weight * s, grid), torch.float32)
         return (smoothquant.fake_quantize_tokens(x / s) @ rounded.T - x @ weight.T).square().sum().item()
 
     s = smoothquant.search_scale([weight], heard(x), grid, lambda s: s)
@@ -205,7 +205,7 @@ def test_smoothing_helps_where_inputs_have_outliers() -> None:
 
 def test_inputs_by_token_are_rounded_as_int8_rows_are() -> None:
     x = correlated(20, 64)
-    expected = dequantize(int8.quantize_int8(x, torch.float32), torch.float32)
+    expected = dequantize(quantize_int8(x, torch.float32), torch.float32)
     torch.testing.assert_close(smoothquant.fake_quantize_tokens(x), expected)
     assert torch.equal(smoothquant.fake_quantize_tokens(torch.zeros(2, 4)), torch.zeros(2, 4))
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import repack as gpu_packed
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats import gpu_packed as gpu_packed
+from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.packing import GGUF_GPU_PACKED, gguf_gpu_packed_bytes
 from localllm.quant.tensor import QuantizedTensor
 from tests.quant.test_lanes import blocks, integers

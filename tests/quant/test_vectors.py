@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 
 from localllm.quant.vectors import DTYPE_MAX, KV_DTYPES, dequantize_vectors, quantize_vectors, to_float32
 
@@ -23,6 +23,7 @@ def half_steps(x: torch.Tensor, scale: torch.Tensor, form: torch.dtype) -> torch
 @pytest.mark.parametrize("form", KV_DTYPES.values())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(st.integers(0, 2**31), st.integers(1, 80), st.floats(-33, 37))
+@example(333488, 1, -33.0)  # the scale is the smallest normal number
 def test_what_is_read_is_within_half_a_step(
     form: torch.dtype, dtype: torch.dtype, seed: int, dim: int, magnitude: float
 ) -> None:
@@ -33,8 +34,8 @@ def test_what_is_read_is_within_half_a_step(
     assert (q.shape, q.dtype, scale.shape, scale.dtype) == (x.shape, form, x.shape[:-1], torch.bfloat16)
     read = dequantize_vectors(q, scale, torch.float64)
     assert ((read - x.double()).abs() <= half_steps(x, scale, form)).all()
-    largest = x.double().abs().amax(-1)
-    # No range is given away but for the rounding to bfloat16, after a division in float32.
+    # The range of x is used but for the rounding to bfloat16 after a float32 division, down to normal scales.
+    largest = x.double().abs().amax(-1).clamp(min=torch.finfo(torch.bfloat16).tiny * DTYPE_MAX[form])
     assert (scale.double() * DTYPE_MAX[form] <= largest * (1 + 2**-8) * (1 + 2**-23)).all()
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 import localllm
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.quantize import make
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize import quantizer
 from localllm.quantize.layers import find_linears
+from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.smoothquant import fake_quantize_tokens
 from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
@@ -97,7 +97,7 @@ class Judged:
 
     def quality(self, recipe: Recipe) -> Quality:
         header, kept = read_header(self.folder), Kept()
-        windows = make.calibration_windows(self.calibration, parse_config(header.config).max_context)
+        windows = quantizer.calibration_windows(self.calibration, parse_config(header.config).max_context)
         quantize_layers(header, recipe, windows, kept, lambda *_: None)
         with tempfile.TemporaryDirectory() as folder:
             found = self.logprobs(write_plain(kept, header, Path(folder) / "model"), recipe.activations)

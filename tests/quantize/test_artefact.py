@@ -12,14 +12,15 @@ from safetensors.torch import load_file, save_file
 
 from localllm.checkpoint.header import Header, read_header, read_safetensors_header
 from localllm.errors import DiskFull, UsageError
+from localllm.quant import packing
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int4, int8
+from localllm.quant.formats.groups import pack_int4
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import states
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.check import check_group_size
 from localllm.quantize.compressed import choose_scheme, quantization_config, to_stored_tensors
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.source import Recipe
 from tests.quantize.rounding import quantized_parts, write_rounded
 from tests.shared import shared
@@ -64,8 +65,8 @@ def test_logits_are_those_of_the_dequantized_weights(recipe: Recipe, tied: bool,
 def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> None:
     codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 15], [8, 8, 8, 8, 8, 8, 8, 8, 9]], dtype=torch.uint8)
     zero = torch.tensor([[7], [9]], dtype=torch.uint8)
-    parts = {"q": int4.pack_int4(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
-    weight = QuantizedTensor(int4.INT4_FORMAT, (2, 9), parts, 16)
+    parts = {"q": pack_int4(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
+    weight = QuantizedTensor(packing.INT4, (2, 9), parts, 16)
     found = to_stored_tensors(weight, choose_scheme(weight, activations=False))
     words = [[0x76543210, 0x0000000F], [0x88888888, 0x00000009]]
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == words
@@ -76,15 +77,15 @@ def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> N
 
 def test_int8_in_groups_lies_in_words_of_four_codes() -> None:
     q = torch.tensor([[-128, -1, 0, 127, 5]], dtype=torch.int8)
-    weight = QuantizedTensor(int8.INT8_FORMAT, (1, 5), {"q": q, "scale": torch.ones(1, 2)}, 4)
+    weight = QuantizedTensor(packing.INT8, (1, 5), {"q": q, "scale": torch.ones(1, 2)}, 4)
     found = to_stored_tensors(weight, choose_scheme(weight, activations=False))
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == [[0xFF807F00, 0x00000085]]
 
 
 def test_columns_that_were_put_in_another_order_are_put_back_and_name_their_groups() -> None:
     order = torch.tensor([2, 0, 3, 1])
-    parts = {"q": int4.pack_int4(torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)), "scale": torch.ones(1, 2)}
-    weight = QuantizedTensor(int4.INT4_FORMAT, (1, 4), {**parts, "columns": order}, 2)
+    parts = {"q": pack_int4(torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)), "scale": torch.ones(1, 2)}
+    weight = QuantizedTensor(packing.INT4, (1, 4), {**parts, "columns": order}, 2)
     scheme = choose_scheme(weight, activations=False)
     found = to_stored_tensors(weight, scheme)
     assert found["weight_packed"].tolist() == [[0x3142]]
@@ -340,7 +341,7 @@ def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(tmp_p
 
 
 def test_most_modules_are_the_target_and_the_others_are_listed() -> None:
-    weight = QuantizedTensor(int8.INT8_FORMAT, (1, 4), {"q": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
+    weight = QuantizedTensor(packing.INT8, (1, 4), {"q": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
     whole, grouped = (
         choose_scheme(weight, activations=False),
         choose_scheme(weight, activations=False, as_int32=True),

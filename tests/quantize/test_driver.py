@@ -15,10 +15,10 @@ from torch import Tensor
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.errors import DamagedModel, DoesNotFit, UsageError
-from localllm.quant.grid import Grid
+from localllm.quant.grid import Grid, quantize_rtn
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize import check, gptq, rtn
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize import check, gptq
+from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
@@ -144,7 +144,7 @@ def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(t
     written = head.tensors["lm_head.weight"]
     embedding = load_file(tmp_path / "model/model.safetensors")["model.embed_tokens.weight"]
     torch.testing.assert_close(
-        plain(written), plain(rtn.quantize(embedding, Grid(8, None, scale_dtype=torch.bfloat16)))
+        plain(written), plain(quantize_rtn(embedding, Grid(8, None, scale_dtype=torch.bfloat16)))
     )
 
 
@@ -303,7 +303,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.quantize.source import Recipe
 from localllm.quantize.check import TRANSIENT, required_memory_bytes
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize.quantizer import quantize_layers
 
 class Nowhere:
     done = set()

@@ -11,7 +11,7 @@ import torch
 import localllm
 from localllm.checkpoint.header import read_header
 from localllm.errors import ModelNotFound, UsageError
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 from localllm.quantize.source import source_identity
 from localllm.quantize.store import artefact_lock, artefact_path, find_artefact, find_artefacts, list_artefacts
 from localllm.settings import Settings
@@ -84,7 +84,7 @@ def test_a_second_process_waits_and_takes_what_the_first_has_made(model: Path, t
     script = f"""
 from pathlib import Path
 from localllm.checkpoint.header import read_header
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 print("begin", flush=True)
 find_or_quantize(read_header(Path({str(model)!r})), "int4", Path({str(home)!r}), lambda *_: print("made"), print)
 """

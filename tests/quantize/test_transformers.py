@@ -11,7 +11,7 @@ from transformers.utils.quantization_config import CompressedTensorsConfig
 from localllm.checkpoint.header import read_header
 from localllm.cli.quantize import build_recipe
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize.quantizer import quantize_layers
 from tests.quantize.test_driver import silent, text
 from tests.tiny import make_checkpoint, make_engine
 

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.quant.grid import Grid
+from localllm.quant.grid import Grid, quantize_rtn
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize import rtn
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.kv_cache.sequence_state import SequenceState
@@ -118,7 +117,7 @@ def pack(engine: Engine, bits: int) -> None:
         mixer: Any = layer.mixer
         for owner, name in ((mixer, "qkv"), (layer.ffn, "gate_up"), (layer.ffn, "down")):
             [weight] = getattr(owner, name).weights
-            made = Linear(rtn.quantize(weight, Grid(bits, 32, True, torch.float32)), dtype=torch.float32)
+            made = Linear(quantize_rtn(weight, Grid(bits, 32, True, torch.float32)), dtype=torch.float32)
             assert isinstance(made.weights[0], QuantizedTensor)
             setattr(owner, name, made)
 

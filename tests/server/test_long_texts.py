@@ -20,7 +20,7 @@ def test_a_model_refuses_it_at_once(demo: LLM, prompt) -> None:
     with pytest.raises(ContextOverflow):  # the longest token is looked for once
         demo.prepare(ChatRequest(prompt))
     start = time.perf_counter()
-    with pytest.raises(ContextOverflow, match=AT_LEAST + "this model was made for") as caught:
+    with pytest.raises(ContextOverflow, match=AT_LEAST + "this model supports") as caught:
         demo.prepare(ChatRequest(prompt))
     took = time.perf_counter() - start
     tokens = len(demo.encode(ChatRequest(prompt)))
@@ -37,7 +37,7 @@ def test_one_that_would_fit_with_more_context_is_told_so() -> None:
 
 
 def test_vectors_of_it_are_refused_unless_it_may_be_cut(demo: LLM) -> None:
-    with pytest.raises(ContextOverflow, match=AT_LEAST + r"the model reads \d+; cut the text"):
+    with pytest.raises(ContextOverflow, match=AT_LEAST + r"the model supports \d+; shorten the text"):
         demo.embed(TEXT)
     assert demo.embed(TEXT[: demo.context * 14], truncate=True).left_out[0] > 0
 

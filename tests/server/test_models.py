@@ -11,7 +11,7 @@ import pytest
 
 import localllm
 from localllm.errors import Busy, DamagedModel, DoesNotFit, ModelNotFound, UsageError
-from localllm.hub.made import set_alias
+from localllm.hub.local_names import set_alias
 from localllm.server.models import ModelPool
 from tests.shared import shared
 

@@ -18,7 +18,7 @@ from localllm.client.model import open_model
 from localllm.client.server import ServerClient
 from localllm.errors import ModelNotFound
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.made import find_edition, set_alias
+from localllm.hub.local_names import find_edition, set_alias
 from localllm.request import ChatRequest
 from tests.server.conftest import running
 from tests.shared import shared
@@ -122,7 +122,7 @@ def test_what_was_made_is_listed_shown_copied_and_removed(client: ollama.Client)
 @pytest.mark.parametrize(
     ("name", "asked", "told"),
     [
-        ("a/b/../c", {"from_": "demo"}, "cannot be a name"),
+        ("a/b/../c", {"from_": "demo"}, "is not a valid name"),
         ("demo", {"from_": "demo"}, "choose another name"),
         ("x", {"from_": "/etc/passwd"}, "not a model name"),
         ("x", {"from_": "nothing-like-it"}, "no model is called"),
@@ -130,13 +130,13 @@ def test_what_was_made_is_listed_shown_copied_and_removed(client: ollama.Client)
         ("x", {"from_": "demo", "template": "{{ .Prompt }}"}, "in Go's syntax"),
         ("x", {"from_": "demo", "template": "{% for %}"}, "template is broken"),
         ("x", {"from_": "demo", "template": "{{ nothing() }}"}, "cannot render"),
-        ("x", {"from_": "demo", "template": "Say it!"}, "leaves out what the user says"),
+        ("x", {"from_": "demo", "template": "Say it!"}, "omits the user's message"),
         ("x", {"from_": "demo", "template": "{% for i in range(10**9) %}{% endfor %}"}, "chat template"),
         ("x", {"from_": "demo", "parameters": {"mirostat": 2}}, "mirostat"),
         ("x", {"from_": "demo", "quantize": "q4_K_M"}, "int8, int4"),
         ("x", {"from_": "demo", "adapters": {"a": "b"}}, "adapters is not supported"),
-        ("x", {"files": {"../../x": "sha256:" + "0" * 64}}, "no name of a file"),
-        ("x", {"files": {"x.gguf": "sha256:" + "0" * 64}}, "is not here"),
+        ("x", {"files": {"../../x": "sha256:" + "0" * 64}}, "not a valid file name"),
+        ("x", {"files": {"x.gguf": "sha256:" + "0" * 64}}, "was not uploaded"),
     ],
 )
 def test_what_cannot_be_made_is_refused(
@@ -297,7 +297,7 @@ def test_a_model_is_quantized_as_it_is_made(home: Path) -> None:
 
 def test_a_name_that_cannot_be_given_is_refused_before_anything_is_told(demo_url: str) -> None:
     answer = httpx2.post(f"{demo_url}/api/create", json={"model": "m" * 300, "from": "demo"})
-    assert answer.status_code == 400 and "cannot be a name" in answer.json()["error"]
+    assert answer.status_code == 400 and "is not a valid name" in answer.json()["error"]
 
 
 def test_a_model_in_memory_whose_files_are_gone_answers_and_breaks_no_listing(tmp_path: Path) -> None:

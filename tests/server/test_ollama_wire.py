@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from localllm import LLM
-from localllm.hub.blobs import blob_file
+from localllm.hub.uploaded_blobs import blob_file
 
 Ask = Callable[..., tuple[int, str, bytes]]
 CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
@@ -118,11 +118,11 @@ def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
         ("/api/chat", {"model": "demo", "messages": HI, "think": "very"}, 400, "invalid think value"),
         ("/api/chat", {"model": "/etc/passwd", "messages": HI}, 404, "not found"),
         ("/api/generate", {"model": "demo", "prompt": "a", "raw": True, "system": "b"}, 400, "raw mode does not"),
-        ("/api/generate", {"model": "demo", "prompt": "a", "context": [10**9]}, 400, "no token of this model"),
+        ("/api/generate", {"model": "demo", "prompt": "a", "context": [10**9]}, 400, "not a token of this model"),
         ("/api/generate", {"model": "demo", "prompt": "a", "options": {"num_predict": "x"}}, 400, "num_predict"),
         ("/api/show", {}, 400, "model is required"),
         ("/api/show", {"model": "../demo"}, 404, "not found"),
-        ("/api/copy", {"source": "demo", "destination": "../../x"}, 400, "cannot be a name"),
+        ("/api/copy", {"source": "demo", "destination": "../../x"}, 400, "is not a valid name"),
         ("/api/pull", {"model": "/etc"}, 400, "invalid model name"),
         ("/api/create", {"model": "x", "modelfile": "FROM demo"}, 400, "modelfile is not supported"),
         ("/api/push", {"model": "demo"}, 501, "push is not supported"),

@@ -99,7 +99,7 @@ def test_a_section_that_stands_twice_is_damage(tmp_path):
         '"normalizer": null', f'"normalizer": {normalizer}, "normalizer": null'
     )
     assert content.count('"normalizer"') == 2
-    with pytest.raises(DamagedModel, match="stands in it twice"):
+    with pytest.raises(DamagedModel, match="it has normalizer twice"):
         Tokenizer.from_folder(write(tmp_path / "twice", content))
 
 

@@ -38,6 +38,17 @@ def test_any_ids_give_what_a_whole_decode_gives(tokenizer: Open, name: str, data
     assert stream(model, prompt, ids) == rest(model, prompt, ids)
 
 
+@pytest.mark.parametrize("name", BYTE_LEVEL)
+@pytest.mark.parametrize("answer", ["", "a", "\ufffd", " 日"])
+def test_a_replacement_character_that_ends_the_prompt_is_not_part_of_the_answer(
+    tokenizer: Open, name: str, answer: str
+):
+    model = tokenizer(name)
+    prompt = model.encode("broken \ufffd")
+    ids = model.encode(answer, special=False)
+    assert stream(model, prompt, ids) == answer
+
+
 @pytest.mark.parametrize("name", BYTE_FALLBACK)
 @relaxed
 @given(st.data())

@@ -86,7 +86,7 @@ def test_of_a_gated_model_what_anybody_may_read_is_compared(hub, tmp_path, compa
     code, lines, _ = compare(NAME)
     assert code == 1
     assert lines[0] == f"{NAME}: gated is False here, True on the Hub"
-    assert "is gated: its authors want you to agree to their terms" in lines[-2]
+    assert "is gated: its authors require you to accept their terms" in lines[-2]
 
 
 def test_a_model_that_is_gone_hides_no_other(hub, tmp_path, compare):

@@ -6,7 +6,7 @@ import pytest
 from textual.widgets import Static
 
 from localllm.hub.catalog import PACKAGE_FOLDER
-from localllm.hub.partial import PARTIAL_SUFFIX
+from localllm.hub.partial_file import PARTIAL_SUFFIX
 from tests.hub.faults import flipped, refused, stalled
 from tests.shared import shared
 from tests.tui.host import loads, this_machine
@@ -151,7 +151,7 @@ async def test_a_file_that_comes_damaged_twice_is_told(hub, cache, until):
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "R Try again" in told(app))
-        assert "another content than the hub announced" in told(app)
+        assert "twice had another digest than the Hub announced" in told(app)
 
 
 async def test_a_full_disk_is_told_before_the_download(hub, cache, until, monkeypatch):
@@ -160,7 +160,7 @@ async def test_a_full_disk_is_told_before_the_download(hub, cache, until, monkey
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "R Try again" in told(app))
-        assert "make room" in told(app)
+        assert "delete files" in told(app)
 
 
 async def test_a_model_is_quantized_part_by_part_and_kept(until):

@@ -7,7 +7,7 @@ from typing import Any
 
 from localllm.api.body import StrictModel, drop_nulls, validate
 from localllm.errors import BadField
-from localllm.hub.made import find_edition
+from localllm.hub.local_names import find_edition
 from localllm.hub.names import is_path
 from localllm.modelfile.edition import CreateRequest, Edition
 from localllm.modelfile.options import SAMPLING_OPTIONS

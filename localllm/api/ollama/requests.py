@@ -146,7 +146,7 @@ class OllamaModel(Protocol):
     def has_chat_template(self) -> bool: ...
     @property
     def thinks(self) -> bool: ...
-    def edited(self, edition: Edition) -> Any: ...
+    def with_edition(self, edition: Edition) -> Any: ...
     def prepare(self, chat: ChatRequest) -> Request: ...
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
@@ -224,7 +224,7 @@ class OllamaGenerate(OllamaRequest):
         if not self.template:
             return self._prepared(llm)
         try:
-            return self._prepared(llm.edited(replace(llm.edition or Edition(""), template=self.template)))
+            return self._prepared(llm.with_edition(replace(llm.edition or Edition(""), template=self.template)))
         except DamagedModel as error:  # the fault is in the body's template
             raise BadField("template", error.message, "send another template") from error
 

@@ -24,8 +24,6 @@ from localllm.arch.parts import (
     rope,
 )
 
-# The function that parses a checkpoint's configuration, by the class that its `config.json` names.
-
 Describe = Callable[[ConfigFields], ModelConfig]
 
 
@@ -38,7 +36,7 @@ class Family:
     defaults: Mapping[str, Any]
 
 
-FAMILIES: dict[str, Family] = {}
+FAMILIES: dict[str, Family] = {}  # by the class named in `architectures` of config.json
 
 
 def family(

@@ -92,7 +92,7 @@ def test_calls_have_objects_as_arguments(caller: LLM) -> None:
 
 def test_a_whole_conversation_with_a_call_goes_back_into_the_template(caller: LLM) -> None:
     template = "{% for m in messages %}{{ m | tojson }}{% endfor %}{# tools #}"
-    llm = caller.edited(Edition("m", template=template))
+    llm = caller.with_edition(Edition("m", template=template))
     made = ollama.Message(
         role="assistant",
         thinking="hm",
@@ -118,7 +118,7 @@ def test_a_model_that_recommends_nothing_is_drawn_from_as_ollama_does(caller: LL
     with localllm.load(shared("stories260K")) as llm:
         _, request = parse_generate_request({"model": "m", "prompt": "a"}).prepare(llm)
         assert asdict(request.params) == asdict(SamplingParams(**OLLAMA_DEFAULTS))
-        own = llm.edited(Edition("m", parameters={"temperature": 1, "stop": ["x"]}))
+        own = llm.with_edition(Edition("m", parameters={"temperature": 1, "stop": ["x"]}))
         _, request = parse_generate_request({"model": "m", "prompt": "a", "options": {"top_k": 3}}).prepare(own)
         assert request.params == SamplingParams(temperature=1, top_k=3, top_p=0.9, stop=("x",))
 

@@ -12,8 +12,8 @@ import httpx2
 import pytest
 
 import localllm
-from localllm.hub.catalog import boxed_folder, catalog
-from localllm.hub.made import set_alias
+from localllm.hub.catalog import bundled_folder, catalog
+from localllm.hub.local_names import set_alias
 from tests.server.attacks.wire import ASKED, request, speak
 from tests.server.conftest import running, serving
 
@@ -88,7 +88,7 @@ REPLACEMENTS = [{"type": "Replace", "pattern": {"String": c}, "content": c * 20}
 def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_path, monkeypatch, section):
     """The library that reads it ends the process where memory runs out."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
-    shutil.copytree(boxed_folder(catalog()["demo"]), tmp_path / "evil")
+    shutil.copytree(bundled_folder(catalog()["demo"]), tmp_path / "evil")
     file = tmp_path / "evil" / "tokenizer.json"
     kind = {"normalizer": "normalizers", "decoder": "decoders"}[section]
     file.write_text(json.dumps(json.loads(file.read_text()) | {section: {"type": "Sequence", kind: REPLACEMENTS}}))

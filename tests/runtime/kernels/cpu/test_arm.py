@@ -86,7 +86,7 @@ def emulated(file: Path, *arguments: np.ndarray | int) -> list[np.ndarray]:
 
 def product(variant: str, x: torch.Tensor, weight: QuantizedTensor, folder: Path) -> torch.Tensor:
     layout = InterleavedLayout.from_weight(weight)
-    split, cpu, rows = SplitFormat.of(variant, layout.bits, 2), PROCESSORS[variant], len(x)
+    split, cpu, rows = SplitFormat.for_processor(variant, layout.bits, 2), PROCESSORS[variant], len(x)
     splitting = Program("program", variant)
     matmul_ir.emit_split(splitting, torch.float32, layout.group, split)
     multiplying = Program("program", variant)

@@ -18,7 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planes() -> list[int]:
     """What the program makes of a row."""
-    split = matmul_ir.SplitFormat.of("avx512vnni", 4, 2)
+    split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2)
     program = CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, 16, split), "split", 6)
     x = torch.linspace(-1, 1, 16)
     bytes_, records = torch.zeros(32, dtype=torch.int8), torch.zeros(16, dtype=torch.int8)

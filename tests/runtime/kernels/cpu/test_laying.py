@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localllm.quant.formats.lanes import interleave
+from localllm.quant.formats.interleaved import interleave
 from localllm.runtime.kernels.cpu import layout
 from tests.quant.test_lanes import blocks, integers
 

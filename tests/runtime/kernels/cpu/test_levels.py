@@ -94,7 +94,12 @@ def test_lower_levels_give_the_same_bits(level: str, here: dict[str, torch.Tenso
     if not processor.reaches_level(processor.host_features(), level):
         pytest.skip(f"the processor does not reach {level}")
     calls, found = at_level(level, tmp_path / "found")
-    assert {name for _, name in calls} == {"cpu-lanes", "cpu-lanes-dequantized", "cpu-rows", "cpu-tokens"}
+    assert {name for _, name in calls} == {
+        "cpu-interleaved",
+        "cpu-interleaved-dequantized",
+        "cpu-rows",
+        "cpu-tokens",
+    }
     different = [name for name, expected in here.items() if not torch.equal(found[name], expected)]
     assert not different
 
@@ -103,7 +108,12 @@ def test_without_compiled_kernels_torch_gives_the_same_numbers(
     here: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     calls, found = at_level("baseline", tmp_path / "found")
-    assert not {name for _, name in calls} & {"cpu-lanes", "cpu-lanes-dequantized", "cpu-rows", "cpu-tokens"}
+    assert not {name for _, name in calls} & {
+        "cpu-interleaved",
+        "cpu-interleaved-dequantized",
+        "cpu-rows",
+        "cpu-tokens",
+    }
     for name, expected in here.items():
         step = 2e-5 if "float32" in name else 2e-2
         size = expected.float().abs().max().item()

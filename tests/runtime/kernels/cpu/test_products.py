@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats.lanes import interleave
+from localllm.quant.formats.interleaved import interleave
 from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
@@ -164,7 +164,7 @@ def test_programs_are_compiled_once_however_many_ask() -> None:
 
     def write(size: int) -> CompiledKernel:
         made.append(size)
-        split = matmul_ir.SplitFormat.of("avx512vnni", 4, 2)
+        split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2)
         return CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, size, split), "split", 6)
 
     program = CompileOnce(write)

@@ -148,9 +148,9 @@ def test_products_have_the_same_bits(
 
 
 def laned_numbers(weight: QuantizedTensor) -> Tensor:
-    from localllm.quant.formats import lanes
+    from localllm.quant.formats import interleaved
 
-    return lanes.dequantize(weight, torch.float64)
+    return interleaved.dequantize(weight, torch.float64)
 
 
 MACHINES = {  # triple, processor, features; what multiplies codes of 4 and of 8 bits
@@ -169,7 +169,7 @@ def test_programs_compile_for_processors_of_each_variant(name: str, form: str) -
     triple, cpu, features, four, eight = MACHINES[name]
     layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
     program = Program("multiply", name)
-    split = SplitFormat.of(name, layout.bits, 2)
+    split = SplitFormat.for_processor(name, layout.bits, 2)
     matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16)
     assembly = assembled(program, triple, cpu, features)
     assert (four if form == "q4_k" else eight) in assembly

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.experts import StackedExperts, experts
 from tests.quant.test_lanes import blocks, integers

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.packing import GGUF_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import linear, prepare_weights

@@ -10,8 +10,7 @@ from torch import Tensor
 from localllm.arch.config import Activation
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf
-from localllm.quant.formats.planes import pack_codes
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats.gpu_packed import pack_codes, repack
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.small_m import ticket_counters
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul

@@ -1,12 +1,14 @@
-"""Quantizes a model layer by layer: read a layer, collect its inputs, quantize and write it, and run the result.
+"""The quantizer: turns a model's folder and a recipe into an artefact, layer by layer, or resumes doing so.
 
-The only file it reads is the checkpoint: an `Artefact` receives the finished tensors by their runtime names in
-parts `tables`, `layers.0`, `layers.1`, ... and `head`. It needs the memory of one layer and of the hidden states:
-`quantize.check` has the formula.
+It reads a layer, collects its inputs, quantizes and writes it, and runs the result. The only file it reads is the
+checkpoint: an `Artefact` receives the finished tensors by their runtime names in parts `tables`, `layers.0`,
+`layers.1`, ... and `head`. It needs the memory of one layer and of the hidden states: `quantize.check` has the
+formula.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Protocol
 
@@ -23,18 +25,92 @@ from localllm.quant.grid import Grid
 from localllm.quant.packing import W8A8
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize import states
+from localllm.quantize.artefact import Artefact
 from localllm.quantize.check import check_memory, check_recipe
 from localllm.quantize.layers import CPU, HiddenStates, build_layer
 from localllm.quantize.matrices import CalibratedLayer, quantizable_names, round_to_nearest
 from localllm.quantize.resident import RecordedWeights, RecordingSource
-from localllm.quantize.source import Recipe
-from localllm.quantize.states import QuantizationResult
+from localllm.quantize.source import INSTEAD, Recipe, check_source
+from localllm.quantize.states import QuantizationResult, digest_token_ids
+from localllm.quantize.store import artefact_lock, artefact_path, find_artefact, recipe_of
 from localllm.runtime.layers.linear import Embedding
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerInputs
+from localllm.text.tokenizer import Tokenizer
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+WINDOW_TOKENS = 512  # of calibration text
+MIN_CALIBRATION_TOKENS = 2048
+MAX_WINDOWS = 64
 Progress = Callable[[str, int, int], None]  # part, number of complete parts, number of parts
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def find_or_quantize(
+    header: Header,
+    quant: str,
+    home: Path,
+    on_progress: Progress = lambda part, done, count: None,
+    notify: Callable[[str], object] = lambda text: None,
+) -> Path:
+    """Return the folder of the `--quant` version of a model, which is quantized the first time and reused later.
+
+    notify: receives a message for the user. Raises UsageError for a source that is already quantized, and like
+    `make_artefact`; an interrupted run is resumed the next time.
+    """
+    recipe = recipe_of(quant)
+    check_source(header, INSTEAD)
+    folder = artefact_path(home, header.path, quant)
+    with artefact_lock(folder, lambda: notify(f"another process is quantizing {header.path}; waiting for it")):
+        if (existing := find_artefact(home, header.path, quant)) is not None:
+            return existing
+        make_artefact(header, recipe, folder, on_progress, force=True)
+    return folder
+
+
+def make_artefact(
+    header: Header,
+    recipe: Recipe,
+    folder: Path,
+    on_progress: Progress,
+    *,
+    text: str | None = None,
+    force: bool = False,
+) -> QuantizationResult:
+    """Quantize a model. text: calibration text, if the recipe uses one; None for the project's own.
+
+    Raises like `Artefact` and `quantize_layers`, and UsageError for a text that is too short.
+    """
+    ids = None
+    if recipe.method != "rtn":
+        tokens = Tokenizer.from_folder(header.path).encode(default_calibration_text() if text is None else text)
+        ids = calibration_windows(tokens, parse_config(header.config).max_context)
+    calibration = digest_token_ids(ids) or None
+    with Artefact(folder, header, recipe, calibration=calibration, force=force) as artefact:
+        outcome = quantize_layers(header, recipe, ids, artefact, on_progress, artefact.states)
+        artefact.finish()
+    return outcome
+
+
+def default_calibration_text() -> str:
+    """Return prose, dialogue, code, lists and numbers in several languages, written for this project."""
+    return (resources.files("localllm.quantize") / "calibration.txt").read_text(encoding="utf-8")
+
+
+def calibration_windows(ids: Sequence[int], context: int) -> Tensor:
+    """Return windows [windows, T] int64 of a text's tokens, dropping an incomplete one at the end.
+
+    T is 512, or the model's context if that is shorter. For a text of more than 64 windows, 64 evenly spaced ones
+    are returned. Raises UsageError for a text of fewer than 2,048 tokens.
+    """
+    if len(ids) < MIN_CALIBRATION_TOKENS:
+        raise UsageError(
+            f"the calibration text has {len(ids)} tokens, but {MIN_CALIBRATION_TOKENS} are needed",
+            "name a longer text with --calib, or leave out --calib",
+        )
+    length = min(WINDOW_TOKENS, context)
+    count = len(ids) // length
+    indices = torch.linspace(0, count - 1, min(count, MAX_WINDOWS)).round().long()
+    return torch.tensor(ids[: count * length]).view(count, length)[indices]
 
 
 class PartWriter(Protocol):

@@ -1,10 +1,10 @@
-"""A file of which some parts are here. The file keeps its own score, so that a process may be killed at any byte.
+"""A partially downloaded file that records its own progress, so that the process may be killed at any byte.
 
-    [ the file's data, size bytes, with holes ][ a counter a part: bytes of it that are here ][ mark ]
+    [ data, `size` bytes, with holes ][ a counter per part: its downloaded bytes ][ trailer ]
 
-A counter is written after the bytes that it counts, so it never says more than is there; the mark is written first
-of all and tells a file of ours from anything else. When all parts are here the tail is cut off: a file of exactly
-`size` bytes is whole, and only has to be verified.
+A counter is written after the bytes that it counts, so it never exceeds them. The trailer, written first,
+identifies the format. When all parts are complete, the tail is truncated: a file of exactly `size` bytes is
+complete and only remains to be verified.
 """
 
 import os
@@ -12,11 +12,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
-PART_BYTES = 16 * 2**20  # what one request asks for
+PART_BYTES = 16 * 2**20  # requested at a time
 COUNTER = struct.Struct("<Q")
-TRAILER = struct.Struct("<16sQQ")  # name, size of the file, size of a part
+TRAILER = struct.Struct("<16sQQ")  # magic, size of the file, size of a part
 MAGIC = b"localllm partial"
 READ_BYTES = 2**20
 PARTIAL_SUFFIX = ".localllm-part"
@@ -24,7 +23,7 @@ PARTIAL_SUFFIX = ".localllm-part"
 
 @dataclass
 class Part:
-    """Bytes `begin` to `end` of the file, of which the first `done` are here."""
+    """Bytes `begin` to `end` of the file, of which the first `done` have been downloaded."""
 
     index: int
     begin: int
@@ -37,12 +36,12 @@ class Part:
 
 
 class PartialFile:
-    """Opened, or made, for one process at a time. Parts may be written by several threads, each part by one."""
+    """Open or create a partial file, in one process at a time. Several threads may write, each to its own part."""
 
     def __init__(self, path: Path, size: int):
         self.path = path
         self.size = size
-        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # less the umask
+        self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)  # minus the umask
         try:
             self.parts = read_progress(self.file, size) or self._begin()
         except OSError:
@@ -59,27 +58,28 @@ class PartialFile:
 
     @property
     def done(self) -> int:
-        """Bytes that are here."""
+        """Number of downloaded bytes."""
         return sum(part.done for part in self.parts)
 
     def write(self, part: Part, content: bytes) -> None:
-        """The next bytes of a part."""
+        """Write the next bytes of a part."""
         self._write(content, part.begin + part.done)
         part.done += len(content)
         self._write(COUNTER.pack(part.done), self.size + COUNTER.size * part.index)
 
     def read(self, part: Part) -> Iterator[bytes]:
-        for at in range(part.begin, part.end, READ_BYTES):
-            yield os.pread(self.file, min(READ_BYTES, part.end - at), at)
+        """Yield the bytes of a complete part."""
+        for offset in range(part.begin, part.end, READ_BYTES):
+            yield os.pread(self.file, min(READ_BYTES, part.end - offset), offset)
 
     def finish(self, target: Path) -> None:
-        """Give the whole file its name, on the disk before anyone can see it."""
+        """Move the complete file to `target`, after flushing it to the disk."""
         os.ftruncate(self.file, self.size)
         os.fsync(self.file)
         os.replace(self.path, target)
 
     def discard(self) -> None:
-        """Forget all that is here."""
+        """Discard all downloaded bytes."""
         self.parts = self._begin()
 
     def close(self) -> None:
@@ -88,15 +88,13 @@ class PartialFile:
     def __enter__(self) -> "PartialFile":
         return self
 
-    def __exit__(
-        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _write(self, content: bytes, at: int) -> None:
+    def _write(self, content: bytes, offset: int) -> None:
         while content:
-            written = os.pwrite(self.file, content, at)
-            content, at = content[written:], at + written
+            written = os.pwrite(self.file, content, offset)
+            content, offset = content[written:], offset + written
 
 
 def split_parts(size: int) -> list[Part]:
@@ -105,23 +103,25 @@ def split_parts(size: int) -> list[Part]:
 
 
 def read_progress(file: int, size: int) -> list[Part] | None:
-    """The parts of an open file that is to have `size` bytes; None if it is not a partial one of that size."""
-    parts, here = split_parts(size), os.fstat(file).st_size
+    """Return the parts of an open file for `size` bytes of data, or None if it is not a partial file of that
+    size."""
+    parts, current_size = split_parts(size), os.fstat(file).st_size
     counters = COUNTER.size * len(parts)
-    if here == size:
+    if current_size == size:
         for part in parts:
             part.done = part.missing
         return parts
     tail = os.pread(file, counters + TRAILER.size, size)
-    if here != size + len(tail) or tail[counters:] != TRAILER.pack(MAGIC, size, PART_BYTES):
+    if current_size != size + len(tail) or tail[counters:] != TRAILER.pack(MAGIC, size, PART_BYTES):
         return None
     for part, [done] in zip(parts, COUNTER.iter_unpack(tail[:counters]), strict=True):
         part.done = min(done, part.missing)
     return parts
 
 
-def present_bytes(path: Path, size: int) -> int:
-    """How much of a file of this size an earlier run left behind, or another process has by now."""
+def downloaded_bytes(path: Path, size: int) -> int:
+    """Return how many bytes of a file an earlier run or another process has downloaded. size: of the whole
+    file."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

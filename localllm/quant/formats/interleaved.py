@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.quant.formats import gguf, int4
-from localllm.quant.formats.groups import expand_groups
+from localllm.quant.formats import gguf
+from localllm.quant.formats.groups import INT4_ZERO_POINT, expand_groups, unpack_int4
 from localllm.quant.packing import (
     GGUF_INTERLEAVED_BYTES,
     INT4,
@@ -34,31 +34,12 @@ from localllm.quant.packing import (
     interleaved_columns,
     interleaved_group,
 )
-from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
-
-# Allocation of memory that is read repeatedly.
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor, can_stack, no_op
 
 HUGE_PAGE_BYTES = 2**21
-
-
-def empty_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return an uninitialized CPU tensor, in huge pages if the system provides them."""
-    tensor = torch.empty(shape, dtype=dtype)
-    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
-    length = (tensor.data_ptr() + tensor.nbytes - begin) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
-    if length > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
-        # Only advice: the system may use small pages.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
-    return tensor
-
-
 HALF_COLUMNS = 16  # between the low and the high nibble of a byte
 FOUR_BIT_GGUF = ("q4_0", "q4_1", "q2_k", "q3_k", "q4_k")
 CHUNK_ELEMENTS = 2**21  # unpacked at a time, to stay in the cache
-
-
-def no_op() -> None:
-    pass
 
 
 def interleave(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
@@ -68,7 +49,7 @@ def interleave(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -
     """
     first = weights[0]
     interleave_part = interleave_gguf if first.format in GGUF_INTERLEAVED_BYTES else interleave_integers
-    if not can_interleave(first) or not all(same_format(first, weight) for weight in weights[1:]):
+    if not can_interleave(first) or not all(can_stack(first, weight) for weight in weights[1:]):
         return None
     if any(weight.shape[0] % TILE_ROWS for weight in weights[:-1]):
         return None
@@ -97,13 +78,6 @@ def can_interleave(weight: QuantizedTensor) -> bool:
     return interleaved_group(weight.group, weight.shape[1], bits) is not None
 
 
-def same_format(first: QuantizedTensor, other: QuantizedTensor) -> bool:
-    """Return whether the weights can be stacked as one."""
-    dtypes = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
-    same = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
-    return same and next(dtypes) == next(dtypes) and COLUMN_ORDER not in first.parts
-
-
 InterleavedRows = tuple[str, int, dict[str, Tensor]]  # format, group, parts
 
 
@@ -117,7 +91,7 @@ def interleave_gguf(weight: QuantizedTensor, rows: slice) -> InterleavedRows:
     if packed_format == INT8_INTERLEAVED:
         codes = codes.to(torch.int8)
     elif unpacked.minimum is None:
-        codes = (codes + int4.INT4_ZERO_POINT).to(torch.uint8)
+        codes = (codes + INT4_ZERO_POINT).to(torch.uint8)
     scales = {"scale": unpacked.scale, "minimum": unpacked.minimum}
     if unpacked.factor is not None:
         scales = {"scale": unpacked.factor, "minimum": unpacked.minimum_factor, "block_scale": unpacked.scale}
@@ -136,7 +110,7 @@ def interleave_integers(weight: QuantizedTensor, rows: slice) -> InterleavedRows
     assert group is not None
     codes = weight.parts["q"][rows]
     if packed_format == INT4_INTERLEAVED:
-        codes = int4.unpack_int4(codes, columns)
+        codes = unpack_int4(codes, columns)
     padded_columns = interleaved_columns(group, columns)
     groups, codes = padded_columns // group, F.pad(codes, (0, padded_columns - columns))
     scales = {name: weight.parts[name][rows] for name in ("scale", "zero") if name in weight.parts}
@@ -204,7 +178,7 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     if "block_scale" in parts:
         block_groups = padded_columns // parts["block_scale"].shape[1] // group
         scale = expand_groups(deinterleave_scales(parts["block_scale"]), block_groups, scale.shape[1]) * scale
-    zero_point = int4.INT4_ZERO_POINT if weight.format == INT4_INTERLEAVED and "minimum" not in parts else 0
+    zero_point = INT4_ZERO_POINT if weight.format == INT4_INTERLEAVED and "minimum" not in parts else 0
     zero = (
         expand_groups(deinterleave_scales(parts["zero"]), group, padded_columns) if "zero" in parts else zero_point
     )
@@ -222,3 +196,16 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     if COLUMN_ORDER in parts:
         values = torch.empty_like(values).index_copy_(1, parts[COLUMN_ORDER], values)
     return values.to(dtype)
+
+
+def empty_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return an uninitialized CPU tensor for data that is read repeatedly, in huge pages if the system provides
+    them.
+    """
+    tensor = torch.empty(shape, dtype=dtype)
+    begin = -(-tensor.data_ptr() // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    length = (tensor.data_ptr() + tensor.nbytes - begin) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+    if length > 0 and hasattr(mmap, "MADV_HUGEPAGE"):
+        # Only advice: the system may use small pages.
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), mmap.MADV_HUGEPAGE)
+    return tensor

@@ -1,4 +1,7 @@
-"""INT4 and INT8 in the packed layout of GPU kernels: adjacent codes of a plane meet adjacent elements of x.
+"""The packed layout of GPU kernels, in planes: adjacent codes of a plane meet adjacent elements of x.
+
+`repack` converts INT4, INT8, FP8, MXFP4 and GGUF weights to it on their device, some rows at a time, with the same
+codes and scales.
 
 A row is divided into chunks, and a chunk into planes: 4 for INT4, 2 for INT8. Word c of a chunk is 16 bits and
 holds column c of each plane, the first plane in the lowest bits: of a chunk of W words, column j * W + c is in
@@ -16,6 +19,7 @@ Parts, with K the columns padded to whole chunks, and rows padded to multiples o
 Padding groups have scale 0; in other padding, x must be zero.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import gcd
 
@@ -23,21 +27,110 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.quant.formats import int4, mxfp4
-from localllm.quant.formats.groups import expand_groups
+from localllm.quant.formats import gguf
+from localllm.quant.formats.groups import E2M1_VALUES, INT4_ZERO_POINT, MXFP4_GROUP, expand_groups, unpack_int4
 from localllm.quant.packing import (
+    FP8,
     FP8_GPU_PACKED,
+    GGUF_GPU_PACKED,
+    INT4,
     INT4_GPU_PACKED,
+    INT8,
     INT8_GPU_PACKED,
+    MXFP4,
     MXFP4_GPU_PACKED,
     PLANES_PER_WORD,
     chunk_words,
     gpu_packed_columns,
 )
-from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor, can_stack, no_op
 
 TILE_ROWS = 16  # of a tensor core's tile
-ZERO_POINT = {INT4_GPU_PACKED: int4.INT4_ZERO_POINT, INT8_GPU_PACKED: 0}
+ZERO_POINT = {INT4_GPU_PACKED: INT4_ZERO_POINT, INT8_GPU_PACKED: 0}
+# The integer format whose layout a float format shares.
+INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}
+CHUNK_ELEMENTS = 2**21  # unpacked at a time: formats of 2 to 6 bits take up to 30 bytes each
+
+
+def repack(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:
+    """Return the weights stacked by rows in packed GPU layout; None if they cannot be packed so or stacked.
+
+    on_read: called whenever a part of the weights has been read.
+    """
+    first = weights[0]
+    if not can_repack(first) or not all(can_stack(first, weight) for weight in weights[1:]):
+        return None
+    if any(weight.shape[0] % TILE_ROWS for weight in weights[:-1]):
+        return None
+    rows = sum(weight.shape[0] for weight in weights)
+    max_rows = max(1, CHUNK_ELEMENTS // first.shape[1] // TILE_ROWS) * TILE_ROWS
+    packed: dict[str, Tensor] = {}
+    packed_format, group, begin = "", None, 0
+    for weight in weights:
+        for first_row in range(0, weight.shape[0], max_rows):
+            rows_packed = repack_rows(weight, slice(first_row, first_row + max_rows))
+            packed_format, group = rows_packed.format, rows_packed.group
+            write_rows(rows_packed.parts, packed, begin, -(-rows // TILE_ROWS) * TILE_ROWS)
+            begin += rows_packed.shape[0]
+        on_read()
+    if COLUMN_ORDER in first.parts:
+        packed[COLUMN_ORDER] = first.parts[COLUMN_ORDER]
+    return QuantizedTensor(packed_format, (rows, first.shape[1]), packed, group)
+
+
+def write_rows(parts: dict[str, Tensor], packed: dict[str, Tensor], begin: int, rows: int) -> None:
+    """Write some rows to the stacked parts, from row `begin` on."""
+    for name, part in parts.items():
+        if name == "q":
+            target = packed.setdefault(name, part.new_empty(rows // TILE_ROWS, *part.shape[1:]))
+            target[begin // TILE_ROWS : begin // TILE_ROWS + len(part)] = part
+        else:
+            target = packed.setdefault(name, part.new_empty(len(part), rows))
+            target[:, begin : begin + part.shape[1]] = part
+
+
+def can_repack(weight: QuantizedTensor) -> bool:
+    bits = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}.get(weight.format)
+    if bits is None:
+        return weight.format in GGUF_GPU_PACKED
+    return chunk_words(weight.group, weight.shape[1], bits) is not None
+
+
+def repack_rows(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
+    """Return some rows in packed GPU layout."""
+    parts = {name: part[rows] for name, part in weight.parts.items() if name != COLUMN_ORDER}
+    columns = weight.shape[1]
+    match weight.format:
+        case "int4":
+            return pack_codes(unpack_int4(parts.pop("q"), columns), weight.group, 4, **parts)
+        case "int8":
+            return pack_codes(parts.pop("q"), weight.group, 8, **parts)
+        case "fp8":
+            return pack_float_codes(FP8_GPU_PACKED, parts["q"].view(torch.int8), weight.group, parts["scale"])
+        case "mxfp4":
+            codes = unpack_int4(parts["q"].flatten(1), columns)
+            return pack_float_codes(MXFP4_GPU_PACKED, codes, 32, parts["scale"])
+        case block_format:
+            return repack_gguf(parts[gguf.BLOCKS_PART], block_format, columns)
+
+
+def repack_gguf(rows: Tensor, block_format: str, columns: int) -> QuantizedTensor:
+    """Repack rows of GGUF blocks, uint8 [n, bytes of a row]."""
+    blocks = rows.unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[block_format].block_bytes)).flatten(0, 1)
+    count = len(rows)
+    if block_format == "mxfp4_gguf":
+        codes, exponents = gguf.nibbles(blocks[:, 1:]).flatten(1), blocks[:, 0]
+        return pack_float_codes(MXFP4_GPU_PACKED, codes.reshape(count, columns), 32, exponents.reshape(count, -1))
+    unpacked = gguf.UNPACKERS[block_format](blocks)
+    bits, codes = GGUF_GPU_PACKED[block_format][0], unpacked.codes.reshape(count, columns)
+    if bits == 4 and unpacked.minimum is None:
+        codes = codes + INT4_ZERO_POINT
+    scales = {"scale": unpacked.scale, "minimum": unpacked.minimum}
+    if unpacked.factor is not None:
+        scales = {"scale": unpacked.factor, "minimum": unpacked.minimum_factor, "block_scale": unpacked.scale}
+        scales["block_minimum"] = unpacked.minimum
+    parts = {name: part.reshape(count, -1) for name, part in scales.items() if part is not None}
+    return pack_codes(codes, columns // parts["scale"].shape[1], bits, **parts)
 
 
 def pack_codes(
@@ -128,19 +221,14 @@ def planes_per_scale(weight: QuantizedTensor) -> int:
     return gcd(weight.group // words, planes) if weight.group else planes
 
 
-# MXFP4 and FP8 in packed GPU layout: their codes in planes, like those of INT4 and INT8 in `planes.py`.
-#
-# Parts: q as in that module, with E2M1 in four bits or E4M3 in eight; scale [groups, rows]: for MXFP4 uint8, the
-# exponent plus 127 of each 32 columns, for FP8 float16, bfloat16 or float32. Padding is zero.
+def pack_float_codes(float_format: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
+    """Pack codes [out, in] of E2M1, 0 to 15, or the bytes of E4M3 as int8. scale: [out, groups]
 
-# The integer format with the same layout.
-INTEGER_LAYOUT = {MXFP4_GPU_PACKED: INT4_GPU_PACKED, FP8_GPU_PACKED: INT8_GPU_PACKED}
-
-
-def pack_float_codes(form: str, codes: Tensor, group: int | None, scale: Tensor) -> QuantizedTensor:
-    """Pack codes [out, in] of 0 to 15, or the bytes of E4M3 as int8. scale: [out, groups]"""
-    packed = pack_codes(codes, group, 4 if form == MXFP4_GPU_PACKED else 8, scale=scale)
-    return replace(packed, format=form)
+    Parts: q as for INT4 and INT8; scale [groups, rows]: for MXFP4 uint8, the exponent plus 127 of each 32 columns,
+    for FP8 float16, bfloat16 or float32. Padding is zero.
+    """
+    packed = pack_codes(codes, group, 4 if float_format == MXFP4_GPU_PACKED else 8, scale=scale)
+    return replace(packed, format=float_format)
 
 
 def unpack_codes(weight: QuantizedTensor) -> Tensor:
@@ -156,8 +244,8 @@ def dequantize_float(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] in `dtype`, computed in float32."""
     columns, codes, scale = weight.shape[1], unpack_codes(weight), weight.parts["scale"].T[: weight.shape[0]]
     if weight.format == MXFP4_GPU_PACKED:
-        table = torch.tensor((*mxfp4.E2M1_VALUES, *(-value for value in mxfp4.E2M1_VALUES)), device=codes.device)
-        values = torch.ldexp(table[codes.long()], expand_groups(scale, mxfp4.MXFP4_GROUP, columns).int() - 127)
+        table = torch.tensor((*E2M1_VALUES, *(-value for value in E2M1_VALUES)), device=codes.device)
+        values = torch.ldexp(table[codes.long()], expand_groups(scale, MXFP4_GROUP, columns).int() - 127)
     else:
         values = codes.to(torch.int8).view(torch.float8_e4m3fn).float()
         values *= expand_groups(scale.float(), weight.group or columns, columns)
