@@ -106,12 +106,12 @@ def test_files_that_are_none_are_told(files, tmp_path):
         ((nothing, key), "cannot read .*nothing"),
         ((certificate, nothing), "cannot read .*nothing"),
         ((str(tmp_path), key), "cannot read"),
-        ((str(text), key), "not both there in PEM"),
-        ((certificate, str(text)), "not both there in PEM"),
-        ((certificate, None), "not both there in PEM"),
-        ((certificate, made(tmp_path, "other")[1]), "the key is another's"),
+        ((str(text), key), "not there in PEM"),
+        ((certificate, str(text)), "not there in PEM"),
+        ((certificate, None), "not there in PEM"),
+        ((certificate, made(tmp_path, "other")[1]), "the key does not match"),
         (made(tmp_path, "locked", "-passout", "pass:secret"), "is encrypted"),
-        ((None, key), "--tls-key is given without --tls-cert"),
+        ((None, key), "--tls-key needs --tls-cert"),
     ]:
         with pytest.raises(UsageError, match=told):
             load_tls_context(*wrong)
