@@ -71,7 +71,7 @@ def test_no_two_entries_are_the_same_model():
     assert len(set(sources)) == len(sources)
 
 
-def test_a_name_without_a_size_is_a_second_name_of_one_with_it():
+def test_names_without_a_size_are_aliases():
     without = {entry.name.split(":")[0] for entry in OF_THE_HUB}
     assert without <= catalog().keys()
     assert all(":" in entry.name for entry in OF_THE_HUB)
@@ -122,7 +122,7 @@ def test_the_terms_of_meta_and_google_have_to_be_accepted():
             assert entry.gated == entry.repo.startswith(("meta-llama/", "google/"))
 
 
-def test_no_plain_name_asks_for_a_login():
+def test_no_plain_name_needs_a_login():
     """A name with a size, and one without: what a person types first."""
     plain = {entry.name for entry in OF_THE_HUB if not entry.name.endswith("-bf16")}
     assert [name for name in plain if catalog()[name].gated] == []
@@ -168,7 +168,7 @@ OF_OLLAMA = {
 
 
 @pytest.mark.parametrize("name", OF_OLLAMA)
-def test_a_name_of_ollamas_library_means_the_same_model(name):
+def test_ollama_names_resolve_to_the_same_model(name):
     assert (
         parse_name(name).repo == parse_name(f"{name}:latest" if ":" not in name else name).repo == OF_OLLAMA[name]
     )
@@ -199,7 +199,7 @@ def test_a_tag_is_read_as_ollama_spells_it(name):
 @pytest.mark.parametrize(
     "name", ["llama3.2:3b-text-q4_K_M", "mistral:7b-instruct-v0.2", "qwen3:8b-q4_K_M-x", "qwen3:9b"]
 )
-def test_a_tag_of_another_model_is_not_guessed(name):
+def test_an_unknown_tag_is_not_guessed(name):
     with pytest.raises(ModelNotFound, match=f"no model is called {name}"):
         parse_name(name)
 
@@ -207,10 +207,10 @@ def test_a_tag_of_another_model_is_not_guessed(name):
 @pytest.mark.parametrize(
     "name", ["-it" * 100_000, "a:" + "-it" * 60, "x" * 300 + ":8b-q4_k_m"], ids=["long", "words", "long name"]
 )
-def test_a_name_made_to_take_long_takes_no_time(name):
-    start = time.perf_counter()
+def test_hostile_names_are_resolved_quickly(name):
+    start = time.process_time()
     assert find_entry(name) is None
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.1
 
 
 def test_reading_it_takes_no_time():
