@@ -22,7 +22,7 @@ from localllm.modelfile import edition
 from localllm.plan.speed import Speed
 from localllm.quality.report import Quality
 from localllm.receipts import receipt
-from localllm.server.sse import ModelEvent
+from localllm.server.models import ModelEvent
 from localllm.tui.top_board import ModelSnapshot, ServerSnapshot, Throughput
 
 FLATTEN = "flat"  # marks a field that is replaced by the fields of its type

@@ -158,7 +158,7 @@ def serve(
     """
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
-    from localllm.server.serve import bind  # imports FastAPI
+    from localllm.server.serve import bind  # uvicorn takes time to import
 
     keep_alive_s = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
     if log_format not in list(LogFormat):
@@ -198,10 +198,9 @@ def serve(
             pool.add_preloaded(load(model, None), model)
         app = create_app(pool, access, log_prompts=log_prompts, strict=strict or settings.strict)
         names = [loaded.name for loaded in pool.loaded.values()]
-        # A log in JSON is for programs, and gets no remarks between its lines.
-        remark = note if log_format == LogFormat.TEXT else (lambda text: None)
+        notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON
         server = Server(
-            app, listener, note, pool.close, pool.abort_waiting, remark=remark, model_names=names, tls=tls
+            app, listener, note, pool.close, pool.abort_waiting, notify=notify, model_names=names, tls=tls
         )
         configure_logging(LogFormat(log_format))
         server.run()

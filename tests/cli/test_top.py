@@ -43,7 +43,7 @@ def test_one_snapshot_as_json(url, tmp_path):
 
 def test_a_missing_server_is_reported(tmp_path):
     done = top(tmp_path, "--server", "127.0.0.1:9")
-    assert done.returncode == 7 and "no server of localllm answers" in done.stderr
+    assert done.returncode == 7 and "cannot reach a localllm server" in done.stderr
 
 
 def test_a_pace_that_no_server_needs_is_refused(tmp_path):
