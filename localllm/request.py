@@ -182,7 +182,7 @@ class SamplingParams:
     """Maximum tokens of the answer; None: until the context is full."""
 
     min_tokens: int = 0
-    """Tokens before which no end-of-sequence token, stop id or stop string ends the answer; a grammar still does."""
+    """Before this many tokens no end-of-sequence token, stop id or stop string ends the answer; a grammar may."""
 
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings, which is not part of it."""

@@ -1,10 +1,10 @@
 """Logits to tokens: each row has its own parameters, and its choice does not depend on the other rows.
 
-Order of operations, as in `transformers`: grammar, min_tokens, bias, penalties, temperature, top_k, top_p, min_p. Filters are
-thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
-depend on the order in which a sort leaves them. Sampling inverts the cumulative distribution, in the order of the
-vocabulary, at a point that is a function of the row's seed and position alone. For a draft that was itself
-sampled, `rejection_weights` replaces the distribution.
+Order of operations, as in `transformers`: grammar, min_tokens, bias, penalties, temperature, top_k, top_p, min_p.
+Filters are thresholds on the value, so that tokens of equal probability are kept or dropped together and the
+result does not depend on the order in which a sort leaves them. Sampling inverts the cumulative distribution, in
+the order of the vocabulary, at a point that is a function of the row's seed and position alone. For a draft that
+was itself sampled, `rejection_weights` replaces the distribution.
 
 This is the reference of `gpu_sampler.py`, which does the same on a GPU without blocking the host.
 """
