@@ -10,7 +10,6 @@ from localllm.cli.io import note, status
 from localllm.cli.progress import StderrWatch
 from localllm.cli.report import load_block
 from localllm.hardware.device import free_bytes, resolve_device
-from localllm.hub.catalog import describe_edition
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions
@@ -156,8 +155,6 @@ def resolve_or_fetch(
         )
         where = device or settings.device
         with nullcontext(watch) if watch else StderrWatch(name) as told:
-            if edition := describe_edition(name):
-                told.note(edition)
             told.phase("download")
 
             def on_header(job: "PullPlan", header: "Header") -> None:
@@ -167,7 +164,15 @@ def resolve_or_fetch(
                     )
                 )
 
-            fetch(located, told.pull, lambda: free_space(where), wish, force=force, on_header=on_header)
+            fetch(
+                located,
+                told.pull,
+                lambda: free_space(where),
+                wish,
+                force=force,
+                on_header=on_header,
+                on_choice=told.note,
+            )
         return resolve_model(name)
     return located
 
@@ -191,5 +196,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, watch: LoadO
 
 
 def free_space(device: str) -> FreeMemory:
+    from localllm.plan.expected import memory_of
+
     place = resolve_device(device)
-    return FreeMemory(place.type, free_bytes(place))
+    return memory_of(place, free_bytes(place), Settings.from_environment())

@@ -14,8 +14,8 @@ from localllm.errors import LocalLLMError
 from localllm.formatting import format_count, parse_count
 from localllm.hardware.device import dtype_for, free_bytes, resolve_device
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model
-from localllm.plan.memory import blocks_for
+from localllm.plan.expected import ASSUMED_BANDWIDTH, known_tokens_per_s, measured_bandwidth
+from localllm.plan.fit import COMFORTABLE_SHARE, Fit, FreeMemory, LoadOptions, fit_model
 from localllm.quant.packing import ELEMENT_BYTES
 from localllm.settings import Settings
 from localllm.tui.machine import ModelOffer
@@ -31,11 +31,7 @@ import math
 # usual. Comfortably: with a quarter of the free memory to spare, since other programs want some, and
 # conversations grow. Fast enough: as fast as people read, 250 words a minute, with something to spare. One whose
 # terms have to be accepted first, at the Hub, is not recommended before that is done.
-MAX_MEMORY_FRACTION = 3 / 4  # of the free memory
 MIN_TOKENS_PER_S = 8.0  # 250 words a minute are 5.5, at four tokens for three words
-# Bytes of weights a second that a processor reads whose rate was never measured: a third of what two channels of
-# DDR4-2666 give at most. A GPU reads all that it holds many times a second.
-ASSUMED_READ_BYTES_PER_S = {"cpu": 14e9, "cuda": math.inf}
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Candidate:
     def tokens_per_s(self, device_type: str) -> float:
         """device_type: of the device."""
         read = self.weight_bytes * self.active_parameters / self.parameters
-        return self.offer.tokens_per_s or ASSUMED_READ_BYTES_PER_S[device_type] / read
+        return self.offer.tokens_per_s or ASSUMED_BANDWIDTH[device_type] / read
 
 
 def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer | None:
@@ -63,7 +59,7 @@ def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer |
 
     def good(candidate: Candidate) -> bool:
         offer = candidate.offer
-        fits = offer.fits and (offer.needs_bytes or 0) <= MAX_MEMORY_FRACTION * (offer.free_bytes or 0)
+        fits = offer.fits and (offer.needs_bytes or 0) <= COMFORTABLE_SHARE * (offer.free_bytes or 0)
         return bool(fits) and not candidate.gated and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
 
     def rank(candidate: Candidate) -> tuple[float, bool, float]:
@@ -137,8 +133,6 @@ def offer_without_estimate(entry: ModelEntry, about: str) -> ModelOffer:
 
 def offer_with_estimate(offer: ModelOffer, header: Header, target: TargetDevice) -> tuple[ModelOffer, Fit | None]:
     """With what its header tells of memory and speed. None where the plan does not know such a model."""
-    from localllm.plan.expected import known_tokens_per_s
-
     try:
         check_quantization(header.config)
         wish = replace(target.wish, quant=None) if header.quantization else target.wish
@@ -150,16 +144,8 @@ def offer_with_estimate(offer: ModelOffer, header: Header, target: TargetDevice)
         )
     except LocalLLMError as error:
         return replace(offer, description=error.message), None
-    needs, free = required_bytes(found), target.space.memory_bytes
+    needs, free = found.required_bytes, target.space.memory_bytes
     return replace(offer, fits=found.fits, needs_bytes=needs, free_bytes=free, tokens_per_s=rate), found
-
-
-def required_bytes(found: Fit) -> int:
-    """Of memory, for one conversation that fills its context."""
-    memory = found.memory
-    states = memory.state_bytes if memory else 2 * found.needs.state_slot_bytes
-    cache = blocks_for(found.context) * found.needs.block_bytes
-    return found.weights.total + cache + states + found.workspace
 
 
 def offer_from_catalog(
@@ -179,7 +165,7 @@ def offer_from_catalog(
     if total is None:
         return offer, None
     active = parse_count(known.active) if known.active else total
-    if offer.fits and (read := measured_read_rate(target)):
+    if offer.fits and (read := measured_bandwidth(target.device, target.wish.dtype, target.settings)):
         offer = replace(offer, tokens_per_s=read / (weights * active / total))
     if active < total:
         offer = replace(offer, parameters=f"{known.parameters}, {known.active} active")
@@ -192,17 +178,6 @@ def estimate_weight_bytes(known: CatalogEntry, parameters: float | None, target:
         return known.bytes
     element = ELEMENT_BYTES[dtype_for(target.wish.dtype, "BF16", target.space.device_type)]
     return round(parameters * QUANTIZED_BYTES_PER_PARAMETER.get(target.wish.quant or "", element))
-
-
-def measured_read_rate(target: TargetDevice) -> float | None:
-    """Bytes of plain weights a second that steps of decoding get through here, if that was measured."""
-    from localllm.hardware.device import resolve_dtype
-    from localllm.hardware.measure import stored_rates
-    from localllm.plan.measured import DECODE_SHARE
-
-    dtype = resolve_dtype(target.wish.dtype, "BF16", target.device)
-    kept = stored_rates(target.device, dtype, target.settings)
-    return DECODE_SHARE * kept.read if kept else None
 
 
 def offer_from_header(name: str, header: Header, target: TargetDevice, *, nbytes: int) -> ModelOffer:

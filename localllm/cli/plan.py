@@ -210,7 +210,7 @@ def plan(
         raise UsageError("--gpu names a device that is not here, --device one that is", "leave one of them out")
     check_quant(quant)  # before a header is fetched
     wish = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    name, header = _read_or_fetch_header(model)
+    name, header = _read_or_fetch_header(model, wish, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
         found = make_plan(header, find_device(gpu), wish, name=name, prompt=prompt)
@@ -225,14 +225,21 @@ def plan(
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-def _read_or_fetch_header(model: str) -> tuple[str, Header]:
-    """Of a model that is not here, what ranged requests give."""
+def _read_or_fetch_header(model: str, wish: LoadOptions, gpu: str | None, device: str) -> tuple[str, Header]:
+    """Return name and header, of a model that is not here by ranged requests. A catalogue name without a format is
+    then the edition that the device would get."""
     if repo := missing_repo(model):
         from localllm.checkpoint.remote import remote_header  # the Hub's library takes 0.1 s to import
+        from localllm.cli.loading import free_space
         from localllm.hub.pull import plan_pull
+        from localllm.llm.edition_choice import choose_edition
 
         with status(f"reading the header of {repo}"):
-            return model, remote_header(plan_pull(repo, note), note)
+            if repo.entry is None:
+                return model, remote_header(plan_pull(repo, note), note)
+            choice = choose_edition(repo.entry, find_device(gpu) if gpu else free_space(device), wish, note)
+            name = model if choice.edition is repo.entry else choice.edition.name
+            return name, remote_header(choice.plan, note)
     ref = resolve_model(model)
     return ref.name, read_header(ref.path)
 

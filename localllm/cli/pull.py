@@ -3,10 +3,10 @@
 from typing import Annotated
 
 from localllm.cli import options
-from localllm.cli.io import StdoutWriter, note
+from localllm.cli.io import StdoutWriter
 from localllm.errors import UsageError
 from localllm.hardware.device import resolve_device, total_bytes
-from localllm.hub.catalog import CatalogEntry, describe_edition
+from localllm.hub.catalog import CatalogEntry
 from localllm.hub.names import RepoName, parse_name
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.settings import Settings
@@ -44,14 +44,14 @@ def pull(
         events.write("done", path=str(path))
         return
     out = StdoutWriter()
-    if edition := describe_edition(model):
-        note(edition)
     with progress.download_progress() as show:
-        path = fetch(repo, show, lambda: total_space(settings.device), wish, force=force)
+        path = fetch(repo, show, lambda: total_space(settings.device), wish, force=force, on_choice=show.say)
     out.write(f"{path}\n")
 
 
 def total_space(device: str) -> FreeMemory:
     """All that this machine has: what else runs now will have ended when the model is run."""
+    from localllm.plan.expected import memory_of
+
     place = resolve_device(device)
-    return FreeMemory(place.type, total_bytes(place))
+    return memory_of(place, total_bytes(place), Settings.from_environment())

@@ -15,6 +15,7 @@ from localllm.hub.assign_name import assigned_target, copy_name, remove_name
 from localllm.hub.local_names import edition_files, read_aliases
 from localllm.hub.names import RepoName, parse_name, strip_latest
 from localllm.hub.remove import Removal, plan_removal, removable_repo
+from localllm.hub.resolve import edition_in_cache
 from localllm.quantize.store import find_artefacts
 from localllm.settings import Settings
 
@@ -114,7 +115,7 @@ def _require_hub_name(name: str) -> RepoName:
     repo = parse_name(name)
     if not isinstance(repo, RepoName):
         raise UsageError(f"{name} is not from the Hub: nobody says what it should hold", "name ORG/REPO")
-    return repo
+    return edition_in_cache(repo)
 
 
 def _describe_removal(plan: Removal, freed: int) -> str:

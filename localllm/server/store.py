@@ -35,7 +35,8 @@ from localllm.hub.pull import PullPlan
 from localllm.hub.remove import Removal, plan_removal, removable_repo
 from localllm.hub.uploaded_blobs import BlobUpload, blob_file
 from localllm.llm.create import create
-from localllm.plan.fit import FreeMemory, LoadOptions
+from localllm.plan.expected import memory_of
+from localllm.plan.fit import LoadOptions
 from localllm.server.body import read_json_body
 from localllm.server.inventory import Inventory
 from localllm.server.models import ModelPool, run_in_daemon_thread
@@ -242,7 +243,7 @@ def pull_model(repo: RepoName | None, progress: ProgressReporter) -> None:
         settings = Settings.from_environment()
         place = resolve_device(settings.device)
         wish = LoadOptions(dtype=settings.dtype, kv_dtype=settings.kv_dtype)
-        fetch(repo, progress, lambda: FreeMemory(place.type, total_bytes(place)), wish, force=False)
+        fetch(repo, progress, lambda: memory_of(place, total_bytes(place), settings), wish, force=False)
     progress.report("verifying sha256 digest")
     progress.report("writing manifest")
     progress.report("success")
