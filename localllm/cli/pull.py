@@ -22,9 +22,10 @@ def pull(
     """Download a model from the Hub, or update it.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
-    GGUF repository. The files go into the Hugging Face cache, which other programs share. An interrupted download
-    resumes. stdout gets the path of the model. Exits with code 3 before downloading if this machine has too little
-    memory for the model.
+    GGUF repository. A name without a format, like qwen3:8b, gets the edition that fits this machine: 4 bits, or
+    more for a small model that stays fast. The files go into the Hugging Face cache, which other programs share.
+    An interrupted download resumes. stdout gets the path of the model. Exits with code 3 before downloading if
+    this machine has too little memory for the model.
     """
     from localllm.cli import progress  # with the Hub's library 0.1 s that other commands need not wait for
     from localllm.llm.fetch import fetch

@@ -190,6 +190,12 @@ def test_a_name_of_ollamas_library_means_the_same_model(name):
     )
 
 
+def test_the_documentation_states_what_ambiguous_names_mean():
+    rows = re.findall(r"^\| `(\S+)` \| `(\S+/\S+)` \|", (ROOT / "docs/models.md").read_text(), re.MULTILINE)
+    assert {"phi3", "qwen3:4b", "qwen3:30b", "qwen3-next:80b", "olmo-3:7b", "glm4", "lfm2"} <= dict(rows).keys()
+    assert [(name, parse_name(name).repo) for name, _ in rows] == rows
+
+
 SPELLINGS = {
     "QWEN3:8B": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
     "qwen3:8b-q4_K_M": "Qwen/Qwen3-8B-GGUF:Q4_K_M",
