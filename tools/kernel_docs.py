@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from localllm.runtime.kernels import gpu  # noqa: E402 (this tree, installed or not)
-from localllm.runtime.kernels.gpu import aot  # noqa: E402
-from localllm.runtime.kernels.gpu.aot import CompiledTriton  # noqa: E402
 from localllm.runtime.kernels.gpu.launch import GPUS, record_launches  # noqa: E402
+from tools import triton_aot  # noqa: E402
+from tools.triton_aot import CompiledTriton  # noqa: E402
 
 PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- kernels -->\n", "<!-- end -->")
@@ -59,7 +59,7 @@ def compiled(example: Example) -> dict[int, list[CompiledTriton]]:
     for arch, device in GPUS.items():
         with record_launches(device) as launches:
             launch()
-        found[arch] = [aot.compile_for(noted, arch) for noted in launches]
+        found[arch] = [triton_aot.compile_for(noted, arch) for noted in launches]
     return found
 
 

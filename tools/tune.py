@@ -12,16 +12,20 @@ import itertools
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from localllm.quant.formats.planes import pack_codes
-from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed
-from localllm.runtime.kernels.gpu.aot import SHARED_BYTES
-from localllm.runtime.kernels.gpu.launch import gpu_of
-from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from localllm.quant.formats.gpu_packed import pack_codes  # noqa: E402
+from localllm.quant.tensor import QuantizedTensor  # noqa: E402
+from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed  # noqa: E402
+from localllm.runtime.kernels.gpu.launch import gpu_of  # noqa: E402
+from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles  # noqa: E402
+from tools.triton_aot import SHARED_BYTES  # noqa: E402
 
 SHAPES = [  # [out, in] of Llama 1B, 8B and a model of 32B: q with k and v, o, gate with up, down, head
     *[(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)],

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from bench.gpu.generated import RandomSource
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int4
+from localllm.quant.formats.groups import unpack_int4
 from localllm.quant.packing import INT4
 from localllm.quant.tensor import QuantizedTensor
 
@@ -29,7 +29,7 @@ def repacked(weight: QuantizedTensor, dtype: torch.dtype) -> QuantizedTensor:
     assert weight.group, "torch's product is of groups"
     q, scale = weight.parts["q"], weight.parts["scale"].to(dtype)
     if q.device.type == "cpu":
-        codes = int4.unpack_int4(q, weight.shape[1]).int()
+        codes = unpack_int4(q, weight.shape[1]).int()
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
     else:  # the first of two columns in the high bits
         packed = torch.ops.aten._convert_weight_to_int4pack((q << 4) | (q >> 4), INNER_TILES)

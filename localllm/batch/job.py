@@ -18,15 +18,17 @@ from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.errors import DamagedModel, UsageError
 from localllm.files import explain_disk_errors, read_json, write_atomic
 
-# Records what the lines of an output depend on in `OUT.state`, so that a run can resume or refuse to.
-#
-# Independent of the lines.
-
 STATE_FORMAT = 1
+BOM = b"\xef\xbb\xbf"
+FINGERPRINT_FIELDS = ("localllm", "model", "quant")
 
 
 @dataclass(frozen=True)
 class JobState:
+    """Parameters that the lines of an output depend on, stored in `OUT.state`, so that a run can resume or refuse
+    to.
+    """
+
     asked: Mapping[str, Any]
     """What was requested: the input's digest, the model's name, seed, limits, options."""
 
@@ -60,10 +62,10 @@ def write_state(out: Path, state: JobState) -> None:
         write_atomic(state_path(out), json.dumps(asdict(state), indent=1) + "\n")
 
 
-def check_unchanged(out: Path, kept: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_unchanged(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises UsageError for the first difference."""
-    for name in sorted(kept.keys() | now.keys()):
-        old, new = kept.get(name), now.get(name)
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
         if old != new:
             raise _another(out, f"{out} was started with another {name} ({_shown(old)}, now {_shown(new)})")
 
@@ -81,10 +83,6 @@ def _another(out: Path, why: str) -> UsageError:
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= 16 else text[:12] + "…"
-
-
-# The input of a batch, read line by line and never as a whole. Independent of the lines' contents.
-BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,9 @@ def read_contents(file: BinaryIO) -> InputContents:
 
 def iter_lines(file: BinaryIO, on_bytes: Callable[[bytes], object] = len) -> Iterator[tuple[int, bytes]]:
     """Yield each non-empty line with its number from 1; a line longer than MAX_LINE_BYTES is cut one byte beyond
-    it. on_bytes: called with all bytes as they are read.
+    it.
+
+    Never reads the file as a whole. on_bytes: called with all bytes as they are read.
     """
     number, at_line_start = 0, True
     for chunk in iter(partial(file.readline, MAX_LINE_BYTES + 1), b""):
@@ -118,33 +118,6 @@ def iter_lines(file: BinaryIO, on_bytes: Callable[[bytes], object] = len) -> Ite
             if text.strip():
                 yield number, text
         at_line_start = chunk.endswith(b"\n")
-
-
-# Detects duplicates in a very large set of texts.
-class SeenIds:
-    """A set on disk: an unnamed database that disappears with the process, however it ends.
-
-    Its memory use does not grow.
-    """
-
-    def __init__(self) -> None:
-        self.connection = sqlite3.connect(
-            "", isolation_level=None
-        )  # "": a temporary file, removed once it is open
-        self.connection.execute("PRAGMA journal_mode = OFF")
-        self.connection.execute("PRAGMA synchronous = OFF")
-        self.connection.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
-
-    def add(self, text: str) -> bool:
-        """Add a text; return whether it is new."""
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        return self.connection.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
-
-    def close(self) -> None:
-        self.connection.close()
-
-
-FINGERPRINT_FIELDS = ("localllm", "model", "quant")
 
 
 class Job:
@@ -232,3 +205,26 @@ def _is_ok(answer: Mapping[str, Any], line: BatchLine) -> bool:
     if (answer["id"], answer["custom_id"]) != (f"batch_req_{line.line_id}", line.custom_id):
         raise ValueError
     return answer["response"] is not None and answer["response"]["status_code"] == 200
+
+
+class SeenIds:
+    """A very large set of texts on disk: an unnamed database that disappears with the process, however it ends.
+
+    Its memory use does not grow.
+    """
+
+    def __init__(self) -> None:
+        self.connection = sqlite3.connect(
+            "", isolation_level=None
+        )  # "": a temporary file, removed once it is open
+        self.connection.execute("PRAGMA journal_mode = OFF")
+        self.connection.execute("PRAGMA synchronous = OFF")
+        self.connection.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+
+    def add(self, text: str) -> bool:
+        """Add a text; return whether it is new."""
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        return self.connection.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest,)).rowcount == 1
+
+    def close(self) -> None:
+        self.connection.close()

@@ -20,8 +20,7 @@ from localllm.request import Completion, GenerationEvent, Request, SamplingParam
 from localllm.text.grammar.result import check_answer
 
 # Limit of lines, or requests, in progress. A long answer at the head delays the output of later ones, but not
-# their
-# computation until the limit is reached.
+# their computation until the limit is reached.
 MAX_OPEN_LINES = 8 * MAX_RUNNING
 
 

@@ -40,7 +40,7 @@ class DecodePhase:
 
 @dataclass(frozen=True)
 class PrefillPhase:
-    """From the first scheduling of a round to the last first token."""
+    """The prefill phase of a round: from its first scheduling to the last first token."""
 
     shares: Step  # tokens that each stream computed
     seconds: float
@@ -56,7 +56,7 @@ class PrefillPhase:
 
 @dataclass(frozen=True)
 class StepWork:
-    """What one or several steps must read and compute."""
+    """Bytes and operations that one or several steps require."""
 
     steps: int
     bytes: float  # read by all steps

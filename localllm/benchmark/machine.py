@@ -76,7 +76,7 @@ class Noise:
 
     @property
     def warning(self) -> str | None:
-        """One line; None if the machine was quiet."""
+        """Return a line for the report; None if the machine was quiet."""
         causes = []
         if self.others >= BUSY_SHARE:
             causes.append(f"other programs used {self.others:.0%} of the processors")

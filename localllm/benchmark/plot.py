@@ -80,13 +80,18 @@ def title(result: BenchmarkResult) -> str:
 
 def result_panels(result: BenchmarkResult) -> Iterator[Panel]:
     """Yield the panels that have data."""
-    pairs = [(edition, found) for edition in result.models for found in edition.scenarios]
+    pairs = [(edition, measured) for edition in result.models for measured in edition.scenarios]
     for field, name, x, value in (
-        ("batch", "Decoding, all streams", "streams", lambda found: found.decode_tokens_per_s),
-        ("prompt", "Prefill", "tokens of the prompt", lambda found: found.prefill_tokens_per_s),
-        ("depth", "Decoding behind a context", "tokens in the cache", lambda found: found.decode_tokens_per_s),
+        ("batch", "Decoding, all streams", "streams", lambda measured: measured.decode_tokens_per_s),
+        ("prompt", "Prefill", "tokens of the prompt", lambda measured: measured.prefill_tokens_per_s),
+        (
+            "depth",
+            "Decoding behind a context",
+            "tokens in the cache",
+            lambda measured: measured.decode_tokens_per_s,
+        ),
     ):
-        if len({getattr(found.scenario, field) for _, found in pairs}) > 1:
+        if len({getattr(measured.scenario, field) for _, measured in pairs}) > 1:
             yield line_panel(pairs, field, value, x, name)
     yield itl_panel(pairs)
     yield roofline_panel(pairs)
@@ -123,8 +128,8 @@ def itl_panel(pairs: list[Pair]) -> Panel:
     note = f", {len(some)} of {len(pairs)} scenarios" if len(some) < len(pairs) else ""
 
     def panel(ax: Axes) -> None:
-        for (_, found), label in zip(some, pair_labels(some), strict=True):
-            answers = [answer.metrics.itl_s for answers in found.rounds for answer in answers]
+        for (_, measured), label in zip(some, pair_labels(some), strict=True):
+            answers = [answer.metrics.itl_s for answers in measured.rounds for answer in answers]
             gaps_by_position = [[1e3 * gap for gap in gaps] for gaps in zip(*answers, strict=True)]
             x = range(2, len(gaps_by_position) + 2)
             [line] = ax.plot(x, [percentile(gaps, 50) for gaps in gaps_by_position], label=label)
@@ -147,8 +152,8 @@ def roofline_panel(pairs: list[Pair]) -> Panel:
     def panel(ax: Axes) -> None:
         small = max(4, min(7, 110 // len(pairs)))
         for shift, phase, colour in ((-0.2, "prefill", "C1"), (0.2, "decoding", "C0")):
-            for row, (_, found) in enumerate(pairs):
-                if roof := found.prefill if phase == "prefill" else found.decode:
+            for row, (_, measured) in enumerate(pairs):
+                if roof := measured.prefill if phase == "prefill" else measured.decode:
                     ax.barh(row + shift, 100 * roof.of_roof, 0.36, color=colour, label="" if row else phase)
                     text_label = f" {roof.of_roof:.0%} {roof.bound}"
                     ax.text(100 * roof.of_roof, row + shift, text_label, va="center", fontsize=small)
@@ -164,7 +169,7 @@ def roofline_panel(pairs: list[Pair]) -> Panel:
 
 def pair_labels(pairs: list[Pair], without: str = "") -> list[str]:
     """Label each pair by the fields in which they differ, except `without`."""
-    named = [{"": edition.loaded.name, **vars(found.scenario)} for edition, found in pairs]
+    named = [{"": edition.loaded.name, **vars(measured.scenario)} for edition, measured in pairs]
     differ = [field for field in ("", *WORDS) if field != without and len({str(one[field]) for one in named}) > 1]
     return [", ".join(f"{WORDS.get(field, '')} {one[field]}".strip() for field in differ) for one in named]
 

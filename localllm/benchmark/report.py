@@ -38,24 +38,24 @@ def _edition(edition: ModelResult) -> dict[str, Any]:
         "peak_bytes": edition.peak_bytes,
         "ceilings": asdict(edition.ceilings),
         "drift": edition.drift,
-        "scenarios": [_found(found) for found in edition.scenarios],
+        "scenarios": [_scenario_json(measured) for measured in edition.scenarios],
         "left_out": [{**asdict(scenario), "reason": reason} for scenario, reason in edition.left_out],
     }
 
 
-def _found(found: ScenarioResult) -> dict[str, Any]:
+def _scenario_json(measured: ScenarioResult) -> dict[str, Any]:
     summary = {
         name: value.as_dict() if isinstance(value, Distribution) else value
-        for name, value in vars(found.requests).items()
+        for name, value in vars(measured.requests).items()
     }
     return {
-        **asdict(found.scenario),
-        "prefill_tokens_per_s": found.prefill_tokens_per_s.as_dict(),
-        "decode_tokens_per_s": found.decode_tokens_per_s.as_dict(),
+        **asdict(measured.scenario),
+        "prefill_tokens_per_s": measured.prefill_tokens_per_s.as_dict(),
+        "decode_tokens_per_s": measured.decode_tokens_per_s.as_dict(),
         "requests": summary,
-        "prefill": _roofline(found.prefill),
-        "decode": found.decode and _roofline(found.decode),
-        "rounds": [_round(answers) for answers in found.rounds],
+        "prefill": _roofline(measured.prefill),
+        "decode": measured.decode and _roofline(measured.decode),
+        "rounds": [_round(answers) for answers in measured.rounds],
     }
 
 
@@ -99,9 +99,9 @@ def as_csv(result: BenchmarkResult) -> str:
     return out.getvalue()
 
 
-def csv_row(edition: ModelResult, found: ScenarioResult) -> CsvRow:
+def csv_row(edition: ModelResult, measured: ScenarioResult) -> CsvRow:
     """One scenario of one model. Rates and times are medians unless the name states otherwise."""
-    loaded, requests, decode = edition.loaded, found.requests, found.decode
+    loaded, requests, decode = edition.loaded, measured.requests, measured.decode
     return {
         "edition": loaded.name,
         "device": loaded.device_name,
@@ -111,17 +111,17 @@ def csv_row(edition: ModelResult, found: ScenarioResult) -> CsvRow:
         "load_s": loaded.load_s,
         "weight_bytes": loaded.weight_bytes,
         "peak_bytes": edition.peak_bytes,
-        **vars(found.scenario),
-        "rounds": len(found.rounds),
+        **vars(measured.scenario),
+        "rounds": len(measured.rounds),
         "prompt_tokens": requests.prompt_tokens,
         "cached_tokens": requests.cached_tokens,
         "output_tokens": requests.output_tokens,
         "draft_tokens": requests.draft_tokens,
         "accepted_tokens": requests.accepted_tokens,
-        "prefill_tokens_per_s": found.prefill_tokens_per_s.p50,
-        "prefill_spread": found.prefill_tokens_per_s.spread,
-        "decode_tokens_per_s": found.decode_tokens_per_s.p50,
-        "decode_spread": found.decode_tokens_per_s.spread,
+        "prefill_tokens_per_s": measured.prefill_tokens_per_s.p50,
+        "prefill_spread": measured.prefill_tokens_per_s.spread,
+        "decode_tokens_per_s": measured.decode_tokens_per_s.p50,
+        "decode_spread": measured.decode_tokens_per_s.spread,
         "stream_tokens_per_s": requests.tokens_per_s.p50,
         "ttft_p50_s": requests.ttft_s.p50,
         "ttft_p95_s": requests.ttft_s.p95,
@@ -131,9 +131,9 @@ def csv_row(edition: ModelResult, found: ScenarioResult) -> CsvRow:
         "itl_p99_s": requests.itl_s.p99,
         "tpot_s": requests.tpot_s.p50,
         "e2e_s": requests.e2e_s.p50,
-        "prefill_flops_per_s": found.prefill.flops_per_s,
-        "prefill_of_roof": found.prefill.of_roof,
-        "prefill_bound": found.prefill.bound,
+        "prefill_flops_per_s": measured.prefill.flops_per_s,
+        "prefill_of_roof": measured.prefill.of_roof,
+        "prefill_bound": measured.prefill.bound,
         "decode_bytes_per_s": decode and decode.bytes_per_s,
         "decode_of_roof": decode and decode.of_roof,
         "decode_bound": decode and decode.bound,
@@ -156,7 +156,7 @@ TABLE_HEADER = (
 def as_markdown(result: BenchmarkResult) -> str:
     """Return a table, the setup, and warnings."""
     machine = result.machine
-    rows = [_cells(edition, found) for edition in result.models for found in edition.scenarios]
+    rows = [_cells(edition, measured) for edition in result.models for measured in edition.scenarios]
     table = [TABLE_HEADER, ("---",) * len(TABLE_HEADER), *rows]
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
     commit = f", commit {machine.commit}" if machine.commit else ""
@@ -178,15 +178,15 @@ def as_markdown(result: BenchmarkResult) -> str:
     return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
-def _cells(edition: ModelResult, found: ScenarioResult) -> tuple[str, ...]:
-    requests, decode = found.requests, found.decode
+def _cells(edition: ModelResult, measured: ScenarioResult) -> tuple[str, ...]:
+    requests, decode = measured.requests, measured.decode
     gaps = ", ".join(map(format_seconds, (requests.itl_s.p50, requests.itl_s.p95, requests.itl_s.p99)))
     return (
         edition.loaded.name,
-        str(found.scenario),
-        with_spread(found.prefill_tokens_per_s),
+        str(measured.scenario),
+        with_spread(measured.prefill_tokens_per_s),
         format_seconds(requests.ttft_s.p50),
-        with_spread(found.decode_tokens_per_s),
+        with_spread(measured.decode_tokens_per_s),
         gaps,
         f"{format_bytes(decode.bytes_per_s)}/s" if decode else "-",
         f"{decode.of_roof:.0%}" if decode else "-",
@@ -198,8 +198,8 @@ def _escaped(cell: str) -> str:
     return cell.replace("|", "\\|")
 
 
-def with_spread(found: Distribution) -> str:
+def with_spread(measured: Distribution) -> str:
     """Return, for example, `12.3 ±4%`."""
-    if math.isnan(found.p50):
+    if math.isnan(measured.p50):
         return "-"
-    return three_digits(found.p50) + (f" ±{found.spread:.0%}" if found.count > 1 else "")
+    return three_digits(measured.p50) + (f" ±{measured.spread:.0%}" if measured.count > 1 else "")

@@ -49,13 +49,13 @@ class ScenarioResult:
 
     @cached_property
     def decode_tokens_per_s(self) -> Distribution:
-        """Of all streams together, by round."""
-        found = [decode_phase(one) for one in self.rounds]
-        return Distribution.of(one.tokens_per_s for one in found if one)
+        """Rates of all streams together, one per round."""
+        phases = [decode_phase(one) for one in self.rounds]
+        return Distribution.of(one.tokens_per_s for one in phases if one)
 
     @cached_property
     def prefill_tokens_per_s(self) -> Distribution:
-        """Of all streams together, by round."""
+        """Rates of all streams together, one per round."""
         return Distribution.of(prefill_phase(one).tokens_per_s for one in self.rounds)
 
 

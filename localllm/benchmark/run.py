@@ -27,13 +27,29 @@ from localllm.llm.llm import LLM
 from localllm.plan.memory import BLOCK_SIZE
 from localllm.plan.weights import representative_matrix
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 from localllm.settings import Settings
 
-# A loaded model being measured: its warm-up, rounds and ceilings, and the results.
+SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
+RANDOM_PROMPTS = "random tokens"
+ReportProgress = Callable[[str], None]  # receives the current activity
+
+
+@dataclass(frozen=True)
+class BenchmarkPlan:
+    """The measurement to run for every model."""
+
+    grid: ScenarioGrid
+    rounds: int
+    seed: int = 0
+    text: str | None = None  # source of prompts; None for random tokens
+    text_name: str = RANDOM_PROMPTS
+    drafts: bool = False
 
 
 class BenchmarkedModel:
+    """A loaded model being measured: its warm-up, rounds and ceilings, and the results."""
+
     def __init__(self, subject: Subject, llm: LLM, prompts: PromptSource, scenarios: Sequence[Scenario]):
         self.subject = subject
         self.llm = llm
@@ -130,24 +146,6 @@ class BenchmarkedModel:
             tuple(self.scenario_result(scenario, best) for scenario in self.rounds),
             tuple(left_out),
         )
-
-
-SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
-RANDOM_PROMPTS = "random tokens"
-
-ReportProgress = Callable[[str], None]  # receives the current activity
-
-
-@dataclass(frozen=True)
-class BenchmarkPlan:
-    """The measurement to run for every model."""
-
-    grid: ScenarioGrid
-    rounds: int
-    seed: int = 0
-    text: str | None = None  # source of prompts; None for random tokens
-    text_name: str = RANDOM_PROMPTS
-    drafts: bool = False
 
 
 def load_subject(
@@ -287,17 +285,13 @@ def split_by_reason(
     return possible, [(scenario, reason) for scenario, reason in reasons if reason is not None]
 
 
-# Compares two models: both loaded, running in turns round by round, on the same prompts if they share a
-# vocabulary.
-#
-# The two measurements of each round form a pair.
-
-
 def compare_models(
     a: Subject, b: Subject, plan: BenchmarkPlan, report_progress: ReportProgress = lambda text: None
 ) -> BenchmarkResult:
-    """Raises DoesNotFit if both do not fit into memory at once, UsageError for too few rounds or no scenario that
-    both can run, and what `load` raises.
+    """Compare two models, both loaded, which run in turns on the same prompts if they share a vocabulary.
+
+    The two measurements of each round form a pair. Raises DoesNotFit if both do not fit into memory at once,
+    UsageError for too few rounds or no scenario that both can run, and what `load` raises.
     """
     check_pairs(plan.rounds)
     noise_meter = NoiseMeter()
@@ -329,7 +323,7 @@ def compare_models(
         report_progress("measuring this machine")
         for contestant in both:
             contestant.measure_ceilings()
-        compared = [found for scenario in possible for found in compare_scenario(scenario, *both)]
+        compared = [comparison for scenario in possible for comparison in compare_scenario(scenario, *both)]
         return make_result(
             plan, noise_meter, [subject.model_result(left_out, alone=False) for subject in both], compared
         )
@@ -348,8 +342,8 @@ def compare_scenario(scenario: Scenario, a: BenchmarkedModel, b: BenchmarkedMode
 
 
 def decode_rate(answers: Round) -> float | None:
-    found = figures.decode_phase(answers)
-    return found and found.tokens_per_s
+    phase = figures.decode_phase(answers)
+    return phase and phase.tokens_per_s
 
 
 def prefill_rate(answers: Round) -> float:

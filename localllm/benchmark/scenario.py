@@ -1,4 +1,4 @@
-"""What to measure: the numbers of prompt tokens, of cached tokens before them, and of concurrent streams.
+"""Scenarios to measure: the numbers of prompt tokens, of cached tokens before them, and of concurrent streams.
 
 Plain numbers, independent of models apart from their limits.
 """
@@ -95,11 +95,8 @@ def required_context(scenarios: Sequence[Scenario], max_context: int) -> int:
     return min(max_context, max(longest, blocks * BLOCK_SIZE))
 
 
-# Creates prompts that are not in any cache: random tokens, or parts of a text after a random prefix.
-
-
 class PromptSource:
-    """Prompts from one vocabulary, reproducible by seed."""
+    """Prompts in no cache: random tokens, or parts of a text after a random prefix; reproducible by seed."""
 
     def __init__(self, vocab_size: int, special: Collection[int], seed: int, text: Sequence[int] | None = None):
         """special: tokens excluded from prompts; text: ids to take parts from, None for random tokens."""

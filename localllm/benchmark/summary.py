@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from localllm.errors import UsageError
 from localllm.metrics import Metrics, percentile
 
+CONFIDENCE = 0.95
+MIN_PAIRS = 3
+
 
 @dataclass(frozen=True)
 class Distribution:
@@ -76,17 +79,6 @@ def summarize(metrics: Sequence[Metrics]) -> RequestSummary:
     )
 
 
-# Computes how many times as fast one thing is as another, from pairs measured in direct succession.
-#
-# The logarithms of the pairs' ratios are assumed to be normally distributed: their mean with Student's t
-# interval, transformed back, is the geometric mean of the ratios with its confidence interval (Bland and Altman
-# 1996, BMJ 312:1079; for computer timings: Hoefler and Belli 2015, Scientific Benchmarking of Parallel Computing
-# Systems, rule 5). A slow minute affects both sides of a pair, and so cancels out.
-
-CONFIDENCE = 0.95
-MIN_PAIRS = 3
-
-
 @dataclass(frozen=True)
 class Ratio:
     """Speed of A relative to B: above 1, A is faster."""
@@ -118,7 +110,13 @@ def check_pairs(count: int) -> None:
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
-    """a, b: rates; equal indices form a pair. Raises UsageError as `check_pairs`."""
+    """Return how many times as fast a is as b. a, b: rates; equal indices were measured in direct succession.
+
+    The logarithms of the ratios are assumed to be normally distributed: their mean with Student's t interval,
+    transformed back, is the geometric mean with its confidence interval (Bland and Altman 1996, BMJ 312:1079; for
+    computer timings: Hoefler and Belli 2015, Scientific Benchmarking of Parallel Computing Systems, rule 5). A
+    slow minute affects both sides of a pair, and so cancels out. Raises UsageError as `check_pairs`.
+    """
     check_pairs(len(a))
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     mean, deviation = statistics.fmean(logs), statistics.stdev(logs)

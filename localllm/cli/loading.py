@@ -187,7 +187,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, watch: LoadO
         with nullcontext(watch) if watch else StderrWatch(ref.name) as told:
             told.note(f"quantizing {ref.name} to {quant.upper()}; it is kept for the next time")
             told.phase("quantize")
-            from localllm.quantize.make import find_or_quantize
+            from localllm.quantize.quantizer import find_or_quantize
 
             def on_part(part: str, done: int, count: int) -> None:
                 told.part(done, count)

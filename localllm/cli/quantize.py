@@ -179,7 +179,7 @@ def quantize_to_folder(
         check_group_size,
         check_recipe,  # from here on with torch
     )
-    from localllm.quantize.make import make_artefact
+    from localllm.quantize.quantizer import make_artefact
     from localllm.quantize.source import check_source
 
     check_source(header)

@@ -51,6 +51,9 @@ class RemoteModel:
         except (LookupError, TypeError, ValueError):
             raise version_mismatch(self.server.url) from None
 
+    def measure_rates(self) -> None:
+        """Do nothing: other requests of the server would distort a measurement."""
+
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]:

@@ -28,60 +28,6 @@ from localllm.runtime.model import Layer
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
-# Intermediate results of a model, for measurements: logits of every token, and the output of each layer.
-#
-# They run beside the engine's other work and must be called on the engine's thread.
-
-
-def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
-    """Yield logits [chunk, vocab] float32 chunk by chunk; the last chunk may be shorter. Do not modify them.
-
-    Raises OutOfBlocks if the KV cache has too few free blocks for the tokens.
-    """
-    state = SequenceState(engine.pool)
-    try:
-        for begin in range(0, len(token_ids), chunk_len):
-            chunk = list(token_ids[begin : begin + chunk_len])
-            state.extend(len(chunk))
-            all_indices = list(range(len(chunk)))
-            yield engine.runner.launch(
-                Batch.from_states([state], [chunk], all_indices, engine.runner.device, engine.pool.drain_copies())
-            )
-    finally:
-        state.free()
-
-
-def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
-    """Return the output [T, hidden] float32 of each layer, on the CPU."""
-    model, outputs = engine.runner.model, []
-    layers = model.layers
-    watched: list[Layer] = [ObservedLayer(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
-    model.layers = watched
-    try:
-        engine.logits(list(token_ids))
-    finally:
-        model.layers = layers
-    return outputs
-
-
-class ObservedLayer(Layer):
-    """A layer with the same weights that reports its output."""
-
-    def __init__(self, layer: Layer, on_output: Callable[[Tensor], None]):
-        vars(self).update(vars(layer))
-        self.on_output = on_output
-
-    def __call__(
-        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
-    ) -> Tensor:
-        x = super().__call__(x, batch, cache, token_input)
-        self.on_output(x)
-        return x
-
-
-# Observes one loaded model: its logits, as a `quality.measure.LogitsFunction`; its answers, layer outputs and
-# speed.
-
 LOGITS_PER_CHUNK = 2**25  # logits at once: 134 MB
 PROBED_LAYER_TOKENS = 128  # tokens at the beginning of the text whose layer outputs are captured
 PROMPT_TOKENS, ANSWER_TOKENS = 32, 64
@@ -225,19 +171,22 @@ def compare_answers(
     tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], reference: ProbeResult, other: ProbeResult
 ) -> list[Answers]:
     answers = []
-    for prompt, ours, theirs in zip(prompts, reference.answers, other.answers, strict=True):
+    for prompt, reference_ids, other_ids in zip(prompts, reference.answers, other.answers, strict=True):
         same_tokens = sum(
-            1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=True))
+            1
+            for _ in itertools.takewhile(
+                lambda pair: pair[0] == pair[1], zip(reference_ids, other_ids, strict=True)
+            )
         )
-        before = [*prompt, *ours[:same_tokens]]
+        before = [*prompt, *reference_ids[:same_tokens]]
         answers.append(
             Answers(
                 tokenizer.decode(prompt),
-                len(ours),
+                len(reference_ids),
                 same_tokens,
-                continuation_text(tokenizer, prompt, ours[:same_tokens]),
-                continuation_text(tokenizer, before, ours[same_tokens:]),
-                continuation_text(tokenizer, before, theirs[same_tokens:]),
+                continuation_text(tokenizer, prompt, reference_ids[:same_tokens]),
+                continuation_text(tokenizer, before, reference_ids[same_tokens:]),
+                continuation_text(tokenizer, before, other_ids[same_tokens:]),
             )
         )
     return answers
@@ -247,3 +196,50 @@ def continuation_text(tokenizer: Tokenizer, prefix_ids: Sequence[int], ids: Sequ
     """Return the text of `ids` in context: SentencePiece omits the space at the beginning of a text."""
     begin, whole = tokenizer.decode(prefix_ids), tokenizer.decode([*prefix_ids, *ids])
     return whole[len(begin) :] if whole.startswith(begin) else tokenizer.decode(ids)
+
+
+def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> Generator[Tensor]:
+    """Yield logits [chunk, vocab] float32 chunk by chunk; the last chunk may be shorter. Do not modify them.
+
+    Runs beside the engine's other work, on the engine's thread. Raises OutOfBlocks if the KV cache has too few
+    free blocks for the tokens.
+    """
+    state = SequenceState(engine.pool)
+    try:
+        for begin in range(0, len(token_ids), chunk_len):
+            chunk = list(token_ids[begin : begin + chunk_len])
+            state.extend(len(chunk))
+            all_indices = list(range(len(chunk)))
+            yield engine.runner.launch(
+                Batch.from_states([state], [chunk], all_indices, engine.runner.device, engine.pool.drain_copies())
+            )
+    finally:
+        state.free()
+
+
+def capture_layer_outputs(engine: Engine, token_ids: Sequence[int]) -> list[Tensor]:
+    """Return the output [T, hidden] float32 of each layer, on the CPU. Call it on the engine's thread."""
+    model, outputs = engine.runner.model, []
+    layers = model.layers
+    watched: list[Layer] = [ObservedLayer(layer, lambda x: outputs.append(x.float().cpu())) for layer in layers]
+    model.layers = watched
+    try:
+        engine.logits(list(token_ids))
+    finally:
+        model.layers = layers
+    return outputs
+
+
+class ObservedLayer(Layer):
+    """A layer with the same weights that reports its output."""
+
+    def __init__(self, layer: Layer, on_output: Callable[[Tensor], None]):
+        vars(self).update(vars(layer))
+        self.on_output = on_output
+
+    def __call__(
+        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
+    ) -> Tensor:
+        x = super().__call__(x, batch, cache, token_input)
+        self.on_output(x)
+        return x

@@ -82,16 +82,17 @@ def shared_vocab_size(reference: Subject, other: Subject) -> int:
     """
     size = min(reference.config.vocab_size, other.config.vocab_size)
     for token in range(max(reference.tokenizer.vocab_size, other.tokenizer.vocab_size)):
-        ours, theirs = reference.tokenizer.token(token), other.tokenizer.token(token)
-        if ours is not None and theirs is not None and ours != theirs:
+        reference_token, other_token = reference.tokenizer.token(token), other.tokenizer.token(token)
+        if reference_token is not None and other_token is not None and reference_token != other_token:
             raise UsageError(
-                f"token {token} is {ours!r} in {reference.name} and {theirs!r} in {other.name}",
+                f"token {token} is {reference_token!r} in {reference.name} and {other_token!r} in {other.name}",
                 SAME_TOKENIZER_REMEDY,
             )
-        if token >= size and (ours is not None or theirs is not None):
+        if token >= size and (reference_token is not None or other_token is not None):
             smaller = min(reference, other, key=lambda one: one.config.vocab_size).name
             raise UsageError(
-                f"{smaller} has {size} tokens, but the other also has {ours or theirs!r}", SAME_TOKENIZER_REMEDY
+                f"{smaller} has {size} tokens, but the other also has {reference_token or other_token!r}",
+                SAME_TOKENIZER_REMEDY,
             )
     return size
 
@@ -104,10 +105,10 @@ def shared_windows(reference: Subject, other: Subject, text: str, *, window: int
     if window is not None and window > longest:
         raise UsageError(f"a window of {window} tokens is too large", f"both models support at most {longest}")
     size = min(WINDOW_TOKENS, longest) if window is None else window
-    ours, theirs = (
+    windows, other_windows = (
         split_into_windows(text, one.tokenizer, window=size, max_tokens=tokens) for one in (reference, other)
     )
-    for number, (a, b) in enumerate(zip(ours.ids, theirs.ids, strict=False)):
+    for number, (a, b) in enumerate(zip(windows.ids, other_windows.ids, strict=False)):
         if a != b:
             position = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             raise UsageError(
@@ -115,12 +116,12 @@ def shared_windows(reference: Subject, other: Subject, text: str, *, window: int
                 f"{_shown(reference, a[position:])} and {other.name} as {_shown(other, b[position:])}",
                 SAME_TOKENIZER_REMEDY,
             )
-    if len(ours.ids) != len(theirs.ids):
+    if len(windows.ids) != len(other_windows.ids):
         raise UsageError(
-            f"{reference.name} reads the text as {ours.tokens} tokens, {other.name} as {theirs.tokens}",
+            f"{reference.name} reads the text as {windows.tokens} tokens, {other.name} as {other_windows.tokens}",
             SAME_TOKENIZER_REMEDY,
         )
-    return ours
+    return windows
 
 
 def fits_together(reference: Subject, other: Subject, context: int) -> bool:

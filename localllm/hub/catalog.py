@@ -96,9 +96,10 @@ def _match(name: str) -> tuple[str, CatalogEntry] | None:
         plain_name = spelling[: suffix.start()]
         plain = catalog().get(plain_name)
         if suffix[1] in SIXTEEN_BITS:
-            published = catalog().get(f"{plain_name}-bf16") or (published_entry(plain) if plain else None)
-            if published or (plain and plain.repo and not plain.quant):
-                return (published.name, published) if published else (plain_name, plain)
+            if published := catalog().get(f"{plain_name}-bf16") or (published_entry(plain) if plain else None):
+                return published.name, published
+            if plain and plain.repo and not plain.quant:
+                return plain_name, plain
         elif plain and plain.quant:
             # `qwen3:4b` is a later model than `qwen3:4b-q4_k_m`, whose other formats have its name.
             base = catalog().get(f"{plain_name}-q4_k_m", plain)

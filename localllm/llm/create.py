@@ -52,7 +52,7 @@ def finish_edition(name: str, edition: Edition, quant: str, on_status: OnStatus)
     if quant:
         check_source(header, INSTEAD)
         on_status(f"quantizing to {quant.upper()}")
-        from localllm.quantize.make import find_or_quantize
+        from localllm.quantize.quantizer import find_or_quantize
 
         home = Settings.from_environment().home
         edition = replace(edition, source=str(find_or_quantize(header, quant.lower(), home).absolute()))

@@ -20,7 +20,7 @@ from localllm.plan.expected import memory_of
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, model_needs
 from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds, MemoryPlan
 from localllm.quant.vectors import KV_DTYPES
-from localllm.quantize.make import find_or_quantize
+from localllm.quantize.quantizer import find_or_quantize
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.request import Grammar
 from localllm.runtime.engine import Engine

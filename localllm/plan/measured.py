@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
-from localllm.quant.packing import FP8, INT4, stays_packed
+from localllm.quant.packing import FP8, INT4, MXFP4, stays_packed
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +81,8 @@ def sample_matrix(
     """Return a matrix in the format and shape of `tensor` with arbitrary values."""
     import torch
 
-    from localllm.quant.formats import gguf, mxfp4
+    from localllm.quant.formats import gguf
+    from localllm.quant.formats.groups import MXFP4_GROUP
     from localllm.quant.tensor import QuantizedTensor  # imports torch
 
     SCALES = {"F16": torch.float16, "BF16": torch.bfloat16}
@@ -111,7 +112,7 @@ def sample_matrix(
     if tensor.dtype == "U8":
         rows, groups, _ = tensor.shape
         parts = {"q": fill_bytes(*tensor.shape), "scale": fill_bytes(rows, groups)}
-        return QuantizedTensor(mxfp4.MXFP4_FORMAT, (rows, groups * mxfp4.MXFP4_GROUP), parts)
+        return QuantizedTensor(MXFP4, (rows, groups * MXFP4_GROUP), parts)
     rows, columns = tensor.shape
     if tensor.offset is not None and tensor.dtype != "F32":
         block_format = tensor.dtype.lower()

@@ -41,6 +41,7 @@ PERCENT = 99
 LogitsFunction = Callable[[Sequence[int]], Iterable[Tensor]]
 """Maps token ids of a window to the logits of its tokens, float32 [n, vocab], in one or more consecutive pieces,
 split equally for both models. Each row depends on the tokens up to its own."""
+LOGIT_BYTES = 4  # per logit
 
 
 @dataclass(frozen=True)
@@ -66,16 +67,18 @@ def score_window(
 ) -> list[PositionScores]:
     """Score one window, a few rows at a time. first: index of the first scored token, from 1."""
     chunks, start = [], 0
-    for ours, theirs in zip(reference(ids), other(ids), strict=True):
-        if ours.shape != theirs.shape:
-            raise ValueError(f"logits of {list(ours.shape)} and of {list(theirs.shape)} cannot be compared")
-        begin, end = max(start, first - 1), min(start + len(ours), len(ids) - 1)
-        step = max(1, CHUNK_ELEMENTS // ours.shape[-1])
+    for reference_values, other_values in zip(reference(ids), other(ids), strict=True):
+        if reference_values.shape != other_values.shape:
+            raise ValueError(
+                f"logits of {list(reference_values.shape)} and of {list(other_values.shape)} cannot be compared"
+            )
+        begin, end = max(start, first - 1), min(start + len(reference_values), len(ids) - 1)
+        step = max(1, CHUNK_ELEMENTS // reference_values.shape[-1])
         for position in range(begin, end, step):
             rows = slice(position - start, min(position + step, end) - start)
             targets = torch.tensor(ids[position + 1 : position + 1 + rows.stop - rows.start])
-            chunks.append(score_rows(ours[rows], theirs[rows], targets))
-        start += len(ours)
+            chunks.append(score_rows(reference_values[rows], other_values[rows], targets))
+        start += len(reference_values)
     if start != len(ids):
         raise ValueError(f"{len(ids)} tokens got {start} rows of logits")
     return chunks
@@ -84,12 +87,12 @@ def score_window(
 def score_rows(reference: Tensor, other: Tensor, targets: Tensor) -> PositionScores:
     """Score rows of both logits, [n, vocab]; targets: [n], the token after each row."""
     targets = targets.to(other.device)[:, None]
-    ours = log_probabilities(reference.to(other.device), "the reference")
-    theirs = log_probabilities(other, "the other model")
-    divergence = (ours.exp() * (ours - theirs)).sum(-1)
+    reference_values = log_probabilities(reference.to(other.device), "the reference")
+    other_values = log_probabilities(other, "the other model")
+    divergence = (reference_values.exp() * (reference_values - other_values)).sum(-1)
     return PositionScores(
-        ours.gather(-1, targets)[:, 0].cpu(),
-        theirs.gather(-1, targets)[:, 0].cpu(),
+        reference_values.gather(-1, targets)[:, 0].cpu(),
+        other_values.gather(-1, targets)[:, 0].cpu(),
         divergence.clamp(min=0).cpu(),  # negative only by rounding
         (reference.argmax(-1).to(other.device) == other.argmax(-1)).double().cpu(),
     )
@@ -107,12 +110,16 @@ def log_probabilities(logits: Tensor, model_name: str) -> Tensor:
 
 def summarize(positions: PositionScores) -> Distance:
     """Return the results for two positions or more."""
-    ours, theirs, divergence = positions.reference_logprob, positions.other_logprob, positions.divergence
-    change = theirs.exp() - ours.exp()
+    reference_values, other_values, divergence = (
+        positions.reference_logprob,
+        positions.other_logprob,
+        positions.divergence,
+    )
+    change = other_values.exp() - reference_values.exp()
     return Distance(
-        reference_perplexity=estimate_perplexity(ours),
-        other_perplexity=estimate_perplexity(theirs),
-        log_ratio=estimate_mean(ours - theirs),
+        reference_perplexity=estimate_perplexity(reference_values),
+        other_perplexity=estimate_perplexity(other_values),
+        log_ratio=estimate_mean(reference_values - other_values),
         divergence=Divergence(
             estimate_mean(divergence),
             divergence.quantile(0.5).item(),
@@ -139,16 +146,9 @@ def output_error(reference: Tensor, other: Tensor) -> float:
     """Return the mean over tokens of |other - reference| / |reference|, [T, width]: tokens of very large norm,
     such as often the first, count no more than others.
     """
-    ours = reference.double()
-    lengths = ours.norm(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
-    return ((other.to(ours.device).double() - ours).norm(dim=-1) / lengths).mean().item()
-
-
-# Stores a model's logits in a temporary file, for comparing two models that do not fit into memory together.
-#
-# The file replaces the first model while the second computes. The logits are stored exactly.
-
-LOGIT_BYTES = 4  # per logit
+    reference_values = reference.double()
+    lengths = reference_values.norm(dim=-1).clamp(min=torch.finfo(torch.float64).tiny)
+    return ((other.to(reference_values.device).double() - reference_values).norm(dim=-1) / lengths).mean().item()
 
 
 @contextmanager
@@ -169,7 +169,11 @@ def open_logits_file(folder: Path, needed: int) -> Iterator["LogitsFile"]:
 
 
 class LogitsFile:
-    """A `measure.LogitsFunction` for the recorded windows."""
+    """The recorded logits of a model in a temporary file, as a `LogitsFunction`.
+
+    It replaces the first of two models that do not fit into memory together, while the second computes. The logits
+    are stored exactly.
+    """
 
     def __init__(self, file: IO[bytes], folder: Path):
         self.file = file

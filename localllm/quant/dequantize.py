@@ -3,19 +3,30 @@
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import fp8, gguf, int4, int8, lanes, mxfp4, planes, w8a8
-from localllm.quant.packing import FP8_GPU_PACKED, INTERLEAVED_BITS, MXFP4_GPU_PACKED, PLANES_PER_WORD
+from localllm.quant.formats import gguf, gpu_packed, interleaved
+from localllm.quant.formats.groups import dequantize_bytes, dequantize_int4, dequantize_mxfp4
+from localllm.quant.packing import (
+    FP8,
+    FP8_GPU_PACKED,
+    INT4,
+    INT8,
+    INTERLEAVED_BITS,
+    MXFP4,
+    MXFP4_GPU_PACKED,
+    PLANES_PER_WORD,
+    W8A8,
+)
 from localllm.quant.tensor import QuantizedTensor
 
 DEQUANTIZERS = {
-    int8.INT8_FORMAT: int8.dequantize_int8,
-    int4.INT4_FORMAT: int4.dequantize_int4,
-    w8a8.W8A8_FORMAT: w8a8.dequantize_w8a8,
-    fp8.FP8_FORMAT: fp8.dequantize_fp8,
-    **dict.fromkeys(INTERLEAVED_BITS, lanes.dequantize),
-    **dict.fromkeys(PLANES_PER_WORD, planes.dequantize),
-    **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), planes.dequantize_float),
-    mxfp4.MXFP4_FORMAT: mxfp4.dequantize_mxfp4,
+    INT8: dequantize_bytes,
+    INT4: dequantize_int4,
+    W8A8: dequantize_bytes,
+    FP8: dequantize_bytes,
+    **dict.fromkeys(INTERLEAVED_BITS, interleaved.dequantize),
+    **dict.fromkeys(PLANES_PER_WORD, gpu_packed.dequantize),
+    **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), gpu_packed.dequantize_float),
+    MXFP4: dequantize_mxfp4,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),
 }
 

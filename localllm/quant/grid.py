@@ -1,4 +1,5 @@
-"""Quantization grids: 2^bits codes, with a scale and optionally a zero point per group of weights.
+"""Quantization grids and rounding to nearest: 2^bits codes, with a scale and optionally a zero point per group of
+weights.
 
 Fitting a grid to a matrix searches how much of each group's range is clipped: for each ratio c in CLIP_RATIOS, the
 scale is c * largest / steps (symmetric) or c * (highest - lowest) / steps, and the one with the smallest error is
@@ -12,8 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localllm.quant.formats import int4, int8
-from localllm.quant.formats.groups import expand_groups, split_groups
+from localllm.quant.formats.groups import (
+    INT4_MAX,
+    INT4_ZERO_POINT,
+    INT8_MAX,
+    expand_groups,
+    pack_int4,
+    split_groups,
+)
+from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import QuantizedTensor
 
 # Ratios of the range. Four bits gain much from clipping: the best ratio is often near 0.8. Eight bits gain little.
@@ -32,21 +40,21 @@ class Grid:
 
     @property
     def format(self) -> str:
-        return int4.INT4_FORMAT if self.bits == 4 else int8.INT8_FORMAT
+        return INT4 if self.bits == 4 else INT8
 
     @property
     def min_code(self) -> int:
         """Smallest code: 0 for INT4; symmetric for INT8 without zero points."""
-        return 0 if self.bits == 4 else -int8.INT8_MAX - (not self.symmetric)
+        return 0 if self.bits == 4 else -INT8_MAX - (not self.symmetric)
 
     @property
     def max_code(self) -> int:
-        return int4.INT4_MAX if self.bits == 4 else int8.INT8_MAX
+        return INT4_MAX if self.bits == 4 else INT8_MAX
 
     @property
     def zero_point(self) -> int:
         """The zero point if none is stored."""
-        return int4.INT4_ZERO_POINT if self.bits == 4 else 0
+        return INT4_ZERO_POINT if self.bits == 4 else 0
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,27 @@ class FittedGrid:
         grid = self.grid
         code_dtype = torch.uint8 if grid.bits == 4 else torch.int8
         q = codes.to(code_dtype)
-        parts = {"q": int4.pack_int4(q) if grid.bits == 4 else q, "scale": self.scale}
+        parts = {"q": pack_int4(q) if grid.bits == 4 else q, "scale": self.scale}
         if self.zero is not None:
             parts["zero"] = self.zero.to(code_dtype)
         return QuantizedTensor(grid.format, (codes.shape[0], codes.shape[1]), parts, grid.group)
+
+
+def quantize_rtn(weight: Tensor, grid: Grid, moments: Tensor | None = None) -> QuantizedTensor:
+    """Round to nearest, each weight separately: q = clamp(round(w / scale) + zero), with fitted scales.
+
+    weight: [out, in] of any float dtype, converted a few rows at a time; moments: see `fit`, the scales then
+    minimize the output error.
+    """
+    fitted = fit(weight, grid, moments)
+    code_dtype = torch.uint8 if grid.bits == 4 else torch.int8
+    codes, begin = torch.empty(weight.shape, dtype=code_dtype), 0
+    for tile in row_tiles(weight):
+        rows = slice(begin, begin + len(tile))
+        zero = None if fitted.zero is None else fitted.zero[rows]
+        codes[rows] = FittedGrid(grid, fitted.scale[rows], zero).round_weight(tile)
+        begin = rows.stop
+    return fitted.pack(codes)
 
 
 def row_tiles(weight: Tensor) -> Iterator[Tensor]:
@@ -109,7 +134,7 @@ def fit_tile(weight: Tensor, grid: Grid, moments: Tensor | None) -> tuple[Tensor
     if grid.symmetric:
         low = high = weight.abs().amax(2)
         steps = (
-            int8.INT8_MAX if grid.bits == 8 else int4.INT4_ZERO_POINT - 0.5
+            INT8_MAX if grid.bits == 8 else INT4_ZERO_POINT - 0.5
         )  # between -8 and 7: either end may be clipped
     else:  # zero is always representable: padding and pruned weights stay exact
         low, high = weight.amin(2).clamp(max=0), weight.amax(2).clamp(min=0)

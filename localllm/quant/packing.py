@@ -14,7 +14,7 @@ def kv_element_bytes(kv_dtype: str) -> tuple[int, int]:
     return (1, KV_SCALE_BYTES) if kv_dtype in KV_8BIT_DTYPES else (ELEMENT_BYTES[kv_dtype], 0)
 
 
-INT8_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int4_lanes"  # localllm/quant/formats/lanes.py
+INT8_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int4_lanes"  # localllm/quant/formats/interleaved.py
 INTERLEAVED_BITS = {INT8_INTERLEAVED: 8, INT4_INTERLEAVED: 4}
 TILE_ROWS = 16  # rows interleaved in a tile
 PANEL_ROWS = 1024  # rows dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
@@ -48,8 +48,8 @@ def interleaved_columns(group: int, columns: int) -> int:
     return -(-columns // unit) * unit
 
 
-INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/planes.py
-MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/planes.py
+INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/gpu_packed.py
+MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/gpu_packed.py
 PLANES_PER_WORD = {INT4_GPU_PACKED: 4, INT8_GPU_PACKED: 2}  # codes in a word of 16 bits
 CHUNK_WORDS = (64, 32, 16)  # possible words of a row per chunk
 
@@ -70,8 +70,7 @@ def gpu_packed_columns(words: int, columns: int, bits: int) -> int:
 
 
 # In packed GPU layout: bits of a code, columns that share a scale, bytes of a group's scale and minimum, and of
-# those of a
-# block of 256.
+# those of a block of 256.
 GGUF_GPU_PACKED = {
     **{"q4_0": (4, 32, 2, 0), "q4_1": (4, 32, 4, 0), "q5_0": (8, 32, 2, 0), "q5_1": (8, 32, 4, 0)},
     **{"q8_0": (8, 32, 2, 0), "q2_k": (4, 16, 2, 4), "q3_k": (4, 16, 1, 2), "q4_k": (4, 32, 2, 4)},
@@ -93,11 +92,11 @@ def gpu_packed_size(rows: int, columns: int, group: int | None, bits: int) -> tu
     return padded_rows * padded_columns * bits // 8, padded_rows * groups
 
 
-def gguf_gpu_packed_bytes(form: str, rows: int, columns: int) -> int | None:
+def gguf_gpu_packed_bytes(tensor_format: str, rows: int, columns: int) -> int | None:
     """Return the bytes of a GGUF matrix in packed GPU layout; None if the format cannot be packed so."""
-    if form not in GGUF_GPU_PACKED:
+    if tensor_format not in GGUF_GPU_PACKED:
         return None
-    bits, group, group_bytes, block_bytes = GGUF_GPU_PACKED[form]
+    bits, group, group_bytes, block_bytes = GGUF_GPU_PACKED[tensor_format]
     size = gpu_packed_size(rows, columns, group, bits)
     assert size
     codes, scales = size
@@ -106,9 +105,9 @@ def gguf_gpu_packed_bytes(form: str, rows: int, columns: int) -> int | None:
     )
 
 
-def stays_packed(form: str, device: str) -> bool:
+def stays_packed(tensor_format: str, device: str) -> bool:
     """Return whether a kernel reads this format packed, or dequantizing would take too much memory.
 
     FP8 without a kernel is better dequantized once, when it is loaded.
     """
-    return form != FP8 or device != "cpu"
+    return tensor_format != FP8 or device != "cpu"

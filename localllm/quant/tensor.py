@@ -64,9 +64,7 @@ def concat_quantized(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | No
     """Return weights stacked by rows and copied; None if they differ in format, groups, column order or dtypes."""
     first = weights[0]
     for other in weights[1:]:
-        dtypes = ({name: part.dtype for name, part in weight.parts.items()} for weight in (first, other))
-        same_format = (first.format, first.group, first.shape[1]) == (other.format, other.group, other.shape[1])
-        if not same_format or next(dtypes) != next(dtypes):
+        if not same_layout(first, other):
             return None
         if COLUMN_ORDER in first.parts and not torch.equal(first.parts[COLUMN_ORDER], other.parts[COLUMN_ORDER]):
             return None
@@ -75,3 +73,21 @@ def concat_quantized(weights: Sequence[QuantizedTensor]) -> QuantizedTensor | No
         for name, part in first.parts.items()
     }
     return replace(first, shape=(sum(weight.shape[0] for weight in weights), first.shape[1]), parts=parts)
+
+
+def can_stack(first: QuantizedTensor, other: QuantizedTensor) -> bool:
+    """Return whether the rows of both can be repacked as those of one weight."""
+    return same_layout(first, other) and COLUMN_ORDER not in first.parts
+
+
+def same_layout(first: QuantizedTensor, other: QuantizedTensor) -> bool:
+    """Return whether both have the same format, groups, columns and dtypes of parts."""
+    layouts = [
+        (w.format, w.group, w.shape[1], {name: part.dtype for name, part in w.parts.items()})
+        for w in (first, other)
+    ]
+    return layouts[0] == layouts[1]
+
+
+def no_op() -> None:
+    """Default of callbacks."""

@@ -44,88 +44,17 @@ from localllm.quantize.source import (
 from localllm.quantize.states import save_tensors
 from localllm.quantize.store import DRAFT_SUFFIX, check_disk_space, fsync_path, write_durably
 
-# The files of a model folder besides weights and config.json: tokenizer, templates, licence, and a model card that
-# says
-# how the model was quantized. Python files are not copied. No torch.
 COMPANION_SUFFIXES = (".json", ".jinja", ".model", ".txt")
 LEGAL_FILES = ("LICENSE", "LICENCE", "NOTICE", "USE_POLICY", "COPYING")
 EXCLUDED_FILES = ("config.json", INDEX_FILE, "recipe.json", "quality.json")
 MODEL_CARD = "README.md"
-
-
-def copy_companion_files(source: Path, target: Path, recipe: Recipe) -> None:
-    folders = (source, source / TEMPLATES_FOLDER)
-    for file in sorted(file for folder in folders if folder.is_dir() for file in folder.iterdir()):
-        if file.is_file() and is_companion_file(file.name):
-            copy = target / file.relative_to(source)
-            copy.parent.mkdir(exist_ok=True)
-            write_durably(copy, file.read_bytes())
-    if license := read_license(source):
-        write_durably(target / MODEL_CARD, write_model_card(source, license, recipe).encode())
-
-
-def is_companion_file(name: str) -> bool:
-    return name.upper().startswith(LEGAL_FILES) or (
-        name.endswith(COMPANION_SUFFIXES) and name not in EXCLUDED_FILES
-    )
-
-
-def write_model_card(source: Path, license: str, recipe: Recipe) -> str:
-    """Return a model card: the front matter that hubs and `localllm show` read, and a sentence."""
-    revision = hub_revision(source)
-    name = f"{revision[0]} at {revision[1]}" if revision else source.resolve().name
-    base_fields = f"base_model: {revision[0]}\nbase_model_relation: quantized\n" if revision else ""
-    return (
-        f"---\nlicense: {license}\n{base_fields}---\n\n{name}, quantized by localllm: {describe_recipe(recipe)}.\n"
-    )
-
-
-def describe_recipe(recipe: Recipe) -> str:
-    """Describe a recipe, as in `rtn, INT4 in groups of 128, symmetric, head INT8`."""
-    group = f"in groups of {recipe.group}" if recipe.group else "with a scale a row"
-    zero_points = "symmetric" if recipe.symmetric else "with zero points"
-    head = f"head INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"
-    activations = ["activations INT8"] if recipe.activations else []
-    return ", ".join([recipe.method, f"INT{recipe.bits} {group}", zero_points, *activations, head])
-
-
-# Where an artefact may be written, so that nothing else is overwritten. No torch.
-LOCK_FILE = ".lock"
-
-
-def check_target(folder: Path, *, force: bool) -> None:
-    """Raise UsageError if an artefact must not replace what exists at this path, or if it has no name of its
-    own.
-    """
-    if folder.name in ("", ".."):
-        raise UsageError(f"{folder} cannot be the name of a new folder", "name one, as in -o DIR")
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    if not (folder / RECIPE_FILE).is_file():
-        raise UsageError(f"{folder} exists and was not written by localllm", "name another folder")
-    if not force:
-        raise UsageError(f"{folder} already exists", "name another folder, or add --force to replace it")
-
-
-def clear_partial(partial: Path) -> None:
-    """Empty a partial folder, except for its lock and recipe.
-
-    Shards are deleted before the files that describe them: whenever this is interrupted, the remaining ones are
-    complete.
-    """
-    for file in sorted(partial.iterdir(), key=Path.is_dir):
-        if file.is_dir():
-            shutil.rmtree(file)
-        elif file.name not in (LOCK_FILE, RECIPE_FILE):
-            file.unlink()
-
-
 PARTS, STATES, CONFIG_FILE = "parts", "states", "config.json"
 REST_PART = "rest"  # the part with copied tensors
 STACKED_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<matrix>\w+_proj)(?:[._](?P<kind>weight|bias))?")
 TIED_HEAD = "lm_head.weight"
-# Of names of a text model in a multimodal one, which contains the head.
+# Prefix of the names of a text model in a multimodal one, which contains the head.
 MULTIMODAL_PREFIX = "language_model.model."
+LOCK_FILE = ".lock"
 
 
 class Artefact:
@@ -344,3 +273,69 @@ def untie_head(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def encode_json(fields: Mapping[str, Any]) -> bytes:
     return (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def check_target(folder: Path, *, force: bool) -> None:
+    """Raise UsageError if an artefact must not replace what exists at this path, or if it has no name of its
+    own.
+    """
+    if folder.name in ("", ".."):
+        raise UsageError(f"{folder} cannot be the name of a new folder", "name one, as in -o DIR")
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not (folder / RECIPE_FILE).is_file():
+        raise UsageError(f"{folder} exists and was not written by localllm", "name another folder")
+    if not force:
+        raise UsageError(f"{folder} already exists", "name another folder, or add --force to replace it")
+
+
+def clear_partial(partial: Path) -> None:
+    """Empty a partial folder, except for its lock and recipe.
+
+    Shards are deleted before the files that describe them: whenever this is interrupted, the remaining ones are
+    complete.
+    """
+    for file in sorted(partial.iterdir(), key=Path.is_dir):
+        if file.is_dir():
+            shutil.rmtree(file)
+        elif file.name not in (LOCK_FILE, RECIPE_FILE):
+            file.unlink()
+
+
+def copy_companion_files(source: Path, target: Path, recipe: Recipe) -> None:
+    """Copy the files of a model folder besides weights and config.json: tokenizer, templates, licence. Python
+    files are not copied.
+    """
+    folders = (source, source / TEMPLATES_FOLDER)
+    for file in sorted(file for folder in folders if folder.is_dir() for file in folder.iterdir()):
+        if file.is_file() and is_companion_file(file.name):
+            copy = target / file.relative_to(source)
+            copy.parent.mkdir(exist_ok=True)
+            write_durably(copy, file.read_bytes())
+    if license := read_license(source):
+        write_durably(target / MODEL_CARD, write_model_card(source, license, recipe).encode())
+
+
+def is_companion_file(name: str) -> bool:
+    return name.upper().startswith(LEGAL_FILES) or (
+        name.endswith(COMPANION_SUFFIXES) and name not in EXCLUDED_FILES
+    )
+
+
+def write_model_card(source: Path, license: str, recipe: Recipe) -> str:
+    """Return a model card: the front matter that hubs and `localllm show` read, and a sentence."""
+    revision = hub_revision(source)
+    name = f"{revision[0]} at {revision[1]}" if revision else source.resolve().name
+    base_fields = f"base_model: {revision[0]}\nbase_model_relation: quantized\n" if revision else ""
+    return (
+        f"---\nlicense: {license}\n{base_fields}---\n\n{name}, quantized by localllm: {describe_recipe(recipe)}.\n"
+    )
+
+
+def describe_recipe(recipe: Recipe) -> str:
+    """Describe a recipe, as in `rtn, INT4 in groups of 128, symmetric, head INT8`."""
+    group = f"in groups of {recipe.group}" if recipe.group else "with a scale a row"
+    zero_points = "symmetric" if recipe.symmetric else "with zero points"
+    head = f"head INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"
+    activations = ["activations INT8"] if recipe.activations else []
+    return ", ".join([recipe.method, f"INT{recipe.bits} {group}", zero_points, *activations, head])

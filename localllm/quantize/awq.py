@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.grid import Grid, second_moments
+from localllm.quant.grid import Grid, quantize_rtn, second_moments
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize import rtn
 from localllm.quantize.inputs import InputStatistics
 
 EXPONENTS = tuple(i / 20 for i in range(20))
@@ -37,7 +36,7 @@ def search_scale(
         s = nearest_allowed(normalize_scale(magnitude**exponent))
         error = 0.0
         for weight in weights:
-            difference = dequantize(rtn.quantize(weight * s, grid), torch.float32) / s - weight
+            difference = dequantize(quantize_rtn(weight * s, grid), torch.float32) / s - weight
             error += (samples @ difference.T).square_().sum().item()
         if error < best_error:
             best_error, best_scale = error, s
@@ -50,4 +49,4 @@ def normalize_scale(s: Tensor) -> Tensor:
 
 def quantize(weight: Tensor, inputs: InputStatistics, grid: Grid) -> QuantizedTensor:
     """Quantize with the clipping search. weight: [out, in], already scaled, like the inputs."""
-    return rtn.quantize(weight, grid, second_moments(inputs.samples, grid.group))
+    return quantize_rtn(weight, grid, second_moments(inputs.samples, grid.group))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from localllm.checkpoint.layouts import WORD_BITS
-from localllm.quant.formats import int4
+from localllm.quant.formats.groups import INT4_ZERO_POINT, unpack_int4
 from localllm.quant.packing import INT4
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
@@ -98,14 +98,14 @@ def to_stored_tensors(weight: QuantizedTensor, scheme: StorageScheme) -> dict[st
 def signed_codes(weight: QuantizedTensor) -> Tensor:
     """Return codes, int8 [out, in], with columns in stored order."""
     if weight.format == INT4:
-        return int4.unpack_int4(weight.parts["q"], weight.shape[1]).to(torch.int8) - int4.INT4_ZERO_POINT
+        return unpack_int4(weight.parts["q"], weight.shape[1]).to(torch.int8) - INT4_ZERO_POINT
     return weight.parts["q"]
 
 
 def signed_zeros(weight: QuantizedTensor) -> Tensor:
     """Return zero points, int8 [out, groups]."""
     zero = weight.parts["zero"]
-    return zero.to(torch.int8) - int4.INT4_ZERO_POINT if weight.format == INT4 else zero.to(torch.int8)
+    return zero.to(torch.int8) - INT4_ZERO_POINT if weight.format == INT4 else zero.to(torch.int8)
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:

@@ -11,9 +11,9 @@ from localllm.checkpoint.header import Header
 from localllm.errors import DamagedModel
 from localllm.plan.weights import UNQUANTIZED_MATRIX
 from localllm.quant.dequantize import dequantize
-from localllm.quant.grid import Grid, row_tiles
+from localllm.quant.grid import Grid, quantize_rtn, row_tiles
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize import awq, gptq, rtn, smoothquant
+from localllm.quantize import awq, gptq, smoothquant
 from localllm.quantize.folds import ScaleFold, apply_fold, find_folds
 from localllm.quantize.inputs import InputStatistics
 from localllm.quantize.layers import HiddenStates, InputHook, build_layer, observe_linears
@@ -45,7 +45,7 @@ def round_to_nearest(weight: Tensor, grid: Grid) -> tuple[QuantizedTensor, float
 
     def quantize_part(part: int, parts: int) -> None:
         rows = weight.tensor_split(parts)[part]
-        quantized[part] = rtn.quantize(rows, grid)
+        quantized[part] = quantize_rtn(rows, grid)
         squares[part] = squared_error(rows, quantized[part])
 
     run_in_parts(quantize_part)
@@ -81,7 +81,7 @@ def squared_error(weight: Tensor, quantized: QuantizedTensor) -> Tensor:
 
 
 class CalibratedLayer:
-    """One layer during calibration.
+    """A layer during calibration.
 
     recorded.tensors are the layer's tensors, updated by folds; quantized matrices are replaced by their
     dequantized values in float32.
@@ -203,7 +203,7 @@ class CalibratedLayer:
     def quantize_matrix(self, name: str, outcome: QuantizationResult) -> None:
         weight, statistics = self.recorded.tensors[f"{name}.weight"], self.inputs[name]
         if statistics.count < MIN_INPUT_ROWS:
-            quantized = rtn.quantize(weight, self.grid)
+            quantized = quantize_rtn(weight, self.grid)
             outcome.rounded.append(name)
         elif self.recipe.method == "gptq" and statistics.hessian is not None:
             try:
@@ -216,7 +216,7 @@ class CalibratedLayer:
         elif self.recipe.method == "awq":
             quantized = awq.quantize(weight, statistics, self.grid)
         else:
-            quantized = rtn.quantize(weight, self.grid)
+            quantized = quantize_rtn(weight, self.grid)
         dequantized = dequantize(quantized, torch.float32)
         outcome.errors[name] = self.output_error(statistics.samples, weight, dequantized)
         self.quantized_matrices[name], self.recorded.tensors[f"{name}.weight"] = quantized, dequantized

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int8
-from localllm.quant.grid import Grid
-from localllm.quantize import rtn
+from localllm.quant.formats.groups import INT8_MAX
+from localllm.quant.grid import Grid, quantize_rtn
 from localllm.quantize.inputs import InputStatistics
 
 STRENGTHS = (0.5, 0.3, 0.4, 0.6, 0.7, 0.8)
@@ -25,8 +24,8 @@ MIN_MAGNITUDE = 1e-5
 
 def fake_quantize_tokens(x: Tensor) -> Tensor:
     """Round x [T, in] to INT8 with a scale per row, as in inference; float32."""
-    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=MIN_MAGNITUDE**2) / int8.INT8_MAX
-    return (x / scale).round_().clamp_(-int8.INT8_MAX, int8.INT8_MAX) * scale
+    scale = x.float().abs().amax(-1, keepdim=True).clamp(min=MIN_MAGNITUDE**2) / INT8_MAX
+    return (x / scale).round_().clamp_(-INT8_MAX, INT8_MAX) * scale
 
 
 def search_scale(
@@ -46,7 +45,7 @@ def search_scale(
     def error(s: Tensor) -> float:
         x, total = fake_quantize_tokens(samples / s), 0.0
         for weight in weights:
-            rounded = dequantize(rtn.quantize(weight * s, grid), torch.float32)
+            rounded = dequantize(quantize_rtn(weight * s, grid), torch.float32)
             total += (x @ rounded.T - samples @ weight.T).square_().sum().item()
         return total
 

@@ -14,10 +14,12 @@ from localllm.errors import UnsupportedModel, UsageError
 from localllm.hub.hf_cache import parse_snapshot_path
 from localllm.hub.model_files import weight_files
 
-# Quantization recipes. Needs no torch.
-
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 METHODS: tuple[Method, ...] = ("rtn", "gptq", "awq", "smoothquant")
+PARTIAL_SUFFIX = ".partial"  # of a folder that is being written
+RECIPE_FILE = "recipe.json"  # in an artefact: its source and recipe
+INSTEAD = "leave out --quant, or "  # start of a remedy
+UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantized (of a short name, NAME-bf16)"
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,6 @@ class Recipe:
     symmetric: bool = True
     activations: bool = False  # quantize activations to INT8 with a scale per token (W8A8)
     head_bits: int = 8  # of the head, with a scale per row; 16: unquantized
-
-
-PARTIAL_SUFFIX = ".partial"  # of a folder that is being written
-RECIPE_FILE = "recipe.json"  # in an artefact: its source and recipe
-INSTEAD = "leave out --quant, or "  # start of a remedy
-UNQUANTIZED_MODEL_REMEDY = "name the edition in safetensors that is not quantized (of a short name, NAME-bf16)"
 
 
 def check_source(header: Header, alternative: str = "") -> None:

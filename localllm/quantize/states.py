@@ -18,28 +18,6 @@ from torch import Tensor
 from localllm.files import explain_disk_errors
 from localllm.quantize.store import DRAFT_SUFFIX, publish_draft
 
-# Writes safetensors files atomically, and turns a full disk into an error message.
-
-
-def save_tensors(
-    file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], reported_folder: Path
-) -> None:
-    """Write a file atomically, like `disk.write_durably`. reported_folder: the path in error messages.
-
-    Raises DiskFull, or LocalLLMError if it cannot be written.
-    """
-    draft = file.with_suffix(DRAFT_SUFFIX)
-    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
-    with explain_disk_errors(reported_folder, resumable=True):
-        try:
-            save_file(contiguous, draft, metadata=metadata)
-        except SafetensorError as error:
-            if "os error 28" in str(error):  # ENOSPC
-                raise OSError(errno.ENOSPC, "the disk is full") from error
-            raise
-        publish_draft(draft, file)
-
-
 STATE_FILE = "states-{}.safetensors"
 
 
@@ -93,3 +71,22 @@ def load_state(
         return QuantizationResult(json.loads(fields["errors"]), json.loads(fields["rounded"])), tensors
     except (SafetensorError, OSError, KeyError, ValueError):
         return None  # damaged: it is computed again
+
+
+def save_tensors(
+    file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str], reported_folder: Path
+) -> None:
+    """Write a safetensors file atomically. reported_folder: the path in error messages.
+
+    Raises DiskFull, or LocalLLMError if it cannot be written.
+    """
+    draft = file.with_suffix(DRAFT_SUFFIX)
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(tensors.items())}
+    with explain_disk_errors(reported_folder, resumable=True):
+        try:
+            save_file(contiguous, draft, metadata=metadata)
+        except SafetensorError as error:
+            if "os error 28" in str(error):  # ENOSPC
+                raise OSError(errno.ENOSPC, "the disk is full") from error
+            raise
+        publish_draft(draft, file)

@@ -12,71 +12,6 @@ from torch import Tensor
 from localllm.arch.config import RopeConfig
 from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 
-# Uploads host values to device tensors without waiting for the device.
-
-
-def upload_values(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the values as a tensor on the device, copied from pinned memory; on a CPU without a copy."""
-    return upload_tensor(torch.tensor(values, dtype=dtype), device)
-
-
-def upload_tensor(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on the device, copied from pinned memory. tensor: on the CPU, not modified afterwards."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def upload_into(target: Tensor, values: Tensor) -> None:
-    """Copy values into a tensor on the device.
-
-    values: on the CPU, of the target's shape, not modified afterwards.
-    """
-    target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)
-
-
-# Whole texts as flat tensors, one after another and grouped by length. Nothing is padded, so that a text's result
-# does not depend on the other texts in the batch.
-@dataclass(frozen=True)
-class LengthGroup:
-    """Texts of one length."""
-
-    start: int  # index of the group's first token in T
-    text_count: int
-    length: int  # tokens of each
-
-    @property
-    def token_slice(self) -> slice:
-        return slice(self.start, self.start + self.text_count * self.length)
-
-
-@dataclass(frozen=True)
-class EncoderBatch:
-    token_ids: Tensor  # [T] int64
-    positions: Tensor  # [T] int64
-    groups: tuple[LengthGroup, ...]
-    # Computed once, for all layers:
-    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos, sin: [T, 1, dim / 2]
-
-    @classmethod
-    def from_token_ids(cls, token_ids: Sequence[Sequence[int]], device: torch.device) -> "EncoderBatch":
-        """Build a batch of texts that are sorted by length."""
-        groups: list[LengthGroup] = []
-        begin = 0
-        for length, same in groupby(map(len, token_ids)):
-            groups.append(LengthGroup(begin, len(list(same)), length))
-            begin = groups[-1].token_slice.stop
-        return cls(
-            token_ids=upload_values([token for ids in token_ids for token in ids], torch.int64, device),
-            positions=upload_values(
-                [position for ids in token_ids for position in range(len(ids))], torch.int64, device
-            ),
-            groups=tuple(groups),
-        )
-
-    def split_by_length(self, x: Tensor) -> Iterator[Tensor]:
-        """Split x [T, ...] into one tensor [texts, length, ...] per group."""
-        for group in self.groups:
-            yield x[group.token_slice].unflatten(0, (group.text_count, group.length))
-
 
 @dataclass(frozen=True)
 class SequenceSpan:
@@ -234,6 +169,54 @@ class Batch:
         )
 
 
+@dataclass(frozen=True)
+class LengthGroup:
+    """Texts of one length."""
+
+    start: int  # index of the group's first token in T
+    text_count: int
+    length: int  # tokens of each
+
+    @property
+    def token_slice(self) -> slice:
+        return slice(self.start, self.start + self.text_count * self.length)
+
+
+@dataclass(frozen=True)
+class EncoderBatch:
+    """Whole texts as flat tensors, one after another and grouped by length.
+
+    Nothing is padded, so that a text's result does not depend on the other texts in the batch.
+    """
+
+    token_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64
+    groups: tuple[LengthGroup, ...]
+    # Computed once, for all layers:
+    rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos, sin: [T, 1, dim / 2]
+
+    @classmethod
+    def from_token_ids(cls, token_ids: Sequence[Sequence[int]], device: torch.device) -> "EncoderBatch":
+        """Build a batch of texts that are sorted by length."""
+        groups: list[LengthGroup] = []
+        begin = 0
+        for length, same in groupby(map(len, token_ids)):
+            groups.append(LengthGroup(begin, len(list(same)), length))
+            begin = groups[-1].token_slice.stop
+        return cls(
+            token_ids=upload_values([token for ids in token_ids for token in ids], torch.int64, device),
+            positions=upload_values(
+                [position for ids in token_ids for position in range(len(ids))], torch.int64, device
+            ),
+            groups=tuple(groups),
+        )
+
+    def split_by_length(self, x: Tensor) -> Iterator[Tensor]:
+        """Split x [T, ...] into one tensor [texts, length, ...] per group."""
+        for group in self.groups:
+            yield x[group.token_slice].unflatten(0, (group.text_count, group.length))
+
+
 def state_slot_tensor(states: list[SequenceState], device: torch.device) -> Tensor | None:
     slots = [state.state_slot for state in states if state.state_slot is not None]
     return upload_values(slots, torch.int32, device) if slots else None
@@ -259,3 +242,21 @@ def make_single_token_spans(spans: list[SequenceSpan], device: torch.device) -> 
         if state_slots == list(range(state_slots[0], state_slots[0] + len(state_slots)))
         else None,
     )
+
+
+def upload_values(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the values as a tensor on the device, copied from pinned memory; on a CPU without a copy."""
+    return upload_tensor(torch.tensor(values, dtype=dtype), device)
+
+
+def upload_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on the device, copied from pinned memory. tensor: on the CPU, not modified afterwards."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def upload_into(target: Tensor, values: Tensor) -> None:
+    """Copy values into a tensor on the device.
+
+    values: on the CPU, of the target's shape, not modified afterwards.
+    """
+    target.copy_(values.pin_memory() if target.is_cuda else values, non_blocking=True)

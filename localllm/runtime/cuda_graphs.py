@@ -44,7 +44,7 @@ QUERY_LENS = (1, 4, 8, 16)  # tokens per sequence: one to decode, more to verify
 
 @dataclass(frozen=True)
 class GraphKey:
-    """What a graph is captured for."""
+    """Key of a captured graph."""
 
     bucket: int
     count: int  # tokens per sequence

@@ -38,7 +38,7 @@ SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """What one step produced for one sequence."""
+    """Result of a step for one sequence."""
 
     sequence: Sequence
     token_id: int | None = None
@@ -90,7 +90,7 @@ class Engine:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of activations, and of weights that are not quantized."""
+        """Data type of activations, and of weights that are not quantized."""
         return self.runner.model.dtype
 
     @property
@@ -317,9 +317,9 @@ class Engine:
     def accept_tokens(
         self, sequence: Sequence, tokens: list[int], logprobs: ListLike[TokenLogprob | None]
     ) -> list[TokenEvent]:
-        """Append sampled tokens up to the first that differs from its draft, and return their events.
+        """Verify drafts (speculative decoding): append sampled tokens up to the first that differs from its draft.
 
-        The state that was computed for the remaining drafts is rolled back.
+        The state that was computed for the remaining drafts is rolled back. Returns the events of the tokens.
         """
         drafts, events = sequence.draft_ids, []
         counted = len(drafts) - sequence.padding_draft_count

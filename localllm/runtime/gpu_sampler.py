@@ -13,11 +13,6 @@ from localllm.runtime.kernels.gpu.penalties import LogitBiases, TokenHistory
 from localllm.runtime.kernels.gpu.sampling import SamplingColumns, SamplingScratch, sample_tokens
 from localllm.runtime.sampler import SamplingSpec, sample
 
-# The sampling parameters of a bucket of rows, kept on the device: a step of the same rows uploads nothing.
-#
-# `prepare` sets the parameters of the next step and uploads what has changed through pinned memory; `launch` only
-# starts kernels, so that it can be captured in a graph. There is one step between two calls of `prepare`, and each
-# row's position advances by one. The rules are those of `sampler.py`.
 MAX_BIASES = 1024  # tokens in a row's logit_bias; longer ones are left to `sampler.sample`
 ROW_ALIGNMENT = 4  # rows: aligns columns to 16 bytes for every bucket
 DTYPE_WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}  # in units of 4 bytes
@@ -84,7 +79,14 @@ class TokenHistories:
 
 
 class BucketSampler:
-    """The sampling parameters and buffers of one bucket. `columns.position` may be read by other kernels."""
+    """The sampling parameters of a bucket of rows and its buffers, on the device: a step of the same rows uploads
+    nothing.
+
+    `prepare` sets the parameters of the next step and uploads what has changed through pinned memory; `launch`
+    only starts kernels, so that it can be captured in a graph. There is one step between two calls of `prepare`,
+    and each row's position advances by one. The rules are those of `sampler.py`. `columns.position` may be read by
+    other kernels.
+    """
 
     def __init__(self, bucket: int, vocabulary: int, device: torch.device, histories: TokenHistories):
         self.bucket, self.histories = bucket, histories

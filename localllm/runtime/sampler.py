@@ -24,38 +24,21 @@ from localllm.errors import LocalLLMError
 from localllm.request import SamplingParams, TokenLogprob
 from localllm.runtime.batch import upload_tensor, upload_values
 
-
-# Acceptance of a draft model's drafts: modified rejection sampling (Leviathan, Kalman and Matias 2023, algorithm
-# 1; Chen et al. 2023, theorem 1). For any proposal, the sampled token has the target's distribution.
-#
-# A draft d from q is accepted with probability min(1, p(d) / q(d)); otherwise the token is sampled from max(p - q,
-# 0),
-# which never yields d because q(d) > p(d). So a draft is accepted exactly if it equals the sampled token.
-def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, points: Tensor) -> Tensor:
-    """Return weights to sample from where drafts stand: the draft alone if accepted, otherwise the residual.
-
-    target, draft_probs: [N, vocab], proportional to p and q; draft_ids: [N] int64; points: [N] in [0, 1),
-    independent of the points that drafts and residuals are sampled with. Returns [N, vocab] in target's dtype,
-    proportional to probabilities.
-    """
-    p, q = (weights.double() / weights.double().sum(-1, keepdim=True) for weights in (target, draft_probs))
-    draft_index = draft_ids[:, None]
-    accepted = points[:, None] * q.gather(-1, draft_index) < p.gather(-1, draft_index)
-    residual = (p - q).clamp(min=0)
-    # If p and q differ only by rounding, the residual may be empty.
-    stands = accepted | (residual.sum(-1, keepdim=True) == 0)
-    return torch.where(stands, torch.zeros_like(p).scatter(-1, draft_index, 1), residual).to(target.dtype)
-
-
-# Grammars, as the engine sees them: the tokens that are allowed next in one answer.
-# A MaskProvider waits for the masks, one per position: int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32
-# is
-# set if token t is allowed; None: all are.
+# Sampled values that are not tokens, so that the device need not wait for a check.
+NOT_FINITE = -1  # the row contains NaN or infinity
+ALL_FORBIDDEN = -2  # every token is forbidden
+# Purposes of random numbers: those of one purpose are independent of the others.
+SAMPLE, ACCEPTANCE, DRAFT = 0, 1, 2
+TOP_P_CANDIDATES = 1024  # likeliest tokens considered for top_p first; all are sorted only if these do not suffice
+# Waits for a grammar's masks, one per position: int32 [ceil(vocab / 32)], where bit t % 32 of word t // 32 is set
+# if token t is allowed; None: all are.
 MaskProvider = Callable[[], ListLike[NDArray[np.int32] | None]]
 
 
 class Constraint(Protocol):
-    """The grammar of one answer, which follows its tokens through `advance`."""
+    """The grammar of one answer as the engine sees it: the tokens that are allowed next. `advance` follows its
+    tokens.
+    """
 
     @property
     def cut(self) -> bool:
@@ -92,14 +75,6 @@ class Constraint(Protocol):
     def allowed(self, drafts: ListLike[int]) -> list[int]:
         """Return the longest prefix of the drafts that the grammar allows."""
         ...
-
-
-# Sampled values that are not tokens, so that the device need not wait for a check.
-NOT_FINITE = -1  # the row contains NaN or infinity
-ALL_FORBIDDEN = -2  # every token is forbidden
-# Purposes of random numbers: those of one purpose are independent of the others.
-SAMPLE, ACCEPTANCE, DRAFT = 0, 1, 2
-TOP_P_CANDIDATES = 1024  # likeliest tokens considered for top_p first; all are sorted only if these do not suffice
 
 
 @dataclass(frozen=True)
@@ -226,6 +201,28 @@ def rejection_weights_for(weights: Tensor, specs: list[SamplingSpec]) -> Tensor:
     return rejection_weights(
         weights, torch.stack(proposals), index, random_points(specs, ACCEPTANCE, weights.device)
     )
+
+
+def rejection_weights(target: Tensor, draft_probs: Tensor, draft_ids: Tensor, points: Tensor) -> Tensor:
+    """Return weights to sample from at drafts of a draft model: the draft alone if accepted, otherwise the
+    residual.
+
+    Modified rejection sampling (Leviathan, Kalman and Matias 2023, algorithm 1; Chen et al. 2023, theorem 1): for
+    any proposal, the sampled token has the target's distribution. A draft d from q is accepted with probability
+    min(1, p(d) / q(d)); otherwise the token is sampled from max(p - q, 0), which never yields d because q(d) >
+    p(d). So a draft is accepted exactly if it equals the sampled token.
+
+    target, draft_probs: [N, vocab], proportional to p and q; draft_ids: [N] int64; points: [N] in [0, 1),
+    independent of the points that drafts and residuals are sampled with. Returns [N, vocab] in target's dtype,
+    proportional to probabilities.
+    """
+    p, q = (weights.double() / weights.double().sum(-1, keepdim=True) for weights in (target, draft_probs))
+    draft_index = draft_ids[:, None]
+    accepted = points[:, None] * q.gather(-1, draft_index) < p.gather(-1, draft_index)
+    residual = (p - q).clamp(min=0)
+    # If p and q differ only by rounding, the residual may be empty.
+    stands = accepted | (residual.sum(-1, keepdim=True) == 0)
+    return torch.where(stands, torch.zeros_like(p).scatter(-1, draft_index, 1), residual).to(target.dtype)
 
 
 def invert_cumulative(weights: Tensor, points: Tensor) -> Tensor:

@@ -24,24 +24,26 @@ from statistics import median
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.sequence import Sequence
 
-# Chunked prefill: how many prompt tokens a step takes, given how long past steps took. Pure Python over counts and
-# seconds, without sequences.
-#
-# A chunk delays every answer that streams next to it. So a step with a chunk takes at most 2.5 times as long as
-# the
-# decoding sequences take alone, and never more than 0.4 s: gaps between tokens stay even, and prompts still get up
-# to three fifths of the time. Smaller chunks would even the gaps further and cost throughput, because each step
-# reads all weights no matter how few tokens it computes. Measured with a 1B model
-# in bfloat16 on two cores: 1.15 s for 512 tokens, 0.53 s for 256, 0.36 s for 128, 0.27 s for 64, 0.11 s for one.
 MAX_TOKEN_GAP_S = 0.4  # between two tokens of an answer: most people read no faster
 MAX_SLOWDOWN = 2.5  # times the duration of a step that only decodes
 UNNOTICED_GAP_S = 0.01  # seconds; a gap that is never noticed, however fast the stream
 MIN_CHUNK_TOKENS = 64  # tokens
 CHUNK_TIMES_KEPT = 8  # measured steps whose median counts, because some are disturbed by other work
+FIRST_BUDGET_SHARE = 4  # 1 / 4 of the budget is reserved for the first sequence
+MAX_ANSWER_SHARE = 4  # at most 1 / 4 of all blocks is reserved for one answer
+MAX_PASSED = 8  # sequences that may overtake one that does not fit yet, and queue entries considered per step
+ScheduledTokens = list[tuple[Sequence, int]]
 
 
 class ChunkPolicy:
-    """Limits the prompt tokens that a step may compute next to streaming answers."""
+    """Chunked prefill: limits the prompt tokens that a step may compute next to streaming answers.
+
+    A chunk delays every answer that streams next to it. So a step with a chunk takes at most 2.5 times as long as
+    the decoding sequences take alone, and never more than 0.4 s: gaps between tokens stay even, and prompts still
+    get up to three fifths of the time. Smaller chunks would even the gaps further and cost throughput, because
+    each step reads all weights no matter how few tokens it computes. Measured with a 1B model in bfloat16 on two
+    cores: 1.15 s for 512 tokens, 0.53 s for 256, 0.36 s for 128, 0.27 s for 64, 0.11 s for one.
+    """
 
     def __init__(self, max_tokens: int):
         """max_tokens: prompt tokens of a step while no answer is streaming."""
@@ -96,13 +98,6 @@ class ChunkPolicy:
         return min(self.max_tokens, max(MIN_CHUNK_TOKENS, int((allowed_s - self.typical_decode_step_s) / token_s)))
 
 
-FIRST_BUDGET_SHARE = 4  # 1 / 4 of the budget is reserved for the first sequence
-MAX_ANSWER_SHARE = 4  # at most 1 / 4 of all blocks is reserved for one answer
-MAX_PASSED = 8  # sequences that may overtake one that does not fit yet, and queue entries considered per step
-
-ScheduledTokens = list[tuple[Sequence, int]]
-
-
 class Scheduler:
     def __init__(
         self, pool: BlockPool, token_budget: int, max_running: int, chunk_policy: ChunkPolicy | None = None
@@ -127,7 +122,7 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=queue_key)
 
     def discard_timing(self) -> None:
-        """As `ChunkPolicy.discard_timing`."""
+        """See `ChunkPolicy.discard_timing`."""
         if self.chunk_policy:
             self.chunk_policy.discard_timing()
 

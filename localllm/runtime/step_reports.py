@@ -17,49 +17,7 @@ from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penaltie
 from localllm.runtime.scheduler import ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 
-# Which tokens were candidates, and which filter removed the others: the sampler's own rules, applied one by one.
 NEUTRAL_FILTERS = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # in the order in which they are applied
-
-
-def likeliest_candidates(logits: Tensor, spec: SamplingSpec, token: int, count: int) -> tuple[Candidate, ...]:
-    """Return the `count` likeliest tokens by the model's own distribution, and the sampled `token` if it is not
-    one.
-
-    logits: [vocab] float32, unmodified. A candidate's `chance` is its probability when sampling; for a sampled
-    draft that is verified, this is the distribution that acceptance and rejection together yield.
-    """
-    logs = logits.log_softmax(-1)
-    best = logs.topk(min(count, len(logs))).indices.tolist()
-    ids = best if token in best else [*best, token]
-    token_index = torch.tensor(ids, device=logits.device)
-    removed, chances = ~(logits[token_index] > -torch.inf), logits
-    cut_by = [""] * len(ids)
-    for name, chances in filter_stages(logits, spec):
-        is_zero = ~(chances[token_index] > 0)
-        for index in (is_zero & ~removed).nonzero()[:, 0].tolist():
-            cut_by[index] = name
-        removed |= is_zero
-    return tuple(map(Candidate, ids, logs[token_index].tolist(), chances[token_index].tolist(), cut_by))
-
-
-def filter_stages(logits: Tensor, spec: SamplingSpec) -> Iterator[tuple[str, Tensor]]:
-    """Yield each rule's name and the probabilities [vocab] float64 that it leaves, in order of application."""
-    adjusted = logits.clone()[None]
-    apply_grammar(adjusted, [spec])
-    yield "grammar", (adjusted[0] > -torch.inf).double()
-    apply_penalties(adjusted, [spec])
-    yield "logit_bias", (adjusted[0] > -torch.inf).double()
-    params, disabled = spec.params, dict(NEUTRAL_FILTERS)
-    if params.temperature == 0:
-        yield "temperature", torch.zeros_like(logits, dtype=torch.float64).index_fill_(0, adjusted[0].argmax(), 1)
-        return
-    for name in ("temperature", *NEUTRAL_FILTERS):
-        disabled.pop(name, None)
-        if name == "temperature" or getattr(params, name) != NEUTRAL_FILTERS[name]:
-            weights = filtered_probabilities(adjusted, [replace(spec, params=replace(params, **disabled))])[
-                0
-            ].double()
-            yield name, weights / weights.sum()
 
 
 @dataclass(frozen=True)
@@ -185,3 +143,47 @@ class StepReporter:
             return ()
         rows = zip(logits, observation.sampling_specs, new_tokens, strict=False)
         return tuple(likeliest_candidates(row_logits, spec, token, count) for row_logits, spec, token in rows)
+
+
+def likeliest_candidates(logits: Tensor, spec: SamplingSpec, token: int, count: int) -> tuple[Candidate, ...]:
+    """Return the `count` likeliest tokens by the model's own distribution, and the sampled `token` if it is not
+    one.
+
+    logits: [vocab] float32, unmodified. A candidate's `chance` is its probability when sampling; for a sampled
+    draft that is verified, this is the distribution that acceptance and rejection together yield.
+    """
+    logs = logits.log_softmax(-1)
+    best = logs.topk(min(count, len(logs))).indices.tolist()
+    ids = best if token in best else [*best, token]
+    token_index = torch.tensor(ids, device=logits.device)
+    removed, chances = ~(logits[token_index] > -torch.inf), logits
+    cut_by = [""] * len(ids)
+    for name, chances in filter_stages(logits, spec):
+        is_zero = ~(chances[token_index] > 0)
+        for index in (is_zero & ~removed).nonzero()[:, 0].tolist():
+            cut_by[index] = name
+        removed |= is_zero
+    return tuple(map(Candidate, ids, logs[token_index].tolist(), chances[token_index].tolist(), cut_by))
+
+
+def filter_stages(logits: Tensor, spec: SamplingSpec) -> Iterator[tuple[str, Tensor]]:
+    """Yield each filter's name and the probabilities [vocab] float64 that it leaves, in order of application.
+
+    Applies the rules of `sampler.py` one by one, to tell which filter removed a token.
+    """
+    adjusted = logits.clone()[None]
+    apply_grammar(adjusted, [spec])
+    yield "grammar", (adjusted[0] > -torch.inf).double()
+    apply_penalties(adjusted, [spec])
+    yield "logit_bias", (adjusted[0] > -torch.inf).double()
+    params, disabled = spec.params, dict(NEUTRAL_FILTERS)
+    if params.temperature == 0:
+        yield "temperature", torch.zeros_like(logits, dtype=torch.float64).index_fill_(0, adjusted[0].argmax(), 1)
+        return
+    for name in ("temperature", *NEUTRAL_FILTERS):
+        disabled.pop(name, None)
+        if name == "temperature" or getattr(params, name) != NEUTRAL_FILTERS[name]:
+            weights = filtered_probabilities(adjusted, [replace(spec, params=replace(params, **disabled))])[
+                0
+            ].double()
+            yield name, weights / weights.sum()

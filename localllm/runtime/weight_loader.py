@@ -24,8 +24,14 @@ from localllm.checkpoint.tensors import decode_tensor
 from localllm.files import damaged_file
 from localllm.metrics import PhaseTimer
 
+READER_THREADS = 4
+BUFFER_COUNT = 8
+BUFFER_BYTES = 2**24
+READ_AHEAD_BYTES = 2**29  # on the device, of tensors that have not been taken yet
+LAYER_NAME = re.compile(r"layers\.(\d+)\.")
+AFTER_LAYERS = ("norm.", "lm_head.")  # prefixes of the tensors that come after the layers
 
-# How bytes get to a device: from pinned buffers by a GPU stream, or copied synchronously on a CPU.
+
 class PendingCopy(Protocol):
     """A copy to the device in progress; torch.cuda.Event is one."""
 
@@ -35,7 +41,7 @@ class PendingCopy(Protocol):
 
 
 class DeviceCopier(Protocol):
-    """How bytes are copied to the device."""
+    """Copies bytes from host buffers to the device."""
 
     def host_buffer(self, size: int) -> Tensor:
         """Return a host buffer to read into, [size] uint8."""
@@ -99,14 +105,6 @@ class CpuCopier:
 
     def wait_for_copies(self, copies: Iterable[PendingCopy]) -> None:
         pass
-
-
-READER_THREADS = 4
-BUFFER_COUNT = 8
-BUFFER_BYTES = 2**24
-READ_AHEAD_BYTES = 2**29  # on the device, of tensors that have not been taken yet
-LAYER_NAME = re.compile(r"layers\.(\d+)\.")
-AFTER_LAYERS = ("norm.", "lm_head.")  # prefixes of the tensors that come after the layers
 
 
 class PendingTensor:

@@ -1,9 +1,9 @@
-"""What the tokenizer of a file may make of a text: bounds that hold before the Rust library gets either.
+"""Bounds on tokenizers and texts, checked before the Rust library gets either.
 
-The library has no limits of its own, and where memory runs out it ends the process that serves all. The steps
-that lengthen texts (normalizers, decoders, post-processors) are described as JSON, from which their largest growth
-follows; a tokenizer beyond these bounds is refused. Regular expressions need none: Oniguruma, which runs them,
-refuses deep nesting and gives a match up after 10 million steps, which is an exception here.
+The library has no limits of its own, and ends the process when memory runs out. The steps that lengthen texts
+(normalizers, decoders, post-processors) are described as JSON, from which their largest growth follows; a
+tokenizer beyond these bounds is rejected. Regular expressions need no bound: Oniguruma, which runs them, rejects
+deep nesting and gives up a match after 10 million steps, which raises an exception here.
 """
 
 import base64
@@ -21,8 +21,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 
-# Bytes that a byte of text may become. Of published tokenizers ALBERT's has the largest growth, 1,089: NFKD, lower
-# case, a table of characters and a replacement, each counted with its rarest character.
+# Maximum bytes per byte of text. Of published tokenizers ALBERT's has the largest growth, 1,089: NFKD, lower case,
+# a table of characters and a replacement, each counted with its rarest character.
 MAX_GROWTH = 4096
 MAX_STEPS = 64  # of one kind; published tokenizers have fewer than ten
 MAX_ADDED_AROUND = 1024  # tokens that a post-processor puts around a text
@@ -31,19 +31,28 @@ MAX_NORMALIZED_BYTES = 32 * 2**20  # of one text; the library keeps 17 bytes for
 PIECE_CHARS = 2048  # of a text are normalized at a time to measure it: 140 MB at the largest growth
 SECTIONS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 STEP_LISTS = ("normalizers", "pretokenizers", "processors", "decoders")
-# Of Unicode 15, in UTF-8: one ligature of 3 bytes becomes 33 by NFKC and NFKD, a letter of 2 becomes 6 by NFC and
+# In UTF-8, Unicode 15: a ligature of 3 bytes becomes 33 by NFKC and NFKD, a letter of 2 bytes becomes 6 by NFC and
 # NFD, and 3 in lower case.
 GROWTH = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 2}
 
 NO_NUMBER = re.compile(rb"\s*:\s*[^\s\d]")
 ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")  # a name may be spelled with it
 NAME_AND_COLON = re.compile(r'[\s,{]*("(?:[^"\\]|\\.)*")\s*:\s*')
+LETTERS_AND_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+NOT_LETTERS_OR_DIGITS = bytes(set(range(256)) - set(LETTERS_AND_DIGITS))
+MAX_COMPOSED_CHARACTERS = 4  # that become one: Unicode's FAQ on normalization, for canonical decompositions
+COMPOSING_NORMALIZERS = ("NFC", "NFKC")
+# Normalizers and pre-tokenizers that drop no character.
+LOSSLESS_NORMALIZERS = ("Prepend", "NFD", "NFKD", "Lowercase", *COMPOSING_NORMALIZERS)
+LOSSLESS_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")
+SPLITTING_PRE_TOKENIZERS = ("Split", "Punctuation")  # these may drop characters
 
 
 def read_sections(content: bytes) -> dict[str, Any]:
-    """All of a `tokenizer.json` but its model: nearly all of the file, and not parsed where no section follows it.
+    """Return all of a `tokenizer.json` but its model, which is nearly all of the file and is not parsed if no
+    section follows it.
 
-    Raises ValueError for what is no such JSON, or names a section twice.
+    Raises ValueError for invalid JSON, or a section that occurs twice.
     """
     text = content.decode()
     sections: dict[str, Any] = {}
@@ -54,13 +63,13 @@ def read_sections(content: bytes) -> dict[str, Any]:
             return sections
         value, position = json.JSONDecoder().raw_decode(text, named.end())
         if name in sections:
-            raise ValueError(f"{name} stands in it twice")
+            raise ValueError(f"it has {name} twice")
         sections[name] = value
     return sections
 
 
 def _sections_follow(content: bytes, position: int) -> bool:
-    """Whether a section may follow, judged by its name: behind a word of a vocabulary stands a number."""
+    """Return whether a section may follow, judged by its name: a word of a vocabulary is followed by a number."""
     for name in ("model", "added_tokens", *SECTIONS):
         quoted, start = f'"{name}"'.encode(), position
         while (start := content.find(quoted, start) + len(quoted)) >= len(quoted):
@@ -70,9 +79,9 @@ def _sections_follow(content: bytes, position: int) -> bool:
 
 
 def check_sections(sections: Mapping[str, Any], source: str) -> None:
-    """Raises UnsupportedModel for a tokenizer beyond the bounds. source: the file, for the message.
+    """Raise UnsupportedModel for a tokenizer beyond the bounds. source: the file, for the message.
 
-    What is of a wrong kind is left to the library, which refuses it.
+    Values of a wrong type are left to the library, which rejects them.
     """
     for name in SECTIONS:
         steps = list(_steps(sections.get(name)))
@@ -91,18 +100,18 @@ def check_sections(sections: Mapping[str, Any], source: str) -> None:
 
 
 def check_growth(growth: float, source: str) -> None:
-    """Raises UnsupportedModel where a byte of text may become too many."""
+    """Raise UnsupportedModel if a byte of text may become too many."""
     if growth > MAX_GROWTH:
         _refuse(source, f"it makes a text up to {growth:.2g} times as long")
 
 
 def growth_of_normalizer(normalizer: Any) -> float:
-    """The bytes that a byte of text becomes at most. normalizer: of the library, or None."""
+    """Return the maximum number of bytes that a byte of text becomes. normalizer: of the library, or None."""
     return _growth(_steps(json.loads(normalizer.__getstate__()))) if normalizer else 1.0
 
 
 def check_normalized_length(text: str, normalizer: Any, growth: float) -> None:
-    """Raises UsageError for a text that the normalizer makes longer than is kept in memory."""
+    """Raise UsageError for a text whose normalized form exceeds MAX_NORMALIZED_BYTES."""
     if len(text) * 4 * growth <= MAX_NORMALIZED_BYTES or len(text.encode()) * growth <= MAX_NORMALIZED_BYTES:
         return
     length = 0
@@ -116,10 +125,10 @@ def check_normalized_length(text: str, normalizer: Any, growth: float) -> None:
 
 
 def _steps(section: Any) -> Iterator[Mapping[str, Any]]:
-    """Its steps, one after the other: lists of them may hold lists."""
+    """Yield the steps of a section in order; lists of steps may be nested."""
     if isinstance(section, Mapping):
         lists = [section[name] for name in STEP_LISTS if name in section]
-        for step in [each for steps in lists for each in _list(steps)]:
+        for step in [step for steps in lists for step in _list(steps)]:
             yield from _steps(step)
         if not lists:
             yield section
@@ -130,22 +139,24 @@ def _growth(steps: Any) -> float:
 
 
 def _growth_of_step(step: Mapping[str, Any]) -> float:
-    kind = step.get("type")
-    if kind == "Prepend":
+    step_type = step.get("type")
+    if step_type == "Prepend":
         return 1 + _size(step.get("prepend"))
-    if kind == "Metaspace":
+    if step_type == "Metaspace":
         return 1 + _size(step.get("replacement"))
-    if kind == "Precompiled":
+    if step_type == "Precompiled":
         return _longest_entry(step.get("precompiled_charsmap"))
-    if kind == "Replace":
+    if step_type == "Replace":
         pattern, content = step.get("pattern"), _size(step.get("content"))
         literal = _size(pattern.get("String")) if isinstance(pattern, Mapping) else _size(pattern)
         return max(1.0, content / literal) if literal else 1.0 + content  # a regular expression may match nothing
-    return GROWTH.get(str(kind), 1.0)
+    return GROWTH.get(str(step_type), 1.0)
 
 
 def _longest_entry(table: Any) -> float:
-    """Of a compiled table of characters: what they stand for, each with a zero behind it, follows the trie."""
+    """Return the length of the longest replacement in a compiled table of characters: behind its trie, each ends
+    in a zero.
+    """
     try:
         content = base64.b64decode(table)
     except (TypeError, ValueError):
@@ -155,7 +166,7 @@ def _longest_entry(table: Any) -> float:
 
 
 def _added_around(step: Mapping[str, Any]) -> int:
-    """Tokens that a template puts around a text; a text that stands in it again counts as all that may be."""
+    """Return how many tokens a template adds to a text; a template that repeats the text counts as too many."""
     special = step.get("special_tokens")
     counts = {
         name: len(_list(token.get("ids"))) if isinstance(token, Mapping) else 1
@@ -188,26 +199,16 @@ def _refuse(source: str, why: str) -> None:
     )
 
 
-# A lower bound of a text's token count from its length alone, to reject far too long texts without tokenizing.
-#
-# A token represents at most as many characters as its spelling has. So a text has at least its length divided by
-# the longest token's; the same holds for its letters and digits alone, of which the longest token has fewer,
-# because whitespace and lines of dashes make the longest. If a tokenizer may drop characters, or combine any
-# number of them to one token, no bound is known.
-
-LETTERS_AND_DIGITS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-NOT_LETTERS_OR_DIGITS = bytes(set(range(256)) - set(LETTERS_AND_DIGITS))
-MAX_COMPOSED_CHARACTERS = 4  # that become one: Unicode's FAQ on normalization, for canonical decompositions
-COMPOSING_NORMALIZERS = ("NFC", "NFKC")
-# Normalizers and pre-tokenizers that drop no character.
-LOSSLESS_NORMALIZERS = ("Prepend", "NFD", "NFKD", "Lowercase", *COMPOSING_NORMALIZERS)
-LOSSLESS_PRE_TOKENIZERS = ("ByteLevel", "Digits", "Metaspace", "UnicodeScripts")
-SPLITTING_PRE_TOKENIZERS = ("Split", "Punctuation")  # these may drop characters
-
-
 @dataclass(frozen=True)
 class TokenCountBound:
-    """The bound for one tokenizer. None: unknown."""
+    """A lower bound of a text's token count from its length alone, to reject far too long texts without
+    tokenizing.
+
+    A token represents at most as many characters as its spelling has. So a text has at least its length divided by
+    the longest token's; the same holds for its letters and digits alone, of which the longest token has fewer,
+    because whitespace and lines of dashes make the longest. If a tokenizer may drop characters, or combine any
+    number of them to one token, no bound is known (None).
+    """
 
     max_characters: int | None  # per token
     max_letters: int | None  # ASCII letters and digits per token

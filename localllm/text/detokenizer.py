@@ -9,6 +9,7 @@ _REPLACEMENT = "\ufffd"  # for bytes that are not a character
 _CHARACTER_TOKENS = 4  # a UTF-8 character has at most four bytes, so it ends within four tokens
 _PROMPT_TOKENS = 16  # how far back in the prompt a context is searched
 _WINDOW_TOKENS = 16  # when bytes that are not characters do not end, the window is cut to half of this
+_END = object()  # marks a node of the trie that completes a stop string
 
 
 class Detokenizer:
@@ -105,11 +106,6 @@ def _unsettled(text: str) -> int:
     """Return how many characters at the end may be incomplete: byte fallback writes one U+FFFD per byte."""
     last = text[-(_CHARACTER_TOKENS - 1) :]
     return len(last) - len(last.rstrip(_REPLACEMENT))
-
-
-# Finds stop strings in a stream of text.
-
-_END = object()  # marks a node of the trie that completes a stop string
 
 
 class StopStrings:

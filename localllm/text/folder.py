@@ -7,6 +7,16 @@ from localllm.errors import DamagedModel
 from localllm.files import damaged_file, read_json
 
 MAX_TEMPLATE_BYTES = 2**20  # real ones have up to 30,000
+END_TOKENS = (
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
+    *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
+    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<｜end▁of▁sentence｜>"),
+)
+MESSAGE_END = "<|end|>"
+# With either of these pairs, <|end|> only ends a message.
+CALL_END_TOKENS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+# These end an answer if a template uses them; otherwise their meaning is unknown.
+TEMPLATE_END_TOKENS = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>")
 
 
 def read_special_tokens(path: Path) -> dict[str, str]:
@@ -56,20 +66,6 @@ def read_chat_templates(path: Path) -> dict[str, str]:
     if not all(isinstance(text, str) for text in (*templates_by_name, *templates_by_name.values())):
         raise DamagedModel(f"the chat_template of {path} has no known form", "fetch the model again")
     return templates_by_name
-
-
-# Finds the tokens that end an answer by their spelling: files may name only one of several, or none.
-
-END_TOKENS = (
-    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
-    *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
-    *("<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "[e~[", "<｜end▁of▁sentence｜>"),
-)
-MESSAGE_END = "<|end|>"
-# With either of these pairs, <|end|> only ends a message.
-CALL_END_TOKENS = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
-# These end an answer if a template uses them; otherwise their meaning is unknown.
-TEMPLATE_END_TOKENS = ("<|eot|>", "<|END_OF_TURN_TOKEN|>", "<|user|>", "<|observation|>")
 
 
 def find_end_tokens(tokens: Collection[str], known: Iterable[str] = END_TOKENS) -> set[str]:

@@ -22,54 +22,9 @@ from localllm.text.vocabulary import (
     set_bos_eos,
 )
 
-# The fields of a protocol buffer message, independent of a schema.
+# The value of a field of a protocol buffer message, independent of its schema.
 FieldValue = int | float | bytes
-
-
-def read_fields(message: memoryview) -> Iterator[tuple[int, FieldValue]]:
-    """Yield number and value of each field: an int, a 32-bit float, or the bytes of a string or message.
-
-    Raises ValueError if the bytes are not a message. Groups and 64-bit fields are in no schema read here. Source:
-    protobuf.dev/programming-guides/encoding.
-    """
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        wire = tag & 7
-        if wire == 0:
-            value, position = _varint(message, position)
-            yield tag >> 3, value
-        elif wire == 2:
-            size, position = _varint(message, position)
-            position += size
-            yield tag >> 3, bytes(_within(message, position - size, position))
-        elif wire == 5:
-            position += 4
-            yield tag >> 3, struct.unpack("<f", _within(message, position - 4, position))[0]
-        else:
-            raise ValueError(f"a field of wire type {wire} at byte {position}")
-
-
-def _varint(message: memoryview, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while shift < 70:  # ten bytes hold 64 bits
-        byte = _within(message, position, position + 1)[0]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-    raise ValueError(f"a number of more than ten bytes at byte {position}")
-
-
-def _within(message: memoryview, begin: int, end: int) -> memoryview:
-    if end > len(message):
-        raise ValueError(f"{end - begin} bytes at byte {begin} of {len(message)}")
-    return message[begin:end]
-
-
 FieldT = TypeVar("FieldT", int, float, bytes)
-
 TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")  # a word in base 64 and its rank
 UNIGRAM, BPE_MODEL = 1, 2
 MAX_FILE_BYTES = 64 * 2**20  # the largest real one, with 262,000 tokens, has five megabytes
@@ -197,3 +152,45 @@ def _added(folder: Path, config: dict[str, Any]) -> list[tuple[int, str, dict[st
     if not all(type(token) is int and isinstance(literal, str) for token, literal, _ in added):
         raise damaged_file(folder / "added_tokens.json", "its tokens have an unknown structure")
     return added
+
+
+def read_fields(message: memoryview) -> Iterator[tuple[int, FieldValue]]:
+    """Yield number and value of each field: an int, a 32-bit float, or the bytes of a string or message.
+
+    Raises ValueError if the bytes are not a message. Groups and 64-bit fields are in no schema read here. Source:
+    protobuf.dev/programming-guides/encoding.
+    """
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
+        wire = tag & 7
+        if wire == 0:
+            value, position = _varint(message, position)
+            yield tag >> 3, value
+        elif wire == 2:
+            size, position = _varint(message, position)
+            position += size
+            yield tag >> 3, bytes(_within(message, position - size, position))
+        elif wire == 5:
+            position += 4
+            yield tag >> 3, struct.unpack("<f", _within(message, position - 4, position))[0]
+        else:
+            raise ValueError(f"a field of wire type {wire} at byte {position}")
+
+
+def _varint(message: memoryview, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:  # ten bytes hold 64 bits
+        byte = _within(message, position, position + 1)[0]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+        shift += 7
+    raise ValueError(f"a number of more than ten bytes at byte {position}")
+
+
+def _within(message: memoryview, begin: int, end: int) -> memoryview:
+    if end > len(message):
+        raise ValueError(f"{end - begin} bytes at byte {begin} of {len(message)}")
+    return message[begin:end]

@@ -29,54 +29,12 @@ from localllm.text.sentencepiece_model import read_sentencepiece_model
 from localllm.text.tekken import read_tekken
 from localllm.text.vocabulary import UNENCODABLE, TokenizerDescription
 
-# The bytes that each token adds to a text: a token may be a part of a character.
-#
-# Does for single tokens what a decoder of the Rust library does for all of them.
 SPACE_DECODERS = ("Replace", "Metaspace")  # decode SPACE as a space
 TEXT_EDGE_DECODERS = ("Fuse", "Strip")  # only change the ends of a text
-
-
-def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) -> list[bytes]:
-    """Return the bytes of each token as spelled in its file, b"" for None.
-
-    Raises UnsupportedModel for an unknown decoder.
-    """
-    serialized: Any = decoder.__getstate__() if decoder else b'{"type": "none at all"}'
-    steps = list(_steps(json.loads(serialized)))
-    types = {step["type"] for step in steps}
-    if types == {"ByteLevel"}:
-        return [b"" if token is None else _of_alphabet(token) for token in tokens]
-    replaced = [step["pattern"] for step in steps if step["type"] == "Replace"]
-    if types <= {*SPACE_DECODERS, *TEXT_EDGE_DECODERS, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
-        fallback_bytes = (
-            {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)} if "ByteFallback" in types else {}
-        )
-        return [b"" if t is None else fallback_bytes.get(t) or t.replace(SPACE, " ").encode() for t in tokens]
-    raise UnsupportedModel(
-        f"the decoder of this tokenizer ({', '.join(sorted(types))}) does not define bytes of tokens",
-        "use no schema or grammar",
-    )
-
-
-def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
-    if decoder["type"] == "Sequence":
-        for part in decoder["decoders"]:
-            yield from _steps(part)
-    else:
-        yield decoder
-
-
-_BYTES = {ord(letter): byte for byte, letter in byte_alphabet().items()}
-
-
-def _of_alphabet(token: str) -> bytes:
-    """Return a token's bytes; like in the library, a token with a letter outside the alphabet is text."""
-    translated = token.translate(_BYTES)
-    return translated.encode("latin-1") if all(ord(letter) in _BYTES for letter in token) else token.encode()
-
-
 # Folders with the `tokenizer.json` of Hugging Face's library.
 CHARSMAP_KEY = "precompiled_charsmap"
+TYPICAL_TOKEN_CHARACTERS = 4  # per token: texts with more than this times a context are mostly too long for it
+_NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 def read_tokenizer_json(file: Path) -> TokenizerDescription:
@@ -112,8 +70,6 @@ def _tables(normalizer: Any) -> Iterator[str]:
 _READERS: dict[str, Callable[[Path], TokenizerDescription]] = dict(
     zip(TOKENIZER_FILES, (read_tokenizer_json, read_tekken, read_sentencepiece_model), strict=True)
 )
-TYPICAL_TOKEN_CHARACTERS = 4  # per token: texts with more than this times a context are mostly too long for it
-_NEVER_DAMAGE = (KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class Tokenizer:
@@ -334,3 +290,43 @@ def _check_characters(text: str) -> None:
         raise UsageError(
             f"character {error.start} of the text is a lone surrogate", "send valid Unicode"
         ) from error
+
+
+def token_bytes(tokens: Iterable[str | None], decoder: decoders.Decoder | None) -> list[bytes]:
+    """Return the bytes of each token as spelled in its file, b"" for None; a token may be a part of a character.
+
+    Does for single tokens what a decoder of the Rust library does for all of them. Raises UnsupportedModel for an
+    unknown decoder.
+    """
+    serialized: Any = decoder.__getstate__() if decoder else b'{"type": "none at all"}'
+    steps = list(_steps(json.loads(serialized)))
+    types = {step["type"] for step in steps}
+    if types == {"ByteLevel"}:
+        return [b"" if token is None else _of_alphabet(token) for token in tokens]
+    replaced = [step["pattern"] for step in steps if step["type"] == "Replace"]
+    if types <= {*SPACE_DECODERS, *TEXT_EDGE_DECODERS, "ByteFallback"} and replaced in ([], [{"String": SPACE}]):
+        fallback_bytes = (
+            {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)} if "ByteFallback" in types else {}
+        )
+        return [b"" if t is None else fallback_bytes.get(t) or t.replace(SPACE, " ").encode() for t in tokens]
+    raise UnsupportedModel(
+        f"the decoder of this tokenizer ({', '.join(sorted(types))}) does not define bytes of tokens",
+        "use no schema or grammar",
+    )
+
+
+def _steps(decoder: Any) -> Iterator[dict[str, Any]]:
+    if decoder["type"] == "Sequence":
+        for part in decoder["decoders"]:
+            yield from _steps(part)
+    else:
+        yield decoder
+
+
+_BYTES = {ord(letter): byte for byte, letter in byte_alphabet().items()}
+
+
+def _of_alphabet(token: str) -> bytes:
+    """Return a token's bytes; like in the library, a token with a letter outside the alphabet is text."""
+    translated = token.translate(_BYTES)
+    return translated.encode("latin-1") if all(ord(letter) in _BYTES for letter in token) else token.encode()

@@ -1,4 +1,4 @@
-"""`localllm bench` with real models: its forms of output, and its exit codes."""
+"""`localllm bench` with real models: output formats and exit codes."""
 
 import csv
 import io
@@ -28,7 +28,7 @@ def bench(capsys, monkeypatch):
     return run
 
 
-def test_a_page_for_people(bench):
+def test_text_output(bench):
     code, out, err = bench("demo", *SHORT)
     assert (code, err) == (0, "")
     titles = ("date ", "processor ", "model ", "ceilings ", "SPEED, tokens/s", "LATENCY", "ROOFLINE")
@@ -75,14 +75,14 @@ def test_two_models_are_compared(bench, tmp_path):
         (("demo", "--compare", "demo", "--repeat", 2), "2 rounds are too few to compare; use --repeat 3 or more"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(bench, arguments, said):
+def test_invalid_options_are_rejected_in_one_line(bench, arguments, said):
     code, out, err = bench(*arguments)
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_model_that_is_not_there(bench):
+def test_a_model_that_does_not_exist(bench):
     code, _, err = bench("nowhere/at/all")
     assert code == 8
     assert err.startswith("error: ")

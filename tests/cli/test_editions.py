@@ -1,4 +1,4 @@
-"""A catalogue name without a format stands for the edition that fits this machine, and is fast on it."""
+"""The edition that a catalogue name without a format stands for."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from tests.tiny import make_checkpoint
 
 DEMO = PACKAGE_FOLDER / "boxed" / "demo"
 MB, GB = 10**6, 10**9
-FAST, SLOW = 10_000 * GB, 0.001 * GB  # bytes per second: of the small models here, all or none are fast
+FAST, SLOW = 10_000 * GB, 0.001 * GB  # bytes per second; qwen3:0.6b is fast in every edition, or in none
 IN_4_BITS, IN_8_BITS, PUBLISHED = "unsloth/Qwen3-0.6B-GGUF", "Qwen/Qwen3-0.6B-GGUF", "Qwen/Qwen3-0.6B"
 KINDS = {"Q3_K_S": Kind.Q4_0, "Q4_K_M": Kind.Q5_0, "Q8_0": Kind.Q8_0}  # so that the sizes differ as the names say
 SIZES = {
@@ -82,7 +82,7 @@ def machine(monkeypatch):
     ],
     ids=["slow", "fast", "little memory"],
 )
-def test_a_name_without_a_format_is_what_this_machine_runs_best(
+def test_pull_chooses_an_edition_by_memory_and_speed(
     published, machine, localllm, memory, bandwidth, name, edition, other
 ):
     machine(memory, bandwidth)
@@ -102,7 +102,7 @@ def sum_of_sizes(hub, repo) -> int:
     return plan_pull(repo, print).total_bytes
 
 
-def test_a_format_in_the_name_is_what_comes(published, machine, localllm):
+def test_a_format_in_the_name_overrides_the_choice(published, machine, localllm):
     machine(8 * GB, FAST)
     for name in ("qwen3:0.6b-q4_K_M", "qwen3:0.6b-int4", "Qwen3:0.6b-instruct-Q4_K_M"):
         code, out, err = localllm("pull", name)
@@ -111,7 +111,7 @@ def test_a_format_in_the_name_is_what_comes(published, machine, localllm):
 
 
 @pytest.mark.parametrize("name", ["qwen3:0.6b-bf16", "qwen3:0.6b-q8_0", "qwen3:0.6b-q4_k_m"])
-def test_what_is_here_under_the_name_is_used_and_updated(published, machine, localllm, name):
+def test_a_downloaded_edition_is_used_and_updated(published, machine, localllm, name):
     machine(8 * GB, FAST)
     path = localllm("pull", name)[1]
     machine(8 * GB, SLOW)
@@ -124,13 +124,13 @@ def test_what_is_here_under_the_name_is_used_and_updated(published, machine, loc
     assert listed["qwen3:0.6b"] == path.strip()
 
 
-def test_of_several_that_are_here_it_is_the_one_in_4_bits(published, machine, localllm):
+def test_of_several_downloaded_editions_the_4_bit_one_is_used(published, machine, localllm):
     machine(8 * GB, FAST)
     paths = [localllm("pull", f"qwen3:0.6b-{format}")[1].strip() for format in ("bf16", "q8_0", "q4_k_m")]
     assert str(resolve_model("qwen3:0.6b").path) == paths[-1]
 
 
-def test_what_a_name_stands_for_is_copied_verified_and_removed(published, machine, localllm):
+def test_cp_verify_and_rm_apply_to_the_downloaded_edition(published, machine, localllm):
     machine(8 * GB, FAST)
     localllm("pull", "qwen3:0.6b")
     assert localllm("cp", "qwen3:0.6b", "mine")[0] == 0
@@ -141,7 +141,7 @@ def test_what_a_name_stands_for_is_copied_verified_and_removed(published, machin
     assert edition_in_cache(parse_name("qwen3:0.6b")) == parse_name("qwen3:0.6b-q4_k_m")
 
 
-def test_what_is_not_on_the_hub_gives_way_to_fewer_bits(hub, ggufs, original, machine, localllm):
+def test_editions_missing_on_the_hub_are_skipped(hub, ggufs, original, machine, localllm):
     hub.add("unsloth/Qwen3-4B-Instruct-2507-GGUF", {"Qwen3-4B-Q8_0.gguf": ggufs["Q8_0"], "x.gguf": b"?"})
     machine(8 * GB, FAST)
     code, _, err = localllm("pull", "qwen3:4b-instruct")
@@ -153,7 +153,7 @@ def test_what_is_not_on_the_hub_gives_way_to_fewer_bits(hub, ggufs, original, ma
     assert (code, err.startswith("qwen3:0.6b: the UD-Q4_K_M GGUF, ")) == (0, True), err
 
 
-def test_a_model_of_ten_billion_parameters_is_in_4_bits_on_any_machine(hub, ggufs, machine, localllm):
+def test_models_from_10_billion_parameters_are_always_in_4_bits(hub, ggufs, machine, localllm):
     hub.add("Qwen/Qwen3-14B-GGUF", {f"Qwen3-14B-{tag}.gguf": ggufs[tag] for tag in KINDS})
     hub.add("Qwen/Qwen3-8B-GGUF", {f"Qwen3-8B-{tag}.gguf": ggufs[tag] for tag in KINDS})
     machine(8 * GB, FAST)
@@ -161,7 +161,7 @@ def test_a_model_of_ten_billion_parameters_is_in_4_bits_on_any_machine(hub, gguf
     assert localllm("pull", "qwen3")[2].startswith("qwen3:8b: the Q8_0 GGUF, ")
 
 
-def test_what_does_not_fit_names_what_does(published, machine, localllm):
+def test_the_error_names_a_smaller_edition_that_fits(published, machine, localllm):
     header = 2**21
     machine(12.2 * MB, SLOW)
     code, out, err = localllm("pull", "qwen3:0.6b")
@@ -174,26 +174,26 @@ def test_what_does_not_fit_names_what_does(published, machine, localllm):
     assert published.sent(r"Q4_K_M\.gguf") <= 2 * header
 
 
-def test_a_smaller_model_of_the_family_is_named_by_the_size_in_the_catalogue():
+def test_the_smaller_model_in_the_error_is_the_largest_that_fits():
     for gigabytes, name in ((12, "qwen3:14b"), (6.5, "qwen3:8b"), (2.1, "qwen3:1.7b"), (1.3, None)):
         smaller = edition_choice._smaller_model(catalog()["qwen3:32b"], int(gigabytes * GB))
         assert (smaller.name if smaller else None) == name
 
 
-def test_a_size_in_the_catalogue_is_no_reason_to_refuse(published, machine, localllm, monkeypatch):
+def test_a_wrong_size_in_the_catalogue_does_not_prevent_a_pull(published, machine, localllm, monkeypatch):
     entry = dataclasses.replace(catalog()["qwen3:0.6b"], bytes=10**15, parameters="900B")
     monkeypatch.setitem(catalog(), "qwen3:0.6b", entry)
     machine(8 * GB, FAST)
     assert localllm("pull", "qwen3:0.6b")[2].startswith("qwen3:0.6b: the Q4_K_M GGUF, ")
 
 
-def test_the_plan_is_of_the_edition_that_would_come(published, machine, localllm):
+def test_plan_predicts_the_edition_that_the_device_would_get(published, machine, localllm):
     machine(8 * GB, SLOW)
     plans = [localllm("plan", "qwen3:0.6b", *flags, "--json")[1] for flags in ((), ("--gpu", "h100"))]
     assert [json.loads(plan)["model"] for plan in plans] == ["qwen3:0.6b", "qwen3:0.6b-bf16"]
 
 
-def test_events_as_json_lines_are_the_same_as_of_any_pull(published, machine, localllm):
+def test_json_events_do_not_include_the_choice(published, machine, localllm):
     machine(8 * GB, FAST)
     code, out, err = localllm("pull", "qwen3:0.6b", "--json")
     events = [json.loads(line) for line in out.splitlines()]
@@ -201,7 +201,7 @@ def test_events_as_json_lines_are_the_same_as_of_any_pull(published, machine, lo
     assert {event["event"] for event in events} <= {"begin", "progress", "verified", "done"}
 
 
-def test_run_downloads_what_it_then_loads(published, machine, real):
+def test_run_loads_the_edition_that_it_downloads(published, machine, real):
     machine(8 * GB, FAST)
     flags = ("Hello", "--max-tokens", "4", "--raw", "--temperature", "0")
     code, out, err = real("run", "qwen3:0.6b", *flags)
@@ -210,14 +210,14 @@ def test_run_downloads_what_it_then_loads(published, machine, real):
     assert real("run", "qwen3:0.6b", *flags)[1:] == (out, "")
 
 
-def test_quant_takes_the_model_as_published(published, machine, localllm):
+def test_quant_downloads_the_published_model(published, machine, localllm):
     machine(8 * GB, SLOW)
     err = localllm("run", "qwen3:0.6b", "Hello", "--quant", "int8")[2]
     assert err.startswith("qwen3:0.6b: the original, "), err
 
 
 @pytest.mark.parametrize("entry", [e for e in catalog().values() if e.quant in ("Q4_K_M", "UD-Q4_K_M")])
-def test_each_edition_is_found_by_its_name(entry):
+def test_each_edition_has_a_name_that_resolves_to_it(entry):
     for edition in editions_of(entry):
         repo = parse_name(edition.name)
         assert (repo.repo, repo.quant) == (edition.repo, edition.quant)

@@ -1,4 +1,4 @@
-"""The models of this machine: what is offered, and how one is opened and left."""
+"""Models of this machine: offers, loading and cancelling."""
 
 import gc
 import threading
@@ -73,7 +73,7 @@ PHASES = ["import", "header", "tokenizer", "device", "weights", "cache"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_loading_is_broken_off_at_any_phase_and_leaves_nothing(phase):
+def test_loading_can_be_cancelled_in_any_phase_and_leaves_nothing(phase):
     connect_or_load({**FLAGS, "model": "demo"}, watch=Told()).close()
     before = {thread.name for thread in threading.enumerate()}
     told = Told(lambda told: told.phases[-1:] == [phase])
@@ -88,7 +88,7 @@ def layers():
     return [thing for thing in gc.get_objects() if type(thing).__name__ == "Layer"]
 
 
-def test_weights_that_were_read_are_let_go_when_loading_is_broken_off():
+def test_weights_that_were_read_are_let_go_when_loading_is_interrupted():
     made, before = [], {id(layer) for layer in layers()}  # of models of other tests
 
     def half(told):
@@ -110,7 +110,7 @@ def stored_bytes(path):
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
-def test_bytes_of_weights_are_told_up_to_all_of_them():
+def test_progress_covers_all_weight_bytes():
     told = Told()
     with connect_or_load({**FLAGS, "model": "demo"}, watch=told):
         done = [done for phase, done, _ in told.parts if phase == "weights"]
@@ -122,7 +122,7 @@ def test_bytes_of_weights_are_told_up_to_all_of_them():
     assert list(dict.fromkeys(told.phases)) == PHASES
 
 
-def test_a_pull_is_broken_off_and_goes_on_where_it_was(hub, cache):
+def test_a_cancelled_pull_resumes(hub, cache):
     hub.add("org/tiny", DEMO)
     hub.rate = 20_000_000
     with pytest.raises(Cancelled):
@@ -136,7 +136,7 @@ def test_a_pull_is_broken_off_and_goes_on_where_it_was(hub, cache):
     assert again.offer.fits
 
 
-def test_quantizing_is_broken_off_and_goes_on_where_it_was(home):
+def test_cancelled_quantization_resumes(home):
     flags = {**FLAGS, "model": str(shared("TinyStories-656K-hf")), "quant": "int8"}
     with pytest.raises(Cancelled):
         connect_or_load(flags, watch=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
@@ -151,7 +151,7 @@ def test_quantizing_is_broken_off_and_goes_on_where_it_was(home):
     assert again.parts[-1][0] == "weights"
 
 
-def test_a_wrong_name_is_told_before_anything_is_loaded():
+def test_a_wrong_name_is_reported_before_anything_is_loaded():
     told = Told()
     with pytest.raises(ModelNotFound):
         connect_or_load({**FLAGS, "model": "qwen3:0.6"}, watch=told)

@@ -1,4 +1,4 @@
-"""The page of `diff`, `quantize` and `show`: what is on it, and that a terminal of 80 columns holds it."""
+"""The quality pages of `diff`, `quantize` and `show` fit a terminal of 80 columns."""
 
 import dataclasses
 from typing import Any
@@ -55,7 +55,7 @@ def test_every_number_is_on_the_page() -> None:
         ),
     ],
 )
-def test_a_recipe_is_told_in_words(changed: dict[str, Any], words: str) -> None:
+def test_a_recipe_is_reported_in_words(changed: dict[str, Any], words: str) -> None:
     page = format_quality(dataclasses.replace(QUALITY, recipe={**(QUALITY.recipe or {}), **changed}))
     assert " ".join(page.partition("recipe")[2].partition("text ")[0].split()) == words
 

@@ -8,13 +8,13 @@ def test_columns_are_as_wide_as_their_widest_cell():
     assert format_table([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
 
 
-def test_why_a_gpus_steps_are_not_captured_is_told():
+def test_the_reason_against_cuda_graphs_is_shown():
     told = load_block("cuda:0", FakeLLM.memory, {"weights": 1.0}, None, "one of its kernels goes step by step")
     assert told.splitlines()[-1] == "graphs         no: one of its kernels goes step by step"
     assert "graphs" not in load_block("cuda:0", FakeLLM.memory, {"weights": 1.0}, None)
 
 
-def test_drafts_are_told_with_what_they_saved():
+def test_drafts_are_reported_with_the_steps_saved():
     watch = Stopwatch(0.0)
     watch.mark_scheduled()
     for drafted, accepted in ((0, False), (3, False), (0, True), (0, True)):

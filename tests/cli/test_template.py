@@ -51,7 +51,7 @@ def test_stdout_is_the_prompt_to_the_character(localllm, folder, tmp_path):
     assert without == PROMPT.removesuffix("<|im_start|>assistant\n")
 
 
-def test_a_prompt_is_taken_as_run_takes_it(localllm, folder):
+def test_a_prompt_is_read_as_by_run(localllm, folder):
     text = localllm("template", folder, "Hi", "--system", "Be brief.", piped=b"notes\n")[1]
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nnotes\n\nHi<|im_end|>\n")
 
@@ -134,7 +134,7 @@ def test_a_folder_with_a_gguf_file_has_the_tokenizer_of_that_file(localllm, qwen
         ),
     ],
 )
-def test_what_cannot_be_rendered_is_one_line(localllm, folder, flags, piped, code, message):
+def test_a_rendering_error_is_one_line(localllm, folder, flags, piped, code, message):
     got, out, err = localllm("template", folder, *flags, piped=piped)
     assert (got, out) == (code, "")
     assert err.startswith("error: ") and message in err and err.count("\n") == 1

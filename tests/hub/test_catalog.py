@@ -71,7 +71,7 @@ def test_no_two_entries_are_the_same_model():
     assert len(set(sources)) == len(sources)
 
 
-def test_a_name_without_a_size_is_a_second_name_of_one_with_it():
+def test_names_without_a_size_are_aliases():
     without = {entry.name.split(":")[0] for entry in OF_THE_HUB}
     assert without <= catalog().keys()
     assert all(":" in entry.name for entry in OF_THE_HUB)
@@ -122,7 +122,7 @@ def test_the_terms_of_meta_and_google_have_to_be_accepted():
             assert entry.gated == entry.repo.startswith(("meta-llama/", "google/"))
 
 
-def test_no_plain_name_asks_for_a_login():
+def test_no_plain_name_needs_a_login():
     """A name with a size, and one without: what a person types first."""
     plain = {entry.name for entry in OF_THE_HUB if not entry.name.endswith("-bf16")}
     assert [name for name in plain if catalog()[name].gated] == []
@@ -184,7 +184,7 @@ OF_OLLAMA = {
 
 
 @pytest.mark.parametrize("name", OF_OLLAMA)
-def test_a_name_of_ollamas_library_means_the_same_model(name):
+def test_ollama_names_resolve_to_the_same_model(name):
     assert (
         parse_name(name).repo == parse_name(f"{name}:latest" if ":" not in name else name).repo == OF_OLLAMA[name]
     )
@@ -230,7 +230,7 @@ def test_a_tag_is_read_as_ollama_spells_it(name):
 
 
 @pytest.mark.parametrize("name", catalog())
-def test_each_name_resolves_in_any_case_and_with_the_tag_latest(name):
+def test_names_resolve_in_any_case_and_with_the_tag_latest(name):
     meant = parse_name(name)
     for spelling in (name.upper(), name.title(), f"{name}:latest"):
         again = parse_name(spelling)
@@ -243,7 +243,7 @@ OTHERS_INSTRUCT = [name.removesuffix("-instruct") for name in catalog() if name.
 
 
 @pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
-def test_each_name_takes_the_tags_that_ollama_appends(entry):
+def test_names_accept_the_tags_of_ollama(entry):
     """A format leaves nothing to choose; `qwen3:4b` without one is a later model than `qwen3:4b-q4_K_M`."""
     name = entry.name.removesuffix("-q4_k_m")
     spellings = [f"{name}-q4_K_M", f"{name}-int4", f"{name}-it-qat", f"{name}-it-q4_K_M", f"{name}-chat-Q4_K_M"]
@@ -259,7 +259,7 @@ def test_each_name_takes_the_tags_that_ollama_appends(entry):
 
 
 @pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
-def test_each_name_finds_the_twin_of_a_format_that_is_missing(entry):
+def test_a_missing_4_bit_file_is_replaced_by_its_twin(entry):
     repo = parse_name(entry.name)
     [twin] = set(FOUR_BITS) - {entry.quant}
     files = [PurePosixPath(f"x-{quant}.gguf") for quant in (twin, "Q4_K_S", "Q8_0")]
@@ -273,7 +273,7 @@ def test_each_name_finds_the_twin_of_a_format_that_is_missing(entry):
         *("olmo-3:7b-instruct-q4_K_M", "qwen3-next:80b-instruct-q4_K_M", "qwen3-next:80b-a3b-instruct-q4_K_M"),
     ],
 )
-def test_a_tag_of_another_model_is_not_guessed(name):
+def test_an_unknown_tag_is_not_guessed(name):
     with pytest.raises(ModelNotFound, match=f"no model is called {name}"):
         parse_name(name)
 
@@ -281,10 +281,10 @@ def test_a_tag_of_another_model_is_not_guessed(name):
 @pytest.mark.parametrize(
     "name", ["-it" * 100_000, "a:" + "-it" * 60, "x" * 300 + ":8b-q4_k_m"], ids=["long", "words", "long name"]
 )
-def test_a_name_made_to_take_long_takes_no_time(name):
-    start = time.perf_counter()
+def test_hostile_names_are_resolved_quickly(name):
+    start = time.process_time()
     assert find_entry(name) is None
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.1
 
 
 def test_reading_it_takes_no_time():

@@ -1,4 +1,4 @@
-"""What is particular to models with recurrent layers."""
+"""Models with recurrent layers."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from localllm.arch.describe import parse_config
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import int8
+from localllm.quant.formats.groups import quantize_int8
 from localllm.runtime.kv_cache.sequence_state import SequenceState
 from tests.models.families import FAMILIES
 from tests.models.proofs import extend, token_ids
@@ -29,7 +29,7 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, name: str) -> 
     assert got == expected[0, 75:].tolist()
 
 
-def test_what_drafts_several_tokens_ahead_is_left_unread(tmp_path: Path) -> None:
+def test_multi_token_prediction_weights_are_not_loaded(tmp_path: Path) -> None:
     kind, changes = FAMILIES["Qwen3.5"]
     make_checkpoint(tmp_path, kind, **changes)
     expected = make_engine(tmp_path).logits([5, 6, 7])
@@ -48,7 +48,7 @@ def test_a_model_without_any_attention_runs(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_packed_matrix_are_reordered_with_their_scales() -> None:
-    packed = int8.quantize_int8(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
+    packed = quantize_int8(torch.randn(6, 16, generator=torch.Generator().manual_seed(0)), torch.float32)
     order = torch.tensor([4, 0, 5, 1, 3, 2])
     assert torch.equal(
         dequantize(packed.select_rows(order), torch.float32), dequantize(packed, torch.float32)[order]

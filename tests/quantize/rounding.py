@@ -1,12 +1,19 @@
-"""The least that quantizes a model: every matrix rounded to nearest, for tests of what becomes of the result."""
+"""The simplest quantization of a model, every matrix rounded to nearest, for tests that use the result."""
 
 import torch
 
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.tensors import Weights
-from localllm.quant.formats import int4, int8
-from localllm.quant.formats.groups import expand_groups, split_groups
+from localllm.quant.formats.groups import (
+    INT4_MAX,
+    INT4_ZERO_POINT,
+    expand_groups,
+    pack_int4,
+    quantize_int8,
+    split_groups,
+)
+from localllm.quant.packing import INT4
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.check import is_quantized
@@ -17,21 +24,21 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:
     """weight: [out, in]; INT4 with or without zero points, INT8 symmetric."""
     rows, columns = weight.shape
     if recipe.bits == 8:
-        return int8.quantize_int8(weight, weight.dtype, recipe.group)
+        return quantize_int8(weight, weight.dtype, recipe.group)
     groups = split_groups(weight, recipe.group or columns)
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
     zero = None
     if recipe.symmetric:
         scale = torch.maximum(-low / 8, high / 7)
     else:
-        scale = (high - low) / int4.INT4_MAX
+        scale = (high - low) / INT4_MAX
         zero = (-low / scale).round()
     scale = scale.to(weight.dtype)
     steps = weight.float() / expand_groups(scale.float(), recipe.group or columns, columns)
-    middle = int4.INT4_ZERO_POINT if zero is None else expand_groups(zero, recipe.group or columns, columns)
-    codes = (steps.round() + middle).clamp(0, int4.INT4_MAX).to(torch.uint8)
-    parts = {"q": int4.pack_int4(codes), "scale": scale} | ({} if zero is None else {"zero": zero.to(torch.uint8)})
-    return QuantizedTensor(int4.INT4_FORMAT, (rows, columns), parts, recipe.group)
+    middle = INT4_ZERO_POINT if zero is None else expand_groups(zero, recipe.group or columns, columns)
+    codes = (steps.round() + middle).clamp(0, INT4_MAX).to(torch.uint8)
+    parts = {"q": pack_int4(codes), "scale": scale} | ({} if zero is None else {"zero": zero.to(torch.uint8)})
+    return QuantizedTensor(INT4, (rows, columns), parts, recipe.group)
 
 
 def quantized_parts(header: Header, recipe: Recipe) -> dict[str, dict[str, QuantizedTensor]]:
@@ -45,7 +52,7 @@ def quantized_parts(header: Header, recipe: Recipe) -> dict[str, dict[str, Quant
         if name.startswith("layers."):
             parts.setdefault(".".join(name.split(".")[:2]), {})[name] = rounded(weight, recipe)
         else:
-            parts["head"] = {"lm_head.weight": int8.quantize_int8(weight, weight.dtype)}
+            parts["head"] = {"lm_head.weight": quantize_int8(weight, weight.dtype)}
     return parts
 
 

@@ -21,15 +21,15 @@ from torch import Tensor
 import localllm
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
-from localllm.quantize import make
-from localllm.quantize.driver import quantize_layers
+from localllm.quantize import quantizer
 from localllm.quantize.layers import find_linears
+from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.smoothquant import fake_quantize_tokens
 from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
-from tests.quantize.plain import Kept, write_plain
+from tests.quantize.reference import Kept, write_plain
 from tests.shared import DATA
 from tests.tiny import make_engine
 from tools.demo_model.chat import encode
@@ -97,7 +97,7 @@ class Judged:
 
     def quality(self, recipe: Recipe) -> Quality:
         header, kept = read_header(self.folder), Kept()
-        windows = make.calibration_windows(self.calibration, parse_config(header.config).max_context)
+        windows = quantizer.calibration_windows(self.calibration, parse_config(header.config).max_context)
         quantize_layers(header, recipe, windows, kept, lambda *_: None)
         with tempfile.TemporaryDirectory() as folder:
             found = self.logprobs(write_plain(kept, header, Path(folder) / "model"), recipe.activations)

@@ -1,21 +1,21 @@
-"""What `quantize` writes loads in `transformers` with compressed-tensors, both ways, with our logits."""
+"""Folders written by `quantize` load in `transformers` with compressed-tensors, both ways, with our logits."""
 
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from localllm.checkpoint.header import read_header
 from localllm.cli.quantize import build_recipe
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.driver import quantize_layers
-from tests.quantize.test_driver import silent, text
+from localllm.quantize.quantizer import quantize_layers
+from tests.quantize.test_quantizer import silent, text
 from tests.tiny import make_checkpoint, make_engine
 
-pytest.importorskip("compressed_tensors")
+if find_spec("compressed_tensors") is None:  # an import takes a second
+    pytest.skip("compressed-tensors is not installed", allow_module_level=True)
 IDS = list(range(3, 60))
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
 METHODS = {
@@ -37,6 +37,9 @@ ZERO_POINTS_LOAD = tuple(map(int, version("compressed-tensors").split(".")[:2]))
 @pytest.mark.parametrize("name", METHODS)
 def test_a_folder_loads_in_both_ways_with_the_same_logits(tmp_path: Path, name: str, tied: bool) -> None:
     method, bits, group, asymmetric, activations = METHODS[name]
+    from transformers import AutoModelForCausalLM  # these take a second
+    from transformers.utils.quantization_config import CompressedTensorsConfig
+
     recipe = build_recipe(method, bits, group, asymmetric=asymmetric, activations=activations)
     make_checkpoint(tmp_path / "model", "Llama", tie_word_embeddings=tied, **SIZES)
     header = read_header(tmp_path / "model")

@@ -38,7 +38,7 @@ def test_a_stream_is_events_of_one_line_each_and_ends_with_done(demo_url):
 
 
 @pytest.mark.parametrize("prompt", ["One", ["One", "Two", "Three"]])
-def test_a_reader_who_leaves_a_stream_frees_its_blocks(demo_url, demo, prompt):
+def test_leaving_a_stream_frees_its_blocks(demo_url, demo, prompt):
     asked = LONG | {"prompt": prompt, "stream": True}
     with httpx2.stream("POST", f"{demo_url}/v1/completions", json=asked) as answer:
         lines = answer.iter_lines()
@@ -64,7 +64,7 @@ def test_blocks_are_free_a_quarter_of_a_second_after_a_reader_left(demo_url, dem
     assert demo.stats().running == 0
 
 
-def test_who_leaves_while_a_whole_answer_is_made_frees_its_blocks(demo_url, demo):
+def test_leaving_before_a_full_answer_frees_its_blocks(demo_url, demo):
     body = json.dumps(LONG).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     parts = urlsplit(demo_url)

@@ -1,4 +1,4 @@
-"""An app around one screen, and machines to open models on."""
+"""An app around one screen, and machines with models."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -11,8 +11,8 @@ from textual.screen import Screen
 from localllm.cli.machine import LOADING_FLAGS, LocalMachine
 from localllm.protocol.model import Model
 from localllm.tui.load_screen import LoadScreen
+from localllm.tui.load_task import LoadTask
 from localllm.tui.machine import Cancelled, ModelOffer
-from localllm.tui.opening import LoadTask
 
 NO_FLAGS = {name: None for name in LOADING_FLAGS} | {"force": False, "deterministic": False, "server": None}
 OFFER = ModelOffer(

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from localllm.quant.formats import int8
+from localllm.quant.formats.groups import quantize_int8
 from tools.demo_model.card import card
 from tools.demo_model.chat import BEGIN, CHAT_TEMPLATE, END, PAD, token_id
 from tools.demo_model.evaluate import held_out, perplexity
@@ -56,7 +56,7 @@ def stored_tensors(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
         if name == "lm_head.weight":
             continue
         if name.endswith("_proj.weight"):
-            parts = int8.quantize_int8(value, torch.bfloat16).parts
+            parts = quantize_int8(value, torch.bfloat16).parts
             tensors[name], tensors[f"{name}_scale"] = parts["q"], parts["scale"][:, None].contiguous()
         else:
             tensors[name] = value.to(torch.bfloat16)

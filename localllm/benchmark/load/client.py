@@ -1,6 +1,13 @@
-"""Sends one request over HTTP and records its outcome. The same client serves all servers.
+"""Sends one request over HTTP and records its outcome. The same client serves all servers and four APIs:
 
-It connects only to the given host: proxies from the environment and redirects are ignored.
+    completions      POST /v1/completions        OpenAI's format: events that end with [DONE]
+    chat             POST /v1/chat/completions
+    ollama-generate  POST /api/generate          Ollama's format: one JSON object per line
+    ollama-chat      POST /api/chat
+
+Prompts are sent verbatim to `completions` and `ollama-generate`, and to the others as one user message, to which
+the server's chat template is applied. The client connects only to the given host: proxies from the environment and
+redirects are ignored.
 """
 
 import asyncio
@@ -16,17 +23,12 @@ from localllm import __version__
 from localllm.benchmark.load.outcome import RequestOutcome
 from localllm.errors import NetworkError, UsageError
 
-# Builds requests for four APIs, and parses the messages of their streams.
-#
-#     completions      POST /v1/completions        OpenAI's format: events that end with [DONE]
-#     chat             POST /v1/chat/completions
-#     ollama-generate  POST /api/generate          Ollama's format: one JSON object per line
-#     ollama-chat      POST /api/chat
-#
-# Independent of time and connections. Prompts are sent verbatim to `completions` and `ollama-generate`, and to the
-# others as one user message, to which the server's chat template is applied.
-
 Message = Mapping[str, Any]
+CONNECT_S = 10.0
+MAX_MESSAGE_BYTES = 1 << 20  # size of one message of a stream
+MAX_REASON_CHARACTERS = 60  # of a server's error message
+DONE = "[DONE]"
+Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -147,14 +149,6 @@ SERVER_APIS = {
 }
 
 
-CONNECT_S = 10.0
-MAX_MESSAGE_BYTES = 1 << 20  # size of one message of a stream
-MAX_REASON_CHARACTERS = 60  # of a server's error message
-DONE = "[DONE]"
-
-Clock = Callable[[], float]
-
-
 class RequestError(Exception):
     """Why a request produced no answer."""
 
@@ -215,14 +209,14 @@ class LoadClient:
         try:
             async with asyncio.timeout(self.timeout_s):
                 answer = await self.http.get(path)
-            found = answer.json() if answer.status_code == httpx2.codes.OK else None
+            body = answer.json() if answer.status_code == httpx2.codes.OK else None
         except (httpx2.HTTPError, TimeoutError) as error:
             raise NetworkError(
                 f"{self.url} does not answer ({error_reason(error)})", "check that it is running"
             ) from error
         except ValueError:
             return None
-        return found if isinstance(found, Mapping) else None
+        return body if isinstance(body, Mapping) else None
 
     async def count_prompt_tokens(self, wire: ServerApi, model: str, prompt: str) -> int | None:
         """Return the server's token count of a prompt, from a non-streamed answer of one token, since some servers

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from localllm.errors import UsageError
 from localllm.metrics import percentile
 
+TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+
 
 @dataclass(frozen=True)
 class RequestOutcome:
@@ -57,10 +60,6 @@ class RequestOutcome:
         return 1 / self.tpot_s if self.tpot_s > 0 else math.nan
 
 
-# Service level objectives such as `ttft=500ms,tpot=50ms`, and whether an answer meets them.
-
-TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 OBJECTIVE_MEASURES: dict[str, Callable[[RequestOutcome], float]] = {
     "ttft": lambda outcome: outcome.ttft_s,
     "tpot": lambda outcome: outcome.tpot_s,
@@ -71,8 +70,9 @@ OBJECTIVE_MEASURES: dict[str, Callable[[RequestOutcome], float]] = {
 
 @dataclass(frozen=True)
 class LatencyObjective:
-    """Service level objectives of one answer: the maximum seconds of each measure. For the gaps between its pieces
-    (`itl`), the 99th percentile counts.
+    """Service level objectives of one answer, such as `ttft=500ms,tpot=50ms`: the maximum seconds of each measure.
+
+    For the gaps between its pieces (`itl`), the 99th percentile counts.
     """
 
     limits: dict[str, float]

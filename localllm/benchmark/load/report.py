@@ -47,8 +47,8 @@ def _output(measured: LoadMeasures) -> str:
 
 def _latency(name: str) -> Callable[[LoadMeasures], str]:
     def cell(measured: LoadMeasures) -> str:
-        found = measured.latency(name)
-        return ", ".join(map(format_seconds, (found.p50, found.p95, found.p99)))
+        distribution = measured.latency(name)
+        return ", ".join(map(format_seconds, (distribution.p50, distribution.p95, distribution.p99)))
 
     return cell
 
@@ -231,10 +231,10 @@ def as_csv(result: LoadResult) -> str:
     return out.getvalue()
 
 
-def _percentiles(name: str, found: Distribution) -> dict[str, float | None]:
+def _percentiles(name: str, distribution: Distribution) -> dict[str, float | None]:
     stem, unit = name.rsplit("_", 1) if name.endswith("_s") and not name.endswith("per_s") else (name, "")
     ends = f"_{unit}" if unit else ""
-    return {f"{stem}_p{p}{ends}": _finite(getattr(found, f"p{p}")) for p in (50, 95, 99)}
+    return {f"{stem}_p{p}{ends}": _finite(getattr(distribution, f"p{p}")) for p in (50, 95, 99)}
 
 
 def _finite(value: float) -> float | None:

@@ -20,9 +20,72 @@ from localllm.benchmark.machine import Machine, Noise, NoiseMeter, describe_mach
 from localllm.benchmark.summary import Distribution
 from localllm.errors import UsageError
 
-# Computes measures of a load on one server: from outcomes to distributions, rates and goodput.
-
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s", "tokens_per_s", "late_s")
+MAX_ROUNDS = 10_000
+MIN_PROBE_WORDS = 16  # length of the prompt that measures the tokens per word
+ReportProgress = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class LoadPlan:
+    """The load for every server. Raises UsageError for invalid numbers."""
+
+    load: Load
+    prompt: int = 128  # tokens, as counted by the first server that reports them
+    output: int = 32  # most tokens
+    shared_prefix: int = 0  # tokens at the beginning of all prompts
+    rounds: int = 3
+    seed: int = 0
+    text: Sequence[str] | None = None  # source of prompts
+    ignore_eos: bool = False
+    timeout_s: float = 120.0  # per request
+    objective: LatencyObjective | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("prompt", 1), ("output", 1), ("rounds", 1), ("shared_prefix", 0)):
+            if getattr(self, name) < least:
+                raise UsageError(f"{name.replace('_', ' ')} is {getattr(self, name)}", f"use {least} or more")
+        if self.shared_prefix > self.prompt:
+            raise UsageError("the shared prefix is longer than the prompt", "use a longer --prompt")
+        if self.rounds > MAX_ROUNDS:
+            raise UsageError(f"rounds is {self.rounds}", f"use at most {MAX_ROUNDS}")
+        if not 0 < self.timeout_s < float("inf"):
+            raise UsageError(f"the time-out is {self.timeout_s} s", "use more than 0")
+
+    def make_requests(self, round: int, tokens_per_word: float) -> Iterator[LoadRequest]:
+        """Yield the requests of a round endlessly."""
+        shared = math.ceil(self.shared_prefix / tokens_per_word)
+        own = math.ceil((self.prompt - self.shared_prefix) / tokens_per_word)
+        beginning = self.shared_beginning(shared)
+        for prompt in generate_prompts(self.round_seed(round), own, self.text):
+            yield LoadRequest(beginning + prompt, self.output, self.ignore_eos)
+
+    def shared_beginning(self, words: int) -> str:
+        """Return the beginning shared by all prompts of all rounds."""
+        return next(generate_prompts(self.seed, words, self.text)) + " " if words else ""
+
+    def round_seed(self, round: int) -> int:
+        """Return the seed of a round's prompts and arrivals."""
+        return (self.seed + 1) * MAX_ROUNDS + round
+
+
+@dataclass
+class LoadTarget:
+    """One server and its measurements."""
+
+    client: LoadClient
+    api: str
+    model: str
+    prompt_tokens: int | None  # of the probe
+    rounds: list[LoadRound] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.client.url
+
+    @property
+    def server_api(self) -> ServerApi:
+        return SERVER_APIS[self.api]
 
 
 @dataclass(frozen=True)
@@ -111,117 +174,6 @@ class LoadMeasures:
         return count / self.wall_s if self.wall_s > 0 else math.nan
 
 
-def queue_grows(in_flight: Sequence[int]) -> bool:
-    """Whether the queue keeps growing. in_flight: number of other requests at each arrival. Compares the mean of
-    the last quarter with that of the second; a steady queue varies by about twice its square root.
-    """
-    quarter = len(in_flight) // 4
-    if not quarter:
-        return False
-    earlier = sum(in_flight[quarter : 2 * quarter]) / quarter
-    latest = sum(in_flight[-quarter:]) / quarter
-    return latest > earlier + 2 * math.sqrt(max(earlier, 1.0))
-
-
-# Prompts of a given length that are in no cache: random words, or parts of a text from random positions.
-#
-# Lengths are in words; the server reports how many tokens they have.
-COMMON = (
-    "a able about after again all also and any back ball be because bed bird big blue boat book boy bread bring "
-    "cat come day do dog door down each eat eye fall family far fast feel find fish five flower fly food friend "
-    "from full game garden get girl give go good green hand happy have he help her here hill him home house how "
-    "in it jump know lake land last laugh leaf learn leave let light like little long look lost love make man "
-    "many moon more morning mother mountain much name new night no not now of old on one open other our over "
-    "paper park people place play rain read red river road run sad say school sea see she shoe sing sit sky "
-    "sleep small snow song star stay stone story sun swim table take talk tell thank the then they thing think "
-    "three time to today together tree two under up walk want warm water we well what when where white who wind "
-    "window with word work world year yellow you"
-)
-WORDS: Sequence[str] = COMMON.split()
-UNIQUE_PREFIX_WORDS = 4  # random words at the beginning that make each prompt unique
-
-
-def generate_prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterator[str]:
-    """Yield prompts of this many words endlessly, reproducible by seed. text: words to take parts from, instead of
-    random ones; each prompt begins with a few random words, so that overlapping ones differ from the beginning.
-    """
-    random_source = random.Random(seed)
-    while True:
-        chosen: list[str] = random_source.choices(WORDS, k=words)
-        if text:
-            start = random_source.randrange(len(text))
-            piece = [text[(start + i) % len(text)] for i in range(words)]
-            chosen[UNIQUE_PREFIX_WORDS:] = piece[UNIQUE_PREFIX_WORDS:]
-        yield " ".join(chosen)
-
-
-MAX_ROUNDS = 10_000
-MIN_PROBE_WORDS = 16  # length of the prompt that measures the tokens per word
-ReportProgress = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class LoadPlan:
-    """The load for every server. Raises UsageError for invalid numbers."""
-
-    load: Load
-    prompt: int = 128  # tokens, as counted by the first server that reports them
-    output: int = 32  # most tokens
-    shared_prefix: int = 0  # tokens at the beginning of all prompts
-    rounds: int = 3
-    seed: int = 0
-    text: Sequence[str] | None = None  # source of prompts
-    ignore_eos: bool = False
-    timeout_s: float = 120.0  # per request
-    objective: LatencyObjective | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("prompt", 1), ("output", 1), ("rounds", 1), ("shared_prefix", 0)):
-            if getattr(self, name) < least:
-                raise UsageError(f"{name.replace('_', ' ')} is {getattr(self, name)}", f"use {least} or more")
-        if self.shared_prefix > self.prompt:
-            raise UsageError("the shared prefix is longer than the prompt", "use a longer --prompt")
-        if self.rounds > MAX_ROUNDS:
-            raise UsageError(f"rounds is {self.rounds}", f"use at most {MAX_ROUNDS}")
-        if not 0 < self.timeout_s < float("inf"):
-            raise UsageError(f"the time-out is {self.timeout_s} s", "use more than 0")
-
-    def make_requests(self, round: int, tokens_per_word: float) -> Iterator[LoadRequest]:
-        """Yield the requests of a round endlessly."""
-        shared = math.ceil(self.shared_prefix / tokens_per_word)
-        own = math.ceil((self.prompt - self.shared_prefix) / tokens_per_word)
-        beginning = self.shared_beginning(shared)
-        for prompt in generate_prompts(self.round_seed(round), own, self.text):
-            yield LoadRequest(beginning + prompt, self.output, self.ignore_eos)
-
-    def shared_beginning(self, words: int) -> str:
-        """Return the beginning shared by all prompts of all rounds."""
-        return next(generate_prompts(self.seed, words, self.text)) + " " if words else ""
-
-    def round_seed(self, round: int) -> int:
-        """Return the seed of a round's prompts and arrivals."""
-        return (self.seed + 1) * MAX_ROUNDS + round
-
-
-@dataclass
-class LoadTarget:
-    """One server and its measurements."""
-
-    client: LoadClient
-    api: str
-    model: str
-    prompt_tokens: int | None  # of the probe
-    rounds: list[LoadRound] = field(default_factory=list)
-
-    @property
-    def url(self) -> str:
-        return self.client.url
-
-    @property
-    def server_api(self) -> ServerApi:
-        return SERVER_APIS[self.api]
-
-
 @dataclass
 class LoadResult:
     plan: LoadPlan
@@ -303,3 +255,47 @@ def measure_servers(
         if not any(round.outcomes for target in result.targets for round in target.rounds):
             raise
     return result
+
+
+COMMON = (
+    "a able about after again all also and any back ball be because bed bird big blue boat book boy bread bring "
+    "cat come day do dog door down each eat eye fall family far fast feel find fish five flower fly food friend "
+    "from full game garden get girl give go good green hand happy have he help her here hill him home house how "
+    "in it jump know lake land last laugh leaf learn leave let light like little long look lost love make man "
+    "many moon more morning mother mountain much name new night no not now of old on one open other our over "
+    "paper park people place play rain read red river road run sad say school sea see she shoe sing sit sky "
+    "sleep small snow song star stay stone story sun swim table take talk tell thank the then they thing think "
+    "three time to today together tree two under up walk want warm water we well what when where white who wind "
+    "window with word work world year yellow you"
+)
+WORDS: Sequence[str] = COMMON.split()
+UNIQUE_PREFIX_WORDS = 4  # random words at the beginning that make each prompt unique
+
+
+def generate_prompts(seed: int, words: int, text: Sequence[str] | None = None) -> Iterator[str]:
+    """Yield prompts of this many words endlessly, in no cache and reproducible by seed; the server reports their
+    tokens.
+
+    text: words to take parts from, instead of random ones; each prompt begins with a few random words, so that
+    overlapping ones differ from the beginning.
+    """
+    random_source = random.Random(seed)
+    while True:
+        chosen: list[str] = random_source.choices(WORDS, k=words)
+        if text:
+            start = random_source.randrange(len(text))
+            piece = [text[(start + i) % len(text)] for i in range(words)]
+            chosen[UNIQUE_PREFIX_WORDS:] = piece[UNIQUE_PREFIX_WORDS:]
+        yield " ".join(chosen)
+
+
+def queue_grows(in_flight: Sequence[int]) -> bool:
+    """Whether the queue keeps growing. in_flight: number of other requests at each arrival. Compares the mean of
+    the last quarter with that of the second; a steady queue varies by about twice its square root.
+    """
+    quarter = len(in_flight) // 4
+    if not quarter:
+        return False
+    earlier = sum(in_flight[quarter : 2 * quarter]) / quarter
+    latest = sum(in_flight[-quarter:]) / quarter
+    return latest > earlier + 2 * math.sqrt(max(earlier, 1.0))

@@ -13,11 +13,11 @@ from localllm.checkpoint.layouts import Quantization, Scheme
 from localllm.checkpoint.quantized import words
 from localllm.checkpoint.quantized.words import damaged
 from localllm.checkpoint.tensors import FLOATS, Weights, check_finite
-from localllm.quant.formats import fp8, int8, w8a8
+from localllm.quant.packing import FP8, INT8, W8A8
 from localllm.quant.tensor import QuantizedTensor
 
 SCALE_SUFFIXES = ("weight_scale", "weight_scale_inv")
-FORMATS = {"I8": int8.INT8_FORMAT, "F8_E4M3": fp8.FP8_FORMAT}
+FORMATS = {"I8": INT8, "F8_E4M3": FP8}
 # Scales of activations that the file would quantize to FP8, but which stay in the model's dtype here.
 ACTIVATION_SCALES = ("input_scale", "activation_scale", "input_scale_ub")
 
@@ -52,7 +52,7 @@ def take_eight_bit(
     zero = take_zero(weights, name, scale, schemes)
     if zero is not None:
         parts["zero"] = zero
-    tensor_format = w8a8.W8A8_FORMAT if quantization.activations and not floats else FORMATS[stored.dtype]
+    tensor_format = W8A8 if quantization.activations and not floats else FORMATS[stored.dtype]
     return QuantizedTensor(tensor_format, shape, parts, group)
 
 

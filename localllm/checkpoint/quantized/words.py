@@ -10,7 +10,8 @@ from torch import Tensor
 from localllm.checkpoint.layouts import WORD_BITS, Scheme
 from localllm.checkpoint.tensors import Weights, check_finite
 from localllm.errors import DamagedModel
-from localllm.quant.formats import int4, int8
+from localllm.quant.formats.groups import pack_int4, unpack_int4
+from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 
 WORD_DTYPES = ("I32",)
@@ -43,7 +44,7 @@ def as_bytes(words: Tensor) -> Tensor:
 def unpack_codes(words: Tensor, bits: int, count: int) -> Tensor:
     """Unpack int32 [rows, n] to uint8 [rows, count], codes of 0 to 15 or 255."""
     packed = as_bytes(words)
-    return int4.unpack_int4(packed, count) if bits == 4 else packed[:, :count]
+    return unpack_int4(packed, count) if bits == 4 else packed[:, :count]
 
 
 def take_scales(weights: Weights, name: str, shape: tuple[int, int]) -> Tensor:
@@ -70,9 +71,9 @@ def assemble(
     """
     bits, columns = scheme.bits, shape[1]
     if order is not None:
-        codes = int4.unpack_int4(packed, columns) if bits == 4 else packed
+        codes = unpack_int4(packed, columns) if bits == 4 else packed
         codes = codes.index_select(1, order)
-        packed = int4.pack_int4(codes) if bits == 4 else codes
+        packed = pack_int4(codes) if bits == 4 else codes
     if zero is not None and scheme.symmetric:
         if (zero != 1 << (bits - 1)).any():
             raise damaged(f"{weights.stored_name(name)!r} has zero points, but config.json says symmetric")
@@ -83,7 +84,7 @@ def assemble(
     if order is not None:
         parts[COLUMN_ORDER] = order
     group = scheme.group_size if scheme.group_count(columns) > 1 else None
-    return QuantizedTensor(int4.INT4_FORMAT if bits == 4 else int8.INT8_FORMAT, shape, parts, group)
+    return QuantizedTensor(INT4 if bits == 4 else INT8, shape, parts, group)
 
 
 def to_signed(codes: Tensor) -> Tensor:

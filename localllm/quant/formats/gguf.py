@@ -45,12 +45,16 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     return dequantize_rows(weight.parts[BLOCKS_PART], weight.format, dtype)
 
 
-def dequantize_rows(rows: Tensor, form: str, dtype: torch.dtype) -> Tensor:
+def dequantize_rows(rows: Tensor, block_format: str, dtype: torch.dtype) -> Tensor:
     """Dequantize rows. rows: uint8 [..., bytes of a row] -> [..., elements of a row]"""
-    block_type = BLOCK_TYPE_BY_NAME[form]
+    block_type = BLOCK_TYPE_BY_NAME[block_format]
     blocks = rows.reshape(-1, block_type.block_bytes)
     columns = rows.shape[-1] // block_type.block_bytes * block_type.block_elements
-    values = blocks.view(PLAIN_DTYPES[form]) if form in PLAIN_DTYPES else block_values(UNPACKERS[form](blocks))
+    values = (
+        blocks.view(PLAIN_DTYPES[block_format])
+        if block_format in PLAIN_DTYPES
+        else block_values(UNPACKERS[block_format](blocks))
+    )
     return values.to(dtype).reshape(*rows.shape[:-1], columns)
 
 
@@ -68,12 +72,12 @@ def block_values(blocks: UnpackedBlocks) -> Tensor:
     return values.flatten(1)
 
 
-def row_scales(rows: Tensor, form: str) -> list[Tensor]:
+def row_scales(rows: Tensor, block_format: str) -> list[Tensor]:
     """Return views of packed rows that may be NaN or infinite: the scales, or all values of dense formats."""
-    blocks = rows.reshape(-1, BLOCK_TYPE_BY_NAME[form].block_bytes)
-    if form in PLAIN_DTYPES:
-        return [blocks.view(PLAIN_DTYPES[form])]
-    return [blocks[:, offset : offset + 2].view(torch.float16) for offset in SCALE_OFFSETS.get(form, ())]
+    blocks = rows.reshape(-1, BLOCK_TYPE_BY_NAME[block_format].block_bytes)
+    if block_format in PLAIN_DTYPES:
+        return [blocks.view(PLAIN_DTYPES[block_format])]
+    return [blocks[:, offset : offset + 2].view(torch.float16) for offset in SCALE_OFFSETS.get(block_format, ())]
 
 
 def row_exponents(rows: Tensor) -> Tensor:

@@ -34,14 +34,12 @@ def batch_invariance(enabled: bool) -> Iterator[None]:
         BATCH_INVARIANT.reset(token)
 
 
-# Checks whether a model can run deterministically.
-#
-# Results of a token then depend on the tokens before it alone: not on the other tokens of a step, how a prompt is
-# cut or what the prefix cache contains. docs/determinism.md lists all guarantees.
-
-
 def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> None:
-    """Raise UsageError if deterministic results are not guaranteed for this model and device."""
+    """Raise UsageError if deterministic results are not guaranteed for this model and device.
+
+    Deterministic: results of a token depend on the tokens before it alone, not on the other tokens of a step, how
+    a prompt is divided into chunks or what the prefix cache contains (docs/determinism.md).
+    """
     if reason := why_not_deterministic(config, device, kv_dtype):
         raise UsageError(*reason)
 

@@ -112,8 +112,7 @@ def step_chunks(
     q, k, v, decay, beta = (split(x) for x in (q * q.shape[-1] ** -0.5, k, v, decay, beta))
     since_begin = decay.cumsum(-1).exp()[..., None]
     # Decay from token j to token i, [..., i, j]. The sums are computed separately, because differences of prefix
-    # sums lose
-    # the relevant digits where tokens with little decay follow tokens with much.
+    # sums lose the relevant digits where tokens with little decay follow tokens with much.
     between = decay[..., None].expand(*decay.shape, size).tril(-1).cumsum(-2).exp().tril()
     until_end = between[..., -1, :, None]
     system = (k @ k.mT) * between * beta[..., None]  # unit diagonal is implied

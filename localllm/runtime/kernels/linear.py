@@ -13,9 +13,10 @@ from torch import Tensor
 
 from localllm.hardware.device import dtype_name
 from localllm.quant.dequantize import dequantize
-from localllm.quant.formats import gguf, lanes, w8a8
-from localllm.quant.packing import INTERLEAVED_BITS
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.formats import gguf
+from localllm.quant.formats.groups import quantize_activations
+from localllm.quant.packing import INTERLEAVED_BITS, W8A8
+from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels import batch_invariance
 from localllm.runtime.kernels.cpu import dense_matmul, quantized_matmul
 from localllm.runtime.kernels.cpu.compile import cpu_supported
@@ -37,13 +38,13 @@ def linear(x: Tensor, weight: Tensor | QuantizedTensor, bias: Tensor | None = No
 def prepare_weights(
     *weights: Tensor | QuantizedTensor,
     dtype: torch.dtype | None = None,
-    on_read: Callable[[], None] = lanes.no_op,
+    on_read: Callable[[], None] = no_op,
     activation_bits: int | None = None,
 ) -> tuple[Tensor | QuantizedTensor, ...]:
     """Return weights that are multiplied with the same x in the layout that this device's kernels prefer.
 
     The values are unchanged, in as few tensors as possible. dtype: of x if known, to start compiling its kernels;
-    on_read: see `to_lanes`; activation_bits: see `QuantizedTensor`.
+    on_read: see `interleaved.interleave`; activation_bits: see `QuantizedTensor`.
     """
     packed = [weight for weight in weights if isinstance(weight, QuantizedTensor)]
     stacked = apply_layout(packed, dtype, on_read) if packed and len(packed) == len(weights) else None
@@ -80,7 +81,7 @@ def interleave_unsupported(weight: QuantizedTensor) -> str | None:
     return None if cpu_supported() and is_on_cpu(weight) else "no kernel is compiled for it"
 
 
-@kernel("layout", "cpu-lanes", interleave_unsupported)
+@kernel("layout", "cpu-interleaved", interleave_unsupported)
 def interleave_layout(
     weights: list[QuantizedTensor], dtype: torch.dtype | None, between: Callable[[], None]
 ) -> QuantizedTensor | None:
@@ -114,12 +115,12 @@ def interleaved_integers_unsupported(x: Tensor, weight: QuantizedTensor, bias: T
     return None if faster else f"{rows} rows: dequantizing first is faster"
 
 
-@kernel("linear", "cpu-lanes", interleaved_integers_unsupported)
+@kernel("linear", "cpu-interleaved", interleaved_integers_unsupported)
 def linear_interleaved(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return flatten_rows(quantized_matmul.matmul_integers, x, weight, bias)
 
 
-@kernel("linear", "cpu-lanes-dequantized", interleaved_unsupported)
+@kernel("linear", "cpu-interleaved-dequantized", interleaved_unsupported)
 def linear_interleaved_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     return flatten_rows(quantized_matmul.matmul_dequantized, x, weight, bias)
 
@@ -156,7 +157,7 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
 
 
 def w8a8_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    return None if weight.format == w8a8.W8A8_FORMAT else f"the weight is {weight.format}"
+    return None if weight.format == W8A8 else f"the weight is {weight.format}"
 
 
 def w8a8_cpu_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
@@ -175,14 +176,14 @@ def linear_w8a8(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tens
 
 def int8_matmul(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """Quantize x and multiply. x: [M, in] -> [M, out]"""
-    tokens, scale = w8a8.quantize_activations(x)
+    tokens, scale = quantize_activations(x)
     product = torch.ops.aten._int_mm(tokens.to(torch.int8), weight.parts["q"].T).float()
     return (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
 
 
 @kernel("linear", "w8a8-reference", w8a8_unsupported)
 def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
-    tokens, scale = w8a8.quantize_activations(x)
+    tokens, scale = quantize_activations(x)
     product = F.linear(tokens, weight.parts["q"].float())  # of integers
     y = (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias
@@ -191,9 +192,7 @@ def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | Non
 def cpu_dequantized_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
     if not (x.is_cpu and cpu_supported()):
         return "no kernel is compiled for it"
-    has_kernel = (
-        weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == w8a8.W8A8_FORMAT
-    )
+    has_kernel = weight.format in INTERLEAVED_BITS or weight.format in gguf.FORMATS or weight.format == W8A8
     return f"the weight is {weight.format}" if has_kernel else None
 
 

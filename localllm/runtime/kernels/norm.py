@@ -9,9 +9,10 @@ from localllm.runtime.kernels.elementwise import layer_norm, rms_norm
 from localllm.runtime.kernels.registry import dispatch, kernel
 
 
-# A norm with its weight: a norm before a product can be fused into it.
 @dataclass(frozen=True, eq=False)
 class Norm:
+    """A norm and its weight, passed on so that it can be fused into the product that follows."""
+
     weight: Tensor | None  # [size] float32; None: 1
     eps: float
     norm_type: Literal["rms", "layer"] = "rms"

@@ -126,7 +126,7 @@ class StateSave(NamedTuple):
 
 
 class SequenceState:
-    """One sequence's blocks and state slot.
+    """The blocks and the state slot of a sequence.
 
     Its methods extend, rollback, snapshot, fork and free are what prefix sharing, speculative decoding and
     branching are built from. A block that is shared or in the prefix index is never written to: `extend` copies it

@@ -12,52 +12,7 @@ from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE, quantize_vectors
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE
 from localllm.runtime.kv_cache.tiers import CopyRun
 
-# The tensors behind `tiers.py`: a cache's slots on the device, and evicted blocks in pinned host memory.
-#
-# Copies are enqueued on the device and not waited for. It executes them in order with its other work, so that a
-# block
-# may be overwritten by the step after its copy; the host never reads the host tier and need not know when.
 HOST_CHUNK_BLOCKS = 64  # host blocks that are allocated at once when first needed, as pinning memory is slow
-
-
-class TieredTensor:
-    """A cache tensor in two tiers.
-
-    on_device: [slots, ...] on the device, with the slots of `device_blocks` blocks first. Higher block ids are in
-    the host tier.
-    """
-
-    def __init__(self, on_device: Tensor, device_blocks: int, block_size: int):
-        self.on_device = on_device
-        self.block_size = block_size
-        self.device_blocks = device_blocks
-        self.host_chunks: dict[int, Tensor] = {}
-
-    def copy(self, run: CopyRun) -> None:
-        """Copy blocks within a tier or between the two."""
-        source, target, count = run
-        while count:
-            from_slots, to_slots = self.slots_from(source), self.slots_from(target)
-            slot_count = min(count * self.block_size, len(from_slots), len(to_slots))
-            to_slots[:slot_count].copy_(from_slots[:slot_count], non_blocking=True)
-            blocks = slot_count // self.block_size
-            source, target, count = source + blocks, target + blocks, count - blocks
-
-    def slots_from(self, block: int) -> Tensor:
-        """Return the block's slots and those of the following blocks that are contiguous with it."""
-        if block < self.device_blocks:
-            return self.on_device[block * self.block_size :]
-        chunk, offset = divmod(block - self.device_blocks, HOST_CHUNK_BLOCKS)
-        if chunk not in self.host_chunks:
-            shape = (HOST_CHUNK_BLOCKS * self.block_size, *self.on_device.shape[1:])
-            self.host_chunks[chunk] = torch.empty(
-                shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda
-            )
-        return self.host_chunks[chunk][offset * self.block_size :]
-
-
-def tiered_tensors(tensors: Iterable[Tensor | None], blocks: int, block_size: int) -> list[TieredTensor]:
-    return [TieredTensor(tensor, blocks, block_size) for tensor in tensors if tensor is not None]
 
 
 class KVCache:
@@ -199,3 +154,46 @@ def empty_scales(stored: Tensor, vectors: int) -> Tensor | None:
 def as_bits(stored: Tensor) -> Tensor:
     """Return a view that torch can gather and scatter: on a CPU, 8-bit floats only work as integers."""
     return stored.view(torch.int8) if stored.dtype in DTYPE_MAX else stored
+
+
+class TieredTensor:
+    """A cache tensor in two tiers: slots on the device, evicted blocks in pinned host memory.
+
+    Copies are enqueued on the device, which executes them in order with its other work: a block may be overwritten
+    by the step after its copy, and the host never reads the host tier.
+
+    on_device: [slots, ...] on the device, with the slots of `device_blocks` blocks first. Higher block ids are in
+    the host tier.
+    """
+
+    def __init__(self, on_device: Tensor, device_blocks: int, block_size: int):
+        self.on_device = on_device
+        self.block_size = block_size
+        self.device_blocks = device_blocks
+        self.host_chunks: dict[int, Tensor] = {}
+
+    def copy(self, run: CopyRun) -> None:
+        """Copy blocks within a tier or between the two."""
+        source, target, count = run
+        while count:
+            from_slots, to_slots = self.slots_from(source), self.slots_from(target)
+            slot_count = min(count * self.block_size, len(from_slots), len(to_slots))
+            to_slots[:slot_count].copy_(from_slots[:slot_count], non_blocking=True)
+            blocks = slot_count // self.block_size
+            source, target, count = source + blocks, target + blocks, count - blocks
+
+    def slots_from(self, block: int) -> Tensor:
+        """Return the block's slots and those of the following blocks that are contiguous with it."""
+        if block < self.device_blocks:
+            return self.on_device[block * self.block_size :]
+        chunk, offset = divmod(block - self.device_blocks, HOST_CHUNK_BLOCKS)
+        if chunk not in self.host_chunks:
+            shape = (HOST_CHUNK_BLOCKS * self.block_size, *self.on_device.shape[1:])
+            self.host_chunks[chunk] = torch.empty(
+                shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda
+            )
+        return self.host_chunks[chunk][offset * self.block_size :]
+
+
+def tiered_tensors(tensors: Iterable[Tensor | None], blocks: int, block_size: int) -> list[TieredTensor]:
+    return [TieredTensor(tensor, blocks, block_size) for tensor in tensors if tensor is not None]

@@ -66,11 +66,11 @@ class Linear:
         return kernels.fused_linear(x, self.weights, self.bias, norm, activation, residual)
 
 
-# Token ids to vectors. Only the packed rows of the given tokens are dequantized.
-
-
 class Embedding:
-    """An embedding table. as_stored: convert rows when they are looked up, instead of all of them when loading."""
+    """An embedding table: token ids to vectors. Only the packed rows of the given tokens are dequantized.
+
+    as_stored: convert rows when they are looked up, instead of all of them when loading.
+    """
 
     def __init__(self, source: WeightSource, name: str, rows: int, columns: int, as_stored: bool = False):
         self.weight = source.lookup_table(name, rows, columns) if as_stored else source.matrix(name, rows, columns)

@@ -23,10 +23,10 @@ from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.weight_source import WeightSource
 
-# Grouped-query attention over the paged cache.
-
 
 class Attention:
+    """Grouped-query attention over the paged cache."""
+
     def __init__(self, config: AttentionConfig, model: ModelConfig, source: WeightSource):
         self.config = c = config
         self.eps = model.norm_eps
@@ -65,8 +65,9 @@ class Attention:
         return self.out((mixed if gate is None else mixed * kernels.sigmoid(gate)).flatten(1), residual=residual)
 
 
-# Multi-head latent attention over a cache of latents.
 class LatentAttention:
+    """Multi-head latent attention over a cache of latents."""
+
     def __init__(self, config: LatentConfig, model: ModelConfig, source: WeightSource):
         self.config = c = config
         hidden, queries = model.hidden_size, {"q_proj": c.heads * (c.nope_dim + c.rope_dim)}
@@ -126,9 +127,12 @@ def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
     return k_b.contiguous(), v_b.contiguous()
 
 
-# Attention within whole texts, without a cache: each token attends to all tokens of its text, or to those before.
 class EncoderAttention(Attention):
-    """Attention of an encoder, with the same weights as attention with a cache."""
+    """Attention of an encoder: within whole texts, without a cache.
+
+    Each token attends to all tokens of its text, or to those before it. The weights are those of attention with a
+    cache.
+    """
 
     def __init__(self, config: AttentionConfig, model: ModelConfig, source: WeightSource):
         super().__init__(config, model, source)
@@ -181,8 +185,9 @@ def window_mask(length: int, window: int, device: torch.device, *, causal: bool)
     return (distance < window) & ((distance >= 0) if causal else (distance > -window))
 
 
-# A gated short convolution layer (LFM2): recurrent, with only its last inputs as state.
 class ShortConv:
+    """A gated short convolution layer (LFM2): recurrent, with only its last inputs as state."""
+
     def __init__(self, config: ShortConvConfig, model: ModelConfig, source: WeightSource):
         hidden, bias = model.hidden_size, config.bias
         self.in_proj = Linear.load(source, {"in_proj": 3 * hidden}, hidden, bias)

@@ -25,12 +25,16 @@ from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_budget import AcceptanceRate, DraftModelCost, choose_draft_count
 from localllm.runtime.step import Step
 
-# A sequence as a draft model computes it: the same tokens, a separate state, and draft tokens behind them.
+GREEDY = SamplingSpec(SamplingParams(temperature=0), 0, 0, (), Counter())
+UNKNOWN_TOKEN = 0  # replaces tokens of the target that the draft model's vocabulary lacks
 
 
 @dataclass(eq=False)
 class DraftSequence:
-    """`draft_ids` follow the first `verified_len` tokens, until `sync` is called after verification."""
+    """A sequence as a draft model computes it: the same tokens, a separate state, and draft tokens behind them.
+
+    `draft_ids` follow the first `verified_len` tokens, until `sync` is called after verification.
+    """
 
     sequence: Sequence
     pool: BlockPool
@@ -131,10 +135,6 @@ class DraftSequence:
             self.state.free()
             self.state = None
         self.draft_ids, self.draft_probs = [], []
-
-
-GREEDY = SamplingSpec(SamplingParams(temperature=0), 0, 0, (), Counter())
-UNKNOWN_TOKEN = 0  # replaces tokens of the target that the draft model's vocabulary lacks
 
 
 class DraftModel:

@@ -16,9 +16,15 @@ from localllm.runtime.speculation.draft_budget import (
 from localllm.runtime.speculation.lookup import PromptLookup
 from localllm.runtime.speculation.step_cost import StepCost
 
+MAX_DRAFTS = 15  # per sequence: with the token before them, the widest step that is captured
 
-# Drafts let one step verify several tokens. They change how many tokens a step brings, never which.
+
 class Drafter(Protocol):
+    """Interface of the engine to speculative decoding.
+
+    Drafts let one step verify several tokens. They change how many tokens a step brings, never which.
+    """
+
     def may_draft(self, sequence: Sequence) -> bool:
         """Return whether it may draft behind a token that is being computed, which must then be read first."""
         ...
@@ -38,9 +44,6 @@ class Drafter(Protocol):
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
         ...
-
-
-MAX_DRAFTS = 15  # per sequence: with the token before them, the widest step that is captured
 
 
 @dataclass

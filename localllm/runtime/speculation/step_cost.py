@@ -15,10 +15,8 @@ MIN_TIMES = 5  # needed before they count, also of plain steps
 MAX_AGE_STEPS = 500  # older durations may be from a different load or context length
 
 # Estimated duration of a step of N rows, in steps of one row, before any was measured. A CPU's kernels compute
-# four
-# rows at a time (INT8, one thread: 1.38 times one row's time for 2 to 4 rows, 1.95 to 8, 2.5 to 12, 3.0 to 16); a
-# GPU
-# only waits for the weights, as long as the rows fit its tiles.
+# four rows at a time (INT8, one thread: 1.38 times one row's time for 2 to 4 rows, 1.95 to 8, 2.5 to 12, 3.0 to
+# 16); a GPU only waits for the weights, as long as the rows fit its tiles.
 CPU_BASE, CPU_FOUR, CPU_ROW, GPU_ROW = 0.85, 0.5, 0.02, 0.01
 MIN_COST_FRACTION = 0.25  # of the estimate: a step that seems cheaper was compared with disturbed plain steps
 CostEstimate = Callable[[int], float]

@@ -22,42 +22,6 @@ from localllm.text.output.channels import ChannelFormat
 from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer
 
-
-# A model's vocabulary in llguidance's interface. Built once per model: about a second for 150,000 tokens.
-class LLGuidanceVocabulary:
-    """Implements `llguidance.TokenizerWrapper` by duck typing; the original would run the tokenizer as a test."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int], markup: Collection[str]
-    ):
-        """`vocab_size`: rows of the model's embedding, of which those without a token are never allowed;
-        `end_token_ids`: tokens that end an answer; `markup`: literals that are treated as control tokens, besides
-        the tokenizer's own.
-        """
-        tokens = tokenizer.token_bytes(vocab_size)
-        self.end_ids = sorted(end for end in end_token_ids if end < vocab_size)
-        if not self.end_ids:  # a token that no model can generate: an answer ends where nothing may follow
-            self.end_ids = [vocab_size]
-            tokens.append(b"")
-        self.tokens: Sequence[bytes] = tokens
-        self.eos_token_id = self.end_ids[0]
-        control = {
-            *tokenizer.special_ids,
-            *tokenizer.added_token_ids(tokenizer.control_tokens | frozenset(markup)),
-        }
-        self.special_token_ids = sorted(token for token in control if token < vocab_size)
-        self._encode = tokenizer.encode_continuation
-
-    def __call__(self, text: str) -> list[int]:
-        return self._encode(text)
-
-    def to_llguidance(self) -> LLTokenizer:
-        return llguidance.LLTokenizer(self, eos_token=self.end_ids)  # pyright: ignore[reportArgumentType] - by its names
-
-
 CLOSING_LETTERS = frozenset((*IN_STRING, *ELSEWHERE, BACKSLASH, b"{", b"["))
 JSON_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.JSON)
 MAX_CACHED_GRAMMARS = 32  # compiled grammars
@@ -65,7 +29,7 @@ MASK_THREADS = 2  # that compute masks; a mask takes a tenth of a millisecond
 
 
 class GrammarCompiler:
-    """Thread-safe."""
+    """Compiles the grammars of one model and caches them. Thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, vocab_size: int, end_ids: Collection[int], output_format: OutputFormat
@@ -158,3 +122,40 @@ class GrammarCompiler:
 
     def _token_of(self, literal: str) -> int | None:
         return next(iter(self._tokenizer.added_token_ids((literal,))), None)
+
+
+class LLGuidanceVocabulary:
+    """A model's vocabulary in llguidance's interface, built once: about a second for 150,000 tokens.
+
+    Implements `llguidance.TokenizerWrapper` by duck typing; the original would run the tokenizer as a test.
+    """
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, end_token_ids: Collection[int], markup: Collection[str]
+    ):
+        """`vocab_size`: rows of the model's embedding, of which those without a token are never allowed;
+        `end_token_ids`: tokens that end an answer; `markup`: literals that are treated as control tokens, besides
+        the tokenizer's own.
+        """
+        tokens = tokenizer.token_bytes(vocab_size)
+        self.end_ids = sorted(end for end in end_token_ids if end < vocab_size)
+        if not self.end_ids:  # a token that no model can generate: an answer ends where nothing may follow
+            self.end_ids = [vocab_size]
+            tokens.append(b"")
+        self.tokens: Sequence[bytes] = tokens
+        self.eos_token_id = self.end_ids[0]
+        control = {
+            *tokenizer.special_ids,
+            *tokenizer.added_token_ids(tokenizer.control_tokens | frozenset(markup)),
+        }
+        self.special_token_ids = sorted(token for token in control if token < vocab_size)
+        self._encode = tokenizer.encode_continuation
+
+    def __call__(self, text: str) -> list[int]:
+        return self._encode(text)
+
+    def to_llguidance(self) -> LLTokenizer:
+        return llguidance.LLTokenizer(self, eos_token=self.end_ids)  # pyright: ignore[reportArgumentType] - by its names

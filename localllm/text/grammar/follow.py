@@ -11,17 +11,12 @@ from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
 
-# How an answer in JSON comes to its end where it has no room left: the tokens that close what is open.
-#
-# An answer is closed at a position that depends on its tokens and on what is left of them alone, so that drafts
-# and other answers change nothing.
-
-MAX_CLOSING_TOKENS = 512  # of one way to the end
+MAX_CLOSING_TOKENS = 512  # of a path to the end
 SPARE_TOKENS = 2
-CHECK_RATIO = 1.1  # between what is left of the answer at one check and at the next
-FIRST_CHECK = 8192  # tokens left
-EVERY_TOKEN_FROM = 96  # tokens left, from where on each is a check: several things may open between two
-# What is tried inside a string, where a backslash may come, and elsewhere, in this order.
+CHECK_RATIO = 1.1  # of the tokens left at one check to those at the next
+FIRST_CHECK = 8192  # tokens left at the first check
+EVERY_TOKEN_FROM = 96  # tokens left from which on each is checked: several brackets may open between two checks
+# Characters tried in this order: inside a string, where a backslash is allowed, and elsewhere.
 IN_STRING = (b'"',)
 ELSEWHERE = (
     b"}",
@@ -44,38 +39,46 @@ ELSEWHERE = (
     b"a",
 )
 BACKSLASH = b"\\"
+TokenMask = NDArray[np.int32]
+WORD_BITS = 32  # bits
 
 
 def _checks() -> frozenset[int]:
-    left, found = float(FIRST_CHECK), set[int]()
+    left, checks = float(FIRST_CHECK), set[int]()
     while left > EVERY_TOKEN_FROM:
-        found.add(round(left))
+        checks.add(round(left))
         left /= CHECK_RATIO
-    return frozenset(found) | frozenset(range(EVERY_TOKEN_FROM + 1))
+    return frozenset(checks) | frozenset(range(EVERY_TOKEN_FROM + 1))
 
 
 CHECKS = _checks()
-"""Tokens that are left of an answer where it is found out whether it must be closed."""
+"""Numbers of tokens left at which an answer is checked for whether it must be closed."""
 
 
 @dataclass(frozen=True)
 class AnswerCloser:
-    """Of one model."""
+    """Finds the tokens that close a constrained answer before its token limit, for one model.
+
+    Where an answer is closed depends on its tokens and on how many are left alone, so that drafts and other
+    answers do not change it.
+    """
 
     vocab_size: int
     token_ids: Mapping[bytes, int]  # single characters, as far as the model has tokens for them
-    reasoning_end: Sequence[int]  # tokens that end a model's thoughts; empty: it has none
+    reasoning_end: Sequence[int]  # tokens that end the model's reasoning; empty if it has none
     end_ids: Collection[int]
 
     def closing_path(self, matcher: LLMatcher, left: int) -> list[int] | None:
-        """The tokens that lead to the end of the answer, where they must come from here on, of `left` that may;
-        None while there is room for more, and where there is no way."""
-        path, longest = self._ways(matcher, left)
+        """Return the tokens that close the answer if they must begin here, with `left` tokens left.
+
+        None while more tokens fit, and if no path to the end is known.
+        """
+        path, longest = self._paths(matcher, left)
         next_check = left - 1 if left <= EVERY_TOKEN_FROM else left / CHECK_RATIO - 1
         return path if longest + SPARE_TOKENS > next_check else None
 
-    def _ways(self, matcher: LLMatcher, left: int) -> tuple[list[int] | None, int]:
-        """A short way from here to the end, and the length of the longest behind what the model may open next."""
+    def _paths(self, matcher: LLMatcher, left: int) -> tuple[list[int] | None, int]:
+        """Return a short path to the end, and the length of the longest after anything the model may open next."""
         limit = min(left, MAX_CLOSING_TOKENS)
         if self.reasoning_end and (path := self._path_behind(matcher, self.reasoning_end, limit)) is not None:
             return path, len(path)
@@ -92,14 +95,10 @@ class AnswerCloser:
         return path, longest
 
     def _spelled(self, text: bytes) -> list[int]:
-        return [
-            token
-            for place in range(len(text))
-            if (token := self.token_ids.get(text[place : place + 1])) is not None
-        ]
+        return [token for i in range(len(text)) if (token := self.token_ids.get(text[i : i + 1])) is not None]
 
     def _path_behind(self, matcher: LLMatcher, begin: Sequence[int], limit: int) -> list[int] | None:
-        """A way to the end that begins like this."""
+        """Return a path to the end that begins with these tokens."""
         follower, begin = matcher.deep_copy(), list(begin)
         if follower.validate_tokens(begin) < len(begin) or len(begin) > limit:
             return None
@@ -109,7 +108,7 @@ class AnswerCloser:
         return None if rest is None else begin + rest
 
     def keep_ends(self, mask: NDArray[np.int32]) -> None:
-        """Let nothing but an end token come, of what may."""
+        """Forbid everything but end tokens, in place."""
         ends = np.zeros_like(mask)
         for token in self.end_ids:
             ends[token // 32] |= np.array(1 << token % 32, np.uint32).view(np.int32)
@@ -144,10 +143,6 @@ class AnswerCloser:
     @staticmethod
     def _allows(mask: NDArray[np.int32], token: int | None) -> bool:
         return token is not None and bool(mask[token // 32] >> token % 32 & 1)
-
-
-TokenMask = NDArray[np.int32]
-WORD_BITS = 32  # bits
 
 
 class GrammarFollower:

@@ -86,8 +86,8 @@ def _written(grammar: Grammar) -> dict[str, Any]:
             texts = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(grammar.choices))
             return {"lark_grammar": f"start: CHOICE\nCHOICE: {' | '.join(texts)}"}
         case GrammarKind.LARK:
-            if found := _UNSEEN.search(grammar.text):
-                raise UsageError(f"the Lark grammar sets {found[1]}, which is not supported", "leave it out")
+            if unsupported := _UNSEEN.search(grammar.text):
+                raise UsageError(f"the Lark grammar sets {unsupported[1]}, which is not supported", "leave it out")
             return {"lark_grammar": grammar.text}
         case GrammarKind.GBNF:
             return {"lark_grammar": _from_gbnf(grammar.text)}

@@ -206,12 +206,12 @@ class OutputFormat:
 
     def markup(self, *, with_tools: bool) -> frozenset[str]:
         """Return literals that a parser must see, even if the tokenizer hides them as special tokens."""
-        found: list[str] = list(self.channels.markers) if self.channels else []
+        markers: list[str] = list(self.channels.markers) if self.channels else []
         if self.reasoning:
-            found += [*self.reasoning.markers, *self.reasoning.inner_markup]
+            markers += [*self.reasoning.markers, *self.reasoning.inner_markup]
         if self.tools and with_tools:
-            found += [*self.tools.begin, self.tools.end, self.tools.string_quote, *self.tools.inner_markup]
-        return frozenset(found)
+            markers += [*self.tools.begin, self.tools.end, self.tools.string_quote, *self.tools.inner_markup]
+        return frozenset(markers)
 
 
 def _choose(rules: Iterable[FormatRule[Format]], text: Collection[str]) -> Format | None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol
 
 from localllm.request import EventType, ToolCall
 
-# One piece of a parsed answer, and the interface of parsers that produce them.
+_SPACE = re.compile(r"\s*")
 
 
 class OutputDelta(NamedTuple):
@@ -40,9 +40,6 @@ class PlainParser:
         return []
 
 
-# Finds literals in a text that arrives in pieces. Independent of their meaning.
-
-
 class MarkupScanner:
     """Finds the first of several literals, and detects a partial one at the end of a text."""
 
@@ -61,9 +58,6 @@ class MarkupScanner:
         return 0
 
 
-_SPACE = re.compile(r"\s*")
-
-
 class MalformedCall(ValueError):
     """The text is not a tool call of this format."""
 
@@ -77,7 +71,7 @@ def _finite(number: str) -> float:
     return value if math.isfinite(value := float(number)) else _refuse(number)
 
 
-# Models write unescaped line breaks into strings.
+# Not strict: models write unescaped line breaks into strings.
 _DECODER = json.JSONDecoder(strict=False, parse_float=_finite, parse_constant=_refuse)
 
 

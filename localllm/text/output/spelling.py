@@ -55,7 +55,7 @@ def json_list_syntax(begin: str, end: str) -> ToolCallSyntax:
 
 
 def json_object_syntax(begin: str, key: str = "arguments") -> ToolCallSyntax:
-    """One JSON object."""
+    """A call as a JSON object."""
     return ToolCallSyntax(f'{begin}{{"name": "@name", "{key}": ', "}")
 
 

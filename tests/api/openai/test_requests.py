@@ -1,4 +1,4 @@
-"""Bodies as clients send them: what is asked for arrives, what is not there is refused by name."""
+"""Requests of OpenAI's API: every field is translated, and unsupported fields are rejected by name."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ def completion(**fields: Any) -> Any:
     return parse_completion_request({"model": "demo", "prompt": "Once", **fields}, OWN)
 
 
-def test_what_a_body_leaves_out_is_as_the_model_recommends() -> None:
+def test_omitted_fields_take_the_models_recommendations() -> None:
     assert chat().params == OWN
     assert chat().prompts == (HELLO,)
     assert completion().params == SamplingParams(temperature=0.6, top_k=20, top_p=0.95, max_tokens=16)
@@ -50,7 +50,7 @@ def test_every_sampling_field_arrives() -> None:
     assert chat(stop=["a", "b"]).params.stop == ("a", "b")
 
 
-def test_the_two_names_of_the_limit_are_one() -> None:
+def test_both_names_of_the_token_limit_work() -> None:
     assert chat(max_completion_tokens=5).params.max_tokens == chat(max_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=0).params.max_tokens == 0
     with pytest.raises(BadField, match="max_tokens is 5 and max_completion_tokens 6"):
@@ -115,7 +115,7 @@ def test_messages_become_texts_with_roles_that_templates_know() -> None:
         ),
     ],
 )
-def test_messages_that_make_no_sense_are_told_by_their_place(messages: Any, param: str, says: str) -> None:
+def test_an_invalid_message_is_reported_with_its_position(messages: Any, param: str, says: str) -> None:
     with pytest.raises(BadField, match=says) as caught:
         chat(messages=messages)
     assert caught.value.param == param
@@ -150,13 +150,13 @@ def test_prompts_of_all_four_shapes() -> None:
         ("invented", 1),
     ],
 )
-def test_what_is_not_there_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_unsupported_fields_are_rejected_by_name(name: str, value: Any) -> None:
     with pytest.raises(BadField, match=name) as caught:
         chat(**{name: value})
     assert caught.value.param == name
 
 
-def test_what_may_be_sent_without_effect() -> None:
+def test_fields_without_effect_are_accepted() -> None:
     plain = chat()
     assert chat(**FIXED_VALUES) == plain
     assert chat(**dict.fromkeys(NEUTRAL_FIELDS, "x"), **WITHOUT_EFFECT) == plain
@@ -205,7 +205,7 @@ def test_values_beyond_their_range_name_their_field_as_it_was_called() -> None:
     assert caught.value.param == "max_output_tokens"
 
 
-def test_a_slip_of_the_pen_gets_the_field_that_was_meant() -> None:
+def test_a_misspelt_field_suggests_the_right_one() -> None:
     with pytest.raises(BadField, match=r"temprature is not a field of this request; did you mean temperature\?"):
         chat(temprature=1)
     with pytest.raises(BadField, match="wings is not a field of this request; leave it out"):
@@ -225,7 +225,7 @@ def test_tools_are_given_as_they_were_sent_and_none_calls_no_tool() -> None:
         chat(tools=[{"type": "function", "function": {}}])
 
 
-def test_what_is_asked_of_the_use_of_tools() -> None:
+def test_tool_choice() -> None:
     named = {"type": "function", "function": {"name": TOOL["function"]["name"]}}
 
     def use(**fields: Any) -> ToolUse:
@@ -297,14 +297,14 @@ def test_json_that_two_readers_would_understand_differently_is_refused(text: byt
 
 
 @pytest.mark.parametrize("name", ["metadata", "stop", "chat_template_kwargs"])
-def test_what_is_nested_too_deeply_for_whoever_walks_it_later_is_refused(name: str) -> None:
+def test_a_body_nested_too_deeply_is_rejected(name: str) -> None:
     parse_json_object(f'{{"{name}": {"[" * 200}{"]" * 200}}}')
     for deep in (300, 900, 100_000):
         with pytest.raises(UsageError, match=r"nested more than 256 deep|recursion"):
             parse_json_object(f'{{"{name}": {"[" * deep}{"]" * deep}}}')
 
 
-def test_numbers_that_nothing_can_hold_are_refused() -> None:
+def test_numbers_out_of_range_are_rejected() -> None:
     with pytest.raises(UsageError, match="1e999 is no number of JSON"):
         parse_json_object('{"chat_template_kwargs": {"depth": 1e999}}')
     with pytest.raises(BadField, match="logit_bias names the token"):

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from localllm.quant.formats import gguf, int8
+from localllm.quant.formats import gguf
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
+from localllm.quant.formats.groups import dequantize_bytes, quantize_int8
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels import explain, linear, prepare_weights
 from localllm.runtime.kernels.cpu import quantized_matmul
@@ -13,7 +14,7 @@ from tests.runtime.kernels.harness import COMPILED, check, needs_compiled
 def quantized(rows: int, columns: int) -> QuantizedTensor:
     generator = torch.Generator().manual_seed(rows)
     weight = torch.randn(rows, columns, generator=generator, dtype=torch.float64).bfloat16()
-    return int8.quantize_int8(weight, torch.bfloat16)
+    return quantize_int8(weight, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -39,7 +40,7 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
     assert isinstance(weight, QuantizedTensor)
     ran = check("linear", lambda d: (x.to(d), weight, None if b is None else b.to(d)), dtype)
     integers = COMPILED and (tokens <= 64 or quantized_matmul.integers_are_faster(weight, dtype))
-    assert ran == (["cpu-lanes"] if integers else []) + ["cpu-lanes-dequantized"] * COMPILED
+    assert ran == (["cpu-interleaved"] if integers else []) + ["cpu-interleaved-dequantized"] * COMPILED
 
 
 @pytest.mark.parametrize("shape", [(32,), (0, 32), (2, 3, 32), (2, 0, 32), (5, 13, 32), (65, 1, 32)])
@@ -47,7 +48,7 @@ def test_x_of_any_dimensions(shape: tuple[int, ...]) -> None:
     stored = quantized(20, 32)
     [weight] = prepare_weights(stored)
     x, bias = torch.randn(shape, generator=torch.Generator().manual_seed(0)), torch.ones(20)
-    expected = torch.nn.functional.linear(x, int8.dequantize_int8(stored, torch.float32), bias)
+    expected = torch.nn.functional.linear(x, dequantize_bytes(stored, torch.float32), bias)
     torch.testing.assert_close(linear(x, weight, bias), expected)
     turned = x.transpose(0, -1).contiguous().transpose(0, -1)  # the same numbers, elsewhere in memory
     if COMPILED:  # torch's product of rows that are not side by side is another
@@ -68,7 +69,7 @@ def test_the_choice_is_explained() -> None:
     def told(x: torch.Tensor, weight: QuantizedTensor) -> dict[str, str]:
         return dict(explain("linear", x, weight, None))
 
-    few, many = "cpu-lanes", "cpu-lanes-dequantized"
+    few, many = "cpu-interleaved", "cpu-interleaved-dequantized"
     stored = told(torch.zeros(1, 32), weight)
     assert (stored[few], stored[many], stored["reference"]) == ("the weight is int8", "the weight is int8", "ok")
     [laned] = prepare_weights(weight)
@@ -81,9 +82,9 @@ def test_the_choice_is_explained() -> None:
 def test_int8_is_within_half_a_step_of_the_weight() -> None:
     weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
     weight[7] = 0
-    packed = int8.quantize_int8(weight, torch.float32)
+    packed = quantize_int8(weight, torch.float32)
     step = weight.abs().amax(1, keepdim=True) / 127
-    assert ((int8.dequantize_int8(packed, torch.float32) - weight).abs() <= step / 2 + 1e-6).all()
+    assert ((dequantize_bytes(packed, torch.float32) - weight).abs() <= step / 2 + 1e-6).all()
     assert packed.nbytes == 40 * 64 + 40 * 4
 
 

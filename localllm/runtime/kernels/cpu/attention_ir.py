@@ -1,56 +1,182 @@
-"""The program behind attention over the paged cache: softmax(q k^T * scale) v with a running softmax in float32
-(Milakov and Gimelshein 2018), over tiles of 16 positions that begin at multiples of 16.
+"""Kernel of attention over the paged KV cache: softmax(q k^T * scale) v with an online softmax in float32 (Milakov
+and Gimelshein 2018), over tiles of 16 positions that begin at multiples of 16.
 
-What it gives for a query head of a token is one chain of operations over that head's keys, whatever other tokens
-there are in the step, whichever of them came with it, and however the work is shared out.
+Batch invariant: the result for a query head of a token is one chain of operations over that head's keys,
+independent of the other tokens of the step and of how the work is divided among threads.
 """
 
 from dataclasses import dataclass
 
 import torch
 
+from localllm.runtime.kernels.cpu.elementwise import exp, tanh
 from localllm.runtime.kernels.cpu.ir import FLOAT, INT, LANES, SHORT, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
-# Functions of 16 numbers at a time, in float32: a number's value depends on nothing else, where torch's depends
-# on whether it stands in a whole vector or behind the last one.
-EXP_MAX, EXP_MIN = 88.0, -87.3  # what exp gives beyond them is what it gives there: 2^127, and nearly zero
-# exp(r) = 1 + r + r^2 * polynomial(r) for |r| <= ln(2) / 2 (Cephes, expf)
-EXP_POLYNOMIAL = (
-    1.9875691500e-4,
-    1.3981999507e-3,
-    8.3334519073e-3,
-    4.1665795894e-2,
-    1.6666665459e-1,
-    5.0000001201e-1,
-)
-LN_2_HIGH, LN_2_LOW = 0.693359375, -2.12194440e-4
+MASKED_SCORE = float("-inf")
+VECTOR_BYTES = 4 * LANES  # of float32
+SCRATCH_BYTES = 512  # scratch of a thread in front of its records: 16 slots, then up to 4 vectors of weights
+ADDRESS_COUNT, INTEGER_COUNT, FACTOR_COUNT = 10, 7, 3  # arguments of the kernel, in this order
+TASK_TOKENS = 16  # maximum of a task
 
 
-def exp(p: Program, x: Value) -> Value:
-    inside = p.minnum(p.maxnum(x, p.vector(EXP_MIN)), p.vector(EXP_MAX))
-    power = (inside * 1.4426950408889634).round_to_int()
-    n = power.to_float32()
-    r = p.fma(n, p.vector(-LN_2_LOW), p.fma(n, p.vector(-LN_2_HIGH), inside))
-    total = p.vector(EXP_POLYNOMIAL[0])
-    for factor in EXP_POLYNOMIAL[1:]:
-        total = p.fma(total, r, p.vector(factor))
-    found = p.fma(total, r * r, r) + 1.0
-    return p.propagate_nan(x, found * p.bitcast_float((power + 127) << 23))
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Properties of an attention that a kernel is compiled for."""
+
+    dtype: torch.dtype  # of queries and output
+    cache_dtype: torch.dtype  # of keys and values
+    key_dim: int
+    value_dim: int
+    block_size: int
+    softcap: bool
+    sinks: bool
+    heads_per_task: int  # query heads of a work item, all of one key head
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether each cached vector has a scale."""
+        return self.cache_dtype not in ELEMENT_TYPES
+
+    @property
+    def head_blocks(self) -> list[tuple[int, int, int]]:
+        """(begin, end, step) of query heads: keys and values are loaded once per `step` heads."""
+        fours, twos = self.heads_per_task // 4 * 4, self.heads_per_task // 2 * 2
+        blocks = [(0, fours, 4), (fours, twos, 2), (twos, self.heads_per_task, 1)]
+        return [block for block in blocks if block[0] < block[1]]
+
+    @property
+    def record_vectors(self) -> int:
+        """Vectors of a record, a head's softmax state: sum of weighted values, maximum score, sum of weights."""
+        return -(-self.value_dim // LANES) + 2
+
+    @property
+    def max_offset(self) -> int:
+        """Offset of the maximum score in a record, in bytes."""
+        return VECTOR_BYTES * (self.record_vectors - 2)
+
+    @property
+    def total_offset(self) -> int:
+        """Offset of the sum of weights in a record, in bytes."""
+        return VECTOR_BYTES * (self.record_vectors - 1)
 
 
-def sigmoid(p: Program, x: Value) -> Value:
-    """1 / (1 + exp(-x))"""
-    return p.vector(1.0) / (exp(p, p.vector(0.0) - x) + 1.0)
+def emit_attention(p: Program, spec: AttentionSpec) -> None:
+    """q, paged k and v -> out [T, heads, value_dim], for the tokens of `tasks`.
+
+    tasks [count, 4] int64, each up to TASK_TOKENS tokens of one sequence: index of the first in q, number of
+    tokens, position of the first, row of the block table. A work item is one task for `heads_per_task` query
+    heads.
+    """
+    q, k, v, k_scale, v_scale, out, tasks, table, scratch, sinks = p.load_addresses(ADDRESS_COUNT)
+    count, heads, kv_heads, width, window, k_stride, v_stride = p.load_counts(INTEGER_COUNT, begin=ADDRESS_COUNT)
+    scale, cap, inverse_cap = (
+        p.load(FLOAT, p.arguments, 8 * (ADDRESS_COUNT + INTEGER_COUNT + i)) for i in range(FACTOR_COUNT)
+    )
+    size, cache_size, share = spec.dtype.itemsize, spec.cache_dtype.itemsize, spec.heads_per_task
+    record_bytes = spec.record_vectors * VECTOR_BYTES
+    group = heads / kv_heads
+    slots = p.address(scratch, p.part * (share * record_bytes * TASK_TOKENS + SCRATCH_BYTES))
+    weights, records = p.address(slots, 8 * LANES), p.address(slots, SCRATCH_BYTES)
+    begin, end = p.part_range(count * (heads / share))
+    with p.loop(begin, end) as work:
+        task = p.address(tasks, work / (heads / share) * 32)
+        head = (work - work / (heads / share) * (heads / share)) * share
+        key_head = head / group
+        first, tokens, position, row = (p.load(p.long, task, 8 * i) for i in range(4))
+        blocks = p.address(table, row * width * 4)
+        newest = position + tokens - 1
+        with (
+            p.loop(p.index_constant(0), tokens) as token,
+            p.loop(p.index_constant(0), p.index_constant(share)) as i_head,
+        ):
+            record = p.address(records, (token * share + i_head) * record_bytes)
+            for i in range(spec.record_vectors):
+                p.store(p.vector(0.0), record, VECTOR_BYTES * i)
+            largest = p.vector(MASKED_SCORE)
+            if spec.sinks:
+                largest = p.load_broadcast(FLOAT, sinks, (head + i_head) * 4)
+                p.store(p.vector(1.0), record, spec.total_offset)
+            p.store(largest, record, spec.max_offset)
+        with p.loop(first_tile(p, position, window), newest / LANES + 1) as tile:
+            for lane in range(LANES):
+                key_position = p.min_index(tile * LANES + lane, newest)
+                block = p.extend_index(p.load(INT, blocks, key_position / spec.block_size * 4))
+                p.store(block * spec.block_size + p.modulo(key_position, spec.block_size), slots, 8 * lane)
+            with p.loop(p.index_constant(0), tokens) as token:
+                query_position = position + token
+                low = p.max_index(query_position + 1 - window - tile * LANES, p.index_constant(0))
+                high = p.min_index(query_position + 1 - tile * LANES, p.index_constant(LANES))
+                # 0 where the causal mask or the window hides the whole tile, else 1.
+                visible = p.min_index(p.max_index(high - low, p.index_constant(0)), p.index_constant(1))
+                for begin_head, end_head, step in spec.head_blocks:
+                    head_loop = p.loop(p.index_constant(begin_head), p.index_constant(end_head), step)
+                    with p.loop(p.index_constant(0), visible), head_loop as i_head:
+                        head_records = [
+                            p.address(records, (token * share + i_head + i) * record_bytes) for i in range(step)
+                        ]
+                        query = p.address(q, ((first + token) * heads + head + i_head) * (spec.key_dim * size))
+                        keys = p.address(k, key_head * (spec.key_dim * cache_size))
+                        values = p.address(v, key_head * (spec.value_dim * cache_size))
+                        scores = tile_scores(p, spec, query, keys, slots, k_stride * cache_size, step)
+                        key_scales = value_scales = None
+                        if spec.has_scales:
+                            key_scales = load_scales(p, k_scale, slots, kv_heads, key_head)
+                            value_scales = load_scales(p, v_scale, slots, kv_heads, key_head)
+                        corrections = []
+                        for i, score in enumerate(scores):
+                            score = (score * key_scales if key_scales else score) * scale.broadcast()
+                            if spec.softcap:
+                                score = tanh(p, score * inverse_cap.broadcast()) * cap.broadcast()
+                            score = p.select_lanes(score, low, high, p.vector(MASKED_SCORE))
+                            correction, weight = softmax_weights(p, spec, head_records[i], score, low, high)
+                            if value_scales:
+                                weight = p.select_lanes(weight * value_scales, low, high, p.vector(0.0))
+                            p.store(weight, weights, VECTOR_BYTES * i)
+                            corrections.append(correction)
+                        stride = v_stride * cache_size
+                        accumulate_values(
+                            p, spec, head_records, corrections, values, slots, stride, weights, low, high
+                        )
+        with (
+            p.loop(p.index_constant(0), tokens) as token,
+            p.loop(p.index_constant(0), p.index_constant(share)) as i_head,
+        ):
+            record = p.address(records, (token * share + i_head) * record_bytes)
+            total = p.load_floats(FLOAT, record, spec.total_offset)
+            result = p.address(out, ((first + token) * heads + head + i_head) * (spec.value_dim * size))
+            for i in range(0, spec.value_dim, LANES):
+                numbers = p.load_floats(FLOAT, record, 4 * i) / total
+                p.store_elements(numbers, ELEMENT_TYPES[spec.dtype], result, i, spec.value_dim - i)
 
 
-def tanh(p: Program, x: Value) -> Value:
-    """1 - 2 / (1 + exp(2 x)): within 1.2e-7, also where x is small."""
-    return p.vector(1.0) - p.vector(2.0) / (exp(p, x * 2.0) + 1.0)
+def first_tile(p: Program, position: Value, window: Value) -> Value:
+    """Index of the first tile that the first token of a task attends to; without a window, `window` is huge."""
+    return p.max_index(position + 1 - window, p.index_constant(0)) / LANES
+
+
+def tile_scores(
+    p: Program, spec: AttentionSpec, query: Value, keys: Value, slots: Value, stride: Value, heads: int
+) -> list[Value]:
+    """q k^T of a tile: one vector per head, one key per lane; 16 dot products are accumulated at a time."""
+    keys_per_pass, sums = LANES // heads, []
+    for lane in range(0, LANES, keys_per_pass):
+        addresses = [p.address(keys, p.load(p.long, slots, 8 * (lane + i)) * stride) for i in range(keys_per_pass)]
+        totals = [[p.vector(0.0)] * keys_per_pass for _ in range(heads)]
+        for i in range(0, spec.key_dim, LANES):
+            count = min(LANES, spec.key_dim - i)
+            key_vectors = [load_elements(p, spec.cache_dtype, address, i, count) for address in addresses]
+            for head in range(heads):
+                number = load_elements(p, spec.dtype, query, head * spec.key_dim + i, count)
+                totals[head] = [
+                    p.fma(number, b, total) for b, total in zip(key_vectors, totals[head], strict=True)
+                ]
+        sums.append(sum_vectors(p, [total for head_totals in totals for total in head_totals]))
+    return transpose_scores(p, sums)
 
 
 def sum_vectors(p: Program, vectors: list[Value]) -> Value:
-    """The sum of each of 16 vectors, side by side: of all in the same pairs, 8, 4, 2 and 1 lanes apart."""
+    """Sum each of 16 vectors into one lane of the result, added pairwise at distances 8, 4, 2, 1."""
     for distance in (8, 4, 2, 1):
         low = [lane for lane in range(2 * LANES) if lane % (2 * distance) < distance]
         high = [lane + distance for lane in low]
@@ -59,195 +185,49 @@ def sum_vectors(p: Program, vectors: list[Value]) -> Value:
     return vectors[0]
 
 
-MASKED_SCORE = float("-inf")
-SCRATCH_BYTES = 512  # bytes of scratch beside the records
-ADDRESS_COUNT, INTEGER_COUNT, FACTOR_COUNT = 10, 7, 3
-TASK_TOKENS = 16  # most of a task
-
-
-@dataclass(frozen=True)
-class AttentionSpec:
-    """What of an attention a program is made for."""
-
-    dtype: torch.dtype  # of queries and results
-    cache_dtype: torch.dtype  # of keys and values
-    key_dim: int
-    value_dim: int
-    block_size: int
-    softcap: bool  # scores are
-    sinks: bool
-    heads_per_task: int  # heads of queries that one piece of work has, all with one head of keys
-
-    @property
-    def has_scales(self) -> bool:
-        """Has each stored vector a scale?"""
-        return self.cache_dtype not in ELEMENT_TYPES
-
-    @property
-    def head_blocks(self) -> list[tuple[int, int, int]]:
-        """Heads begin .. end - 1, so many at a time: keys and values are read for all of those together."""
-        fours, twos = self.heads_per_task // 4 * 4, self.heads_per_task // 2 * 2
-        found = [(0, fours, 4), (fours, twos, 2), (twos, self.heads_per_task, 1)]
-        return [block for block in found if block[0] < block[1]]
-
-    @property
-    def record_vectors(self) -> int:
-        """Of a record: what a head of a token has gathered, then its largest score, then its total."""
-        return -(-self.value_dim // LANES) + 2
-
-
-def emit_attention(p: Program, form: AttentionSpec) -> None:
-    """tasks [count, 4] int64: some tokens of one sequence: the first in q, how many, its position, its row of the
-    table. Each task for each share of the heads of a key is one piece of work."""
-    q, k, v, k_scale, v_scale, out, tasks, table, scratch, sinks = p.load_addresses(ADDRESS_COUNT)
-    count, heads, kv_heads, width, window, k_stride, v_stride = p.load_counts(INTEGER_COUNT, begin=ADDRESS_COUNT)
-    scale, cap, inverse = (
-        p.load(FLOAT, p.arguments, 8 * (ADDRESS_COUNT + INTEGER_COUNT + i)) for i in range(FACTOR_COUNT)
-    )
-    size, kept, share = form.dtype.itemsize, form.cache_dtype.itemsize, form.heads_per_task
-    record = form.record_vectors * 64
-    of_key = heads / kv_heads
-    slots = p.address(scratch, p.part * (share * record * TASK_TOKENS + SCRATCH_BYTES))  # of a tile
-    weights, mine = p.address(slots, 8 * LANES), p.address(slots, SCRATCH_BYTES)
-    begin, end = p.part_range(count * (heads / share))
-    with p.loop(begin, end) as work:
-        task = p.address(tasks, work / (heads / share) * 32)
-        head = (work - work / (heads / share) * (heads / share)) * share
-        key_head = head / of_key
-        first, tokens, position, row = (p.load(p.long, task, 8 * i) for i in range(4))
-        blocks = p.address(table, row * width * 4)
-        newest = position + tokens - 1
-        with (
-            p.loop(p.index_constant(0), tokens) as token,
-            p.loop(p.index_constant(0), p.index_constant(share)) as one,
-        ):
-            start = p.address(mine, (token * share + one) * record)
-            for i in range(form.record_vectors):
-                p.store(p.vector(0.0), start, 64 * i)
-            largest = p.vector(MASKED_SCORE)
-            if form.sinks:
-                largest = p.load_broadcast(FLOAT, sinks, (head + one) * 4)
-                p.store(p.vector(1.0), start, 64 * (form.record_vectors - 1))
-            p.store(largest, start, 64 * (form.record_vectors - 2))
-        with p.loop(first_tile(p, position, window), newest / LANES + 1) as tile:
-            for lane in range(LANES):
-                at = p.min_index(tile * LANES + lane, newest)
-                block = p.extend_index(p.load(INT, blocks, at / form.block_size * 4))
-                p.store(block * form.block_size + p.modulo(at, form.block_size), slots, 8 * lane)
-            with p.loop(p.index_constant(0), tokens) as token:
-                now = position + token
-                low = p.max_index(now + 1 - window - tile * LANES, p.index_constant(0))
-                high = p.min_index(now + 1 - tile * LANES, p.index_constant(LANES))
-                some = p.min_index(
-                    p.max_index(high - low, p.index_constant(0)), p.index_constant(1)
-                )  # may be hidden altogether
-                for begin_head, end_head, at_once in form.head_blocks:
-                    heads_here = p.loop(p.index_constant(begin_head), p.index_constant(end_head), at_once)
-                    with p.loop(p.index_constant(0), some), heads_here as one:
-                        states = [p.address(mine, (token * share + one + i) * record) for i in range(at_once)]
-                        query = p.address(q, ((first + token) * heads + head + one) * (form.key_dim * size))
-                        keys = p.address(k, key_head * (form.key_dim * kept))
-                        values = p.address(v, key_head * (form.value_dim * kept))
-                        found = tile_scores(p, form, query, keys, slots, k_stride * kept, at_once)
-                        of_keys = of_values = None
-                        if form.has_scales:
-                            of_keys = load_scales(p, k_scale, slots, kv_heads, key_head)
-                            of_values = load_scales(p, v_scale, slots, kv_heads, key_head)
-                        fadings = []
-                        for i, score in enumerate(found):
-                            score = (score * of_keys if of_keys else score) * scale.broadcast()
-                            if form.softcap:
-                                score = tanh(p, score * inverse.broadcast()) * cap.broadcast()
-                            score = p.select_lanes(score, low, high, p.vector(MASKED_SCORE))
-                            fading, weight = softmax_weights(p, form, states[i], score, low, high)
-                            if of_values:
-                                weight = p.select_lanes(weight * of_values, low, high, p.vector(0.0))
-                            p.store(weight, weights, 64 * i)
-                            fadings.append(fading)
-                        accumulate_values(
-                            p, form, states, fadings, values, slots, v_stride * kept, weights, low, high
-                        )
-        with (
-            p.loop(p.index_constant(0), tokens) as token,
-            p.loop(p.index_constant(0), p.index_constant(share)) as one,
-        ):
-            state = p.address(mine, (token * share + one) * record)
-            total = p.load_floats(FLOAT, state, 64 * (form.record_vectors - 1))
-            written = p.address(out, ((first + token) * heads + head + one) * (form.value_dim * size))
-            for i in range(form.record_vectors - 2):
-                found = p.load_floats(FLOAT, state, 64 * i) / total
-                left = form.value_dim - LANES * i
-                if left >= LANES:
-                    p.store_floats(found, ELEMENT_TYPES[form.dtype], written, LANES * i * size)
-                else:
-                    p.store_first(
-                        found, ELEMENT_TYPES[form.dtype], written, LANES * i * size, p.index_constant(left)
-                    )
-
-
-def first_tile(p: Program, position: Value, window: Value) -> Value:
-    """Of the first token of a task; window: more than any position if there is none."""
-    return p.max_index(position + 1 - window, p.index_constant(0)) / LANES
-
-
-def softmax_weights(
-    p: Program, form: AttentionSpec, state: Value, score: Value, low: Value, high: Value
-) -> tuple[Value, Value]:
-    """How much a head's sums so far fade, and the weights of a tile; its largest score and its total go on."""
-    before = p.load_floats(FLOAT, state, 64 * (form.record_vectors - 2))
-    total = p.load_floats(FLOAT, state, 64 * (form.record_vectors - 1))
-    largest = p.maxnum(before, p.reduce_max(score).broadcast())
-    fading = exp(p, before - largest)
-    weight = p.select_lanes(exp(p, score - largest), low, high, p.vector(0.0))
-    p.store(largest, state, 64 * (form.record_vectors - 2))
-    p.store(p.fma(total, fading, p.reduce_sum(weight).broadcast()), state, 64 * (form.record_vectors - 1))
-    return fading, weight
-
-
-def tile_scores(
-    p: Program, form: AttentionSpec, query: Value, keys: Value, slots: Value, stride: Value, heads: int
-) -> list[Value]:
-    """q k^T of a tile for some heads, a key in each lane: as many heads and keys at a time as registers hold."""
-    at_once, found = LANES // heads, []
-    for lane in range(0, LANES, at_once):
-        places = [p.address(keys, p.load(p.long, slots, 8 * (lane + i)) * stride) for i in range(at_once)]
-        totals = [[p.vector(0.0)] * at_once for _ in range(heads)]
-        for i in range(0, form.key_dim, LANES):
-            count = min(LANES, form.key_dim - i)
-            beside = [load_elements(p, form.cache_dtype, place, i, count) for place in places]
-            for head in range(heads):
-                number = load_elements(p, form.dtype, query, head * form.key_dim + i, count)
-                totals[head] = [p.fma(number, b, total) for b, total in zip(beside, totals[head], strict=True)]
-        found.append(sum_vectors(p, [total for each in totals for total in each]))
-    return transpose_scores(p, found)
-
-
-def transpose_scores(p: Program, found: list[Value]) -> list[Value]:
-    """1, 2 or 4 vectors, each of all heads for some keys -> a vector of all keys for each head."""
-    width = LANES // len(found)  # lanes of a head
-    if len(found) == 1:
-        return found
-    if len(found) == 2:
-        a, b = found
+def transpose_scores(p: Program, vectors: list[Value]) -> list[Value]:
+    """1, 2 or 4 vectors, each with all heads for some keys -> one vector of all keys per head."""
+    width = LANES // len(vectors)  # lanes of a head
+    if len(vectors) == 1:
+        return vectors
+    if len(vectors) == 2:
+        a, b = vectors
         return [
             p.shuffle(a, b, [*range(at, at + width), *range(LANES + at, LANES + at + width)]) for at in (0, width)
         ]
-    made = []
-    for head in range(len(found)):
+    transposed = []
+    for head in range(len(vectors)):
         lanes = [
             *range(width * head, width * (head + 1)),
             *range(LANES + width * head, LANES + width * (head + 1)),
         ]
-        first, second = p.shuffle(found[0], found[1], lanes * 2), p.shuffle(found[2], found[3], lanes * 2)
-        made.append(p.shuffle(first, second, [*range(LANES // 2), *range(LANES, LANES + LANES // 2)]))
-    return made
+        first, second = (p.shuffle(a, b, lanes * 2) for a, b in (vectors[:2], vectors[2:]))
+        transposed.append(p.shuffle(first, second, [*range(LANES // 2), *range(LANES, LANES + LANES // 2)]))
+    return transposed
+
+
+def softmax_weights(
+    p: Program, spec: AttentionSpec, record: Value, score: Value, low: Value, high: Value
+) -> tuple[Value, Value]:
+    """Take a step of the online softmax of a head: update the maximum and the sum of weights in its record.
+
+    Return the factor that rescales earlier sums, and the weights of the tile.
+    """
+    old_max = p.load_floats(FLOAT, record, spec.max_offset)
+    total = p.load_floats(FLOAT, record, spec.total_offset)
+    new_max = p.maxnum(old_max, p.reduce_max(score).broadcast())
+    correction = exp(p, old_max - new_max)
+    weight = p.select_lanes(exp(p, score - new_max), low, high, p.vector(0.0))
+    p.store(new_max, record, spec.max_offset)
+    p.store(p.fma(total, correction, p.reduce_sum(weight).broadcast()), record, spec.total_offset)
+    return correction, weight
 
 
 def accumulate_values(
     p: Program,
-    form: AttentionSpec,
-    states: list[Value],
-    fadings: list[Value],
+    spec: AttentionSpec,
+    records: list[Value],
+    corrections: list[Value],
     values: Value,
     slots: Value,
     stride: Value,
@@ -255,46 +235,45 @@ def accumulate_values(
     low: Value,
     high: Value,
 ) -> None:
-    """Fades what some heads have gathered and adds a tile's values by their weights, some columns at a time."""
-    at_once = min(8, 16 // len(states)) * LANES
-    for begin in range(0, form.value_dim, at_once):
-        columns = range(begin, min(begin + at_once, form.value_dim), LANES)
-        made = [
-            [p.variable(p.load_floats(FLOAT, state, 4 * i) * fading) for i in columns]
-            for state, fading in zip(states, fadings, strict=True)
+    """Rescale the sums of some heads and add a tile's weighted values, as many columns at a time as registers
+    hold.
+    """
+    columns_per_pass = min(8, 16 // len(records)) * LANES
+    for begin in range(0, spec.value_dim, columns_per_pass):
+        columns = range(begin, min(begin + columns_per_pass, spec.value_dim), LANES)
+        totals = [
+            [p.variable(p.load_floats(FLOAT, record, 4 * i) * correction) for i in columns]
+            for record, correction in zip(records, corrections, strict=True)
         ]
         with p.loop(low, high) as lane:
-            place = p.address(values, p.load(p.long, slots, lane * 8) * stride)
-            beside = [
-                load_elements(p, form.cache_dtype, place, i, min(LANES, form.value_dim - i)) for i in columns
+            address = p.address(values, p.load(p.long, slots, lane * 8) * stride)
+            numbers = [
+                load_elements(p, spec.cache_dtype, address, i, min(LANES, spec.value_dim - i)) for i in columns
             ]
-            for head, totals in enumerate(made):
-                weight = p.load_broadcast(FLOAT, weights, lane * 4 + 64 * head)
-                for number, total in zip(beside, totals, strict=True):
+            for head, head_totals in enumerate(totals):
+                weight = p.load_broadcast(FLOAT, weights, lane * 4 + VECTOR_BYTES * head)
+                for number, total in zip(numbers, head_totals, strict=True):
                     total.value = p.fma(weight, number, total.value)
-        for state, totals in zip(states, made, strict=True):
-            for i, total in zip(columns, totals, strict=True):
-                p.store(total.value, state, 4 * i)
+        for record, head_totals in zip(records, totals, strict=True):
+            for i, total in zip(columns, head_totals, strict=True):
+                p.store(total.value, record, 4 * i)
 
 
-def load_elements(p: Program, stored: torch.dtype, place: Value, begin: int, count: int) -> Value:
-    """16 numbers of a vector, or `count` and zeros."""
-    offset = begin * stored.itemsize
-    if stored in ELEMENT_TYPES:
-        if count == LANES:
-            return p.load_floats(ELEMENT_TYPES[stored], place, offset)
-        return p.load_first(ELEMENT_TYPES[stored], p.address(place, offset), p.index_constant(count))
-    whole = p.load_signed_bytes(p.address(place, offset), count)
-    if stored == torch.int8:
-        return whole.to_float32()
-    # e4m3: exponents counted from 7, float32's from 127; without its sign it is a float32 shifted by 20.
-    return p.bitcast_float(((whole & 0x7F) << 20) | ((whole & 0x80) << 24)) * 2.0**120
+def load_elements(p: Program, dtype: torch.dtype, address: Value, begin: int, count: int) -> Value:
+    """Load up to 16 numbers of any cache dtype as float32; lanes from `count` on are zero."""
+    if dtype in ELEMENT_TYPES:
+        return p.load_elements(ELEMENT_TYPES[dtype], address, begin, count)
+    bits = p.load_signed_bytes(p.address(address, begin), count)
+    if dtype == torch.int8:
+        return bits.to_float32()
+    # e4m3 without its sign is a float32 shifted by 20 bits; exponent biases 7 and 127 differ by 120.
+    return p.bitcast_float(((bits & 0x7F) << 20) | ((bits & 0x80) << 24)) * 2.0**120
 
 
 def load_scales(p: Program, scales: Value, slots: Value, kv_heads: Value, head: Value) -> Value:
-    """bfloat16, of each of a tile's vectors."""
-    found = p.vector(0, INT)
+    """Load the bfloat16 scale of each of a tile's cached vectors as float32."""
+    bits = p.vector(0, INT)
     for lane in range(LANES):
-        at = (p.load(p.long, slots, 8 * lane) * kv_heads + head) * 2
-        found = p.insert_lane(found, lane, p.extend_short(p.load(SHORT, scales, at)))
-    return p.bitcast_float(found << 16)
+        offset = (p.load(p.long, slots, 8 * lane) * kv_heads + head) * 2
+        bits = p.insert_lane(bits, lane, p.extend_short(p.load(SHORT, scales, offset)))
+    return p.bitcast_float(bits << 16)

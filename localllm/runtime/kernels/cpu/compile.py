@@ -1,7 +1,7 @@
-"""Programs to machine code, and machine code on as many cores as torch uses.
+"""Compilation of IR programs to machine code, and their execution in as many threads as torch uses.
 
-The parts run on torch's own threads, through the OpenMP runtime that it brings: a second set of threads would
-fight with them for the cores.
+The parts of a kernel run on torch's own OpenMP threads: a second thread pool would compete with them for the
+cores.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import os
 import platform
+import struct
 import tempfile
 import threading
 from collections.abc import Callable
@@ -27,39 +28,9 @@ from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.threads import run_in_parts
 from localllm.settings import Settings
 
-# Machine code that an earlier process compiled, in `localllm/kernels` of the user's folder for caches.
-#
-# A file holds the digest of the rest and the code. What cannot be read, or is not what was written, is compiled
-# again; what cannot be written, is compiled by the next process again.
-DIGEST_BYTES = 32
-
-
-def cache_path(key: tuple[str, ...]) -> Path:
-    name = hashlib.sha256("\0".join(key).encode()).hexdigest()
-    return Settings.from_environment().cache / "kernels" / f"{name}.o"
-
-
-def read_cached(key: tuple[str, ...]) -> bytes | None:
-    try:
-        content = cache_path(key).read_bytes()
-    except OSError:
-        return None
-    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    return code if hashlib.sha256(code).digest() == digest else None
-
-
-def write_cached(key: tuple[str, ...], code: bytes) -> None:
-    path = cache_path(key)
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, draft = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        os.replace(draft, path)
-
-
 P = TypeVarTuple("P")
-# What a thread of OpenMP begins with. How many there are it asks: they may be fewer than were wanted.
+DIGEST_BYTES = 32  # SHA-256, in front of the machine code in a cache file
+# Entry point of an OpenMP thread. It reads the number of threads, which may be lower than requested.
 OPENMP_ENTRY = """
 declare i32 @omp_get_thread_num()
 declare i32 @omp_get_num_threads()
@@ -76,21 +47,24 @@ define void @{name}_thread(ptr %arguments) {{
 
 
 class CompiledKernel:
-    """A program that can be called: with the integers that it takes, addresses and counts."""
+    """A compiled program, called with its arguments: addresses and counts as integers.
 
-    def __init__(self, write: Callable[[Program], None], name: str, count: int):
-        """write: lays out the program; count: of its arguments."""
+    A kernel checks nothing: the caller validates shapes, dtypes, devices and strides first.
+    """
+
+    def __init__(self, emit: Callable[[Program], None], name: str, argument_count: int):
+        """emit: builds the body of the program."""
         program = Program(name, processor.byte_product(features()))
-        write(program)
+        emit(program)
         text = program.to_llvm()
         self.engine = compile_llvm(text + OPENMP_ENTRY.format(name=name) if openmp() else text)
-        self.argument_array: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * count
-        kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-        self.run_part = kind(self.engine.get_function_address(name))
+        self.argument_array: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * argument_count
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+        self.run_part = signature(self.engine.get_function_address(name))
         self.run_thread = openmp() and ctypes.c_void_p(self.engine.get_function_address(f"{name}_thread"))
 
     def __call__(self, *arguments: int) -> None:
-        """In as many parts as torch uses threads."""
+        """Run the kernel in as many threads as torch uses."""
         parts = torch.get_num_threads()
         slots = self.argument_array(*arguments)
         if parts == 1:
@@ -101,15 +75,15 @@ class CompiledKernel:
             run_in_parts(lambda part, parts: self.run_part(slots, part, parts))
 
     def run_single(self, *arguments: int) -> None:
-        """In one part, by the thread that calls."""
+        """Run the kernel in the calling thread alone."""
         self.run_part(self.argument_array(*arguments), 0, 1)
 
 
 class CompileOnce(Generic[*P]):
-    """A program for each set of properties, compiled when it is first asked for; who asks meanwhile waits."""
+    """Decorator: cache one kernel per set of properties, compiled at its first use while other threads wait."""
 
-    def __init__(self, compiled: Callable[[*P], CompiledKernel]):
-        self.compile = compiled
+    def __init__(self, compile_kernel: Callable[[*P], CompiledKernel]):
+        self.compile = compile_kernel
         self.compiled_kernels: dict[tuple[*P], CompiledKernel] = {}
         self.lock = threading.Lock()
 
@@ -121,8 +95,13 @@ class CompileOnce(Generic[*P]):
         return self.compiled_kernels[properties]
 
     def compile_ahead(self, *properties: *P) -> Future[CompiledKernel]:
-        """Compile it beside whatever else is done."""
+        """Compile the kernel in a background thread."""
         return compile_pool().submit(self, *properties)
+
+
+def float_bits(number: float) -> int:
+    """A float32 as an argument of a kernel: its bits in the lower half of an int64."""
+    return struct.unpack("<q", struct.pack("<fi", number, 0))[0]
 
 
 @functools.cache
@@ -132,11 +111,11 @@ def compile_pool() -> ThreadPoolExecutor:
 
 @functools.cache
 def openmp() -> Any:
-    """GNU's OpenMP runtime if torch has brought one, else None."""
-    found = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    if not found:
+    """Load the GNU OpenMP runtime that torch ships, or return None where it ships none."""
+    paths = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    if not paths:
         return None
-    library = ctypes.CDLL(str(found[0]))
+    library = ctypes.CDLL(str(paths[0]))
     for name in ("omp_get_thread_num", "omp_get_num_threads"):
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     return library
@@ -151,7 +130,7 @@ def llvm_target() -> llvm.Target:
 
 @functools.cache
 def cpu_supported() -> bool:
-    """Are the programs' instructions in this processor, and its bytes in their order?"""
+    """Return whether this processor has the instructions that kernels need, and is little-endian."""
     machine = platform.machine().lower()
     if processor.forced_level() == "baseline":
         return False
@@ -161,21 +140,48 @@ def cpu_supported() -> bool:
 
 
 def compile_llvm(text: str) -> llvm.ExecutionEngine:
-    """Optimized for the processor at hand; what was compiled once is found again by the next process."""
+    """Compile and optimize LLVM IR for the processor at hand; machine code is cached on disk."""
     cpu = processor.target_cpu()
-    wanted = ",".join(f"{'+' if there else '-'}{name}" for name, there in sorted(features().items()))
-    machine = llvm_target().create_target_machine(cpu=cpu, features=wanted, opt=3)
+    flags = ",".join(f"{'+' if present else '-'}{name}" for name, present in sorted(features().items()))
+    machine = llvm_target().create_target_machine(cpu=cpu, features=flags, opt=3)
     module = llvm.parse_assembly(text)
     module.verify()
-    made_of = (text, cpu, wanted, llvmlite.__version__, *map(str, llvm.llvm_version_info))
-    known = read_cached(made_of)
-    if known is None:
+    key = (text, cpu, flags, llvmlite.__version__, *map(str, llvm.llvm_version_info))
+    cached = read_cached(key)
+    if cached is None:
         passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
         passes.getModulePassManager().run(module, passes)
     engine = llvm.create_mcjit_compiler(module, machine)
-    if known is None:
-        engine.set_object_cache(notify_func=lambda _, code: write_cached(made_of, code))
+    if cached is None:
+        engine.set_object_cache(notify_func=lambda _, code: write_cached(key, code))
     else:
-        engine.set_object_cache(getbuffer_func=lambda _: known)
+        engine.set_object_cache(getbuffer_func=lambda _: cached)
     engine.finalize_object()
     return engine
+
+
+def cache_path(key: tuple[str, ...]) -> Path:
+    """Path of a kernel's machine code below the cache folder."""
+    name = hashlib.sha256("\0".join(key).encode()).hexdigest()
+    return Settings.from_environment().cache / "kernels" / f"{name}.o"
+
+
+def read_cached(key: tuple[str, ...]) -> bytes | None:
+    """Return cached machine code, or None where the file is missing, unreadable or not what was written."""
+    try:
+        content = cache_path(key).read_bytes()
+    except OSError:
+        return None
+    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def write_cached(key: tuple[str, ...], code: bytes) -> None:
+    """Write digest and machine code atomically; a cache that cannot be written is skipped."""
+    path = cache_path(key)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(code).digest() + code)
+        os.replace(temporary, path)

@@ -1,7 +1,7 @@
-"""y = x W^T for W in float32, bfloat16 or float16 as it lies: W is read from memory once for up to 64 rows of x.
+"""y = x W^T for dense W in float32, bfloat16 or float16: W is read from memory once per 64 rows of x.
 
-Every number of y is one chain of sums, 16 lanes of them along a row of W, whatever stands beside it and however
-many threads there are: a row of y depends on its row of x alone, which no product of torch's promises.
+Batch invariant: each element of y is one sum in 16 lanes along a row of W, in an order that depends neither on the
+other rows of x nor on the number of threads. No product of torch guarantees that.
 """
 
 import torch
@@ -10,109 +10,107 @@ from torch import Tensor
 
 from localllm.hardware.device import dtype_name
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
-from localllm.runtime.kernels.cpu.ir import BFLOAT, FLOAT, LANES, Element, Program, Value, Variable
+from localllm.runtime.kernels.cpu.ir import BFLOAT, LANES, Element, Program, Value, Variable, element_bytes
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
-BLOCK_ROWS = 4  # of x, beside so many of W in registers; of a single row of x twice as many
-MAX_ROWS = 16  # of x where torch may be asked instead: float32, 4096 x 4096: 16 rows 9.1 ms and 14.9 by torch
-CACHED_ROWS = 64  # rows of x that stay in a core's own cache while W passes by
-STEP_COLUMNS = 2 * LANES  # columns
+BLOCK_ROWS = 4  # rows of x and of W whose products are accumulated in registers; for one row of x, 8 rows of W
+MAX_ROWS = 16  # rows of x up to which it beats torch: float32, 4096 x 4096: 16 rows 9.1 ms, torch 14.9 ms
+CACHED_ROWS = 64  # rows of x that stay in a core's L2 cache while W streams past
+STEP_COLUMNS = 2 * LANES
 
 StepVectors = tuple[Value, Value]
 
 
-def emit_matmul(p: Program, kind: torch.dtype, rows: int, wide: int, whole: bool) -> None:
-    """x [count, columns], W [all, columns] -> y [count, all] in one dtype: its columns `first` .. `last` - 1.
+def emit_matmul(p: Program, dtype: torch.dtype, x_rows: int, w_rows: int, whole_steps: bool) -> None:
+    """x [count, K], W [out, K] -> columns first .. last - 1 of y [count, out], all in one dtype.
 
-    rows: of x at a time, `wide`: of W, of which last - first is a multiple; whole: columns are whole steps.
+    x_rows, w_rows: rows per register tile; `count` and last - first are multiples of them.
+    whole_steps: K is a multiple of STEP_COLUMNS.
     """
     x, w, y = p.load_addresses(3)
-    count, columns, width, first, last = p.load_counts(5, begin=3)
-    size = kind.itemsize
-    begin, end = p.part_range((last - first) / wide)
-    with p.loop(begin, end) as tile, p.loop(p.index_constant(0), count, rows) as row:
-        o = first + tile * wide
-        ours = [p.address(x, (row + i) * columns * size) for i in range(rows)]
-        theirs = [p.address(w, (o + i) * columns * size) for i in range(wide)]
-        sums = [[p.variable(p.vector(0.0)) for _ in theirs] for _ in ours]
+    count, columns, out, first, last = p.load_counts(5, begin=3)
+    element, size = ELEMENT_TYPES[dtype], dtype.itemsize
+    begin, end = p.part_range((last - first) / w_rows)
+    with p.loop(begin, end) as tile, p.loop(p.index_constant(0), count, x_rows) as row:
+        o = first + tile * w_rows
+        x_addresses = [p.address(x, (row + i) * columns * size) for i in range(x_rows)]
+        w_addresses = [p.address(w, (o + i) * columns * size) for i in range(w_rows)]
+        totals = [[p.variable(p.vector(0.0)) for _ in w_addresses] for _ in x_addresses]
         steps = columns / STEP_COLUMNS
         with p.loop(p.index_constant(0), steps) as step:
-            numbers = [load_step(p, ELEMENT_TYPES[kind], at, step * (STEP_COLUMNS * size)) for at in ours]
-            for i, at in enumerate(theirs):
-                halves = load_step(p, ELEMENT_TYPES[kind], at, step * (STEP_COLUMNS * size))
-                p.prefetch_bytes(at, (step * STEP_COLUMNS + columns * wide) * size, STEP_COLUMNS * size)
-                for total, number in zip(sums, numbers, strict=True):
-                    multiply_add(p, total[i], number, halves)
-        if not whole:
+            x_vectors = [load_step(p, element, at, step * (STEP_COLUMNS * size)) for at in x_addresses]
+            for i, at in enumerate(w_addresses):
+                w_vectors = load_step(p, element, at, step * (STEP_COLUMNS * size))
+                p.prefetch_bytes(at, (step * STEP_COLUMNS + columns * w_rows) * size, STEP_COLUMNS * size)
+                for row_totals, vectors in zip(totals, x_vectors, strict=True):
+                    multiply_add(p, row_totals[i], vectors, w_vectors)
+        if not whole_steps:
             left = columns - steps * STEP_COLUMNS
-            numbers = [load_step(p, ELEMENT_TYPES[kind], at, steps * (STEP_COLUMNS * size), left) for at in ours]
-            for i, at in enumerate(theirs):
-                halves = load_step(p, ELEMENT_TYPES[kind], at, steps * (STEP_COLUMNS * size), left)
-                for total, number in zip(sums, numbers, strict=True):
-                    multiply_add(p, total[i], number, halves)
-        for r, totals in enumerate(sums):
-            for i, total in enumerate(totals):
-                p.store_float(
-                    p.reduce_sum(total.value), ELEMENT_TYPES[kind], y, ((row + r) * width + o + i) * size
-                )
+            x_vectors = [load_step(p, element, at, steps * (STEP_COLUMNS * size), left) for at in x_addresses]
+            for i, at in enumerate(w_addresses):
+                w_vectors = load_step(p, element, at, steps * (STEP_COLUMNS * size), left)
+                for row_totals, vectors in zip(totals, x_vectors, strict=True):
+                    multiply_add(p, row_totals[i], vectors, w_vectors)
+        for r, row_totals in enumerate(totals):
+            for i, total in enumerate(row_totals):
+                p.store_float(p.reduce_sum(total.value), element, y, ((row + r) * out + o + i) * size)
 
 
-def multiply_add(p: Program, total: Variable, number: StepVectors, halves: StepVectors) -> None:
-    for a, b in zip(number, halves, strict=True):
+def multiply_add(p: Program, total: Variable, x: StepVectors, w: StepVectors) -> None:
+    """total += x * w, lane by lane."""
+    for a, b in zip(x, w, strict=True):
         total.value = p.fma(a, b, total.value)
 
 
-def load_step(p: Program, kind: Element, row: Value, offset: Value, left: Value | None = None) -> StepVectors:
-    """The columns of a step as float32: of bfloat16 the even and the odd ones. left: how many there are, if not
-    all; the others are zero."""
-    if kind == BFLOAT:
+def load_step(p: Program, element: Element, row: Value, offset: Value, left: Value | None = None) -> StepVectors:
+    """Load the 32 columns of a step as float32; bfloat16 as even columns, then odd ones.
+
+    left: number of columns, if fewer; the other lanes are zero.
+    """
+    if element == BFLOAT:
         pairs = p.load_pairs(p.address(row, offset), left)
         return p.bitcast_float(pairs << 16), p.bitcast_float(pairs & -0x10000)
-    second = offset + LANES * (4 if kind == FLOAT else 2)
+    second = offset + LANES * element_bytes(element)
     if left is None:
-        return p.load_floats(kind, row, offset), p.load_floats(kind, row, second)
-    return p.load_first(kind, p.address(row, offset), left), p.load_first(
-        kind, p.address(row, second), left - LANES
+        return p.load_floats(element, row, offset), p.load_floats(element, row, second)
+    return p.load_first(element, p.address(row, offset), left), p.load_first(
+        element, p.address(row, second), left - LANES
     )
 
 
 @CompileOnce
-def compile_matmul(kind: torch.dtype, rows: int, wide: int, whole: bool) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_matmul(p, kind, rows, wide, whole), "plain", 8)
+def compile_matmul(dtype: torch.dtype, x_rows: int, w_rows: int, whole_steps: bool) -> CompiledKernel:
+    return CompiledKernel(lambda p: emit_matmul(p, dtype, x_rows, w_rows, whole_steps), "dense_matmul", 8)
 
 
 def unsupported(x: Tensor, weight: Tensor) -> str | None:
-    """Why it does not take them, if so."""
+    """Return why the kernel does not support these tensors, or None if it does."""
     if not (x.is_cpu and weight.is_cpu):
         return f"x is on {x.device}"
     if x.dtype not in ELEMENT_TYPES or x.dtype != weight.dtype:
         return f"x is {dtype_name(x.dtype)} and the weight {dtype_name(weight.dtype)}"
     if not weight.is_contiguous() or x.shape[-1] != weight.shape[1] or not weight.numel():
-        return "the weight does not lie row by row"
+        return "the weight is empty, not contiguous, or not of x's width"
     return None if cpu_supported() else "no kernel is compiled for this processor"
 
 
 def matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x: [..., in], weight: [out, in] that are not refused -> [..., out]"""
+    """x: [..., in], weight: [out, in], both supported -> [..., out]"""
     out, columns = weight.shape
     count, shape, x = x.numel() // columns, x.shape, x.contiguous()
-    rows = BLOCK_ROWS if count > BLOCK_ROWS else count
-    room = -(-count // BLOCK_ROWS) * BLOCK_ROWS if count > BLOCK_ROWS else count
-    if room > count:
-        x = F.pad(x.view(count, columns), (0, 0, 0, room - count))
-    y = x.new_empty((*shape[:-1], out) if room == count else (room, out))
-    wide = 2 * BLOCK_ROWS if rows == 1 else BLOCK_ROWS
-    even = out - out % wide
-    from_x, from_w, to_y, size = x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.element_size()
-    for begin in range(0, room, CACHED_ROWS):
-        ours, made = from_x + begin * columns * size, to_y + begin * out * size
-        some = min(CACHED_ROWS, room - begin)
-        if even:
-            compile_matmul(x.dtype, rows, wide, columns % STEP_COLUMNS == 0)(
-                ours, from_w, made, some, columns, out, 0, even
-            )
-        if even < out:
-            compile_matmul(x.dtype, rows, 1, columns % STEP_COLUMNS == 0)(
-                ours, from_w, made, some, columns, out, even, out
-            )
-    return y if room == count else y[:count].view(*shape[:-1], out)
+    x_rows = BLOCK_ROWS if count > BLOCK_ROWS else count
+    padded_rows = -(-count // BLOCK_ROWS) * BLOCK_ROWS if count > BLOCK_ROWS else count
+    if padded_rows > count:
+        x = F.pad(x.view(count, columns), (0, 0, 0, padded_rows - count))
+    y = x.new_empty((*shape[:-1], out) if padded_rows == count else (padded_rows, out))
+    w_rows = 2 * BLOCK_ROWS if x_rows == 1 else BLOCK_ROWS
+    tiled = out - out % w_rows  # the other rows of W are multiplied one by one
+    ranges = [(w_rows, 0, tiled)] * (tiled > 0) + [(1, tiled, out)] * (tiled < out)
+    size, whole_steps = x.element_size(), columns % STEP_COLUMNS == 0
+    for begin in range(0, padded_rows, CACHED_ROWS):
+        p_x, p_y = x.data_ptr() + begin * columns * size, y.data_ptr() + begin * out * size
+        rows = min(CACHED_ROWS, padded_rows - begin)
+        for tile_rows, first, last in ranges:
+            run = compile_matmul(x.dtype, x_rows, tile_rows, whole_steps)
+            run(p_x, weight.data_ptr(), p_y, rows, columns, out, first, last)
+    return y if padded_rows == count else y[:count].view(*shape[:-1], out)

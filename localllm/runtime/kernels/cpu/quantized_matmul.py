@@ -1,6 +1,6 @@
-"""y = x W^T for W in lanes: the tensors that the programs are called with.
+"""y = x W^T for quantized W in the interleaved layout, by integer products or on a dequantized W.
 
-The result for a row of x does not depend on what other rows there are, within each of the two ways.
+In either, the result for a row of x does not depend on the other rows.
 """
 
 import torch
@@ -16,121 +16,124 @@ from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
 from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
 
 PLANES_BY_DTYPE = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
-# Of x, as many as registers hold sums of. One core of a Xeon with AVX-VNNI: 2 rows 110 GFLOP/s, 4 rows 95.
+# Rows of x per pass over W, by variant: as many accumulators as registers hold. One core of a Xeon with AVX-VNNI:
+# 2 rows 110 GFLOP/s, 4 rows 95.
 BLOCK_ROWS = {"avxvnni": 2, "dotprod": 2}
-MAX_BLOCK_ROWS = 4  # of variants that are not named
-CACHED_ROWS = 64  # of x: they stay in a core's own cache while W passes by
-# Of x, where more are worth dequantizing: AMX, bfloat16, 8192 x 2048: 64 rows 6.4 ms so and 7.9 dequantized, 128
-# rows 12.7 and 8.5
+MAX_BLOCK_ROWS = 4  # rows of x per pass for all other variants
+CACHED_ROWS = 64  # rows of x that stay in a core's L2 cache while W streams past
+# Rows of x above which a dequantized W is faster. AMX, bfloat16, 8192 x 2048: 64 rows take 6.4 ms with integers
+# and 7.9 ms dequantized, 128 rows 12.7 and 8.5 ms.
 MAX_ROWS = 64
 
 
 @CompileOnce
-def compile_split(kind: torch.dtype, group: int, split: SplitFormat) -> CompiledKernel:
-    return CompiledKernel(lambda p: matmul_ir.emit_split(p, kind, group, split), "split", 6)
+def compile_split(dtype: torch.dtype, group: int, split: SplitFormat) -> CompiledKernel:
+    return CompiledKernel(lambda p: matmul_ir.emit_split(p, dtype, group, split), "split", 6)
 
 
 @CompileOnce
 def compile_matmul(layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype) -> CompiledKernel:
     return CompiledKernel(
-        lambda p: matmul_ir.emit_matmul(p, layout, split, rows, out), "multiply", 6 + len(PART_NAMES)
+        lambda p: matmul_ir.emit_matmul(p, layout, split, rows, out), "quantized_matmul", 6 + len(PART_NAMES)
     )
-
-
-def block_rows() -> int:
-    """Rows of x that share what is decoded of W."""
-    return BLOCK_ROWS.get(processor.byte_product(processor.features()), MAX_BLOCK_ROWS)
-
-
-def split_format(weight: QuantizedTensor, kind: torch.dtype) -> SplitFormat:
-    """How x of this dtype is split for the weight."""
-    planes = weight.activation_bits // 8 if weight.activation_bits else PLANES_BY_DTYPE[kind]
-    return SplitFormat.of(processor.byte_product(processor.features()), INTERLEAVED_BITS[weight.format], planes)
 
 
 @CompileOnce
 def compile_dequantize(layout: InterleavedLayout, out: torch.dtype) -> CompiledKernel:
-    return CompiledKernel(lambda p: matmul_ir.emit_dequantize(p, layout, out), "numbers", 4 + len(PART_NAMES))
+    return CompiledKernel(lambda p: matmul_ir.emit_dequantize(p, layout, out), "dequantize", 4 + len(PART_NAMES))
 
 
-def compile_ahead(weight: QuantizedTensor, kind: torch.dtype) -> None:
-    """All that will multiply rows of this dtype with the weight."""
-    if kind not in PLANES_BY_DTYPE:
+def compile_ahead(weight: QuantizedTensor, dtype: torch.dtype) -> None:
+    """Compile in the background all kernels that multiply x of this dtype with the weight."""
+    if dtype not in PLANES_BY_DTYPE:
         return
     layout = InterleavedLayout.from_weight(weight)
-    split = split_format(weight, kind)
-    compile_split.compile_ahead(kind, layout.group, split)
+    split = split_format(weight, dtype)
+    compile_split.compile_ahead(dtype, layout.group, split)
     for rows in (block_rows(), 1):
-        compile_matmul.compile_ahead(layout, split, rows, kind)
-    compile_dequantize.compile_ahead(layout, kind)
+        compile_matmul.compile_ahead(layout, split, rows, dtype)
+    compile_dequantize.compile_ahead(layout, dtype)
 
 
-def integers_are_faster(weight: QuantizedTensor, kind: torch.dtype) -> bool:
-    """Are products with integers faster than those of a dequantized weight, however many rows x has?
+def block_rows() -> int:
+    """Rows of x per pass over W."""
+    return BLOCK_ROWS.get(processor.byte_product(processor.features()), MAX_BLOCK_ROWS)
+
+
+def split_format(weight: QuantizedTensor, dtype: torch.dtype) -> SplitFormat:
+    """Return how x of this dtype is split into integers for the weight."""
+    planes = weight.activation_bits // 8 if weight.activation_bits else PLANES_BY_DTYPE[dtype]
+    variant = processor.byte_product(processor.features())
+    return SplitFormat.for_processor(variant, INTERLEAVED_BITS[weight.format], planes)
+
+
+def integers_are_faster(weight: QuantizedTensor, dtype: torch.dtype) -> bool:
+    """Return whether integer products are faster than a dequantized weight for any number of rows.
 
     One core of a Xeon, 512 rows, 2048 x 2048 Q4_0, GFLOP/s of integers and dequantized: two planes of float32 with
     AVX2 87 and 68, AVX-512 125 and 116, AVX-512 VNNI 154 and 116; of bfloat16 without AMX 154 and 76; three planes
     with AVX2 57 and 68.
     """
-    tiles = kind == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not processor.forced_level()
-    return split_format(weight, kind).planes <= 2 and not tiles
+    amx = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported() and not processor.forced_level()
+    return split_format(weight, dtype).planes <= 2 and not amx
 
 
 def matmul_integers(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x: [M, in] -> [M, out]: W is decoded once for every 2 or 4 rows."""
+    """x: [M, in] -> [M, out], by integer products: W is decoded once per `block_rows` rows."""
     layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
     y = torch.empty(len(x), weight.parts["scale"].shape[0] * TILE_ROWS, dtype=x.dtype)
     for begin in range(0, len(x), CACHED_ROWS):
-        some = slice(begin, begin + CACHED_ROWS)
-        multiply_rows(x[some], weight, layout, y[some])
+        rows = slice(begin, begin + CACHED_ROWS)
+        multiply_rows(x[rows], weight, layout, y[rows])
     return y[:, : weight.shape[0]]
 
 
 def multiply_rows(x: Tensor, weight: QuantizedTensor, layout: InterleavedLayout, y: Tensor) -> None:
-    """x: [M, K], M up to CACHED_ROWS -> y [M, 16 tiles]"""
+    """x: [M, K] with M <= CACHED_ROWS -> y [M, 16 tiles]"""
     split, count = split_format(weight, x.dtype), len(x)
     rows = 1 if count == 1 else block_rows()
-    room = -(-count // rows) * rows
+    padded_rows = -(-count // rows) * rows
     tiles, groups, _ = weight.parts["scale"].shape
-    digits = torch.empty(split.column_bytes * room * x.shape[1], dtype=torch.int8)
-    records = torch.empty(room * groups * split.record_bytes, dtype=torch.int8)
-    # The last block of rows may be filled up, and so may its results.
-    padded = y if room == count else y.new_empty(room, tiles * TILE_ROWS)
-    written = (digits.data_ptr(), records.data_ptr())
-    run = compile_split(x.dtype, layout.group, split)
-    (run if count > MAX_BLOCK_ROWS else run.run_single)(x.data_ptr(), *written, count, room, groups)
+    digits = torch.empty(split.column_bytes * padded_rows * x.shape[1], dtype=torch.int8)
+    records = torch.empty(padded_rows * groups * split.record_bytes, dtype=torch.int8)
+    padded_y = y if padded_rows == count else y.new_empty(padded_rows, tiles * TILE_ROWS)
+    split_x = (digits.data_ptr(), records.data_ptr())
+    split_kernel = compile_split(x.dtype, layout.group, split)
+    run_split = split_kernel if count > MAX_BLOCK_ROWS else split_kernel.run_single
+    run_split(x.data_ptr(), *split_x, count, padded_rows, groups)
     compile_matmul(layout, split, rows, x.dtype)(
-        *written, padded.data_ptr(), *part_addresses(weight), tiles, groups, room
+        *split_x, padded_y.data_ptr(), *part_addresses(weight), tiles, groups, padded_rows
     )
-    if room > count:
-        y.copy_(padded[:count])
+    if padded_rows > count:
+        y.copy_(padded_y[:count])
 
 
 def matmul_dequantized(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x: [M, in] -> [M, out]: some rows of W at a time are dequantized to the dtype of x."""
+    """x: [M, in] -> [M, out]: PANEL_ROWS rows of W at a time are dequantized to the dtype of x."""
     layout, x = InterleavedLayout.from_weight(weight), reorder_columns(x, weight)
     tiles, groups, _ = weight.parts["scale"].shape
-    width = PANEL_ROWS // TILE_ROWS  # tiles
+    panel_tiles = PANEL_ROWS // TILE_ROWS
     y = torch.empty(len(x), tiles * TILE_ROWS, dtype=x.dtype)
-    program, parts = compile_dequantize(layout, x.dtype), part_addresses(weight)
-    panel = torch.empty(x.shape[1] * min(width, tiles) * TILE_ROWS, dtype=x.dtype)
-    for first in range(0, tiles, width):
-        count = min(width, tiles - first)
-        program(panel.data_ptr(), *parts, first, count, groups)
-        some = panel[: x.shape[1] * count * TILE_ROWS].view(x.shape[1], -1)
-        torch.mm(x, some, out=y[:, first * TILE_ROWS : (first + count) * TILE_ROWS])
+    dequantize, parts = compile_dequantize(layout, x.dtype), part_addresses(weight)
+    scratch = torch.empty(x.shape[1] * min(panel_tiles, tiles) * TILE_ROWS, dtype=x.dtype)
+    for first in range(0, tiles, panel_tiles):
+        count = min(panel_tiles, tiles - first)
+        dequantize(scratch.data_ptr(), *parts, first, count, groups)
+        panel = scratch[: x.shape[1] * count * TILE_ROWS].view(x.shape[1], -1)
+        torch.mm(x, panel, out=y[:, first * TILE_ROWS : (first + count) * TILE_ROWS])
     return y[:, : weight.shape[0]]
 
 
 def reorder_columns(x: Tensor, weight: QuantizedTensor) -> Tensor:
-    """x with its columns in the order of the weight's, filled up to whole groups."""
-    assert x.shape[1] == weight.shape[1]  # the programs take the weight's word for it
+    """Return x with its columns in the order of the weight, padded with zeros to whole groups."""
+    assert x.shape[1] == weight.shape[1]  # kernels take K from the weight
     if "columns" in weight.parts:
         x = x[:, weight.parts["columns"]]
     assert weight.group is not None
-    missing = weight.parts["scale"].shape[1] * weight.group - x.shape[1]
-    return F.pad(x, (0, missing)) if missing else x.contiguous()
+    padding = weight.parts["scale"].shape[1] * weight.group - x.shape[1]
+    return F.pad(x, (0, padding)) if padding else x.contiguous()
 
 
 def part_addresses(weight: QuantizedTensor) -> list[int]:
+    """Addresses of a weight's parts in the order of PART_NAMES; 0 for those that it lacks."""
     return [weight.parts[name].data_ptr() if name in weight.parts else 0 for name in PART_NAMES]

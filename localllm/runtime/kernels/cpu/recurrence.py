@@ -1,131 +1,120 @@
-"""The gated delta rule token by token (its formula stands in `kernels/delta_net.py`), each head's matrix read and
-written once a token: faster than chunks of matrix products by torch, and a token's result does not depend on where
-a chunk began."""
+"""The gated delta rule token by token (formula in `kernels/delta_net.py`): each head's state is read and written
+once per token.
+
+Faster than torch's matrix products over chunks, and the result does not depend on where a chunk begins.
+"""
 
 import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
-from localllm.runtime.kernels.cpu.attention_ir import exp
 from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
-from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Element, Program, Value
+from localllm.runtime.kernels.cpu.elementwise import exp
+from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Program
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
-BLOCK_COLUMNS = 8 * LANES  # columns of a matrix
+BLOCK_COLUMNS = 8 * LANES  # columns of a state per pass: their sums stay in registers
 
 
-def emit_delta_net(p: Program, kind: torch.dtype, key_dim: int, value_dim: int) -> None:
-    """pieces [count, 4] int64: some tokens of one sequence: the first, how many, the row of states that they begin
-    with and the one that they end in; one piece after another, heads side by side."""
+def emit_delta_net(p: Program, dtype: torch.dtype, key_dim: int, value_dim: int) -> None:
+    """q, k, v, decay, beta -> out, updating `states`; shapes as in `gated_delta_rule`.
+
+    pieces [count, 4] int64, each tokens of one sequence: the first token, number of tokens, slot of the state
+    before them, slot of the state after them. A thread computes all pieces in order for its share of the heads.
+    """
     q, k, v, decay, beta, states, out, pieces, scratch = p.load_addresses(9)
     count, key_heads, heads = p.load_counts(3, begin=9)
-    size = kind.itemsize
-    matrix, columns = key_dim * value_dim * 4, range(0, value_dim, BLOCK_COLUMNS)
+    element, row_bytes = ELEMENT_TYPES[dtype], value_dim * 4
+    state_bytes = key_dim * row_bytes
+    zero, one, rows = (p.index_constant(number) for number in (0, 1, key_dim))
     begin, end = p.part_range(heads)
     delta = p.address(scratch, p.part * (len(range(0, value_dim, LANES)) * 64))
-    with p.loop(begin, end) as head, p.loop(p.index_constant(0), count) as piece:
+    with p.loop(begin, end) as head, p.loop(zero, count) as piece:
         first, tokens, source, target = (p.load(p.long, pieces, piece * 32 + 8 * i) for i in range(4))
-        new = p.address(states, (target * heads + head) * matrix)
-        # A piece without tokens, as between two saves at one length, leaves the state as it is.
-        begun = p.address(states, (source * heads + head) * matrix)
-        one, zero = p.index_constant(1), p.index_constant(0)
-        with p.loop(zero, p.max_index(one - tokens, zero) * key_dim) as at:
+        new = p.address(states, (target * heads + head) * state_bytes)
+        # A piece without tokens, between two saves at one length, copies the state.
+        before = p.address(states, (source * heads + head) * state_bytes)
+        with p.loop(zero, p.max_index(one - tokens, zero) * key_dim) as row:
             for i in range(0, value_dim, LANES):
-                line, left = at * (value_dim * 4), min(LANES, value_dim - i)
-                old = load_elements(p, FLOAT, p.address(begun, line), i, left)
-                store_elements(p, old, FLOAT, p.address(new, line), i, left)
-        with p.loop(p.index_constant(0), tokens) as step:
-            # The first token of a piece reads from the row it begins with.
-            row = p.select_nonzero(step, target, source)
-            old = p.address(states, (row * heads + head) * matrix)
+                offset, lanes = row * row_bytes, value_dim - i
+                number = p.load_elements(FLOAT, p.address(before, offset), i, lanes)
+                p.store_elements(number, FLOAT, p.address(new, offset), i, lanes)
+        with p.loop(zero, tokens) as step:
+            slot = p.select_nonzero(step, target, source)  # the first token reads the state before the piece
+            old = p.address(states, (slot * heads + head) * state_bytes)
             token = first + step
-            of_head, of_key = token * heads + head, token * key_heads + head / (heads / key_heads)
-            query, key = (p.address(each, of_key * (key_dim * 4)) for each in (q, k))
-            fade = exp(p, p.load_broadcast(FLOAT, decay, of_head * 4))
-            rate = p.load_broadcast(FLOAT, beta, of_head * 4)
+            i_value, i_key = token * heads + head, token * key_heads + head / (heads / key_heads)
+            query, key = (p.address(tensor, i_key * (key_dim * 4)) for tensor in (q, k))
+            fade = exp(p, p.load_broadcast(FLOAT, decay, i_value * 4))
+            rate = p.load_broadcast(FLOAT, beta, i_value * 4)
             scale = p.vector(key_dim**-0.5)
-            both = p.vector(0.0)
+            q_dot_k = p.vector(0.0)
             for i in range(0, key_dim, LANES):
-                left = min(LANES, key_dim - i)
-                both = p.fma(
-                    load_elements(p, FLOAT, query, i, left) * scale, load_elements(p, FLOAT, key, i, left), both
-                )
-            both = p.reduce_sum(both).broadcast()
-            for column in columns:
-                places = range(column, min(column + BLOCK_COLUMNS, value_dim), LANES)
-                lanes = {i: min(LANES, value_dim - i) for i in places}
-                from_query, from_key = ({i: p.variable(p.vector(0.0)) for i in places} for _ in range(2))
-                with p.loop(p.index_constant(0), p.index_constant(key_dim)) as at:
-                    a, b = p.load_broadcast(FLOAT, query, at * 4) * scale, p.load_broadcast(FLOAT, key, at * 4)
-                    here = p.address(old, at * (value_dim * 4))
-                    for i in places:
-                        held = load_elements(p, FLOAT, here, i, lanes[i])
-                        from_query[i].value = p.fma(held, a, from_query[i].value)
-                        from_key[i].value = p.fma(held, b, from_key[i].value)
-                for i in places:
-                    wanted = load_elements(
-                        p, ELEMENT_TYPES[kind], p.address(v, of_head * (value_dim * size)), i, lanes[i]
+                lanes = key_dim - i
+                number = p.load_elements(FLOAT, query, i, lanes) * scale
+                q_dot_k = p.fma(number, p.load_elements(FLOAT, key, i, lanes), q_dot_k)
+            q_dot_k = p.reduce_sum(q_dot_k).broadcast()
+            for first_column in range(0, value_dim, BLOCK_COLUMNS):
+                columns = range(first_column, min(first_column + BLOCK_COLUMNS, value_dim), LANES)
+                q_state, k_state = ({i: p.variable(p.vector(0.0)) for i in columns} for _ in range(2))
+                with p.loop(zero, rows) as row:
+                    q_row, k_row = (
+                        p.load_broadcast(FLOAT, query, row * 4) * scale,
+                        p.load_broadcast(FLOAT, key, row * 4),
                     )
-                    change = (wanted - fade * from_key[i].value) * rate
+                    old_row = p.address(old, row * row_bytes)
+                    for i in columns:
+                        number = p.load_elements(FLOAT, old_row, i, value_dim - i)
+                        q_state[i].value = p.fma(number, q_row, q_state[i].value)
+                        k_state[i].value = p.fma(number, k_row, k_state[i].value)
+                for i in columns:
+                    offset = i_value * (value_dim * dtype.itemsize)
+                    value = p.load_elements(element, p.address(v, offset), i, value_dim - i)
+                    change = (value - fade * k_state[i].value) * rate
                     p.store(change, delta, 4 * i)
-                    made = p.fma(fade, from_query[i].value, both * change)
-                    store_elements(
-                        p, made, ELEMENT_TYPES[kind], p.address(out, of_head * (value_dim * size)), i, lanes[i]
-                    )
-                with p.loop(p.index_constant(0), p.index_constant(key_dim)) as at:
-                    b, line = p.load_broadcast(FLOAT, key, at * 4), at * (value_dim * 4)
-                    for i in places:
-                        held = load_elements(p, FLOAT, p.address(old, line), i, lanes[i])
-                        change = p.load_floats(FLOAT, delta, 4 * i)
-                        store_elements(p, p.fma(b, change, held * fade), FLOAT, p.address(new, line), i, lanes[i])
-
-
-def load_elements(p: Program, kind: Element, place: Value, begin: int, count: int) -> Value:
-    offset = begin * (4 if kind == FLOAT else 2)
-    if count == LANES:
-        return p.load_floats(kind, place, offset)
-    return p.load_first(kind, p.address(place, offset), p.index_constant(count))
-
-
-def store_elements(p: Program, value: Value, kind: Element, place: Value, begin: int, count: int) -> None:
-    offset = begin * (4 if kind == FLOAT else 2)
-    if count == LANES:
-        p.store_floats(value, kind, place, offset)
-    else:
-        p.store_first(value, kind, place, offset, p.index_constant(count))
+                    result = p.fma(fade, q_state[i].value, q_dot_k * change)
+                    p.store_elements(result, element, p.address(out, offset), i, value_dim - i)
+                with p.loop(zero, rows) as row:
+                    k_row, offset = p.load_broadcast(FLOAT, key, row * 4), row * row_bytes
+                    for i in columns:
+                        number = p.load_elements(FLOAT, p.address(old, offset), i, value_dim - i)
+                        updated = p.fma(k_row, p.load_floats(FLOAT, delta, 4 * i), number * fade)
+                        p.store_elements(updated, FLOAT, p.address(new, offset), i, value_dim - i)
 
 
 @CompileOnce
-def compile_delta_net(kind: torch.dtype, key_dim: int, value_dim: int) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_delta_net(p, kind, key_dim, value_dim), "recur", 12)
+def compile_delta_net(dtype: torch.dtype, key_dim: int, value_dim: int) -> CompiledKernel:
+    return CompiledKernel(lambda p: emit_delta_net(p, dtype, key_dim, value_dim), "delta_net", 12)
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor) -> str | None:
     """Return why the kernel does not support these tensors, or None if it does."""
-    if not all(each.is_cpu for each in (q, k, v, decay, beta, states)):
+    if not all(tensor.is_cpu for tensor in (q, k, v, decay, beta, states)):
         return f"v is on {v.device}"
-    if v.dtype not in ELEMENT_TYPES or any(each.dtype != torch.float32 for each in (q, k, decay, beta, states)):
-        return "not all but v are float32"
+    if v.dtype not in ELEMENT_TYPES or any(
+        tensor.dtype != torch.float32 for tensor in (q, k, decay, beta, states)
+    ):
+        return "q, k, decay, beta or states are not float32"
     return None if cpu_supported() else "no kernel is compiled for this processor"
 
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor, batch: Batch
 ) -> Tensor:
-    """Shapes as of `kernels.delta_net`; states: [rows, value_heads, key_dim, value_dim], changed -> as v"""
-    pieces = []
+    """Shapes as in `kernels.delta_net`; states: [slots, value_heads, key_dim, value_dim], updated -> as v"""
+    spans = []
     for span in batch.spans:
         source = span.state_slot
-        for piece, row in span.split_at_saves():
-            pieces.append((piece.start, piece.stop - piece.start, source, row))
-            source = row
-    told = torch.tensor(pieces, dtype=torch.int64)
-    q, k, v, decay, beta = (each.contiguous() for each in (q, k, v, decay, beta))
+        for piece, target in span.split_at_saves():
+            spans.append((piece.start, piece.stop - piece.start, source, target))
+            source = target
+    pieces = torch.tensor(spans, dtype=torch.int64)
+    q, k, v, decay, beta = (tensor.contiguous() for tensor in (q, k, v, decay, beta))
     out = torch.empty_like(v)
     scratch = torch.empty(torch.get_num_threads() * (v.shape[2] + LANES))
     assert states.is_contiguous()
     compile_delta_net(v.dtype, k.shape[2], v.shape[2])(
-        *(each.data_ptr() for each in (q, k, v, decay, beta, states, out, told, scratch)),
+        *(tensor.data_ptr() for tensor in (q, k, v, decay, beta, states, out, pieces, scratch)),
         *(len(pieces), k.shape[1], v.shape[1]),
     )
     return out

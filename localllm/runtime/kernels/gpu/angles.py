@@ -72,7 +72,7 @@ def rope_angles(positions: Tensor, frequencies: Tensor, magnitude: float) -> tup
     return cos, sin
 
 
-def rope_angles_examples() -> Iterator[tuple[str, Callable[[], object]]]:
+def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     def call() -> object:
         positions = torch.empty(8, dtype=torch.int64, device="meta")
         return rope_angles(positions, torch.empty(64, dtype=torch.float32, device="meta"), 1.0)

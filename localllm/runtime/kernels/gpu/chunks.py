@@ -2,8 +2,8 @@
 
 Each plane is multiplied with its columns of x. Codes become floats without an integer conversion: they are shifted
 to where they are the mantissa of a float of known exponent (integer codes), or its exponent and mantissa (floats
-of 4 and 8 bits, whose zero and subnormals are at the same place in a float32). Layout: `quant/formats/planes.py`;
-a dense matrix is treated as chunks of one plane.
+of 4 and 8 bits, whose zero and subnormals are at the same place in a float32). Layout:
+`quant/formats/gpu_packed.py`; a dense matrix is treated as chunks of one plane.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false
@@ -101,10 +101,10 @@ def load_group_scale(
 ):
     """Return the scale or minimum of a column's group, [rows] float32."""
     group = column // GROUP if GROUP else 0
-    found = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
+    stored_scale = tl.load(p_number + group * stored + b_row, mask=m_row, other=0)
     if KIND == "e2m1":
-        return decode_e8m0(found)
-    number = found.to(tl.float32)
+        return decode_e8m0(stored_scale)
+    number = stored_scale.to(tl.float32)
     if p_block is not None:
         number *= tl.load(p_block + column // BLOCK * stored + b_row, mask=m_row, other=0).to(tl.float32)
     return number

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from localllm.quant.dequantize import dequantize as dequantize_any
 from localllm.quant.formats import gguf
-from localllm.quant.formats.repack import repack
+from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.packing import SCRATCH_ELEMENTS
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.chunks import CODE_TYPES, dequantize_plane, load_words, weight_arguments

@@ -55,13 +55,6 @@ from localllm.runtime.kernels.gpu.splits import SplitWorkspace, choose_splits, c
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kv_cache.tensors import LatentCache
 
-# A matrix product per head for few tokens: out[t, h] = x[t, h] W[h].
-#
-# x: [T, heads, in]; W: [heads, in, out] or [heads, out, in]. A program processes 16 tokens, the minimum for tensor
-# cores, so that a token's result depends neither on their number nor on the others.
-#
-# Bytes: heads * in * out * itemsize for every 16 tokens.
-
 
 @triton.jit(do_not_specialize=["tokens"])
 def per_head_matmul_kernel(
@@ -79,7 +72,12 @@ def per_head_matmul_kernel(
     OUT_FIRST: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply per head. OUT_FIRST: W is [heads, out, in]."""
+    """Multiply per head for few tokens: out[t, h] = x[t, h] W[h].
+
+    x: [T, heads, in]; W: [heads, in, out], or [heads, out, in] if OUT_FIRST. A program processes 16 tokens, the
+    minimum for tensor cores, so that a token's result depends neither on their number nor on the others. It reads
+    heads * in * out * itemsize bytes for every 16 tokens.
+    """
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     i_head = tl.program_id(1)
@@ -238,6 +236,8 @@ def mla_kernel(
 
 
 ROWS, TILE = 16, 32
+
+
 # Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
 # rows;
 # 32 keys are 36 KB, so that two programs fit on every GPU.

@@ -26,45 +26,16 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
 
-# Tensors without memory, for compiling kernels for GPUs that are not here.
-
+# Formats of the examples' weights.
 BITS = {"int4": 4, "q4_k": 4, "mxfp4": 4, "int8": 8, "q6_k": 8, "fp8": 8}
 FORMATS = {4: "int4_planes", 8: "int8_planes"}
 K_BLOCK = 256  # columns
 ROWS = 16
-
-
-def meta_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def meta_packed_weight(kind: str, rows: int, columns: int, group: int | None) -> QuantizedTensor:
-    """Return a weight in the packed GPU layout of INT4, INT8, a K-quant or a float format."""
-    bits = BITS[kind]
-    words = chunk_words(group, columns, bits)
-    assert words
-    padded_columns, padded_rows = gpu_packed_columns(words, columns, bits), -(-rows // ROWS) * ROWS
-    chunks, groups = padded_columns * bits // 16 // words, -(-padded_columns // (group or padded_columns))
-    q = meta_tensor(padded_rows // ROWS, chunks, ROWS, words, dtype=torch.int16)
-    gpu_format = {"mxfp4": "mxfp4_planes", "fp8": "fp8_planes"}.get(kind, FORMATS[bits])
-    parts = {"q": q}
-    if kind in ("q4_k", "q6_k"):
-        parts |= {"scale": meta_tensor(groups, padded_rows, dtype=torch.int8)}
-        parts |= {"block_scale": meta_tensor(padded_columns // K_BLOCK, padded_rows, dtype=torch.float16)}
-        if kind == "q4_k":
-            parts |= {"minimum": parts["scale"], "block_minimum": parts["block_scale"]}
-    else:
-        scales = {"mxfp4": torch.uint8, "fp8": torch.float32}
-        parts["scale"] = meta_tensor(groups, padded_rows, dtype=scales.get(kind, torch.bfloat16))
-    return QuantizedTensor(gpu_format, (rows, columns), parts, group)
-
-
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 MIN_ARCH = 80  # older architectures have no bfloat16
 PDL_ARCH = 90  # first architecture with programmatic dependent launch
 # Architectures with 99 KB of shared memory per program; others have 163 KB or more.
 SMALL_SHARED_ARCHS = (86, 89, 120, 121)
-
 LaunchGrid = tuple[int, ...]
 
 
@@ -175,3 +146,29 @@ def dot(a, b, acc):
         a = a.to(tl.float32)
         b = b.to(tl.float32)
     return tl.dot(a, b, acc, input_precision="ieee")
+
+
+def meta_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """Return a tensor without memory, for compiling kernels for GPUs that are not here."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def meta_packed_weight(kind: str, rows: int, columns: int, group: int | None) -> QuantizedTensor:
+    """Return a weight in the packed GPU layout of INT4, INT8, a K-quant or a float format."""
+    bits = BITS[kind]
+    words = chunk_words(group, columns, bits)
+    assert words
+    padded_columns, padded_rows = gpu_packed_columns(words, columns, bits), -(-rows // ROWS) * ROWS
+    chunks, groups = padded_columns * bits // 16 // words, -(-padded_columns // (group or padded_columns))
+    q = meta_tensor(padded_rows // ROWS, chunks, ROWS, words, dtype=torch.int16)
+    gpu_format = {"mxfp4": "mxfp4_planes", "fp8": "fp8_planes"}.get(kind, FORMATS[bits])
+    parts = {"q": q}
+    if kind in ("q4_k", "q6_k"):
+        parts |= {"scale": meta_tensor(groups, padded_rows, dtype=torch.int8)}
+        parts |= {"block_scale": meta_tensor(padded_columns // K_BLOCK, padded_rows, dtype=torch.float16)}
+        if kind == "q4_k":
+            parts |= {"minimum": parts["scale"], "block_minimum": parts["block_scale"]}
+    else:
+        scales = {"mxfp4": torch.uint8, "fp8": torch.float32}
+        parts["scale"] = meta_tensor(groups, padded_rows, dtype=scales.get(kind, torch.bfloat16))
+    return QuantizedTensor(gpu_format, (rows, columns), parts, group)

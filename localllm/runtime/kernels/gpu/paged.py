@@ -30,9 +30,8 @@ FORM_PLAIN, FORM_INT8, FORM_FP8 = (tl.constexpr(i) for i in range(3))
 CACHE_FORMS = {torch.int8: FORM_INT8.value, torch.float8_e4m3fn: FORM_FP8.value}
 
 # Converts two pairs in a register to two registers of bfloat16, exactly and without a conversion instruction. With
-# s
-# the sign bit, an integer is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 plus bits of
-# it.
+# s the sign bit, an integer is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 plus bits
+# of it.
 SPLIT_INT8_ASM = tl.constexpr("""{
     .reg .b32 odd, one, m, s;
     mov.b32 one, 0x3F803F80;

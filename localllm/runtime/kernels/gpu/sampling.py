@@ -25,9 +25,12 @@ from localllm.runtime.kernels.gpu.nucleus import (
     LEVELS,
     bracket,
     coarse_levels,
+    draw_kernel,
     fine_levels,
     first_selected,
+    row_peak,
     sampling_limits,
+    store_choice,
     tally_levels,
 )
 from localllm.runtime.kernels.gpu.penalties import (
@@ -37,15 +40,14 @@ from localllm.runtime.kernels.gpu.penalties import (
     apply_penalties,
     mark_history_kernel,
 )
-from localllm.runtime.kernels.gpu.pick import draw_kernel, row_peak, store_choice
-
-# Counts the tokens of a row that reach each of 32 levels of x, sums their weights, and lists the candidates.
-#
-# Each program processes one chunk of one row; sums are of integers, and so do not depend on the order.
 
 LEVELS_WARPS = 4  # for levels_kernel
 TALLY_LANES = tl.constexpr(LEVELS_WARPS)  # of `tally_levels`: one per warp, so that sums need no exchange
 TALLY_PARTS = tl.constexpr(32)  # summed by one thread at a time
+# Estimated: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
+CHUNK_TOKENS = 1024
+MAX_CANDIDATES = 1024  # more than most nuclei have, and half of SEARCH_BLOCK: one load per pass of the search
+SEARCH_BLOCK = 2048  # tokens that a program searches at a time: eight per thread, in loads of 128 bits
 
 
 @triton.jit
@@ -163,12 +165,6 @@ def gather_candidates_kernel(
         # The row already holds x, which is measured unchanged.
         count, mass = tally_chunk(x_row, chunk, vocabulary, 0.0, 1.0, fine_levels(low, high), CHUNK)
         add_levels(count, mass, p_level_counts, p_level_masses, 2 * row + 1)
-
-
-# Estimated: 150 programs of 1,024 logits for a vocabulary of 152,064 are one wave of a large GPU.
-CHUNK_TOKENS = 1024
-MAX_CANDIDATES = 1024  # more than most nuclei have, and half of SEARCH_BLOCK: one load per pass of the search
-SEARCH_BLOCK = 2048  # tokens that a program searches at a time: eight per thread, in loads of 128 bits
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.formats.planes import planes_per_scale
+from localllm.quant.formats.gpu_packed import planes_per_scale
 from localllm.quant.packing import PLANES_PER_WORD
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.launch import (
@@ -35,7 +35,7 @@ from localllm.runtime.kernels.gpu.small_m import (
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
 
-# Decodes packed codes (quant/formats/planes.py) to inputs of tensor cores without integer conversions.
+# Decodes packed codes (quant/formats/gpu_packed.py) to inputs of tensor cores without integer conversions.
 #
 # A multiprocessor has the fewest lanes for conversions. A float whose last mantissa bit stands for 1 is made of a
 # code by setting the exponent's bits: in bfloat16, 0x4300 | q is 128 + q for q below 128; in float16, 0x6400 | q
@@ -112,23 +112,23 @@ def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.con
     """
     if INTERPRETED or tl.float32 == X:
         if BITS == 4:
-            found = magic_float(q >> (4 * PLANE) & 15) + added
+            decoded = magic_float(q >> (4 * PLANE) & 15) + added
         else:
-            found = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
+            decoded = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
     elif tl.float16 == X:
         HALF: tl.constexpr = INT4_HALF_ASM[PLANE] if BITS == 4 else INT8_HALF_ASM[PLANE]
-        found = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
+        decoded = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
     elif BITS == 4:
         FOUR: tl.constexpr = INT4_ASM[PLANE]
-        found = tl.inline_asm_elementwise(FOUR, "=r,r,r", [q, added], dtype=tl.bfloat16, is_pure=True, pack=2)
+        decoded = tl.inline_asm_elementwise(FOUR, "=r,r,r", [q, added], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         EIGHT: tl.constexpr = INT8_ASM[PLANE]
-        found = tl.inline_asm_elementwise(EIGHT, "=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=2)
+        decoded = tl.inline_asm_elementwise(EIGHT, "=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=2)
         if ZERO:
-            found = tl.inline_asm_elementwise(
-                ADD_ASM, "=r,r,r", [found, added], dtype=tl.bfloat16, is_pure=True, pack=2
+            decoded = tl.inline_asm_elementwise(
+                ADD_ASM, "=r,r,r", [decoded, added], dtype=tl.bfloat16, is_pure=True, pack=2
             )
-    return found
+    return decoded
 
 
 @triton.jit
@@ -172,7 +172,7 @@ def small_m_packed_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply x [M, K], M <= 16, with parts as in quant/formats/planes.py, their rows padded to ROWS.
+    """Multiply x [M, K], M <= 16, with parts as in quant/formats/gpu_packed.py, their rows padded to ROWS.
 
     Each split of a tile processes `share` chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk
     that share one; SUPER: columns of a block_scale.

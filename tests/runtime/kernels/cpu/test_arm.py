@@ -19,8 +19,8 @@ from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
 from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
 from localllm.runtime.kernels.cpu.quantized_matmul import matmul_integers
-from tests.runtime.kernels.cpu.test_products import laned
-from tests.runtime.kernels.cpu.test_variants import weights
+from tests.runtime.kernels.cpu.test_matmul_ir import weights
+from tests.runtime.kernels.cpu.test_quantized_matmul import laned
 
 EMULATOR, COMPILER = shutil.which("qemu-aarch64"), shutil.which("aarch64-linux-gnu-gcc")
 pytestmark = pytest.mark.skipif(not (EMULATOR and COMPILER), reason="no emulator of ARM, or no linker for it")
@@ -86,7 +86,7 @@ def emulated(file: Path, *arguments: np.ndarray | int) -> list[np.ndarray]:
 
 def product(variant: str, x: torch.Tensor, weight: QuantizedTensor, folder: Path) -> torch.Tensor:
     layout = InterleavedLayout.from_weight(weight)
-    split, cpu, rows = SplitFormat.of(variant, layout.bits, 2), PROCESSORS[variant], len(x)
+    split, cpu, rows = SplitFormat.for_processor(variant, layout.bits, 2), PROCESSORS[variant], len(x)
     splitting = Program("program", variant)
     matmul_ir.emit_split(splitting, torch.float32, layout.group, split)
     multiplying = Program("program", variant)
