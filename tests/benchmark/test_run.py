@@ -138,7 +138,7 @@ def test_the_page_states_the_run_and_the_actual_counts(measured: tuple[Subject, 
     subject, result = measured
     text = format_benchmark(result)
     assert f"model       {subject.name}" in text
-    assert "2 rounds after one to warm up, greedy, without drafts, prompts of random tokens" in text
+    assert "2 rounds after a warm-up round, greedy, without drafts, prompts of random tokens" in text
     [row] = [line.split() for line in text.splitlines() if line.startswith("3 x 40+6 at 37  ")][:1]
     assert row[-3:] == ["45", "32", "6"]
 

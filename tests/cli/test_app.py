@@ -88,7 +88,7 @@ def test_a_full_disk_is_one_line(program, model):
         done = program("run", model, "hello", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr.count(b"\n") == 1
-    assert b"No space left" in done.stderr
+    assert b"no space left" in done.stderr
 
 
 def test_text_is_utf8_in_any_locale(program, model):
@@ -125,3 +125,39 @@ def test_help_is_a_word_as_well_as_a_flag(words):
         for line in (["help", *words], [*words, "--help"])
     )
     assert (by_word.returncode, by_word.stdout) == (0, by_flag.stdout)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["rnu", "demo"], "there is no command rnu; did you mean run? see `localllm --help`"),
+        (["help", "rnu"], "there is no command rnu; did you mean run? see `localllm --help`"),
+        (["zzz"], "there is no command zzz; see `localllm --help`"),
+        (["list", "--al"], "there is no option --al; did you mean --all, --help? see `localllm list --help`"),
+        (["list", "one", "two"], "unexpected argument: one two; see `localllm list --help`"),
+        (
+            ["serve", "--port", "65536"],
+            "invalid value for '--port': give at most 65535; see `localllm serve --help`",
+        ),
+        (
+            ["run", "dmeo", "hi"],
+            "no model is called dmeo; did you mean demo? `localllm list --all` shows the names",
+        ),
+    ],
+)
+def test_misspelt_words_are_errors_with_a_suggestion(real, line, message):
+    assert real(*line) == (2 if line[0] != "run" else 8, "", f"error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "start"),
+    [
+        (["--max-tokens", "-1"], "--max-tokens is -1"),
+        (["--stop-id", "-1"], "--stop-id and --logit-bias name the token -1"),
+        (["--logit-bias", "x"], "--logit-bias 'x' is not ID=BIAS"),
+        (["--top-p", "3"], "--top-p is 3.0"),
+    ],
+)
+def test_errors_of_sampling_name_flags(real, flags, start):
+    code, _, err = real("run", "demo", "hi", *flags)
+    assert (code, err.startswith(f"error: {start}")) == (2, True), err

@@ -91,7 +91,7 @@ def test_a_thousand_lines_interrupted_four_times_give_the_same_file(
         code, _, err = finish(process)
         ended = (-how, "")
         if how is signal.SIGINT:
-            ended = (130, "broken off; the same command goes on where it stopped\n")
+            ended = (130, "interrupted; run the same command again to resume\n")
         assert (code, err) == ended, f"before byte {size} of {sizes}"
         reached.append(out.stat().st_size)
     assert 0 < reached[0] < reached[-1] < len(answers)
@@ -161,7 +161,7 @@ def test_failed_lines_are_reported_in_order_and_the_run_continues(model: str, tm
         None,
     ]
     assert [choice["text"][0] for choice in rows[8]["response"]["body"]["choices"]] == ["a", "b"]
-    assert (code, "9 of 11 lines have failed" in err) == (9, True)
+    assert (code, "9 of 11 requests failed" in err) == (9, True)
     summary = json.loads(printed)
     assert (summary["lines"], summary["ok"], summary["failed"], summary["kept"]) == (11, 2, 9, 0)
     usage = [row["response"]["body"]["usage"] for row in rows if status[rows.index(row)] == 200]
@@ -195,7 +195,7 @@ def test_an_answer_that_breaks_its_schema_fails_alone_and_truncation_is_reported
     assert stopped["response"]["status_code"] == 500
     assert "the answer is not JSON" in stopped["response"]["body"]["error"]["message"]
     assert "nested" in deep["error"]["message"]
-    assert (code, "2 of 4 lines have failed" in err) == (9, True)
+    assert (code, "2 of 4 requests failed" in err) == (9, True)
 
 
 @pytest.mark.slow

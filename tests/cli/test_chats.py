@@ -57,7 +57,7 @@ def test_words_are_searched(localllm, names):
     )
     hit = json.loads(localllm("chats", "ten", "--json")[1])
     assert (hit[0]["id"], hit[0]["place"]["part"], hit[0]["place"]["match"]) == (names[1], "question", "ten")
-    assert localllm("chats", "wolf") == (0, "", "no conversation has all of these words\n")
+    assert localllm("chats", "wolf") == (0, "", "no conversation contains all of these words\n")
 
 
 def test_a_conversation_is_exported(localllm, names, tmp_path):
@@ -109,4 +109,4 @@ def test_invalid_options_are_rejected(localllm, names, words, told):
 
 def test_flags_of_one_answer_resume_no_conversation(localllm, model, names):
     code, _, err = localllm("run", model, "hello", "--resume", "last")
-    assert code == 2 and "--resume goes on with a conversation, and here is one question" in err
+    assert code == 2 and "--resume is for conversations, and there is a prompt" in err

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.complete import COMPLETION_VARIABLE, completions, split_words
+from localllm.__main__ import COMPLETION_VARIABLE
+from localllm.cli.complete import completions, split_words
 from tests.cli.test_repl import Terminal
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
-from tools.cli_docs import COMMAND_TABLE, words
+from tools.cli_docs import COMMAND_TABLE, command_table
 
 ROOT = Path(__file__).parents[2]
 CTRL_A = "\x01"
@@ -32,8 +33,8 @@ def words_at(line):
 
 
 def test_the_words_are_those_of_the_commands():
-    assert COMMAND_TABLE.read_text(encoding="utf-8") == words(), (
-        "words.json is stale: run `python tools/cli_docs.py`"
+    assert COMMAND_TABLE.read_text(encoding="utf-8") == command_table(), (
+        "commands.json is stale: run `python tools/cli_docs.py`"
     )
 
 
@@ -41,6 +42,11 @@ def test_the_words_are_those_of_the_commands():
     ("line", "expected"),
     [
         ("localllm sh", ["show"]),
+        ("localllm help sh", ["show"]),
+        ("localllm help show ", []),
+        ("localllm run demo --activations ", ["auto", "24", "16", "8"]),
+        ("localllm diff demo demo --kv-dtype-b f", ["fp8"]),
+        ("localllm plan demo --quant q4", ["q4_k_m"]),
         ("localllm --ver", ["--version"]),
         ("localllm run --no-", ["--no-think", "--no-draft"]),
         ("localllm run demo --device ", ["auto", "cpu", "cuda"]),
@@ -122,7 +128,7 @@ def test_models_of_the_cache_are_offered_with_their_editions(tmp_path):
 def test_names_that_the_user_gave_are_offered(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "aliases.json").write_text(json.dumps({"mine": "qwen3:8b", "not a name": "x"}))
-    assert ("mine", "one of your names") in completions("localllm run mi")
+    assert ("mine", "an alias") in completions("localllm run mi")
     assert "not a name" not in words_at("localllm run ")
 
 

@@ -69,8 +69,8 @@ def test_the_program_compares_safetensors_with_gguf():
     assert max(map(len, page.splitlines())) <= 80
     lines = {line.split("  ")[0]: " ".join(line.split("  ")[1:]).strip() for line in page.splitlines()}
     assert (lines["reference"], lines["compared"]) == ("stories260K", "stories260K-f32")
-    assert lines["perplexity changes by"] == "0.00% ± 0.00%"
-    assert lines["same likeliest token"] == "100.00% ± 0.00%"
+    assert lines["perplexity change"] == "0.00% ± 0.00%"
+    assert lines["same top token"] == "100.00% ± 0.00%"
     assert page.count("64 of 64 tokens are the same") == 2
 
 
@@ -140,7 +140,7 @@ def test_show_prints_a_quality_report(localllm, tmp_path):
     code, out, err = localllm("show", str(folder))
     assert (code, err) == (0, "")
     assert "hidden size" in out
-    assert "KL divergence, nats     0.01230 ± 0.000400 on average" in out
+    assert "KL divergence, nats   0.01230 ± 0.000400 on average" in out
     shown = json.loads(localllm("show", str(folder), "--json")[1])
     assert shown["quality"]["distance"]["same_top"] == {"value": 0.951, "error": 0.0042}
     (folder / REPORT_FILE).unlink()

@@ -94,7 +94,7 @@ def test_text_output(printed: str) -> None:
     rows = [re.match(r"\S+( \S+)*  +", line) for block in blocks[:-1] for line in block.split("\n")[1:]]
     assert len({row.end() for row in rows if row}) == 1 and all(rows)
     assert "tokens/s on" in printed
-    assert blocks[-1] == "Nothing is missing." or all(line.startswith("note: ") for line in blocks[-1].split("\n"))
+    assert blocks[-1] == "No problems found." or all(line.startswith("note: ") for line in blocks[-1].split("\n"))
 
 
 @pytest.mark.slow
@@ -122,7 +122,7 @@ def test_a_torch_that_cannot_be_imported_is_reported(doctor, tmp_path: Path) -> 
     root = str(Path(__file__).parents[2])
     done = doctor(PYTHONPATH=os.pathsep.join([str(tmp_path / "broken"), root]), code=NO_NETWORK)
     assert (done.returncode, done.stderr) == (1, "")
-    assert "broken: torch cannot be imported (OSError: libcudart.so: no such file); install" in done.stdout
+    assert "broken: torch cannot be imported (OSError: libcudart.so: no such file); reinstall" in done.stdout
     assert "does not run" in done.stdout
 
 

@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from localllm.cli.doctor import diagnose
-from localllm.cli.doctor_checks import BoxedModel, Examination, Home, Measured, Nvidia, Processor, Terminal
+from localllm.cli.doctor import (
+    BundledModel,
+    Examination,
+    HomeFolder,
+    Measurement,
+    Nvidia,
+    Processor,
+    Terminal,
+    diagnose,
+)
 from localllm.hardware.device import Gpu
 from localllm.hardware.measure import Rates
 from localllm.hub.hf_cache import CacheState
@@ -21,10 +29,10 @@ FINE = Examination(
     processor=Processor("a CPU", 8, 8, 8, ["AVX512"], "AVX-512 VNNI", 64_000_000_000, 60_000_000_000, None),
     gpus=[GPU],
     nvidia=Nvidia(plugged_in=1, driver="575.57", torch_cuda="12.8", hidden=False, fault=None),
-    measured=[Measured("cpu", "bfloat16", RATES, None), Measured("cuda:0", "bfloat16", RATES, None)],
-    boxed=BoxedModel("cuda:0", "bfloat16", 32, 500.0),
+    measured=[Measurement("cpu", "bfloat16", RATES, None), Measurement("cuda:0", "bfloat16", RATES, None)],
+    boxed=BundledModel("cuda:0", "bfloat16", 32, 500.0),
     cache=CacheState(Path("/cache"), "default", True, True, 3, 9_000_000_000, 0, 0, 500_000_000_000),
-    home=Home(Path("/home/me/.localllm"), "default", writable=True),
+    home=HomeFolder(Path("/home/me/.localllm"), "default", writable=True),
     hub=HubAccess("https://huggingface.co", offline=False, token=None, proxies={}),
     terminal=Terminal(here=True, type="xterm-256color", encoding="utf-8"),
 )
@@ -54,34 +62,38 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
 @pytest.mark.parametrize(
     ("seen", "what", "remedy"),
     [
-        (but(**NO_GPU_SEEN, nvidia__torch_cuda=None), "this torch is for the CPU alone", "install one with CUDA"),
+        (but(**NO_GPU_SEEN, nvidia__torch_cuda=None), "this torch build is CPU-only", "install one with CUDA"),
         (but(**NO_GPU_SEEN, nvidia__hidden=True), "CUDA_VISIBLE_DEVICES hides it", "unset"),
         (but(**NO_GPU_SEEN, nvidia__driver=None), "no driver is loaded", "install NVIDIA's driver"),
-        (but(**NO_GPU_SEEN), "made for CUDA 12.8, cannot use it with driver 575.57", "update the driver"),
+        (but(**NO_GPU_SEEN), "torch for CUDA 12.8 cannot use it with driver 575.57", "update the driver"),
         (but(**NO_GPU_SEEN, nvidia__plugged_in=0), "cannot use it with driver", "update the driver"),
-        (but(versions={"triton": None}), "triton is not installed", "pip install triton"),
         (
-            but(measured=[Measured("cuda:0", "bfloat16", None, "out of memory")]),
+            but(versions={"triton": None}),
+            "triton, which compiles kernels for GPUs, is not installed",
+            "pip install triton",
+        ),
+        (
+            but(measured=[Measurement("cuda:0", "bfloat16", None, "out of memory")]),
             "out of memory",
             "free some of its memory",
         ),
         (
-            but(measured=[Measured("cpu", "bfloat16", dataclasses.replace(RATES, share=0.5), None)]),
-            "other programs kept 50% of the cores busy",
-            "again when they rest",
+            but(measured=[Measurement("cpu", "bfloat16", dataclasses.replace(RATES, share=0.5), None)]),
+            "other programs used 50% of the cores",
+            "again when they are idle",
         ),
-        (but(cache__writable=False), "/cache cannot be written", "HF_HUB_CACHE"),
-        (but(cache__free_bytes=3_000_000_000), "3.00 GB are free for models", "HF_HUB_CACHE"),
+        (but(cache__writable=False), "/cache is not writable", "HF_HUB_CACHE"),
+        (but(cache__free_bytes=3_000_000_000), "3.00 GB of disk are free for models", "HF_HUB_CACHE"),
         (
             but(cache__unfinished=1, cache__unfinished_bytes=5_000),
-            "1 download is unfinished (5.00 kB)",
+            "1 download is incomplete (5.00 kB)",
             "pull NAME",
         ),
-        (but(cache__unfinished=2), "2 downloads are unfinished", "pull NAME"),
-        (but(home__writable=False), "/home/me/.localllm cannot be written", "LOCALLLM_HOME"),
-        (but(terminal__type="dumb"), "the terminal calls itself dumb", "TERM"),
-        (but(terminal__type=""), "the terminal calls itself nothing", "TERM"),
-        (but(terminal__encoding="ascii"), "the locale says ascii", "LANG"),
+        (but(cache__unfinished=2), "2 downloads are incomplete", "pull NAME"),
+        (but(home__writable=False), "/home/me/.localllm is not writable", "LOCALLLM_HOME"),
+        (but(terminal__type="dumb"), "TERM is dumb", "TERM"),
+        (but(terminal__type=""), "TERM is not set", "TERM"),
+        (but(terminal__encoding="ascii"), "the encoding of the locale is ascii", "LANG"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -97,16 +109,20 @@ def test_warnings_are_no_failures(seen: Examination, what: str, remedy: str) -> 
         (
             but(torch_fault="ImportError: libcudart", gpus=[], measured=[]),
             "ImportError: libcudart",
-            "install it again",
+            "reinstall it",
         ),
-        (but(gpus=[], nvidia__fault="RuntimeError: busy"), "does not answer (RuntimeError: busy)", "--device cpu"),
+        (
+            but(gpus=[], nvidia__fault="RuntimeError: busy"),
+            "a GPU does not respond",
+            "--device cpu",
+        ),
         (but(gpus=[dataclasses.replace(GPU, runs=False)]), "has no kernels for the NVIDIA", "--device cpu"),
         (
-            but(boxed=BoxedModel(fault="RuntimeError: no")),
+            but(boxed=BundledModel(fault="RuntimeError: no")),
             "does not run (RuntimeError: no)",
-            "install localllm again",
+            "reinstall localllm",
         ),
-        (but(boxed=BoxedModel(fault="no device", remedy="name cpu")), "does not run (no device)", "name cpu"),
+        (but(boxed=BundledModel(fault="no device", remedy="name cpu")), "does not run (no device)", "name cpu"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -121,5 +137,5 @@ def test_a_missing_terminal_is_no_problem_without_one() -> None:
 
 
 def test_failures_are_listed_first() -> None:
-    found = diagnose(but(home__writable=False, boxed=BoxedModel(fault="no")))
+    found = diagnose(but(home__writable=False, boxed=BundledModel(fault="no")))
     assert [finding.breaks_run for finding in found] == [True, False]

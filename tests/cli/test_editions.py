@@ -67,8 +67,8 @@ def machine(monkeypatch):
     def resize(memory: float, bandwidth: float | None) -> None:
         measured = FreeMemory("cpu", int(memory), bandwidth)
         monkeypatch.setenv("LOCALLLM_DTYPE", "float32")
-        monkeypatch.setattr(pull, "total_space", lambda device: measured)
-        monkeypatch.setattr(loading, "free_space", lambda device: measured)
+        monkeypatch.setattr(pull, "total_memory", lambda device: measured)
+        monkeypatch.setattr(loading, "free_memory", lambda device: measured)
 
     return resize
 
@@ -117,7 +117,7 @@ def test_a_downloaded_edition_is_used_and_updated(published, machine, localllm, 
     machine(8 * GB, SLOW)
     code, out, err = localllm("pull", "qwen3:0.6b")
     assert (code, out) == (0, path)
-    assert "is here and up to date" in err
+    assert "is up to date" in err
     entry = json.loads(localllm("show", "qwen3:0.6b", "--json")[1])
     assert (entry["name"], entry["state"], entry["repo"]) == ("qwen3:0.6b", "downloaded", parse_name(name).repo)
     listed = {entry["name"]: entry["path"] for entry in json.loads(localllm("list", "--json")[1])}

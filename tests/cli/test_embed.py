@@ -44,7 +44,7 @@ def test_json_reports_tokens_and_truncation(real: Any, folder: Path) -> None:
     assert code == 0
     assert (first["index"], first["tokens"], first["truncated"], len(first["embedding"])) == (0, 3, 0, 7)
     assert (second["index"], second["tokens"], second["truncated"]) == (1, 24, 8)
-    assert "text 2 was cut, 8 tokens are left out" in err
+    assert "text 2 was truncated by 8 tokens" in err
 
 
 def test_a_prompt_of_the_model_is_put_before(real: Any, folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_more_lines_than_are_embedded_together(real: Any, folder: Path, vectors:
 @pytest.mark.parametrize(
     ("arguments", "piped", "code", "told"),
     [
-        ((), b"", 2, "there is nothing to embed"),
+        ((), b"", 2, "no texts are given"),
         ((), b"cat\n\ndog", 2, "line 2 of stdin is empty"),
         ((), b"cat\n\xff", 2, "line 2 of stdin is not valid UTF-8"),
         (("",), b"", 2, "a text to embed is empty"),

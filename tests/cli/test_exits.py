@@ -121,7 +121,7 @@ def test_a_full_disk_is_no_fault_of_ours(folder: Path) -> None:
             [sys.executable, "-m", "localllm", "list"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=200
         )
     assert done.returncode == 1
-    assert done.stderr == "error: the system says: No space left on device; check the disk and the rights\n"
+    assert done.stderr == "error: no space left on device; check free disk space and permissions\n"
 
 
 @pytest.mark.slow

@@ -1,16 +1,15 @@
 """The fast start parses a command line exactly as the library does, or leaves it to the library."""
 
-import json
-
 import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.cli.app import app, invoke
-from localllm.cli.fast_start import WORDS_FILE, help_page, parse_run_flags
+from localllm.cli.fast_start import help_page, parse_run_flags, read_command_table
+from localllm.cli.io import flag_name
 
-OPTIONS = json.loads(WORDS_FILE.read_text(encoding="utf-8"))["commands"]["run"]["options"]
+OPTIONS = read_command_table()["commands"]["run"]["options"]
 VALUES = st.one_of(
     st.sampled_from(
         ["1", "0", "-1", "0.5", "1e3", "-inf", "nan", "", "a b", "7=1.5", "--raw", "-h", "- 1", "٣", "1_0"]
@@ -78,3 +77,11 @@ def test_the_page_of_help_is_the_librarys(flag, capsys, monkeypatch):
 def test_other_help_is_left_to_the_library():
     assert help_page(["run", "--help"]) is None
     assert help_page([]) is None
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "quantize"])
+def test_errors_name_flags_as_they_are_typed(command):
+    fields = {(o["field"], name) for name, o in read_command_table()["commands"][command]["options"].items()}
+    for field in {field for field, _ in fields}:
+        names = {name for other, name in fields if other == field}
+        assert flag_name(field) in names or field in ("evaluation", "help"), field

@@ -20,8 +20,8 @@ AWQ = json.dumps(
 def little_memory(monkeypatch):
     """A machine with 3 MB, all in use but 1 MB."""
     monkeypatch.setenv("LOCALLLM_DTYPE", "float32")
-    monkeypatch.setattr(pull, "total_space", lambda device: FreeMemory("cpu", 3_000_000))
-    monkeypatch.setattr(loading, "free_space", lambda device: FreeMemory("cpu", 1_000_000))
+    monkeypatch.setattr(pull, "total_memory", lambda device: FreeMemory("cpu", 3_000_000))
+    monkeypatch.setattr(loading, "free_memory", lambda device: FreeMemory("cpu", 1_000_000))
 
 
 @pytest.mark.parametrize(("command", "free"), [(["pull"], "3.00"), (["run"], "1.00")])

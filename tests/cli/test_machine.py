@@ -74,14 +74,14 @@ PHASES = ["import", "header", "tokenizer", "device", "weights", "cache"]
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_loading_can_be_cancelled_in_any_phase_and_leaves_nothing(phase):
-    connect_or_load({**FLAGS, "model": "demo"}, watch=Told()).close()
+    connect_or_load({**FLAGS, "model": "demo"}, observer=Told()).close()
     before = {thread.name for thread in threading.enumerate()}
     told = Told(lambda told: told.phases[-1:] == [phase])
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "demo"}, watch=told)
+        connect_or_load({**FLAGS, "model": "demo"}, observer=told)
     assert told.phases[-1] == phase
     assert {thread.name for thread in threading.enumerate()} <= before
-    connect_or_load({**FLAGS, "model": "demo"}, watch=Told()).close()
+    connect_or_load({**FLAGS, "model": "demo"}, observer=Told()).close()
 
 
 def layers():
@@ -98,7 +98,7 @@ def test_weights_that_were_read_are_let_go_when_loading_is_interrupted():
         return False
 
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "demo"}, watch=Told(half))
+        connect_or_load({**FLAGS, "model": "demo"}, observer=Told(half))
     gc.collect()
     assert made
     assert not [reference for reference in made if reference() is not None]
@@ -112,7 +112,7 @@ def stored_bytes(path):
 
 def test_progress_covers_all_weight_bytes():
     told = Told()
-    with connect_or_load({**FLAGS, "model": "demo"}, watch=told):
+    with connect_or_load({**FLAGS, "model": "demo"}, observer=told):
         done = [done for phase, done, _ in told.parts if phase == "weights"]
         [total] = {total for phase, _, total in told.parts if phase == "weights"}
         assert done == sorted(done)
@@ -126,10 +126,10 @@ def test_a_cancelled_pull_resumes(hub, cache):
     hub.add("org/tiny", DEMO)
     hub.rate = 20_000_000
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "org/tiny"}, watch=Told(lambda told: told.came > 2_000_000))
+        connect_or_load({**FLAGS, "model": "org/tiny"}, observer=Told(lambda told: told.came > 2_000_000))
     assert list(cache.rglob(f"*{PARTIAL_SUFFIX}"))
     again = Told()
-    connect_or_load({**FLAGS, "model": "org/tiny"}, watch=again).close()
+    connect_or_load({**FLAGS, "model": "org/tiny"}, observer=again).close()
     assert 0 < again.order.missing_bytes < again.order.total_bytes - 1_000_000
     assert again.came == again.order.missing_bytes
     assert again.offer.bytes == again.order.total_bytes
@@ -139,14 +139,14 @@ def test_a_cancelled_pull_resumes(hub, cache):
 def test_cancelled_quantization_resumes(home):
     flags = {**FLAGS, "model": str(shared("TinyStories-656K-hf")), "quant": "int8"}
     with pytest.raises(Cancelled):
-        connect_or_load(flags, watch=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
+        connect_or_load(flags, observer=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
     [left] = list_artefacts(home)
     assert not left.complete
     again = Told()
-    connect_or_load(flags, watch=again).close()
+    connect_or_load(flags, observer=again).close()
     [left] = list_artefacts(home)
     assert left.complete
-    assert "it is kept for the next time" in again.notes[0]
+    assert "the result is cached for later runs" in again.notes[0]
     assert again.phases[0] == "quantize"
     assert again.parts[-1][0] == "weights"
 
@@ -154,7 +154,7 @@ def test_cancelled_quantization_resumes(home):
 def test_a_wrong_name_is_reported_before_anything_is_loaded():
     told = Told()
     with pytest.raises(ModelNotFound):
-        connect_or_load({**FLAGS, "model": "qwen3:0.6"}, watch=told)
+        connect_or_load({**FLAGS, "model": "qwen3:0.6"}, observer=told)
     assert not told.phases
 
 

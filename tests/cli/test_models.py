@@ -134,7 +134,7 @@ def test_show_of_a_missing_model_says_how_to_pull_it(localllm):
     assert code == 0
     assert "not here" in out
     assert "unsloth/Llama-3.2-1B-Instruct" in out
-    assert "download     ~2.5 GB" in out
+    assert "download      ~2.5 GB" in out
     assert "localllm pull llama3.2:1b-bf16" in out
 
 
@@ -156,7 +156,7 @@ def test_show_names_a_damaged_file(localllm, tmp_path, damage):
 def test_a_folder_of_the_same_name_as_an_alias_needs_a_path(localllm, tmp_path, monkeypatch):
     write_model(tmp_path / "demo")
     monkeypatch.chdir(tmp_path)
-    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.BOXED
+    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.BUNDLED
     assert json.loads(localllm("show", "./demo", "--json")[1])["state"] == models.State.FOLDER
 
 

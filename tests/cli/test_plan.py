@@ -27,13 +27,13 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
     lines = {line.split("  ")[0]: line for line in out.splitlines() if line}
     assert "16.1 GB" in lines["weights"]
     assert lines["total"].endswith(" of 23.5 GB")
-    assert "1.07 GB for 8192 tokens, 131 kB a token" in lines["KV cache"]
+    assert "1.07 GB for 8192 tokens, 131 kB per token" in lines["KV cache"]
     assert lines["device"].endswith("  RTX 4090")
     assert "reads 1.01 TB/s, computes 165 TFLOP/s" in out
     assert lines["fits"].split() == ["fits", "yes"]
-    assert "46608 tokens for one user, the model knows 131072" in lines["largest context"]
+    assert "46608 tokens for one user, the model supports 131072" in lines["largest context"]
     assert "5 at once with 8192 tokens each" in lines["users"]
-    assert lines["with 8192 tokens in the cache"].endswith(" tokens/s")
+    assert lines["decoding, 8192 tokens cached"].endswith(" tokens/s")
     assert lines["bound by"].endswith("  reading memory")
     assert "best that fits: as stored (bfloat16)" in out
     assert "EXPECTED" not in out  # nothing was measured on that GPU
@@ -42,7 +42,7 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
 def test_keys_and_values_in_8_bits(localllm, llama, monkeypatch):
     code, out, _ = localllm("plan", llama, "--gpu", "4090", "--context", "8192", "--kv-dtype", "int8")
     assert code == 0
-    assert "545 MB for 8192 tokens, 66.6 kB a token in int8" in out
+    assert "545 MB for 8192 tokens, 66.6 kB per token in int8" in out
     monkeypatch.setenv("LOCALLLM_KV_DTYPE", "fp8")
     _, out, _ = localllm("plan", llama, "--gpu", "4090", "--json")
     plan = json.loads(out)
@@ -140,7 +140,7 @@ def test_expected_and_ceiling_are_side_by_side() -> None:
     )
     rows = {line.split("  ")[0]: line.split("  ")[1:] for line in format_plan(found).splitlines()}
     assert [cell.strip() for cell in rows["SPEED"] if cell] == ["AT MOST", "EXPECTED"]
-    together = [cell.strip() for cell in rows["all users together"] if cell]
+    together = [cell.strip() for cell in rows["all users"] if cell]
     assert [cell.split(" of ")[1] for cell in together] == ["64", "8"]  # the engine answers so many at once
     assert "expected from 123 answers of this machine" in rows
 

@@ -21,8 +21,8 @@ def test_refetched_bytes_do_not_lower_the_rate(capsys):
     assert re.search(r", (60\.0|59\.\d) kB/s, 15\d s left$", told[-1])
 
 
-@pytest.mark.parametrize(("goes_on", "end"), [(True, "goes on where it stopped"), (False, "begins anew")])
+@pytest.mark.parametrize(("goes_on", "end"), [(True, "resume"), (False, "start over")])
 def test_an_interrupted_download_says_how_to_resume(goes_on, end, capsys):
     with pytest.raises(KeyboardInterrupt), quantize_progress(resumable=goes_on):
         raise KeyboardInterrupt
-    assert capsys.readouterr().err == f"broken off; the same command {end}\n"
+    assert capsys.readouterr().err == f"interrupted; run the same command again to {end}\n"

@@ -76,7 +76,7 @@ def test_the_result_runs_and_contains_its_report(tiny: Path, tmp_path: Path, tex
     target = tmp_path / "small"
     code, out, err = run("quantize", tiny, "-o", target, "--method", "rtn", "--bits", 8, *texts[2:])
     assert (code, err) == (0, "")
-    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale a row" in out
+    assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale per row" in out
     report = json.loads((target / "quality.json").read_text())
     assert report["recipe"]["method"] == "rtn" and report["matrices"][0]["relative"] < 0.02
     assert read_header(resolve_model(str(target)).path).quantization == "int-quantized"
@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_finished_layers_and_says_how_to_resume(tiny: Path, tmp_pat
     assert process.stdout and json.loads(process.stdout.readline())["event"] == "part"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=200)
-    assert (process.returncode, err) == (130, "broken off; the same command goes on where it stopped\n")
+    assert (process.returncode, err) == (130, "interrupted; run the same command again to resume\n")
     assert (tmp_path / "small.partial" / "recipe.json").is_file() and not target.exists()
 
 
@@ -167,22 +167,22 @@ def test_an_unknown_quantization_is_reported_before_a_model_is_pulled(
 @pytest.mark.parametrize(
     ("flags", "code", "sentence"),
     [
-        (["--method", "magic"], 2, "there is no method 'magic'; name one of rtn, gptq, awq, smoothquant"),
+        (["--method", "magic"], 2, "--method is 'magic'; give one of rtn, gptq, awq, smoothquant"),
         (["--bits", "3"], 2, "3 bits are not supported"),
         (["--group", "48"], 2, "groups of 48 are not supported"),
-        (["--activations", "fp4"], 2, "activations cannot be 'fp4'"),
+        (["--activations", "fp4"], 2, "--activations is 'fp4'"),
         (["--activations", "int8", "--bits", "4"], 2, "activations can be quantized only with"),
         (["--method", "awq", "--activations", "int8"], 2, "awq quantizes weights only"),
-        (["--to", "onnx"], 2, "there is no format 'onnx' to write"),
+        (["--to", "onnx"], 2, "--to is 'onnx'"),
         (["--to", "gguf", "--type", "q5_k"], 2, "'q5_k' is not a supported GGUF type"),
-        (["--to", "gguf", "--bits", "4"], 2, "--bits is for folders"),
-        (["--type", "q4_0"], 2, "--type is for --to gguf"),
+        (["--to", "gguf", "--bits", "4"], 2, "--bits does not apply to --to gguf"),
+        (["--type", "q4_0"], 2, "--type applies only to --to gguf"),
         (["--calib", "nowhere.txt"], 2, "nowhere.txt cannot be read"),
         (["--bits", "0"], 2, "0 bits are not supported"),
-        (["--method", "rtn", "--calib", __file__], 2, "rtn needs no calibration text"),
+        (["--method", "rtn", "--calib", __file__], 2, "--method rtn uses no calibration text"),
         (["--calib", "-", "--eval", "-"], 2, "--calib and --eval cannot both be stdin"),
-        (["-o", ""], 2, "'' is no name for what is to be written"),
-        (["-o", ".."], 2, "'..' is no name for what is to be written"),
+        (["-o", ""], 2, "--output '' has no file name"),
+        (["-o", ".."], 2, "--output '..' has no file name"),
     ],
 )
 def test_invalid_options_are_rejected_before_any_work(
@@ -259,7 +259,7 @@ def test_a_quantized_copy_is_saved_listed_shown_and_removed(
 ) -> None:
     source, home = str(tiny.resolve()), tmp_path / "home"
     command = ["run", source, "Once", "--raw", "--max-tokens", "2", "--seed", "1", "--quant", "int4"]
-    for told in (f"quantizing {Path(source).name} to INT4; it is kept for the next time\n", ""):
+    for told in (f"quantizing {Path(source).name} to INT4; the result is cached for later runs\n", ""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
         assert (main(command), capsys.readouterr().err) == (0, told)
     assert main(["list", "--json"]) == 0

@@ -41,7 +41,7 @@ def test_the_fast_start_is_quiet_too(base):
 def test_quiet_and_verbose_are_refused_together(localllm, model, command):
     code, out, err = localllm(command, model, "--quiet", "--verbose")
     assert (code, out) == (2, "")
-    assert err == "error: --quiet and --verbose contradict each other; leave out one of them\n"
+    assert err == "error: --quiet and --verbose contradict each other; leave one of them out\n"
 
 
 def escapes(text):

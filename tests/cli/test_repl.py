@@ -124,7 +124,7 @@ def test_a_conversation_is_saved_automatically_and_resumed(terminal, model, tmp_
     chat.process.kill()
     (name,) = (path.stem for path in (tmp_path / "home" / "chats").glob("*.json"))
     chat = terminal("run", model, "--plain", "--resume", "last", "--temperature", "0")
-    chat.see(f"note: this goes on with {name}, 'one', after 2 questions")
+    chat.see(f"note: resuming {name}, 'one', after 2 questions")
     chat.see(">>> ")
     chat.type("/edit\r")
     chat.see("slowly slowly")
@@ -210,7 +210,7 @@ def test_ctrl_c_at_the_prompt_clears_the_line(terminal, model):
     chat.type("half a thou")
     chat.see("thou")
     chat.type(CTRL_C)
-    chat.see("(/bye or Ctrl-D leaves)")
+    chat.see("(use /bye or Ctrl-D to leave)")
     chat.see(">>> ")
     chat.type("whole\r")
     chat.see("1:whole")
@@ -232,7 +232,7 @@ def test_an_error_does_not_end_the_conversation(terminal, model):
     chat.see(">>> ")
     chat.type("x" * 50 + "\r")
     chat.see("the prompt has 50 tokens and the context holds 40")
-    chat.see("/undo and /clear make room")
+    chat.see("/undo and /clear shorten the conversation")
     chat.see(">>> ")
     chat.type("/set verbose\r")
     chat.see(">>> ")
@@ -245,7 +245,7 @@ def test_an_error_does_not_end_the_conversation(terminal, model):
 
 def test_no_history_where_it_cannot_be_written(terminal, model):
     chat = terminal("run", model, "--plain", LOCALLLM_HOME="/dev/null/home")
-    chat.see("note: no history is kept")
+    chat.see("note: input history is not saved")
     chat.see(">>> ")
     chat.type(CTRL_D)
     assert chat.leave() == 0
@@ -254,7 +254,7 @@ def test_no_history_where_it_cannot_be_written(terminal, model):
 @pytest.mark.parametrize("flag", ["--raw", "--json", "--fail-on-length", "--logprobs=0", "--tools=x"])
 def test_flags_of_one_answer_start_no_conversation(terminal, model, flag):
     chat = terminal("run", model, "--plain", flag)
-    chat.see(f"error: {flag.split('=')[0]} is for one answer, and there is no prompt; add a prompt")
+    chat.see(f"error: {flag.split('=')[0]} needs a prompt; add a prompt, or leave the flag out")
     assert chat.leave() == 2
 
 

@@ -99,11 +99,11 @@ def test_a_changed_token_is_detected(receipt, replay, place):
     assert (code, found["identical"], found["same_tokens"]) == (10, False, place)
     assert (found["then"]["token_id"], found["now"]["token_id"]) == (then, now)
     assert found["margin"] == found["then"]["logprob"] - found["now"]["logprob"] < 0
-    assert err == "error: the answer is another; docs/receipts.md says what that may come from\n"
+    assert err == "error: the answer differs; docs/receipts.md lists possible causes\n"
     code, out, _ = replay(receipt)
     assert code == 10
     assert out.startswith(f"differs from token {place} on: {then} {found['then']['text']!r} then, {now} ")
-    assert f"({found['then']['logprob']:.4f} and" in out.replace("log probabilities by this model, here: ", "")
+    assert f"({found['then']['logprob']:.4f} and" in out.replace("log probabilities of this model now: ", "")
 
 
 def test_log_probabilities_are_those_of_the_run(real, replay):

@@ -41,7 +41,7 @@ def test_an_empty_prompt_is_refused_before_the_model_loads(localllm, engine, mod
     code, out, err = localllm("run", model, piped=piped)
     assert (code, out, engine.loaded) == (2, "", [])
     assert err == (
-        "error: the prompt is empty; give one after the model's name or pipe one in: "
+        "error: the prompt is empty; give one after the name of the model, or pipe one in: "
         "`echo Hello | localllm run MODEL`\n"
     )
 
@@ -220,8 +220,8 @@ def test_truncation_is_reported_on_request(localllm, model):
         (
             "bug",
             1,
-            "error: ZeroDivisionError: division by zero; this is a fault of localllm, "
-            "LOCALLLM_DEBUG=1 shows where\n",
+            "error: ZeroDivisionError: division by zero; this is a bug in localllm, "
+            "set LOCALLLM_DEBUG=1 for a traceback\n",
         ),
     ],
 )
@@ -285,7 +285,7 @@ def test_flags_reach_the_template(localllm, engine, model, tmp_path):
         (["--template-arg", "depth"], "'depth' is not NAME=VALUE; write for example enable_thinking=false"),
         (["--template-arg", "other=1"], "the chat template does not read other"),
         (["--tools", "none.json"], "none.json cannot be read: No such file or directory"),
-        (["--tools", "-"], "stdin holds no list of tools; write"),
+        (["--tools", "-"], "stdin is not a list of tools; write"),
         (["--raw", "--think"], "--raw uses no chat template"),
         (["--raw", "--tools=-"], "--raw uses no chat template"),
         (["--raw", "--template-arg=a=1"], "--raw uses no chat template"),

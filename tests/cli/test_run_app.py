@@ -57,7 +57,7 @@ def test_ctrl_z_suspends_and_fg_continues(app):
 
 def test_an_unsupported_terminal_suggests_plain(terminal, model):  # noqa: F811
     chat = terminal("run", model, TERM="dumb")
-    chat.see("error: this terminal (TERM=dumb) cannot show the app; --plain talks line by line")
+    chat.see("error: this terminal (TERM=dumb) cannot show the app; add --plain to chat line by line")
     assert chat.leave() == 2
 
 

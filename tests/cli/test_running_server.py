@@ -194,11 +194,11 @@ def test_without_a_server_the_model_is_loaded_locally(localllm):
     done = localllm("run", "demo", "Hello", *GREEDY, host=free)
     assert done.returncode == 0 and done.stdout and not done.stderr
     done = localllm("run", "demo", "Hello", *GREEDY, "--verbose", host=free)
-    assert "so it runs in this process" in done.stderr
+    assert "loading the model in this process" in done.stderr
     for words in (("ps",), ("stop", "demo"), ("run", "demo", "Hello", "--server", free)):
         failed = localllm(*words, host=free)
         assert (failed.returncode, failed.stdout) == (7, "")
-        assert failed.stderr.startswith(f"error: no server of localllm answers at http://{free} (")
+        assert failed.stderr.startswith(f"error: cannot reach a localllm server at http://{free} (")
 
 
 def test_a_server_of_another_kind_is_not_asked(localllm):
@@ -212,7 +212,7 @@ def test_a_server_of_another_kind_is_not_asked(localllm):
             host = f"127.0.0.1:{other.stdout.readline().split()[5]}"
             done = localllm("run", "demo", "Hello", *GREEDY, "--verbose", host=host)
             assert done.returncode == 0 and done.stdout
-            assert f"what answers at http://{host} is not localllm" in done.stderr
+            assert f"the server at http://{host} is not localllm" in done.stderr
             assert localllm("ps", host=host).returncode == 7
         finally:
             other.kill()
@@ -263,7 +263,7 @@ def test_another_server_version_is_reported(words, localllm):
         threading.Thread(target=answer, daemon=True).start()
         done = localllm(*words, host=f"127.0.0.1:{listener.getsockname()[1]}")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "is of another version of localllm; update the older" in done.stderr
+    assert "is another version of localllm; update the older" in done.stderr
 
 
 def test_a_conversation_names_its_server(url):

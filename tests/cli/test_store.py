@@ -189,10 +189,10 @@ def test_verify_finds_and_mends(localllm, tiny):
     assert err.splitlines() == [
         "org/tiny: model.safetensors is damaged",
         "error: model.safetensors of org/tiny is damaged or missing; "
-        "`localllm verify org/tiny` fetches again what the Hub has",
+        "download them again: `localllm verify org/tiny`",
     ]
     code, out, err = localllm("verify", "org/tiny")
-    assert (code, out.splitlines()[1].split()[4:]) == (0, ["1", "fetched", "again"])
+    assert (code, out.splitlines()[1].split()[4:]) == (0, ["1", "downloaded", "again"])
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     damage(tiny / "model.safetensors")
     [found] = json.loads(localllm("verify", "--json")[1])
@@ -204,7 +204,7 @@ def test_verify_all_does_not_resume_partial_downloads(localllm, tiny, hub):
     (tiny / "model.safetensors").resolve().unlink()
     before = len(hub.requests)
     code, out, err = localllm("verify")
-    assert (code, err) == (0, "org/tiny is not whole; `localllm pull org/tiny` goes on with it\n")
+    assert (code, err) == (0, "org/tiny is incomplete; `localllm pull org/tiny` resumes the download\n")
     assert "1 missing" in out
     assert len(hub.requests) == before
     assert localllm("verify", "org/tiny")[0] == 0
@@ -219,7 +219,7 @@ def test_verify_offline_reports_remaining_damage(localllm, tiny, gguf, monkeypat
     code, out, err = localllm("verify", "--json")
     assert code == 7
     assert err.splitlines()[-1] == (
-        "error: 3 files of org/tiny and 1 more are damaged or missing, and not fetched again: "
+        "error: 3 files of org/tiny and 1 more are damaged or missing, and the download failed: "
         "HF_HUB_OFFLINE is set; unset it to repair the files"
     )
     assert [sum(file["state"] != "good" for file in found["files"]) for found in json.loads(out)] == [2, 1]

@@ -73,7 +73,7 @@ def test_a_truncated_answer_stays_on_stdout_with_its_own_exit_code(schema, capsy
     [
         (
             ["--choice", "a", "--regex", "b"],
-            "--regex and --choice are for two different answers; give one of them",
+            "--regex and --choice cannot be combined; leave one of them out",
         ),
         (["--schema", "none.json"], "none.json cannot be read"),
         (["--choice", "a,,b"], "give a list of non-empty strings"),
@@ -116,4 +116,4 @@ def test_an_engine_that_violates_the_schema_is_detected(localllm, model):
 def test_a_conversation_takes_no_grammar(localllm, model, monkeypatch):
     monkeypatch.setattr("localllm.cli.io.is_interactive", lambda: True)
     code, _, err = localllm("run", model, "--choice", "a,b")
-    assert code == 2 and "--choice is for one answer, and there is no prompt" in err
+    assert code == 2 and "--choice needs a prompt" in err

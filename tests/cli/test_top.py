@@ -43,9 +43,9 @@ def test_one_snapshot_as_json(url, tmp_path):
 
 def test_a_missing_server_is_reported(tmp_path):
     done = top(tmp_path, "--server", "127.0.0.1:9")
-    assert done.returncode == 7 and "no server of localllm answers" in done.stderr
+    assert done.returncode == 7 and "cannot reach a localllm server" in done.stderr
 
 
 def test_a_pace_that_no_server_needs_is_refused(tmp_path):
     done = top(tmp_path, "--every", "0.01s")
-    assert done.returncode == 2 and "too often" in done.stderr
+    assert done.returncode == 2 and "too short" in done.stderr

@@ -167,7 +167,7 @@ def test_a_server_without_step_reports_is_another_version(demo_url):
     with closing(ServerClient(demo_url)) as server:
         facts = server.request_json("/localllm/open", {"model": "demo"})
         for name in ("reads", "blocks", "block_tokens"):
-            with pytest.raises(LocalLLMError, match="another version of localllm; update the older of the two"):
+            with pytest.raises(LocalLLMError, match="another version of localllm; update the older one"):
                 RemoteModel(server, {key: value for key, value in facts.items() if key != name})
         for told in ({}, {"weights": "x"}, [], None, facts["reads"] | {"windows": [1]}):
             with pytest.raises(LocalLLMError, match="another version of localllm"):
@@ -243,7 +243,7 @@ def test_closing_one_of_two_streams_leaves_the_other(served: RemoteModel, demo: 
 def test_a_path_matches_only_the_model_loaded_from_it(demo_url, demo):
     with closing(open_model(ServerClient(demo_url), "x", path=str(demo.path.resolve()), load=False)) as model:
         assert model.name == "demo"
-    with pytest.raises(ModelNotFound, match="/etc/passwd is not loaded here"):
+    with pytest.raises(ModelNotFound, match="/etc/passwd is not loaded"):
         open_model(ServerClient(demo_url), "x", path="/etc/passwd", load=False)
 
 
@@ -299,7 +299,7 @@ def test_other_servers_are_distinguished_from_ours(status, content, broken, kind
 
 
 def test_an_unreachable_server_is_reported():
-    with pytest.raises(ServerUnreachable, match=r"no server of localllm answers at http://127\.0\.0\.1:1 "):
+    with pytest.raises(ServerUnreachable, match=r"cannot reach a localllm server at http://127\.0\.0\.1:1 "):
         open_model(ServerClient("127.0.0.1:1"), "demo", path=None, load=False)
 
 
@@ -318,5 +318,5 @@ def test_addresses_are_parsed_as_users_write_them(address, url):
 
 @pytest.mark.parametrize("address", ["ftp://x", "http://", "x:port", "x:99999", "http://x/path", "x?y"])
 def test_an_invalid_address_is_reported(address):
-    with pytest.raises(UsageError, match="is no address of a server"):
+    with pytest.raises(UsageError, match="is not a server address"):
         parse_address(address)

@@ -15,7 +15,7 @@ from tests.server.conftest import serving
 def test_a_missing_key_names_the_variable(demo, monkeypatch):
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     with serving(demo, wide(keys=(KEY,))) as url:
-        with pytest.raises(AccessDenied, match="asks for a key; give one of its keys in LOCALLLM_API_KEY"):
+        with pytest.raises(AccessDenied, match="requires an API key; set LOCALLLM_API_KEY to one of its keys"):
             ask(url)
         monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
         assert [model["name"] for model in ask(url)["models"]] == ["demo"]

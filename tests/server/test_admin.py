@@ -138,6 +138,6 @@ def test_health_is_bad_once_an_engine_has_ended():
         assert httpx2.get(f"{url}/health").status_code == 200
         llm.worker.stop_after_failure(RuntimeError("CUDA error: an illegal memory access was encountered"))
         answer = httpx2.get(f"{url}/health")
-        assert answer.status_code == 503 and "start the server again" in answer.json()["error"]["message"]
+        assert answer.status_code == 503 and "restart the server" in answer.json()["error"]["message"]
         asked = {"model": "demo", "prompt": "Once", "stream": True}
         assert httpx2.post(f"{url}/v1/completions", json=asked).status_code == 500

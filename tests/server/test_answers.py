@@ -73,9 +73,9 @@ def test_an_unread_answer_ends_with_an_error(demo: LLM) -> None:
     async def read_late() -> int:
         told = 0
         with AnswerReader(demo, [request], max_unread=20 * EVENT_WEIGHT) as answers:
-            while not answers.given_up:
+            while not answers.overflowed:
                 await asyncio.sleep(0.01)
-            with pytest.raises(ReaderTooSlow, match="nobody reads"):
+            with pytest.raises(ReaderTooSlow, match="reads the answer too slowly"):
                 async for _ in answers:
                     told += 1
         return told

@@ -198,4 +198,4 @@ def test_unknown_routes_and_methods_have_the_same_error_form(demo_url):
     assert ask(demo_url, named("localhost"), path="/v1/audio/speech")[0] == 404
     status, headers, said = ask(demo_url, [("Host", "localhost")], None, method="GET")
     assert status == 405 and headers["Allow"] == "POST"
-    assert said["error"]["message"] == "/v1/completions does not take GET; send POST"
+    assert said["error"]["message"] == "/v1/completions does not accept GET; send POST"

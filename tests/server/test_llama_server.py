@@ -114,7 +114,7 @@ def test_server_properties(demo_url: str, demo: LLM) -> None:
     assert post(demo_url, "/chat/completions", **chat)["object"] == "chat.completion"
     for path in ("/rerank", "/v1/rerank"):
         refused = post(demo_url, path, 501, query="a", documents=["b"])
-        assert "ask for embeddings" in refused["error"]["message"]
+        assert "request embeddings" in refused["error"]["message"]
 
 
 def test_a_gap_is_filled(tmp_path: Path, demo_url: str) -> None:

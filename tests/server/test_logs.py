@@ -73,7 +73,7 @@ def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
         httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": SECRET, 'x" status=200\n': 1})
     found = [json.loads(line) for line in lines(LogFormat.JSON)]
     assert [line["status"] for line in found] == [404, 403, 404, 400]
-    assert found[0]["error"] == "GET /nowhere is not served here; GET /openapi.json lists what is"
+    assert found[0]["error"] == "there is no route GET /nowhere; GET /openapi.json lists all routes"
     assert found[2]["error"].startswith("no model is called gpt-5")
     assert r'error="x\" status=200  is not a field' in lines()[3] and lines()[3].isprintable()
     assert SECRET not in "".join(lines())

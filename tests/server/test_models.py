@@ -178,7 +178,7 @@ def test_a_model_is_unloaded_after_its_keep_alive():
                 pass
             assert models.loaded
         await until(lambda: not models.loaded)
-        assert [why for what, _, why in whats(models) if what == "unloaded"] == ["not used for 0 s", "asked for"]
+        assert [why for what, _, why in whats(models) if what == "unloaded"] == ["not used for 0 s", "requested"]
 
     in_loop(scenario)
 
@@ -206,7 +206,7 @@ def test_a_model_that_does_not_fit_evicts_idle_ones():
         with await models.lease("demo"):
             assert [loaded.name for loaded in models.loaded.values()] == ["demo"]
             loads.faults += [DoesNotFit("3 GB are missing")]
-            with pytest.raises(Busy, match="3 GB are missing while other models answer"):
+            with pytest.raises(Busy, match="3 GB are missing while other models are in use"):
                 await models.lease("stories")
         loads.faults += [DoesNotFit("3 GB are missing")] * 2
         with pytest.raises(DoesNotFit):
@@ -247,7 +247,7 @@ def test_models_kept_forever_are_evicted_last():
         set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
         (await models.lease("third")).release()
         assert {loaded.name for loaded in models.loaded.values()} == {"demo", "third"}
-        with pytest.raises(UsageError, match="demo is the model demo; name it once"):
+        with pytest.raises(UsageError, match="demo is the same model as demo; name it once"):
             models.add_preloaded(next(iter(models.loaded.values())).llm, "demo")
 
     in_loop(scenario)
@@ -262,7 +262,7 @@ def test_folders_with_one_name_are_served_together_under_names_that_a_person_gav
 
     async def scenario(models, loads):
         models.add_preloaded(localllm.load(STORIES, context=256), STORIES)
-        with pytest.raises(UsageError, match="two models are called stories260K; give one another name"):
+        with pytest.raises(UsageError, match="two models are called stories260K; rename one"):
             models.add_preloaded(other := localllm.load(folder, context=256), str(folder))
         other.close()
         models.add_preloaded(localllm.load("mine", context=256), "mine")
@@ -296,9 +296,9 @@ def test_waiting_requests_are_told_when_the_server_ends():
         task = asyncio.create_task(models.lease("demo"))
         await until(lambda: loads.begun)
         await models.close()
-        with pytest.raises(Busy, match="ending"):
+        with pytest.raises(Busy, match="shutting down"):
             await task
-        with pytest.raises(Busy, match="ending"):
+        with pytest.raises(Busy, match="shutting down"):
             await models.lease("stories")
         assert models.has_unfinished_load
         gate.set()
@@ -312,7 +312,7 @@ def test_unknown_paths_and_names_are_not_loaded():
         for name in (STORIES, "../models", "/etc", "no-such", "a/b/c/d", "", "\x00", "x" * 5000):
             with pytest.raises(ModelNotFound):
                 await models.lease(name)
-        with pytest.raises(ModelNotFound, match="is a path; ask for one of the names"):
+        with pytest.raises(ModelNotFound, match="is a path; use one of the names"):
             await models.lease("../models")
         with pytest.raises(ModelNotFound, match=r"demoo; did you mean demo\? GET /v1/models lists the names"):
             await models.lease("demoo")

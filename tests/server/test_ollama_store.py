@@ -125,7 +125,7 @@ def test_a_created_model_is_listed_shown_copied_and_removed(client: ollama.Clien
     [
         ("a/b/../c", {"from_": "demo"}, "is not a valid name"),
         ("demo", {"from_": "demo"}, "choose another name"),
-        ("x", {"from_": "/etc/passwd"}, "no name of a model"),
+        ("x", {"from_": "/etc/passwd"}, "not a model name"),
         ("x", {"from_": "nothing-like-it"}, "no model is called"),
         ("x", {}, "neither 'from' or 'files' was specified"),
         ("x", {"from_": "demo", "template": "{{ .Prompt }}"}, "in Go's syntax"),
@@ -337,7 +337,7 @@ def test_a_path_means_the_model_and_no_edition_of_it() -> None:
         client.create("kitty", from_="demo", system="You are a cat.")
         client.generate("kitty")
         assert [model.model for model in client.ps().models] == ["kitty:latest"]
-        with pytest.raises(ModelNotFound, match="is not loaded here"):
+        with pytest.raises(ModelNotFound, match="is not loaded"):
             server.request_json("/localllm/open", {"path": str(DEMO)})
         client.generate("demo", keep_alive=0)
         client.generate("demo")

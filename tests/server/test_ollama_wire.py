@@ -105,13 +105,13 @@ def test_loading_and_unloading_are_one_object(ask: Ask) -> None:
     ("path", "body", "status", "told"),
     [
         ("/api/chat", b"", 400, "missing request body"),
-        ("/api/generate", b"{", 400, "no JSON"),
+        ("/api/generate", b"{", 400, "not valid JSON"),
         ("/api/chat", {"model": "none", "messages": HI}, 404, "model 'none' not found"),
         ("/api/generate", {"model": "none", "prompt": "a"}, 404, "model 'none' not found"),
         ("/api/chat", {"model": "demo", "messages": HI, "top_logprobs": 21}, 400, "must be between 0 and 20"),
-        ("/api/chat", {"model": "demo", "messages": "Hi"}, 400, "messages is of the wrong kind"),
+        ("/api/chat", {"model": "demo", "messages": "Hi"}, 400, "messages has the wrong type"),
         ("/api/chat", {"model": "demo", "messages": [{"role": "cat", "content": "a"}]}, 400, "invalid role: cat"),
-        ("/api/chat", {"model": "demo", "messages": [{"role": "user", "images": ["a"]}]}, 400, "text alone"),
+        ("/api/chat", {"model": "demo", "messages": [{"role": "user", "images": ["a"]}]}, 400, "text only"),
         ("/api/chat", {"model": "demo", "messages": HI, "format": 3}, 400, "invalid format: 3"),
         ("/api/chat", {"model": "demo", "messages": HI, "format": "xml"}, 400, 'invalid format: "xml"'),
         ("/api/chat", {"model": "demo", "messages": HI, "keep_alive": "soon"}, 400, "keep_alive"),
@@ -125,8 +125,8 @@ def test_loading_and_unloading_are_one_object(ask: Ask) -> None:
         ("/api/copy", {"source": "demo", "destination": "../../x"}, 400, "is not a valid name"),
         ("/api/pull", {"model": "/etc"}, 400, "invalid model name"),
         ("/api/create", {"model": "x", "modelfile": "FROM demo"}, 400, "modelfile is not supported"),
-        ("/api/push", {"model": "demo"}, 501, "nothing is sent"),
-        ("/api/nothing", {}, 404, "not served"),
+        ("/api/push", {"model": "demo"}, 501, "push is not supported"),
+        ("/api/nothing", {}, 404, "there is no route"),
     ],
 )
 def test_invalid_input_is_one_error(ask: Ask, path: str, body: Any, status: int, told: str) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 from localllm import LLM
 from localllm.api.body import BadField
-from localllm.server.body import only_model
 from localllm.server.lease import FALLBACK_TEMPLATE
 from localllm.server.logs import TEMPLATE_HEADER
 from localllm.server.models import ModelPool
+from localllm.server.routing import only_model
 from localllm.text.template import ChatTemplate
 from tests.server.conftest import refuse_to_load
 

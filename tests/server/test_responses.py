@@ -11,7 +11,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
-from localllm.server.responses import KeptResponses
+from localllm.server.responses import ResponseStore
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 
@@ -188,7 +188,7 @@ def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
 
 
 def test_stored_responses_are_bounded() -> None:
-    kept = KeptResponses(max_responses=3, max_bytes=1000)
+    kept = ResponseStore(max_responses=3, max_bytes=1000)
     for number in range(5):
         kept.add([{"content": "x"}], {"id": f"resp_{number}", "output": []})
     assert list(kept.by_id) == ["resp_2", "resp_3", "resp_4"]

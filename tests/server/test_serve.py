@@ -20,7 +20,7 @@ LONG = {"model": "demo", "prompt": "Once", "temperature": 0, "max_tokens": 200, 
 
 @pytest.mark.parametrize("host", ["example.org", "", "127.1", "0"])
 def test_names_are_not_looked_up(host):
-    with pytest.raises(UsageError, match=r"is no address; give 127\.0\.0\.1, ::1"):
+    with pytest.raises(UsageError, match=r"is not an IP address; use 127\.0\.0\.1, ::1"):
         bind(host, 0)
 
 
@@ -31,7 +31,7 @@ def test_addresses_of_this_machine_alone_are_taken(host):
 
 
 def test_a_port_in_use_is_reported(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="give another --port"):
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="choose another --port"):
         bind("127.0.0.1", taken.getsockname()[1])
 
 
@@ -61,8 +61,8 @@ def test_sigterm_drains_a_running_answer_and_accepts_no_new_one(process):
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert process.wait(10) == 0
     welcome, asked, waits, *log = process.stderr
-    assert welcome == f"demo loaded; a page to chat is at {url}/ui\n"
-    assert waits == "1 under way have 30 s to end; the next Ctrl-C or SIGTERM breaks them off\n"
+    assert welcome == f"demo loaded; chat page at {url}/ui\n"
+    assert waits == "waiting up to 30 s for running requests (1); Ctrl-C or SIGTERM again cancels them\n"
     assert [what(line) for line in (asked, *log)] == ["request", "request", "unloaded"]
 
 

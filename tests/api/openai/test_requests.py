@@ -53,7 +53,7 @@ def test_every_sampling_field_arrives() -> None:
 def test_both_names_of_the_token_limit_work() -> None:
     assert chat(max_completion_tokens=5).params.max_tokens == chat(max_tokens=5).params.max_tokens == 5
     assert chat(max_tokens=0).params.max_tokens == 0
-    with pytest.raises(BadField, match="max_tokens is 5 and max_completion_tokens 6"):
+    with pytest.raises(BadField, match="max_tokens is 5 and max_completion_tokens is 6"):
         chat(max_tokens=5, max_completion_tokens=6)
     silent = parse_completion_request({"model": "demo", "prompt": "x"}, SamplingParams(max_tokens=3))
     assert silent.params.max_tokens == 3
@@ -94,12 +94,12 @@ def test_messages_become_texts_with_roles_that_templates_know() -> None:
 @pytest.mark.parametrize(
     ("messages", "param", "says"),
     [
-        ([], "messages", "no list with a message"),
-        ("Hello", "messages", "no list"),
+        ([], "messages", "is not a non-empty list"),
+        ("Hello", "messages", "is not a non-empty list"),
         ([{"role": "function", "content": "x"}], "messages.0.role", "role 'function'"),
         ([{"role": ["user"], "content": "x"}], "messages.0.role", "role"),
-        ([*HELLO, {"role": "user", "content": 5}], "messages.1.content", "no text"),
-        ([{"role": "user"}], "messages.0.content", "no text"),
+        ([*HELLO, {"role": "user", "content": 5}], "messages.1.content", "is not text"),
+        ([{"role": "user"}], "messages.0.content", "is not text"),
         ([{"role": "user", "content": "x", "weight": 1}], "messages.0.weight", "not a field"),
         ([{"role": "tool", "content": "x"}], "messages.0.tool_call_id", "is missing"),
         (
@@ -107,7 +107,7 @@ def test_messages_become_texts_with_roles_that_templates_know() -> None:
             "messages.0.content.0.type",
             "parts of type image_url are not supported",
         ),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0", "no part"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text", "is missing"),
         (
             [{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"name": "f"}}]}],
             "messages.0.tool_calls.0.function.arguments",
@@ -127,7 +127,7 @@ def test_prompts_of_all_four_shapes() -> None:
     assert completion(prompt=[1, 2]).prompts == ([1, 2],)
     assert completion(prompt=[[1, 2], [3]]).prompts == ([1, 2], [3])
     for wrong in ([], [[]], ["x", 1], [True], {"text": "x"}, 5):
-        with pytest.raises(BadField, match="the prompt is neither") as caught:
+        with pytest.raises(BadField, match="prompt has the wrong type") as caught:
             completion(prompt=wrong)
         assert caught.value.param == "prompt"
     with pytest.raises(BadField, match="prompt has 129 entries; send at most 128"):
@@ -218,7 +218,7 @@ def test_tools_are_given_as_they_were_sent_and_none_calls_no_tool() -> None:
     assert chat(tools=[TOOL], tool_choice="none").tools is None
     with pytest.raises(BadField, match="tools of type custom"):
         chat(tools=[{"type": "custom", "custom": {"name": "f"}}])
-    with pytest.raises(BadField, match="no tools"):
+    with pytest.raises(BadField, match="needs tools"):
         chat(tool_choice="required")
     assert chat(tool_choice="auto") == chat()
     with pytest.raises(BadField, match=r"tools\.0\.function\.name is missing"):
@@ -259,7 +259,7 @@ def test_formats_of_the_answer_become_grammars() -> None:
     assert json.loads(asked.params.grammar.text) == schema
     assert chat(response_format={"type": "json_object"}).params.grammar == Grammar(GrammarKind.JSON)
     assert chat(response_format={"type": "text"}).params.grammar is None
-    with pytest.raises(BadField, match="has no json_schema"):
+    with pytest.raises(BadField, match=r"response_format\.json_schema is missing"):
         chat(response_format={"type": "json_schema"})
     with pytest.raises(BadField, match=r"response_format\.type"):
         chat(response_format={"type": "xml"})
@@ -300,14 +300,14 @@ def test_json_that_two_readers_would_understand_differently_is_refused(text: byt
 def test_a_body_nested_too_deeply_is_rejected(name: str) -> None:
     parse_json_object(f'{{"{name}": {"[" * 200}{"]" * 200}}}')
     for deep in (300, 900, 100_000):
-        with pytest.raises(UsageError, match=r"nested more than 256 deep|recursion"):
+        with pytest.raises(UsageError, match=r"nested deeper than 256 levels|recursion"):
             parse_json_object(f'{{"{name}": {"[" * deep}{"]" * deep}}}')
 
 
 def test_numbers_out_of_range_are_rejected() -> None:
-    with pytest.raises(UsageError, match="1e999 is no number of JSON"):
+    with pytest.raises(UsageError, match="1e999 is not a JSON number"):
         parse_json_object('{"chat_template_kwargs": {"depth": 1e999}}')
-    with pytest.raises(BadField, match="logit_bias names the token"):
+    with pytest.raises(BadField, match="logit_bias has the key"):
         chat(logit_bias={"9" * 5000: 1})
 
 

@@ -226,9 +226,12 @@ def test_ctrl_c_reports_the_measurements_so_far():
     ("arguments", "sentence"),
     [
         (["--against", "x"], "not a server's address"),
-        (["demo", "--slo", "ttft=1s"], "--slo is for servers"),
-        (["--against", "http://localhost:9", "--depth", "5"], "--depth is for models"),
-        (["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"], "give one"),
+        (["demo", "--slo", "ttft=1s"], "--slo applies only to servers"),
+        (["--against", "http://localhost:9", "--depth", "5"], "--depth applies only to models"),
+        (
+            ["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"],
+            "--rate and --concurrency cannot be combined",
+        ),
         (["--against", "http://localhost:9", "--api", "soap"], "--api is 'soap'"),
         (["--against", "http://localhost:9", "--prompt", "1,2"], "one whole number"),
         (["--against", "http://localhost:9", "--requests", "0"], "requests is 0"),

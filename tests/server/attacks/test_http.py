@@ -86,7 +86,7 @@ def test_an_invalid_pipelined_request_leaves_the_first_answer_intact(demo_url, c
         connection.sendall(b"\0\0\0\r\n\r\n")
         came = rest(connection)
     answer, refusal = came.split(b"HTTP/1.1 400")
-    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"no request" in refusal
+    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"malformed HTTP request" in refusal
     assert not caplog.records
 
 

@@ -82,7 +82,8 @@ def test_a_port_is_free_as_soon_as_its_server_is_killed():
     with started() as (process, url), connect(url) as stream:
         port = url.rpartition(":")[2]
         said = refused("--port", port)
-        assert "cannot be had (Address already in use); another server may have it, such as Ollama" in said
+        assert f"cannot listen on port {port}" in said
+        assert "(Address already in use); another server, such as Ollama" in said
         stream.sendall(asking(max_tokens=800, stream=True))
         stream.recv(1, 2)
         process.kill()
@@ -99,7 +100,7 @@ def test_a_server_of_another_kind_on_the_port_is_left_alone():
 
 def test_a_port_is_bound_before_the_model_loads():
     """Two that start at once do not find out after both have loaded their models."""
-    with bind("127.0.0.1", 0) as first, pytest.raises(UsageError, match="cannot be had"):
+    with bind("127.0.0.1", 0) as first, pytest.raises(UsageError, match="cannot listen"):
         bind("127.0.0.1", first.getsockname()[1])
 
 

@@ -64,7 +64,7 @@ def test_slow_headers(url):
         taken = trickle(connection, HEALTH, 0.05)
         said = heard(connection)
     assert (said.status, said.headers["connection"]) == (408, "close")
-    assert "headers did not come within 0.6 s" in said.message
+    assert "headers did not arrive within 0.6 s" in said.message
     assert_at(QUICK.head_timeout_s, taken)
 
 
@@ -89,7 +89,7 @@ def test_slow_body(url):
         taken = trickle(connection, BODY, 0.05)
         said = heard(connection)
         assert rest(connection) == b""
-    assert said.status == 408 and "bytes of the body came in 0.5" in said.message
+    assert said.status == 408 and "bytes of the body arrived in 0.5" in said.message
     assert_at(QUICK.body_grace_s, taken)
 
 

@@ -103,15 +103,15 @@ def test_invalid_files_are_reported(files, tmp_path):
     nothing, text = str(tmp_path / "nothing"), tmp_path / "text"
     text.write_text("no PEM")
     for wrong, told in [
-        ((nothing, key), "nothing cannot be read"),
-        ((certificate, nothing), "nothing cannot be read"),
-        ((str(tmp_path), key), "cannot be read"),
-        ((str(text), key), "not both there in PEM"),
-        ((certificate, str(text)), "not both there in PEM"),
-        ((certificate, None), "not both there in PEM"),
-        ((certificate, made(tmp_path, "other")[1]), "the key is another's"),
+        ((nothing, key), "cannot read .*nothing"),
+        ((certificate, nothing), "cannot read .*nothing"),
+        ((str(tmp_path), key), "cannot read"),
+        ((str(text), key), "not there in PEM"),
+        ((certificate, str(text)), "not there in PEM"),
+        ((certificate, None), "not there in PEM"),
+        ((certificate, made(tmp_path, "other")[1]), "the key does not match"),
         (made(tmp_path, "locked", "-passout", "pass:secret"), "is encrypted"),
-        ((None, key), "--tls-key is given without --tls-cert"),
+        ((None, key), "--tls-key needs --tls-cert"),
     ]:
         with pytest.raises(UsageError, match=told):
             load_tls_context(*wrong)
