@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from localllm.cli.io import note, status
 from localllm.formatting import format_bytes, format_columns, format_seconds
 from localllm.hardware.device import free_bytes, resolve_device
-from localllm.hub.catalog import describe_edition
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions
@@ -224,8 +223,6 @@ def resolve_or_fetch(
     )
     target_device = device or settings.device
     with _observe(name, observer) as progress:
-        if edition := describe_edition(name):
-            progress.note(edition)
         progress.phase("download")
 
         def on_header(plan: "PullPlan", header: "Header") -> None:
@@ -239,6 +236,7 @@ def resolve_or_fetch(
             load_options,
             force=force,
             on_header=on_header,
+            on_choice=progress.note,
         )
     return resolve_model(name)
 
@@ -263,5 +261,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
 
 
 def free_memory(device: str) -> FreeMemory:
+    from localllm.plan.expected import memory_of
+
     resolved = resolve_device(device)
-    return FreeMemory(resolved.type, free_bytes(resolved))
+    return memory_of(resolved, free_bytes(resolved), Settings.from_environment())
