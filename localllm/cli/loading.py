@@ -52,7 +52,8 @@ def load_model(
 
     None leaves a choice to the settings; a number of threads in the settings overrides `threads`. A grammar is
     checked before the download and compiled before the weights are read. verbose: report memory use and the time
-    of each phase; observer: receives progress, which goes to stderr without one.
+    of each phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
+    runs without CUDA graphs, for example because Triton is missing, is reported in any case.
 
     Raises what `fetch`, `resolve_model` and the engine raise.
     """
@@ -98,12 +99,14 @@ def load_model(
             on_phase=progress.phase,
             on_part=progress.part,
         )
+    report = observer.note if observer else note
     if verbose:
-        report = observer.note if observer else note
         phases = {"import": import_s, **llm.load_phases}
         report(format_load(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
         if llm.device == "cpu":
             report(f"activations      {llm.activation_bits} bits in products with packed weights")
+    elif llm.without_graphs:
+        report(f"each kernel is launched individually on {llm.device}, which is slower: {llm.without_graphs}")
     return llm
 
 
