@@ -8,7 +8,7 @@ from localllm.cli.exits import invalid_hf_setting
 from localllm.cli.io import flag_name, note
 from localllm.client.model import RemoteModel, open_model
 from localllm.client.server import ServerClient
-from localllm.errors import LocalLLMError, ModelNotFound, ServerUnreachable, UsageError
+from localllm.errors import LocalLLMError, ModelNotFound, ServerTooSlow, ServerUnreachable, UsageError
 from localllm.protocol.model import Model
 from localllm.request import Grammar
 from localllm.settings import Settings
@@ -55,7 +55,7 @@ def connect_to_server(flags: Mapping[str, Any], report: Callable[[str], object] 
     """The model in a running server that has it loaded, or None; a server named by --server loads it if needed.
 
     flags: flags of `run` by field name; report: prints a line, and is used only with --verbose. Raises UsageError
-    for flags that contradict each other, and the error of a server named by --server.
+    for flags that contradict each other, ServerTooSlow, and the error of a server named by --server.
     """
     name, server_name, verbose = flags["model"], flags["server"], flags["verbose"]
     settings = Settings.from_environment()
@@ -77,6 +77,8 @@ def connect_to_server(flags: Mapping[str, Any], report: Callable[[str], object] 
     else:
         try:
             remote = open_model(ServerClient(), name, path=absolute_model_path(name), load=False)
+        except ServerTooSlow:
+            raise  # it may have the model, and loading it a second time would slow both down
         except LocalLLMError as error:
             if verbose and (settings.host or not isinstance(error, ServerUnreachable)):
                 report(f"note: {error.message}; loading the model in this process")

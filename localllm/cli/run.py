@@ -100,6 +100,7 @@ def run(
     logit_bias: options.LogitBias = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
     stop: options.Stop = None,
     stop_ids: options.StopIds = None,
     ignore_eos: options.IgnoreEos = None,
