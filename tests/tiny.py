@@ -53,7 +53,10 @@ def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> A
     """Write a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and return the transformers model."""
     import transformers  # where only kernels are tested it may be missing
 
-    family = getattr(transformers, f"{kind}ForCausalLM")
+    name = f"{kind}ForCausalLM"
+    family = getattr(transformers, name, None)
+    if family is None:
+        raise LookupError(f"transformers {transformers.__version__} has no {name}; install a version that has it")
     torch.manual_seed(seed)
     model = family(family.config_class(**SMALL | changes)).eval()
     randomize(model)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from localllm.cli.io import note, status
 from localllm.formatting import format_bytes, format_columns, format_seconds
 from localllm.hardware.device import free_bytes, resolve_device
-from localllm.hub.catalog import describe_edition
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions
@@ -53,7 +52,8 @@ def load_model(
 
     None leaves a choice to the settings; a number of threads in the settings overrides `threads`. A grammar is
     checked before the download and compiled before the weights are read. verbose: report memory use and the time
-    of each phase; observer: receives progress, which goes to stderr without one.
+    of each phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
+    runs without CUDA graphs, for example because Triton is missing, is reported in any case.
 
     Raises what `fetch`, `resolve_model` and the engine raise.
     """
@@ -99,12 +99,14 @@ def load_model(
             on_phase=progress.phase,
             on_part=progress.part,
         )
+    report = observer.note if observer else note
     if verbose:
-        report = observer.note if observer else note
         phases = {"import": import_s, **llm.load_phases}
         report(format_load(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
         if llm.device == "cpu":
             report(f"activations      {llm.activation_bits} bits in products with packed weights")
+    elif llm.without_graphs:
+        report(f"each kernel is launched individually on {llm.device}, which is slower: {llm.without_graphs}")
     return llm
 
 
@@ -231,8 +233,6 @@ def resolve_or_fetch(
     )
     target_device = device or settings.device
     with observe_load(name, observer) as progress:
-        if edition := describe_edition(name):
-            progress.note(edition)
         progress.phase("download")
 
         def on_header(plan: "PullPlan", header: "Header") -> None:
@@ -246,6 +246,7 @@ def resolve_or_fetch(
             load_options,
             force=force,
             on_header=on_header,
+            on_choice=progress.note,
         )
     return resolve_model(name)
 
@@ -270,5 +271,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
 
 
 def free_memory(device: str) -> FreeMemory:
+    from localllm.plan.expected import memory_of
+
     resolved = resolve_device(device)
-    return FreeMemory(resolved.type, free_bytes(resolved))
+    return memory_of(resolved, free_bytes(resolved), Settings.from_environment())

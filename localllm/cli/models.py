@@ -19,7 +19,7 @@ from localllm.hub.hf_cache import cached_models
 from localllm.hub.local_names import edition_files, find_edition, read_aliases
 from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
-from localllm.hub.resolve import model_in_cache, resolve_model
+from localllm.hub.resolve import edition_in_cache, model_in_cache, resolve_model
 from localllm.modelfile.edition import to_json
 from localllm.modelfile.options import to_sampling_params
 from localllm.modelfile.parse import format_modelfile
@@ -129,7 +129,7 @@ def artefact_source(model: str) -> str:
     """Source that artefacts of a model record: its repository, or the path of its folder. Raises ModelNotFound."""
     match parse_name(model):
         case RepoName() as repo:
-            return repo.repo
+            return edition_in_cache(repo).repo
         case CatalogEntry() as entry:
             return str(bundled_folder(entry))
         case Path() as path:
@@ -171,11 +171,14 @@ def _find_entry(model: str) -> ModelEntry:
 
 
 def _entry_from_catalog(entry: CatalogEntry) -> ModelEntry:
-    repo = repo_of_entry(entry)
-    path = model_in_cache(repo) if repo else bundled_folder(entry)
+    if (named := repo_of_entry(entry)) is None:
+        path, state, source = bundled_folder(entry), State.BUNDLED, None
+    else:
+        repo = edition_in_cache(named)
+        path, state, source = model_in_cache(repo), State.DOWNLOADED, repo.repo
     if path is None or not path.exists():
-        return _entry_without_header(entry.name, State.ABSENT, entry.repo, None, entry)
-    return _entry_from_header(entry.name, State.DOWNLOADED if repo else State.BUNDLED, path, entry.repo, entry)
+        return _entry_without_header(entry.name, State.ABSENT, source, None, entry)
+    return _entry_from_header(entry.name, state, path, source, entry)
 
 
 def _entry_from_artefact(artefact: StoredArtefact) -> ModelEntry:

@@ -21,8 +21,8 @@ from localllm.errors import LocalLLMError
 from localllm.formatting import format_count, parse_count
 from localllm.hardware.device import dtype_for, free_bytes, resolve_device
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model
-from localllm.plan.memory import blocks_for
+from localllm.plan.expected import ASSUMED_BANDWIDTH, known_tokens_per_s, measured_bandwidth
+from localllm.plan.fit import COMFORTABLE_SHARE, Fit, FreeMemory, LoadOptions, fit_model
 from localllm.quant.packing import ELEMENT_BYTES
 from localllm.settings import Settings
 from localllm.tui.machine import ModelOffer
@@ -30,11 +30,7 @@ from localllm.tui.machine import ModelOffer
 if TYPE_CHECKING:
     import torch
 
-MAX_MEMORY_FRACTION = 3 / 4  # of free memory, which other programs and longer conversations need too
 MIN_TOKENS_PER_S = 8.0  # people read 250 words per minute, which are 5.5 tokens per second
-# Bytes of weights per second that a device without a measurement reads: a third of the peak of two channels of
-# DDR4-2666 for a CPU; a GPU reads its whole memory many times per second.
-ASSUMED_READ_BYTES_PER_S = {"cpu": 14e9, "cuda": math.inf}
 # Upper bound of context, workspace and recurrent states for nearly all models of the catalog
 # (tests/cli/test_offers.py has the plan's own numbers).
 OVERHEAD_BYTES = 1_000_000_000
@@ -75,7 +71,7 @@ class Candidate:
     def tokens_per_s(self, device_type: str) -> float:
         """Expected decode speed on a device of this type."""
         bytes_per_token = self.weight_bytes * self.active_parameters / self.parameters
-        return self.offer.tokens_per_s or ASSUMED_READ_BYTES_PER_S[device_type] / bytes_per_token
+        return self.offer.tokens_per_s or ASSUMED_BANDWIDTH[device_type] / bytes_per_token
 
 
 def list_offers(options: LoadOptions, device: str, settings: Settings) -> Sequence[ModelOffer]:
@@ -94,7 +90,7 @@ def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer |
 
     def suitable(candidate: Candidate) -> bool:
         offer = candidate.offer
-        fits = offer.fits and (offer.needs_bytes or 0) <= MAX_MEMORY_FRACTION * (offer.free_bytes or 0)
+        fits = offer.fits and (offer.needs_bytes or 0) <= COMFORTABLE_SHARE * (offer.free_bytes or 0)
         return bool(fits) and not candidate.gated and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
 
     def rank(candidate: Candidate) -> tuple[float, bool, float]:
@@ -136,8 +132,6 @@ def offer_without_estimate(entry: ModelEntry, about: str) -> ModelOffer:
 def offer_with_estimate(offer: ModelOffer, header: Header, target: TargetDevice) -> tuple[ModelOffer, Fit | None]:
     """Offer with memory use and speed, which the plan computes from the header; the fit is None if the model is
     not supported."""
-    from localllm.plan.expected import known_tokens_per_s
-
     try:
         check_quantization(header.config)
         options = replace(target.options, quant=None) if header.quantization else target.options
@@ -147,15 +141,8 @@ def offer_with_estimate(offer: ModelOffer, header: Header, target: TargetDevice)
             rate = known_tokens_per_s(header, fit, target.device, target.settings, name=offer.name)
     except LocalLLMError as error:
         return replace(offer, about=error.message), None
-    needs, free = required_bytes(fit), target.memory.memory_bytes
+    needs, free = fit.required_bytes, target.memory.memory_bytes
     return replace(offer, fits=fit.fits, needs_bytes=needs, free_bytes=free, tokens_per_s=rate), fit
-
-
-def required_bytes(fit: Fit) -> int:
-    """Memory for one conversation that fills its context."""
-    states = fit.memory.state_bytes if fit.memory else 2 * fit.needs.state_slot_bytes
-    cache = blocks_for(fit.context) * fit.needs.block_bytes
-    return fit.weights.total + cache + states + fit.workspace
 
 
 def offer_from_catalog(
@@ -177,7 +164,7 @@ def offer_from_catalog(
     if total is None:
         return offer, None
     active = parse_count(catalog_entry.active) if catalog_entry.active else total
-    if offer.fits and (bytes_per_s := measured_read_rate(target)):
+    if offer.fits and (bytes_per_s := measured_bandwidth(target.device, target.options.dtype, target.settings)):
         offer = replace(offer, tokens_per_s=bytes_per_s / (weight_bytes * active / total))
     if active < total:
         offer = replace(offer, parameters=f"{catalog_entry.parameters}, {catalog_entry.active} active")
@@ -190,17 +177,6 @@ def estimate_weight_bytes(entry: CatalogEntry, parameters: float | None, target:
         return entry.bytes
     element_bytes = ELEMENT_BYTES[dtype_for(target.options.dtype, "BF16", target.memory.device_type)]
     return round(parameters * QUANTIZED_BYTES_PER_PARAMETER.get(target.options.quant or "", element_bytes))
-
-
-def measured_read_rate(target: TargetDevice) -> float | None:
-    """Bytes of unquantized weights per second that decode steps read on this machine, or None if not measured."""
-    from localllm.hardware.device import resolve_dtype
-    from localllm.hardware.measure import stored_rates
-    from localllm.plan.measured import DECODE_SHARE
-
-    dtype = resolve_dtype(target.options.dtype, "BF16", target.device)
-    rates = stored_rates(target.device, dtype, target.settings)
-    return DECODE_SHARE * rates.read if rates else None
 
 
 def offer_from_header(name: str, header: Header, target: TargetDevice, *, nbytes: int) -> ModelOffer:

@@ -78,7 +78,7 @@ def plan(
         raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
     check_quant(quant)  # before the header is downloaded
     load_options = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    name, header = _read_or_fetch_header(model)
+    name, header = _read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
         result = make_plan(header, find_device(gpu), load_options, name=name, prompt=prompt)
@@ -93,14 +93,26 @@ def plan(
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-def _read_or_fetch_header(model: str) -> tuple[str, Header]:
-    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests."""
+def _read_or_fetch_header(
+    model: str, load_options: LoadOptions, gpu: str | None, device: str
+) -> tuple[str, Header]:
+    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests.
+
+    A catalog name without a format is then the edition that the device would get.
+    """
     if repo := missing_repo(model):
         from localllm.checkpoint.remote import remote_header  # imports the Hub's library
+        from localllm.cli.loading import free_memory
         from localllm.hub.pull import plan_pull
+        from localllm.llm.edition_choice import choose_edition
 
         with status(f"reading the header of {repo}"):
-            return model, remote_header(plan_pull(repo, note), note)
+            if repo.entry is None:
+                return model, remote_header(plan_pull(repo, note), note)
+            target = find_device(gpu) if gpu else free_memory(device)
+            choice = choose_edition(repo.entry, target, load_options, note)
+            name = model if choice.edition is repo.entry else choice.edition.name
+            return name, remote_header(choice.plan, note)
     ref = resolve_model(model)
     return ref.name, read_header(ref.path)
 

@@ -13,8 +13,9 @@ from localllm.cli.io import StdoutWriter, note
 from localllm.errors import DamagedModel, LocalLLMError, UsageError
 from localllm.formatting import format_bytes, format_table
 from localllm.hardware.device import resolve_device, total_bytes
-from localllm.hub.catalog import CatalogEntry, describe_edition
+from localllm.hub.catalog import CatalogEntry
 from localllm.hub.names import RepoName, parse_name
+from localllm.hub.resolve import edition_in_cache
 from localllm.hub.verify import (
     FAULTY,
     FileState,
@@ -39,9 +40,10 @@ def pull(
     """Download a model from the Hub, or update it.
 
     MODEL is a name of `localllm list --all`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a
-    GGUF repository. The files go into the Hugging Face cache, which other programs share. An interrupted download
-    resumes. stdout gets the path of the model. Exits with code 3 before downloading if this machine has too little
-    memory for the model.
+    GGUF repository. A name without a format, like qwen3:8b, gets the edition that fits this machine: 4 bits, or
+    more for a small model that stays fast. The files go into the Hugging Face cache, which other programs share.
+    An interrupted download resumes. stdout gets the path of the model. Exits with code 3 before downloading if
+    this machine has too little memory for the model.
     """
     from localllm.llm.fetch import fetch
 
@@ -57,17 +59,24 @@ def pull(
         events.write("done", path=str(path))
         return
     out = StdoutWriter()
-    if edition := describe_edition(model):
-        note(edition)
     with progress.download_progress() as display:
-        path = fetch(repo, display, lambda: total_memory(settings.device), load_options, force=force)
+        path = fetch(
+            repo,
+            display,
+            lambda: total_memory(settings.device),
+            load_options,
+            force=force,
+            on_choice=display.say,
+        )
     out.write(f"{path}\n")
 
 
 def total_memory(device: str) -> FreeMemory:
     """Total memory of a device, because programs that use it now may have ended when the model runs."""
+    from localllm.plan.expected import memory_of
+
     resolved = resolve_device(device)
-    return FreeMemory(resolved.type, total_bytes(resolved))
+    return memory_of(resolved, total_bytes(resolved), Settings.from_environment())
 
 
 def verify(
@@ -102,7 +111,7 @@ def _parse_repo(name: str) -> RepoName:
     repo = parse_name(name)
     if not isinstance(repo, RepoName):
         raise UsageError(f"{name} is not from the Hub, so there are no checksums for it", "give ORG/REPO")
-    return repo
+    return edition_in_cache(repo)
 
 
 @dataclass

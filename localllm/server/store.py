@@ -34,7 +34,8 @@ from localllm.hub.pull import PullPlan
 from localllm.hub.remove import Removal, plan_removal, removable_repo
 from localllm.hub.uploaded_blobs import BlobUpload, blob_file
 from localllm.llm.create import create
-from localllm.plan.fit import FreeMemory, LoadOptions
+from localllm.plan.expected import memory_of
+from localllm.plan.fit import LoadOptions
 from localllm.server.inventory import Inventory
 from localllm.server.models import ModelPool, run_in_daemon_thread
 from localllm.server.routing import JsonObject, RouteDocs, Router, read_json_body
@@ -242,7 +243,7 @@ def pull_model(repo: RepoName | None, progress: ProgressReporter) -> None:
         settings = Settings.from_environment()
         device = resolve_device(settings.device)
         options = LoadOptions(dtype=settings.dtype, kv_dtype=settings.kv_dtype)
-        fetch(repo, progress, lambda: FreeMemory(device.type, total_bytes(device)), options, force=False)
+        fetch(repo, progress, lambda: memory_of(device, total_bytes(device), settings), options, force=False)
     progress.report("verifying sha256 digest")
     progress.report("writing manifest")
     progress.report("success")

@@ -13,8 +13,8 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.cli import offers as module
 from localllm.cli.offers import (
-    ASSUMED_READ_BYTES_PER_S,
-    MAX_MEMORY_FRACTION,
+    ASSUMED_BANDWIDTH,
+    COMFORTABLE_SHARE,
     MIN_TOKENS_PER_S,
     OVERHEAD_BYTES,
     Candidate,
@@ -179,7 +179,7 @@ def test_a_measured_speed_outweighs_an_estimate():
 
 
 def test_memory_is_left_to_others():
-    most = MAX_MEMORY_FRACTION * 16
+    most = COMFORTABLE_SHARE * 16
     assert recommend([candidate("just", 8, most - 1)], "cuda")
     assert recommend([candidate("more", 8, most - 0.9)], "cuda") is None
 
@@ -196,14 +196,14 @@ def test_gated_models_are_not_recommended_and_downloaded_ones_preferred():
 def test_a_mixture_ranks_by_mean_size_and_active_parameters():
     mixture, dense = candidate("mixture", 8, 5, active=2), candidate("dense", 3, 1.7)
     assert recommend([mixture, dense], "cpu") is mixture.offer
-    assert mixture.tokens_per_s("cpu") == pytest.approx(ASSUMED_READ_BYTES_PER_S["cpu"] / (5 * GB / 4))
+    assert mixture.tokens_per_s("cpu") == pytest.approx(ASSUMED_BANDWIDTH["cpu"] / (5 * GB / 4))
 
 
 def test_something_is_recommended_for_machines_of_every_size_and_it_is_of_the_catalogue(here):
     strength = []
     for free in (1 * GB, 3 * GB, 8 * GB, 24 * GB):
         [best] = [each for each in here(free).values() if each.recommended]
-        assert best.needs_bytes <= MAX_MEMORY_FRACTION * free
+        assert best.needs_bytes <= COMFORTABLE_SHARE * free
         strength.append(best.needs_bytes)
     assert strength == sorted(strength)
 

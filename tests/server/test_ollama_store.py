@@ -19,6 +19,7 @@ from localllm.client.server import ServerClient
 from localllm.errors import ModelNotFound
 from localllm.hub.catalog import PACKAGE_FOLDER
 from localllm.hub.local_names import find_edition, set_alias
+from localllm.plan.fit import FreeMemory
 from localllm.request import ChatRequest
 from tests.server.conftest import running
 from tests.shared import shared
@@ -193,6 +194,23 @@ def test_a_model_is_pulled_with_its_progress(hub: Any, cache: Path, demo: LLM) -
         assert client.chat("org/tiny", HI, options=OPTIONS).message.content == demo.chat(HI, GREEDY).text
         client.delete("org/tiny")
         assert "org/tiny:latest" not in {model.model for model in client.list().models}
+
+
+def test_a_plain_name_is_pulled_in_the_edition_that_fits_and_keeps_its_name(
+    hub: Any, cache: Path, demo: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("unsloth/Qwen3-0.6B-GGUF", {"Qwen3-0.6B-Q4_K_M.gguf": b"GGUF"})
+    hub.add("Qwen/Qwen3-0.6B", DEMO)
+    monkeypatch.setattr("localllm.server.store.memory_of", lambda *machine: FreeMemory("cpu", 8 * 10**9, 1e13))
+    with running() as url, ollama.Client(host=url) as client:
+        statuses = {line.status for line in client.pull("qwen3:0.6b", stream=True)}
+        assert {status for status in statuses if status and not status.startswith("pulling ")} == {
+            *("verifying sha256 digest", "writing manifest", "success")
+        }
+        assert {"qwen3:0.6b", "qwen3:0.6b-bf16"} <= {model.model for model in client.list().models}
+        assert client.chat("qwen3:0.6b", HI, options=OPTIONS).message.content == demo.chat(HI, GREEDY).text
+        client.delete("qwen3:0.6b")
+        assert not {"qwen3:0.6b", "qwen3:0.6b-bf16"} & {model.model for model in client.list().models}
 
 
 def test_models_missing_on_the_hub_are_reported(hub: Any, cache: Path) -> None:
