@@ -1,8 +1,8 @@
 """Load a model for a command: resolve its name, download and quantize it if needed, and show progress."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -70,7 +70,7 @@ def load_model(
         compile_source(grammar)
     if quant:
         recipe_of(quant)  # refuses an unknown name before the download
-    with _observe(name if isinstance(name, str) else name.name, observer) as progress:
+    with observe_load(name if isinstance(name, str) else name.name, observer) as progress:
         target: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "force": force}
         ref = resolve_or_fetch(name, settings, **target, quant=quant, context=context, observer=progress)
         draft_ref = draft_model and resolve_or_fetch(
@@ -110,7 +110,17 @@ def load_model(
     return llm
 
 
-def _observe(name: str, observer: LoadObserver | None) -> AbstractContextManager[LoadObserver]:
+@contextmanager
+def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | None = None) -> Iterator[None]:
+    """Download a model if needed, and show that it is being loaded until this context ends: for a server, which
+    downloads nothing. Raises as `resolve_or_fetch`."""
+    with observe_load(name, observer) as progress:
+        resolve_or_fetch(name, settings, device=None, dtype=None, context=None, observer=progress)
+        progress.phase("server")
+        yield
+
+
+def observe_load(name: str, observer: LoadObserver | None) -> AbstractContextManager[LoadObserver]:
     """The given observer, or one that shows progress on stderr."""
     if observer:
         return nullcontext(observer)
@@ -222,7 +232,7 @@ def resolve_or_fetch(
         context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype
     )
     target_device = device or settings.device
-    with _observe(name, observer) as progress:
+    with observe_load(name, observer) as progress:
         progress.phase("download")
 
         def on_header(plan: "PullPlan", header: "Header") -> None:
@@ -249,7 +259,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
     check_source(header, INSTEAD)
     if find_artefact(settings.home, header.path, quant) is not None:
         return
-    with _observe(ref.name, observer) as progress:
+    with observe_load(ref.name, observer) as progress:
         progress.note(f"quantizing {ref.name} to {quant.upper()}; the result is cached for later runs")
         progress.phase("quantize")
         from localllm.quantize.quantizer import find_or_quantize

@@ -19,6 +19,7 @@ class Panel(StrEnum):
 
     OPTIONS = "Options"
     NETWORK = "Network"
+    BACKGROUND = "Background"
     LOAD_TEST = "Load test"
     MODEL = "Model"
     PROMPT = "Prompt"

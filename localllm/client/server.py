@@ -6,11 +6,12 @@ module takes 2 ms of the start of `localllm run`, which the time to first token 
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
+from localllm.client.background import find_server
 from localllm.errors import (
     AccessDenied,
     LocalLLMError,
@@ -37,9 +38,15 @@ class ServerClient:
     `close` aborts all of them, which cancels their answers on the server."""
 
     def __init__(self, address: str | None = None):
-        """address: as for `parse_address`; None for LOCALLLM_HOST. Raises UsageError for a malformed address."""
+        """address: as for `parse_address`; None for LOCALLLM_HOST, or without it this user's background server,
+        or without one the default port. Raises UsageError for a malformed address."""
         settings = Settings.from_environment()
-        self.url = parse_address(address or settings.host or f"127.0.0.1:{DEFAULT_PORT}")
+        address = address or settings.host
+        if not address and (server := find_server(settings.home)):
+            address = server.url
+        self.url = parse_address(address or f"127.0.0.1:{DEFAULT_PORT}")
+        self.locate: Callable[[], str] | None = None
+        """Returns the server's URL before each request, for a server that may be replaced meanwhile."""
         self.idle: list[Connection] = []
         self.in_use: list[Connection] = []
         self.headers = {"Content-Type": "application/json"}
@@ -77,7 +84,10 @@ class ServerClient:
 
     def take(self) -> "Connection":
         """An idle connection, or a new one."""
-        """One that nobody uses."""
+        if self.locate and (url := parse_address(self.locate())) != self.url:
+            for connection in self.idle:
+                connection.close()
+            self.url, self.idle = url, []
         parts = urlsplit(self.url)
         host, port, tls = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
         connection = self.idle.pop() if self.idle else Connection(host, port, tls=tls)
@@ -94,8 +104,16 @@ class ServerClient:
         self, connection: "Connection", path: str, body: Mapping[str, Any] | None, timeout_s: float | None
     ) -> "Response":
         content = b"" if body is None else json.dumps(body).encode()
+        method = "POST" if content else "GET"
         try:
-            response = connection.request("POST" if content else "GET", path, self.headers, content, timeout_s)
+            try:
+                response = connection.request(method, path, self.headers, content, timeout_s)
+            except ConnectionRefusedError:
+                if not self.locate:
+                    raise
+                url = urlsplit(parse_address(self.locate()))  # the server ended after `take`
+                connection.host, connection.port = url.hostname or "", url.port or DEFAULT_PORT
+                response = connection.request(method, path, self.headers, content, timeout_s)
         except OSError as error:
             if timeout_s is not None and isinstance(error, TimeoutError) and connection.was_accepted:
                 raise self.no_reply(timeout_s) from None
