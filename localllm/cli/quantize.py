@@ -159,8 +159,8 @@ def build_recipe(
         raise UsageError(f"there is no method {named!r}", f"name one of {', '.join(METHODS)}")
     bits = (8 if rounded else 4) if bits is None else bits
     columns = (DEFAULT_GROUP if bits == 4 else 0) if group is None else group
-    # transformers reads the matrices of a folder by one scheme: the head has it as well, or stays as it was.
-    head_bits = 8 if bits == 8 and not (columns or asymmetric or rounded) else 16
+    # transformers dequantizes a folder by one scheme: the head has that of INT8 layers, or is not quantized.
+    head_bits = 8 if bits == 8 and not rounded else 16
     return Recipe(known, bits, columns or None, symmetric=not asymmetric, activations=rounded, head_bits=head_bits)
 
 
