@@ -7,7 +7,7 @@ from pathlib import Path
 
 from localllm.cli.io import StdoutWriter, note
 from localllm.cli.progress import byte_progress, download_progress
-from localllm.errors import DamagedModel, LocalLLMError
+from localllm.errors import DamagedModel, DiskFull, LocalLLMError, NotWritable
 from localllm.formatting import format_bytes, format_table
 from localllm.hub.names import RepoName
 from localllm.hub.verify import (
@@ -43,7 +43,8 @@ class VerifyResult:
 
 
 def verify_models(repo: RepoName | None, check_only: bool, as_json: bool) -> None:
-    """Raises ModelNotFound where nothing of that name is here, DamagedModel where something wrong stays so."""
+    """Raises ModelNotFound where nothing of that name is here, DamagedModel where something wrong stays so,
+    DiskFull or NotWritable where the disk is why."""
     out, all_found = StdoutWriter(), find_snapshots(repo)
     todo = {path: digest for found in all_found for path, digest in known_digests(found).items()}
     with byte_progress("verifying", sum(path.stat().st_size for path in todo)) as advanced:
@@ -106,8 +107,8 @@ def _result_json(result: VerifyResult) -> dict[str, object]:
     }
 
 
-def _unrepaired_error(bad: list[VerifyResult]) -> DamagedModel:
-    """One sentence on all that is still wrong."""
+def _unrepaired_error(bad: list[VerifyResult]) -> LocalLLMError:
+    """One sentence on all that is still wrong. A disk that cannot be written keeps its own exit code."""
     left = [path for result in bad for path in result.unrepaired]
     files = left[0] if len(left) == 1 else f"{len(left)} files"
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -115,5 +116,6 @@ def _unrepaired_error(bad: list[VerifyResult]) -> DamagedModel:
     message = f"{files} of {bad[0].snapshot.repo}{others} {state}"
     fault = next((result.fault for result in bad if result.fault), None)
     if fault:
-        return DamagedModel(f"{message}, and not fetched again: {fault.message}", fault.remedy)
+        error = type(fault) if isinstance(fault, DiskFull | NotWritable) else DamagedModel
+        return error(f"{message}, and not fetched again: {fault.message}", fault.remedy)
     return DamagedModel(message, f"`localllm verify {bad[0].snapshot.repo}` fetches again what the Hub has")
