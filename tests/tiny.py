@@ -1,13 +1,12 @@
 """Tiny random checkpoints of every family, made by `transformers`, and engines over them.
 
-Weights, norms and biases are drawn so large that a slip in any of them shows in the logits.
+Weights, norms and biases are drawn so large that a mistake in any of them shows in the logits.
 """
 
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
@@ -51,7 +50,9 @@ LLAMA3_ROPE = {
 
 
 def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
-    """Writes a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and returns the transformers model."""
+    """Write a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and return the transformers model."""
+    import transformers  # where only kernels are tested it may be missing
+
     family = getattr(transformers, f"{kind}ForCausalLM")
     torch.manual_seed(seed)
     model = family(family.config_class(**SMALL | changes)).eval()
@@ -61,7 +62,7 @@ def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> A
 
 
 def randomize(model: Any) -> None:
-    """Weights, norms and biases so large that a slip in any of them shows in the logits."""
+    """Draw weights, norms and biases so large that a mistake in any of them shows in the logits."""
     with torch.no_grad():
         for weight in weights_of(model):
             if weight.dim() == 1:  # around what they begin as: norms around 1, or 0 where stored less one
@@ -71,8 +72,7 @@ def randomize(model: Any) -> None:
 
 
 def weights_of(model: Any) -> list[torch.Tensor]:
-    """All that training changes: parameters, and what is a buffer in transformers: the biases of routers and the
-    scales of layers."""
+    """Return the parameters, and the buffers that training changes: router biases and layer scales."""
     buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(("_bias", "layer_scalar"))]
     return [*model.parameters(), *buffers]
 
@@ -93,8 +93,11 @@ def make_engine(
     drafter: Drafter | None = None,
     deterministic: bool = False,
 ) -> Engine:
-    """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured; aside:
-    blocks, as beside a GPU's."""
+    """Return an engine over a checkpoint.
+
+    rows: recurrent states, if the model has any; graphs: run steps as if they were captured; aside: blocks of the
+    host tier, as beside a GPU.
+    """
     header = read_header(folder)
     check_quantization(header.config)
     config = parse_config(header.config)
@@ -104,7 +107,7 @@ def make_engine(
     runner = Runner(
         decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured, deterministic
     )
-    for cache in runner.caches:  # whatever reads a place that was never written is found out
+    for cache in runner.caches:  # so that a read of an unwritten element shows
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside
                 tensor.fill_(torch.nan)

@@ -1,4 +1,4 @@
-"""`localllm run`: one answer to a prompt, or a conversation where there is none. `execute_run.py` does it."""
+"""Declaration of `localllm run`, which `execute_run.py` executes."""
 
 from typing import Annotated
 
@@ -46,12 +46,7 @@ def run(
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
-    force: Annotated[
-        bool,
-        options.switch(
-            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
-        ),
-    ] = False,
+    force: options.ForceLoad = False,
     server: options.Server = None,
     local: Annotated[
         bool,

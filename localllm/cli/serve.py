@@ -1,4 +1,4 @@
-"""`localllm serve`: models behind an HTTP endpoint that speaks the APIs of OpenAI, Ollama and Anthropic."""
+"""`localllm serve`: an HTTP server for models with the APIs of OpenAI, Ollama and Anthropic."""
 
 import math
 import os
@@ -17,7 +17,7 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     from localllm.hub.resolve import ModelRef
     from localllm.llm.embedder import Embedder
-    from localllm.llm.llm import LLM  # torch, for which `--help` need not wait
+    from localllm.llm.llm import LLM  # imports torch
 
 
 def serve(
@@ -107,12 +107,7 @@ def serve(
     activations: options.Activations = None,
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
-    force: Annotated[
-        bool,
-        options.switch(
-            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
-        ),
-    ] = False,
+    force: options.ForceLoad = False,
     keep_alive: Annotated[
         str,
         typer.Option(
@@ -143,6 +138,7 @@ def serve(
             help="Format of the request log on stderr: text, json or off.",
             metavar="FORMAT",
             rich_help_panel=options.Panel.OUTPUT,
+            autocompletion=lambda: ["text", "json", "off"],
         ),
     ] = "text",
     log_prompts: Annotated[
@@ -162,13 +158,15 @@ def serve(
     """
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
-    from localllm.server.serve import bind  # FastAPI takes its time to import
+    from localllm.server.serve import bind  # uvicorn takes time to import
 
-    kept = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
+    keep_alive_s = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
     if log_format not in list(LogFormat):
-        raise UsageError(f"--log-format is {log_format}", f"give {', '.join(LogFormat)}")
+        raise UsageError(f"--log-format is {log_format}", f"give one of {', '.join(LogFormat)}")
     if max_models is not None and not len(models or []) <= max_models != 0:
-        raise UsageError(f"--max-models is {max_models}", "give at least 1, and no fewer than you name")
+        raise UsageError(
+            f"--max-models is {max_models}", "give at least 1, and at least the number of models named"
+        )
     settings = Settings.from_environment()
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
@@ -176,29 +174,35 @@ def serve(
     for warning in access_warnings(access):
         note(warning)
     with closing(bind(host, port)) as listener:
-        where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-        where |= {"activations": activations, "deterministic": deterministic, "force": force, "verbose": verbose}
+        load_flags = {
+            "device": device,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "activations": activations,
+            "quant": quant,
+            "context": context,
+            "deterministic": deterministic,
+            "force": force,
+            "verbose": verbose,
+        }
         from localllm.server.app import create_app
         from localllm.server.models import ModelPool
         from localllm.server.serve import Server
 
         def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
-            return cast(
-                "LLM | Embedder", load_for_server(model, **{**where, "context": context or where["context"]})
-            )
+            flags = {**load_flags, "context": context or load_flags["context"]}
+            return cast("LLM | Embedder", load_for_server(model, **flags))
 
-        served = ModelPool(load, keep_alive=kept, max_models=max_models)
+        pool = ModelPool(load, keep_alive=keep_alive_s, max_models=max_models)
         for model in models or []:
-            served.add_preloaded(load(model, None), model)
-        app = create_app(served, access, log_prompts=log_prompts, strict=strict or settings.strict)
-        names = [loaded.name for loaded in served.loaded.values()]
-        remark = (
-            note if log_format == LogFormat.TEXT else (lambda words: None)
-        )  # who asks for JSON reads it by program
+            pool.add_preloaded(load(model, None), model)
+        app = create_app(pool, access, log_prompts=log_prompts, strict=strict or settings.strict)
+        names = [loaded.name for loaded in pool.loaded.values()]
+        notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON
         server = Server(
-            app, listener, note, served.close, served.abort_waiting, remark=remark, model_names=names, tls=tls
+            app, listener, note, pool.close, pool.abort_waiting, notify=notify, model_names=names, tls=tls
         )
         configure_logging(LogFormat(log_format))
         server.run()
-        if served.has_unfinished_load:
+        if pool.has_unfinished_load:
             os._exit(0)

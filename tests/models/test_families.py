@@ -1,6 +1,6 @@
-"""Every family is proven on a random checkpoint in float32 whose sizes are not the defaults.
+"""Every family is tested on a random float32 checkpoint whose sizes differ from defaults.
 
-`pytest tests/models --models-table` writes what was measured into docs/models.md.
+`pytest tests/models --models-table` writes the results to docs/models.md.
 """
 
 import json

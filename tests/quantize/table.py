@@ -30,7 +30,7 @@ from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
-from tests.quantize.plain import Kept, write_plain
+from tests.quantize.reference import Kept, write_plain
 from tests.shared import DATA
 from tests.tiny import make_engine
 from tools.demo_model.chat import encode

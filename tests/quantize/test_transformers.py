@@ -1,20 +1,20 @@
-"""What `quantize` writes loads in `transformers` with compressed-tensors, both ways, with our logits."""
+"""Folders written by `quantize` load in `transformers` with compressed-tensors, both ways, with our logits."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
-from transformers.utils.quantization_config import CompressedTensorsConfig
 
 from localllm.checkpoint.header import read_header
 from localllm.cli.quantize import build_recipe
 from localllm.quantize.artefact import Artefact
 from localllm.quantize.quantizer import quantize_layers
-from tests.quantize.test_driver import silent, text
+from tests.quantize.test_quantizer import silent, text
 from tests.tiny import make_checkpoint, make_engine
 
-pytest.importorskip("compressed_tensors")
+if find_spec("compressed_tensors") is None:  # an import takes a second
+    pytest.skip("compressed-tensors is not installed", allow_module_level=True)
 IDS = list(range(3, 60))
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "head_dim": 16}
 METHODS = {
@@ -35,6 +35,9 @@ METHODS = {
 
 
 def transformers_logits(folder: Path, dtype: torch.dtype, *, dequantize: bool) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM  # these take a second
+    from transformers.utils.quantization_config import CompressedTensorsConfig
+
     model, report = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=dtype,

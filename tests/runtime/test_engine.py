@@ -100,9 +100,7 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(40, 42))
-def test_any_mix_also_where_layers_keep_latents_or_share_keys(
-    other_folder: Path, seed: int, asynchronous: bool
-) -> None:
+def test_any_mix_with_latents_or_shared_keys(other_folder: Path, seed: int, asynchronous: bool) -> None:
     mix(other_folder, seed, asynchronous)
 
 
@@ -162,7 +160,7 @@ def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
-def test_a_beginning_is_found_while_the_earlier_answer_still_runs(folder: Path) -> None:
+def test_a_prefix_is_shared_with_a_running_answer(folder: Path) -> None:
     engine = make_engine(folder)
     first = sequence(list(range(3, 40)), temperature=0, max_tokens=30)
     engine.add_sequence(first)
@@ -179,7 +177,7 @@ def test_a_beginning_is_found_while_the_earlier_answer_still_runs(folder: Path) 
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
-def test_the_longest_beginning_is_found_of_several(folder: Path) -> None:
+def test_the_longest_cached_prefix_is_used(folder: Path) -> None:
     engine = make_engine(folder)
     prompt = list(range(3, 60))
     for length in (20, 50, 35):
@@ -190,7 +188,7 @@ def test_the_longest_beginning_is_found_of_several(folder: Path) -> None:
     assert (engine.scheduler.prefix_lookups, engine.scheduler.prefix_hits) == (4, 3)
 
 
-def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
+def test_a_preempted_sequence_reuses_its_blocks(folder: Path) -> None:
     engine = make_engine(folder)
     s = sequence(list(range(3, 40)), temperature=0, max_tokens=12)
     engine.add_sequence(s)
@@ -206,7 +204,7 @@ def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
     engine.pool.check_all_free()
 
 
-def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_it_up(folder: Path) -> None:
+def test_a_long_prompt_is_chunked_while_an_answer_streams(folder: Path) -> None:
     def play() -> tuple[list[int], list[list[int]]]:
         """Tokens of the prompt in each step, and what both said."""
         engine = make_engine(folder, token_budget=128)
@@ -233,7 +231,7 @@ def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_
     assert said == [s.token_ids for s in alone]
 
 
-def test_an_undo_goes_back_to_the_prompt(folder: Path) -> None:
+def test_a_rollback_returns_to_the_prompt(folder: Path) -> None:
     engine = make_engine(folder, token_budget=16)
     prompt = list(range(3, 40))
     run(engine, [sequence(prompt, temperature=0.9, max_tokens=30)])
@@ -244,7 +242,7 @@ def test_an_undo_goes_back_to_the_prompt(folder: Path) -> None:
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
-def test_a_prompt_is_found_by_others_before_its_answer_begins(folder: Path) -> None:
+def test_a_prompt_is_cached_before_its_answer_starts(folder: Path) -> None:
     engine = make_engine(folder)
     prompt = list(range(3, 40))
     run(engine, [sequence(prompt, max_tokens=0)])
@@ -324,9 +322,7 @@ def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
     assert {len(p.top) for p in of_answer} == {3}
 
 
-def test_a_pass_that_breaks_off_leaves_nothing_behind_that_was_not_put_aside(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_leaves_no_state_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what made room for it, copies to the other tier may be undone; a sequence that runs beside it goes on."""
     engine = make_engine(folder, blocks=8, aside=8)
     [alone] = run(make_engine(folder), [sequence(list(range(3, 20)), temperature=0, max_tokens=6)]).values()

@@ -62,7 +62,7 @@ def may_say(markup: str, prompt: str | None, said: str, *, as_text: bool = False
         ("nothing", "", "yes"),
     ],
 )
-def test_a_model_thinks_as_it_will_and_then_answers_as_asked(markup: str, prompt: str, said: str) -> None:
+def test_thoughts_are_free_and_the_answer_constrained(markup: str, prompt: str, said: str) -> None:
     assert may_say(markup, prompt, said)
 
 
@@ -85,11 +85,11 @@ def test_a_model_thinks_as_it_will_and_then_answers_as_asked(markup: str, prompt
         ("nothing", "", "<think>Hm.</think>yes"),
     ],
 )
-def test_nothing_else_comes_before_or_instead_of_the_answer(markup: str, prompt: str, said: str) -> None:
+def test_nothing_replaces_or_precedes_the_answer(markup: str, prompt: str, said: str) -> None:
     assert not may_say(markup, prompt, said)
 
 
-def test_markup_that_is_mere_text_ends_thoughts_wherever_tokens_are_cut() -> None:
+def test_textual_markup_ends_thoughts_across_token_borders() -> None:
     assert may_say(THINK, "<think>\n", "Hm </think</think>\nyes", as_text=True)
     assert not may_say(THINK, "<think>\n", "Hm </think>perhaps", as_text=True)
 
@@ -101,6 +101,6 @@ def test_a_token_cannot_be_spelled_out_to_end_thoughts_for_routers_alone() -> No
     assert follower.allowed(spelled) == spelled[:-1]
 
 
-def test_what_is_no_chat_is_the_answer_alone() -> None:
+def test_completions_have_no_thoughts() -> None:
     assert may_say(THINK, None, "yes")
     assert not may_say(THINK, None, "<think>Hm.</think>yes")
