@@ -10,7 +10,7 @@ import typer
 
 from localllm.cli import options, progress
 from localllm.cli.io import StdoutWriter, note
-from localllm.errors import DamagedModel, LocalLLMError, UsageError
+from localllm.errors import DamagedModel, DiskFull, LocalLLMError, NotWritable, UsageError
 from localllm.formatting import format_bytes, format_table
 from localllm.hardware.device import resolve_device, total_bytes
 from localllm.hub.catalog import CatalogEntry
@@ -182,8 +182,8 @@ def _result_json(result: VerifyResult) -> dict[str, object]:
     }
 
 
-def _unrepaired_error(bad: list[VerifyResult]) -> DamagedModel:
-    """Error that names all files which are still damaged or missing."""
+def _unrepaired_error(bad: list[VerifyResult]) -> LocalLLMError:
+    """Error that names all files which are still damaged or missing; of the disk, if it cannot be written."""
     paths = [path for result in bad for path in result.unrepaired]
     files = paths[0] if len(paths) == 1 else f"{len(paths)} files"
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
@@ -191,5 +191,6 @@ def _unrepaired_error(bad: list[VerifyResult]) -> DamagedModel:
     message = f"{files} of {bad[0].snapshot.repo}{others} {state}"
     repair_error = next((result.error for result in bad if result.error), None)
     if repair_error:
-        return DamagedModel(f"{message}, and the download failed: {repair_error.message}", repair_error.remedy)
+        error = type(repair_error) if isinstance(repair_error, DiskFull | NotWritable) else DamagedModel
+        return error(f"{message}, and the download failed: {repair_error.message}", repair_error.remedy)
     return DamagedModel(message, f"download them again: `localllm verify {bad[0].snapshot.repo}`")

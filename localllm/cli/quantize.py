@@ -164,8 +164,8 @@ def build_recipe(
         raise UsageError(f"--method is {name!r}", f"give one of {', '.join(METHODS)}")
     bits = (8 if with_activations else 4) if bits is None else bits
     columns = (DEFAULT_GROUP if bits == 4 else 0) if group is None else group
-    # transformers reads all matrices of a folder by one scheme, so the head has the same one or is not quantized.
-    head_bits = 8 if bits == 8 and not (columns or asymmetric or with_activations) else 16
+    # transformers dequantizes a folder by one scheme: the head has that of INT8 layers, or is not quantized.
+    head_bits = 8 if bits == 8 and not with_activations else 16
     return Recipe(
         known_method,
         bits,

@@ -62,17 +62,20 @@ def test_logits_are_those_of_the_dequantized_weights(recipe: Recipe, tied: bool,
     torch.testing.assert_close(make_engine(tmp_path / "small").logits(IDS), expected, atol=1e-4, rtol=0)
 
 
-def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> None:
+def test_int4_lies_in_words_of_eight_codes_and_zero_points_in_bytes() -> None:
     codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 15], [8, 8, 8, 8, 8, 8, 8, 8, 9]], dtype=torch.uint8)
     zero = torch.tensor([[7], [9]], dtype=torch.uint8)
     parts = {"q": pack_int4(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
     weight = QuantizedTensor(packing.INT4, (2, 9), parts, 16)
-    found = to_stored_tensors(weight, choose_scheme(weight, activations=False))
+    scheme = choose_scheme(weight, activations=False)
+    found = to_stored_tensors(weight, scheme)
     words = [[0x76543210, 0x0000000F], [0x88888888, 0x00000009]]
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == words
-    assert found["weight_zero_point"].tolist() == [[0x97]]
+    assert found["weight_zero_point"].tolist() == [[-1], [1]]
+    strategy = {"strategy": "block", "group_size": None, "block_structure": [1, 16]}
+    assert scheme.config_group(["Linear"], 9)["weights"].items() >= strategy.items()
     assert found["weight_shape"].tolist() == [2, 9]
-    assert found["weight_packed"].dtype == found["weight_zero_point"].dtype == torch.int32
+    assert (found["weight_packed"].dtype, found["weight_zero_point"].dtype) == (torch.int32, torch.int8)
 
 
 def test_int8_in_groups_lies_in_words_of_four_codes() -> None:
@@ -90,7 +93,7 @@ def test_reordered_columns_are_restored_with_their_groups() -> None:
     found = to_stored_tensors(weight, scheme)
     assert found["weight_packed"].tolist() == [[0x3142]]
     assert found["weight_g_idx"].tolist() == [0, 1, 0, 1]
-    assert scheme.config_group(["Linear"])["weights"]["actorder"] == "group"
+    assert scheme.config_group(["Linear"], 4)["weights"]["actorder"] == "group"
 
 
 def test_config_json_lists_quantized_and_skipped_modules(tmp_path: Path) -> None:
@@ -346,6 +349,6 @@ def test_most_modules_are_the_target_and_the_others_are_listed() -> None:
         choose_scheme(weight, activations=False),
         choose_scheme(weight, activations=False, as_int32=True),
     )
-    found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"])
+    found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"], 4)
     assert [group["targets"] for group in found["config_groups"].values()] == [["Linear"], ["b"]]
     assert found["ignore"] == ["d"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from localllm.checkpoint.facts import summarize_model
+from localllm.errors import DamagedModel
 from localllm.quant.tensor import QuantizedTensor
 from tests.checkpoint import published
 from tests.checkpoint.published import LAYOUTS, MATRIX, compressed, gptq, in_words, pack_quantized, write
@@ -128,6 +129,13 @@ def test_zero_biases_written_by_gptq_are_ignored(tmp_path: Path) -> None:
     model = write(tmp_path, *LAYOUTS["gptq"])
     edit_tensors(tmp_path, lambda t: t.update({"model.layers.1.mlp.down_proj.bias": torch.zeros(64)}))
     check(tmp_path, model)
+
+
+def test_zero_points_beyond_their_bits_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, *LAYOUTS["W4A16, blocks of a row, zero points"])
+    edit_tensors(tmp_path, lambda t: t["model.layers.1.mlp.down_proj.weight_zero_point"].fill_(8))
+    with pytest.raises(DamagedModel, match="has zero points of more than 4 bits"):
+        make_engine(tmp_path)
 
 
 def test_activations_are_in_8_bits_where_the_file_says_so(tmp_path: Path) -> None:
