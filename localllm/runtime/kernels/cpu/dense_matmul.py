@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.hardware.device import dtype_name
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
+from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource, cpu_supported
 from localllm.runtime.kernels.cpu.ir import BFLOAT, LANES, Element, Program, Value, Variable, element_bytes
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
@@ -79,8 +79,8 @@ def load_step(p: Program, element: Element, row: Value, offset: Value, left: Val
 
 
 @CompileOnce
-def compile_matmul(dtype: torch.dtype, x_rows: int, w_rows: int, whole_steps: bool) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_matmul(p, dtype, x_rows, w_rows, whole_steps), "dense_matmul", 8)
+def compile_matmul(dtype: torch.dtype, x_rows: int, w_rows: int, whole_steps: bool) -> KernelSource:
+    return KernelSource(lambda p: emit_matmul(p, dtype, x_rows, w_rows, whole_steps), "dense_matmul", 8)
 
 
 def unsupported(x: Tensor, weight: Tensor) -> str | None:
