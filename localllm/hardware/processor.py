@@ -33,6 +33,7 @@ BYTE_PRODUCTS = {
     "dotprod": ("dotprod",),
     "generic": (),
 }
+NARROW_DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # by safetensors' name
 INSTRUCTIONS = {  # as people write them
     "avx512vnni": "AVX-512 VNNI",
     "avxvnni": "AVX-VNNI",
@@ -107,6 +108,28 @@ def kernel_instructions() -> str:
         used = "none: torch computes all"
     best = INSTRUCTIONS[byte_product(host_features())]
     return used if used == best else f"{used} (LOCALLLM_CPU={level}; the processor has {best})"
+
+
+@functools.cache
+def kernels_supported() -> bool:
+    """Return whether this processor has the instructions that compiled kernels need, and is little-endian."""
+    machine = platform.machine().lower()
+    if forced_level() == "baseline":
+        return False
+    if machine in ("x86_64", "amd64"):
+        return reaches_level(features(), "avx2")
+    return machine in ("aarch64", "arm64")
+
+
+def matrix_dtype_for(stored: str, dtype: str, device_type: str) -> str:
+    """Return the dtype in which a dense matrix is kept that x of `dtype` is multiplied with.
+
+    On a CPU, kernels widen 16 bits to float32 in registers, without a rounding: such matrices stay as stored.
+    stored: by safetensors' name; device_type: `cpu`, for this machine's, or `cuda`
+    """
+    if device_type == "cpu" and dtype == "float32" and kernels_supported():
+        return NARROW_DTYPES.get(stored, dtype)
+    return dtype
 
 
 class KernelTarget(NamedTuple):

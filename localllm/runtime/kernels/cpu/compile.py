@@ -11,7 +11,6 @@ import functools
 import gc
 import hashlib
 import os
-import platform
 import struct
 import tempfile
 import threading
@@ -27,7 +26,6 @@ import llvmlite.binding as llvm
 import torch
 
 from localllm.hardware import processor
-from localllm.hardware.processor import features
 from localllm.quant import packing
 from localllm.quant.formats import groups
 from localllm.runtime.kernels.cpu.ir import Program
@@ -193,15 +191,9 @@ def llvm_target() -> llvm.Target:
     return llvm.Target.from_default_triple()
 
 
-@functools.cache
 def cpu_supported() -> bool:
-    """Return whether this processor has the instructions that kernels need, and is little-endian."""
-    machine = platform.machine().lower()
-    if processor.forced_level() == "baseline":
-        return False
-    if machine in ("x86_64", "amd64"):
-        return processor.reaches_level(features(), "avx2")
-    return machine in ("aarch64", "arm64")
+    """Return whether kernels can be compiled for this processor."""
+    return processor.kernels_supported()
 
 
 def machine_code(source: KernelSource, properties: tuple[object, ...]) -> bytes:
