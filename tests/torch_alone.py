@@ -1,4 +1,4 @@
-"""A processor that lacks the instructions of the compiled kernels, so that torch computes all."""
+"""A simulated processor without the instructions of the compiled kernels, so that torch computes everything."""
 
 import platform
 from collections.abc import Iterator

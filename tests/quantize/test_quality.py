@@ -1,4 +1,4 @@
-"""What quantizing costs on real models: the claims of docs/quantize.md, on text that was not calibrated with."""
+"""The quality loss claimed in docs/quantize.md, measured on text outside the calibration set."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_smoothing_is_better_than_none(judged: Judged) -> None:
     assert smooth.divergence < plain.divergence
 
 
-def test_smoothing_makes_up_for_outliers(tmp_path: Path) -> None:
+def test_smoothing_compensates_outliers(tmp_path: Path) -> None:
     """Large models have input columns that are a hundred times larger than others; here they are made, by scaling
     norms and the columns behind them, which changes no result in float32."""
     source = shared("stories260K")
