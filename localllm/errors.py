@@ -172,6 +172,10 @@ class ServerUnreachable(LocalLLMError):
     http_status = 502
 
 
+class ServerTooSlow(ServerUnreachable):
+    """A server accepted the connection and did not answer in time."""
+
+
 class NotLocalLLMServer(LocalLLMError):
     """The server at the address is not localllm."""
 

@@ -16,6 +16,7 @@ EVERY = SamplingParams(
     logit_bias={5: float("-inf"), 7: 1.5},
     seed=4,
     max_tokens=9,
+    min_tokens=2,
     ignore_eos=True,
     logprobs=0,
 )

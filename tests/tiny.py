@@ -3,10 +3,12 @@
 Weights, norms and biases are drawn so large that a mistake in any of them shows in the logits.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
@@ -49,11 +51,24 @@ LLAMA3_ROPE = {
 }
 
 
+def rounded_copy(model: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """Copy a checkpoint, with its floats rounded to `dtype`, unless it is there."""
+    if not folder.exists():
+        shutil.copytree(model, folder)
+        file = folder / "model.safetensors"
+        tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
 def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
     """Write a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and return the transformers model."""
     import transformers  # where only kernels are tested it may be missing
 
-    family = getattr(transformers, f"{kind}ForCausalLM")
+    name = f"{kind}ForCausalLM"
+    family = getattr(transformers, name, None)
+    if family is None:
+        raise LookupError(f"transformers {transformers.__version__} has no {name}; install a version that has it")
     torch.manual_seed(seed)
     model = family(family.config_class(**SMALL | changes)).eval()
     randomize(model)

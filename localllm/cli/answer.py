@@ -73,12 +73,11 @@ def print_answer(llm: Model, chat: ChatRequest, options: AnswerOptions, out: io.
             _write_receipt(options.receipt, receipt)
     if options.verbose and last.metrics:
         io.note(format_metrics(last.metrics, last.seed))
-    if last.finish_reason == FinishReason.LENGTH:
-        tokens = sum(len(event.token_ids) for event in events)
-        limit, remedy = length_limit(llm, params, tokens, flag="--max-tokens")
+    if last.finish_reason == FinishReason.LENGTH and last.metrics:
+        limit, remedy = length_limit(llm, params, last.metrics, flag="--max-tokens")
         if options.fail_on_length:
             raise StoppedByLength(f"the answer was cut by {limit}", remedy)
-        if options.verbose or out.terminal or params.grammar or not reached_max_tokens(params, tokens):
+        if options.verbose or out.terminal or params.grammar or not reached_max_tokens(llm, params, last.metrics):
             io.note(f"note: the answer was cut by {limit}; {remedy}")
     if params.grammar:
         from localllm.text.grammar.result import check_content  # only constrained answers need its libraries

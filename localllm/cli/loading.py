@@ -1,8 +1,8 @@
 """Load a model for a command: resolve its name, download and quantize it if needed, and show progress."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -52,7 +52,8 @@ def load_model(
 
     None leaves a choice to the settings; a number of threads in the settings overrides `threads`. A grammar is
     checked before the download and compiled before the weights are read. verbose: report memory use and the time
-    of each phase; observer: receives progress, which goes to stderr without one.
+    of each phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
+    runs without CUDA graphs, for example because Triton is missing, is reported in any case.
 
     Raises what `fetch`, `resolve_model` and the engine raise.
     """
@@ -69,7 +70,7 @@ def load_model(
         compile_source(grammar)
     if quant:
         recipe_of(quant)  # refuses an unknown name before the download
-    with _observe(name if isinstance(name, str) else name.name, observer) as progress:
+    with observe_load(name if isinstance(name, str) else name.name, observer) as progress:
         target: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "force": force}
         ref = resolve_or_fetch(name, settings, **target, quant=quant, context=context, observer=progress)
         draft_ref = draft_model and resolve_or_fetch(
@@ -98,16 +99,28 @@ def load_model(
             on_phase=progress.phase,
             on_part=progress.part,
         )
+    report = observer.note if observer else note
     if verbose:
-        report = observer.note if observer else note
         phases = {"import": import_s, **llm.load_phases}
         report(format_load(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
         if llm.device == "cpu":
             report(f"activations      {llm.activation_bits} bits in products with packed weights")
+    elif llm.without_graphs:
+        report(f"each kernel is launched individually on {llm.device}, which is slower: {llm.without_graphs}")
     return llm
 
 
-def _observe(name: str, observer: LoadObserver | None) -> AbstractContextManager[LoadObserver]:
+@contextmanager
+def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | None = None) -> Iterator[None]:
+    """Download a model if needed, and show that it is being loaded until this context ends: for a server, which
+    downloads nothing. Raises as `resolve_or_fetch`."""
+    with observe_load(name, observer) as progress:
+        resolve_or_fetch(name, settings, device=None, dtype=None, context=None, observer=progress)
+        progress.phase("server")
+        yield
+
+
+def observe_load(name: str, observer: LoadObserver | None) -> AbstractContextManager[LoadObserver]:
     """The given observer, or one that shows progress on stderr."""
     if observer:
         return nullcontext(observer)
@@ -219,7 +232,7 @@ def resolve_or_fetch(
         context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype
     )
     target_device = device or settings.device
-    with _observe(name, observer) as progress:
+    with observe_load(name, observer) as progress:
         progress.phase("download")
 
         def on_header(plan: "PullPlan", header: "Header") -> None:
@@ -246,7 +259,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
     check_source(header, INSTEAD)
     if find_artefact(settings.home, header.path, quant) is not None:
         return
-    with _observe(ref.name, observer) as progress:
+    with observe_load(ref.name, observer) as progress:
         progress.note(f"quantizing {ref.name} to {quant.upper()}; the result is cached for later runs")
         progress.phase("quantize")
         from localllm.quantize.quantizer import find_or_quantize

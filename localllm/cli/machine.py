@@ -6,15 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.cli.exits import invalid_hf_setting
 from localllm.cli.io import flag_name, note
+from localllm.client.background import BackgroundServer, find_accepting_server, find_server, start_server
 from localllm.client.model import RemoteModel, open_model
 from localllm.client.server import ServerClient
-from localllm.errors import LocalLLMError, ModelNotFound, ServerUnreachable, UsageError
+from localllm.errors import (
+    AccessDenied,
+    LocalLLMError,
+    ModelNotFound,
+    ServerTooSlow,
+    ServerUnreachable,
+    UnsupportedModel,
+    UsageError,
+)
+from localllm.files import reason_of
+from localllm.formatting import parse_duration
 from localllm.protocol.model import Model
 from localllm.request import Grammar
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.tui.machine import LoadObserver, ModelOffer  # not needed to answer from a server
+
+MIN_IDLE_S = 1.0  # of a server that exits when it is idle
 
 LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "context",
@@ -38,7 +51,7 @@ def connect_or_load(
     flags: flags of `run` by field name; grammar: compiled before the weights are read; observer: receives
     progress, which goes to stderr without one. Raises as `connect_to_server` and `load_model`.
     """
-    if remote := connect_to_server(flags, observer.note if observer else note):
+    if remote := connect_to_server(flags, observer.note if observer else note, observer):
         return remote
     try:
         from localllm.cli.loading import load_model  # slow to import, and not needed to answer from a server
@@ -51,11 +64,17 @@ def connect_or_load(
     return load_model(flags["model"], **load_flags, verbose=flags["verbose"], grammar=grammar, observer=observer)
 
 
-def connect_to_server(flags: Mapping[str, Any], report: Callable[[str], object] = note) -> RemoteModel | None:
-    """The model in a running server that has it loaded, or None; a server named by --server loads it if needed.
+def connect_to_server(
+    flags: Mapping[str, Any],
+    report: Callable[[str], object] = note,
+    observer: "LoadObserver | None" = None,
+) -> RemoteModel | None:
+    """The model in a running server that has it loaded, or None. A server named by --server loads it if needed;
+    so does the background server with LOCALLLM_BACKGROUND, which is started if necessary.
 
-    flags: flags of `run` by field name; report: prints a line, and is used only with --verbose. Raises UsageError
-    for flags that contradict each other, and the error of a server named by --server.
+    flags: flags of `run` by field name; report: prints a line; observer: receives progress of a load in the
+    background server. Raises UsageError for flags that contradict each other, ServerTooSlow, and the error of a
+    server named by --server or of a load in the background server.
     """
     name, server_name, verbose = flags["model"], flags["server"], flags["verbose"]
     settings = Settings.from_environment()
@@ -73,18 +92,106 @@ def connect_to_server(flags: Mapping[str, Any], report: Callable[[str], object] 
             remedy = f"`localllm ps --server {server_name}` lists the models that are loaded there"
             raise ModelNotFound(error.message, remedy) from error
     elif loading_fields or flags["local"] or settings.deterministic:
+        if verbose and settings.background:
+            cause = "--local" if flags["local"] else "LOCALLLM_DETERMINISTIC"
+            if loading_fields:
+                cause = (
+                    "--no-draft"
+                    if loading_fields[0] == "draft" and not flags["draft"]
+                    else flag_name(loading_fields[0])
+                )
+            report(f"note: LOCALLLM_BACKGROUND has no effect with {cause}; loading the model in this process")
         return None
     else:
+        path = absolute_model_path(name)
+        in_background = settings.background is not None and not settings.host
+        if settings.background:
+            parse_idle_time(settings.background, "LOCALLLM_BACKGROUND")
         try:
-            remote = open_model(ServerClient(), name, path=absolute_model_path(name), load=False)
+            remote = open_model(ServerClient(), name, path=path, load=False)
+        except ServerTooSlow:
+            raise  # it may have the model, and loading it a second time would slow both down
         except LocalLLMError as error:
-            if verbose and (settings.host or not isinstance(error, ServerUnreachable)):
+            if verbose and (settings.host or not isinstance(error, ServerUnreachable)) and not in_background:
                 report(f"note: {error.message}; loading the model in this process")
-            return None
+            if not in_background:
+                return None
+            remote = open_on_own_server(name, path, settings, report, observer, verbose=verbose)
+            if remote is None:
+                return None
+        if in_background and (server := find_server(settings.home)) and server.url == remote.server.url:
+            remote.server.locate = lambda: locate_server(settings)
     if verbose:
         model = f"{remote.name} on {remote.device} in {remote.dtype}, context {remote.context} tokens"
         report(f"using the server at {remote.server.url} (localllm {remote.version}): {model}")
     return remote
+
+
+def open_on_own_server(
+    name: str,
+    path: str | None,
+    settings: Settings,
+    report: Callable[[str], object],
+    observer: "LoadObserver | None",
+    *,
+    verbose: bool,
+) -> RemoteModel | None:
+    """The model in the background server, started if necessary; None, with a note, if there can be none."""
+    own_process = "loading the model in this process"
+    if path:
+        if verbose:
+            report(f"note: a background server loads models by name, not by path; {own_process}")
+        return None
+    try:
+        from localllm.cli.loading import fetch_for_server  # slow to import, and not needed for a loaded model
+    except ValueError as error:
+        raise invalid_hf_setting(error) from error
+
+    with fetch_for_server(name, settings, observer):
+        try:
+            server, is_new = ensure_server(settings)
+        except (LocalLLMError, OSError) as error:
+            message = (
+                error.message if isinstance(error, LocalLLMError) else f"{error.filename}: {reason_of(error)}"
+            )
+            report(f"no background server: {message}; {own_process}")
+            return None
+        if is_new and verbose:
+            report(
+                f"started a server at {server.url} (process {server.pid}), which ends after {settings.background} "
+                f"without requests; its log is {server.log}"
+            )
+        try:
+            return open_model(ServerClient(server.url), name, path=None, load=True)
+        except (ModelNotFound, AccessDenied, UnsupportedModel) as error:
+            if verbose:
+                report(f"note: {error.message}; {own_process}")
+            return None
+
+
+def ensure_server(settings: Settings) -> tuple[BackgroundServer, bool]:
+    """The background server, and whether this call has started it, on any free port. Raises as `start_server`."""
+    if server := find_accepting_server(settings.home):
+        return server, False
+    idle_time = settings.background
+    arguments = ("--port=0", f"--keep-alive={idle_time}", f"--exit-when-idle={idle_time}")
+    return start_server(settings.home, arguments)
+
+
+def locate_server(settings: Settings) -> str:
+    """URL of the background server, which is started again if it has ended during a conversation."""
+    return ensure_server(settings)[0].url
+
+
+def parse_idle_time(text: str, source: str) -> float:
+    """Seconds of an idle time. source: its flag or variable, for errors. Raises UsageError."""
+    try:
+        seconds = parse_duration(text)
+    except UsageError:
+        seconds = 0.0
+    if seconds < MIN_IDLE_S:
+        raise UsageError(f"{source} is {text!r}", "give an idle time of at least 1s, such as 5m or 1h30m")
+    return seconds
 
 
 def absolute_model_path(name: str) -> str | None:

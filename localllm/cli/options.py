@@ -19,6 +19,7 @@ class Panel(StrEnum):
 
     OPTIONS = "Options"
     NETWORK = "Network"
+    BACKGROUND = "Background"
     LOAD_TEST = "Load test"
     MODEL = "Model"
     PROMPT = "Prompt"
@@ -267,6 +268,7 @@ LogitBias = Annotated[
 Seed = Annotated[int | None, option(text=PARAMETER_HELP["seed"], metavar="N", panel=Panel.SAMPLING)]
 
 MaxTokens = Annotated[int | None, option(text=PARAMETER_HELP["max_tokens"], metavar="N", panel=Panel.SAMPLING)]
+MinTokens = Annotated[int | None, option(text=PARAMETER_HELP["min_tokens"], metavar="N", panel=Panel.SAMPLING)]
 Stop = Annotated[list[str] | None, option(text=PARAMETER_HELP["stop"], metavar="TEXT", panel=Panel.SAMPLING)]
 StopIds = Annotated[
     list[int] | None, option("--stop-id", text=PARAMETER_HELP["stop_ids"], metavar="ID", panel=Panel.SAMPLING)

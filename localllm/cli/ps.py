@@ -8,10 +8,12 @@ from typing import Annotated, Any
 
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, is_interactive, note
+from localllm.client.background import find_server
 from localllm.client.model import version_mismatch
 from localllm.client.server import ServerClient, check_server_name
 from localllm.errors import UsageError
 from localllm.formatting import format_bytes, format_seconds, format_table, parse_duration
+from localllm.settings import Settings
 
 MIN_INTERVAL_S = 0.1
 
@@ -19,11 +21,15 @@ MIN_INTERVAL_S = 0.1
 def ps(server: options.RunningServer = None, as_json: options.Json = False) -> None:
     """List the models loaded by a running server.
 
-    UNTIL is when an idle model is unloaded; KV is the share of its KV cache in use.
+    UNTIL is when an idle model is unloaded; KV is the share of its KV cache in use. stderr names the process and
+    the log of a background server.
     """
     out = StdoutWriter()
     with closing(ServerClient(server)) as client:
         status = check_server_name(client.request_json("/localllm/ps"), client.url)
+        background = find_server(Settings.from_environment().home)
+        if background and background.url == client.url:
+            note(f"background server at {background.url}: process {background.pid}, log in {background.log}")
     if as_json:
         out.write(json.dumps(status, indent=1) + "\n")
         return
@@ -59,7 +65,8 @@ def _format_until(model: dict[str, Any]) -> str:
 def stop(model: options.ModelName, server: options.RunningServer = None, as_json: options.Json = False) -> None:
     """Unload a model from a running server.
 
-    MODEL is a name of `localllm ps`. Running answers finish first.
+    MODEL is a name of `localllm ps`. Running answers finish first. `localllm serve --stop` ends a background
+    server.
     """
     with closing(ServerClient(server)) as client:
         reply = client.request_json("/localllm/stop", {"model": model})

@@ -66,13 +66,12 @@ def run_repl(session: Session) -> None:
 def stream_answer(session: Session, ask: Callable[[], AnswerEvents]) -> None:
     """Print an answer while it streams, and save the conversation; Ctrl-C stops the answer and saves its
     beginning."""
-    printer, tokens, last = AnswerPrinter(StdoutWriter()), 0, None
+    printer, last = AnswerPrinter(StdoutWriter()), None
     try:
         with closing(ask()) as events, echo_off():
             try:
                 for event in events:
                     printer.write(event)
-                    tokens += len(event.token_ids)
                     last = event
             finally:
                 printer.finish()
@@ -81,7 +80,7 @@ def stream_answer(session: Session, ask: Callable[[], AnswerEvents]) -> None:
         save_session(session)
         return
     if last and last.finish_reason == FinishReason.LENGTH:
-        limit, remedy = length_limit(session.llm, session.chat.params, tokens)
+        limit, remedy = length_limit(session.llm, session.chat.params, last.metrics)
         note(f"note: the answer was cut by {limit}; {remedy}")
     if last and last.metrics and session.verbose:
         note(format_metrics(last.metrics, last.seed))

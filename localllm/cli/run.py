@@ -100,6 +100,7 @@ def run(
     logit_bias: options.LogitBias = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
     stop: options.Stop = None,
     stop_ids: options.StopIds = None,
     ignore_eos: options.IgnoreEos = None,
@@ -111,8 +112,10 @@ def run(
     text first. stdout gets only the answer; reasoning goes to stderr. In a terminal and without a prompt, a
     conversation starts; without MODEL, you choose one first.
 
-    If a running server (LOCALLLM_HOST, otherwise port 11434 of this machine) has the model loaded, it answers
-    instead and no loading is needed; --verbose shows this. Loading flags (--context, --device, --dtype,
-    --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load the model in this process.
+    If a running server (LOCALLLM_HOST, the background server, or port 11434 of this machine) has the model loaded,
+    it answers instead and no loading is needed; --verbose shows this. With LOCALLLM_BACKGROUND=5m, a server is
+    started in the background for that, and ends after 5 minutes without requests. Loading flags (--context,
+    --device, --dtype, --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load the model in
+    this process.
     """
     execute_run(ctx.params)

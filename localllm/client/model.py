@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, JsonStream, ServerClient, check_server_name
+from localllm.client.server import REPLY_TIMEOUT_S, JsonObject, JsonStream, ServerClient, check_server_name
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
 from localllm.protocol.events import event_from_json, step_reads_from_json
@@ -174,7 +174,7 @@ def open_model(server: ServerClient, name: str, *, path: str | None, load: bool)
     """
     body: JsonObject = {"path": path} if path else {"model": name, "load": load}
     try:
-        facts = server.request_json("/localllm/open", body, timeout_s=None if load else HANDSHAKE_TIMEOUT_S)
+        facts = server.request_json("/localllm/open", body, timeout_s=None if load else REPLY_TIMEOUT_S)
         return RemoteModel(server, check_server_name(facts, server.url))
     except BaseException:
         server.close()

@@ -6,17 +6,26 @@ module takes 2 ms of the start of `localllm run`, which the time to first token 
 
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from localllm.errors import AccessDenied, LocalLLMError, NotLocalLLMServer, ServerUnreachable, UsageError
+from localllm.client.background import find_server
+from localllm.errors import (
+    AccessDenied,
+    LocalLLMError,
+    NotLocalLLMServer,
+    ServerTooSlow,
+    ServerUnreachable,
+    UsageError,
+)
 from localllm.protocol.events import SERVER_NAME, error_from_json
 from localllm.settings import Settings
 
 DEFAULT_PORT = 11434
-HANDSHAKE_TIMEOUT_S = 2.0  # for the server to identify itself
+CONNECT_TIMEOUT_S = 2.0
+REPLY_TIMEOUT_S = 30.0  # from an accepted connection on: a loaded server may take seconds to answer
 START_REMEDY = "start one with `localllm serve`, or name it: LOCALLLM_HOST, --server"
 MAX_LINE_BYTES = 2**16  # of a header line
 MAX_HEADERS = 200
@@ -29,9 +38,15 @@ class ServerClient:
     `close` aborts all of them, which cancels their answers on the server."""
 
     def __init__(self, address: str | None = None):
-        """address: as for `parse_address`; None for LOCALLLM_HOST. Raises UsageError for a malformed address."""
+        """address: as for `parse_address`; None for LOCALLLM_HOST, or without it this user's background server,
+        or without one the default port. Raises UsageError for a malformed address."""
         settings = Settings.from_environment()
-        self.url = parse_address(address or settings.host or f"127.0.0.1:{DEFAULT_PORT}")
+        address = address or settings.host
+        if not address and (server := find_server(settings.home)):
+            address = server.url
+        self.url = parse_address(address or f"127.0.0.1:{DEFAULT_PORT}")
+        self.locate: Callable[[], str] | None = None
+        """Returns the server's URL before each request, for a server that may be replaced meanwhile."""
         self.idle: list[Connection] = []
         self.in_use: list[Connection] = []
         self.headers = {"Content-Type": "application/json"}
@@ -39,17 +54,21 @@ class ServerClient:
             self.headers["Authorization"] = f"Bearer {settings.api_key}"
 
     def request_json(
-        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = HANDSHAKE_TIMEOUT_S
+        self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float | None = REPLY_TIMEOUT_S
     ) -> JsonObject:
-        """The JSON object of a response. body: None for GET; timeout_s: seconds, None for no limit.
+        """The JSON object of a response. body: None for GET; timeout_s: seconds that the server may take to
+        answer, None for no limit.
+
 
         Raises ServerUnreachable, NotLocalLLMServer, AccessDenied, and the error that the server returns.
         """
         connection = self.take()
         try:
             return parse_json_object(b"".join(self.send(connection, path, body, timeout_s).iter_bytes()), self.url)
-        except OSError:
+        except OSError as error:
             connection.close()
+            if timeout_s is not None and isinstance(error, TimeoutError):
+                raise self.no_reply(timeout_s) from None
             raise self.connection_lost() from None
         finally:
             self.release(connection)
@@ -65,7 +84,10 @@ class ServerClient:
 
     def take(self) -> "Connection":
         """An idle connection, or a new one."""
-        """One that nobody uses."""
+        if self.locate and (url := parse_address(self.locate())) != self.url:
+            for connection in self.idle:
+                connection.close()
+            self.url, self.idle = url, []
         parts = urlsplit(self.url)
         host, port, tls = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
         connection = self.idle.pop() if self.idle else Connection(host, port, tls=tls)
@@ -82,9 +104,19 @@ class ServerClient:
         self, connection: "Connection", path: str, body: Mapping[str, Any] | None, timeout_s: float | None
     ) -> "Response":
         content = b"" if body is None else json.dumps(body).encode()
+        method = "POST" if content else "GET"
         try:
-            response = connection.request("POST" if content else "GET", path, self.headers, content, timeout_s)
+            try:
+                response = connection.request(method, path, self.headers, content, timeout_s)
+            except ConnectionRefusedError:
+                if not self.locate:
+                    raise
+                url = urlsplit(parse_address(self.locate()))  # the server ended after `take`
+                connection.host, connection.port = url.hostname or "", url.port or DEFAULT_PORT
+                response = connection.request(method, path, self.headers, content, timeout_s)
         except OSError as error:
+            if timeout_s is not None and isinstance(error, TimeoutError) and connection.was_accepted:
+                raise self.no_reply(timeout_s) from None
             if reason := getattr(error, "verify_message", ""):  # SSLCertVerificationError, without importing ssl
                 remedy = "set SSL_CERT_FILE to its certificate or the issuer's"
                 raise ServerUnreachable(
@@ -104,6 +136,12 @@ class ServerClient:
                 raise AccessDenied(error.message, "set LOCALLLM_API_KEY to one of its keys")
             raise error
         return response
+
+    def no_reply(self, timeout_s: float) -> ServerTooSlow:
+        return ServerTooSlow(
+            f"the server at {self.url} accepted the connection and did not answer within {timeout_s:.3g} s",
+            "try again, or load the model in this process with `run --local`",
+        )
 
     def connection_lost(self) -> ServerUnreachable:
         return ServerUnreachable(f"the server at {self.url} closed the connection", "see the server's log")
@@ -194,12 +232,14 @@ class Connection:
     def __init__(self, host: str, port: int, *, tls: bool = False):
         self.host, self.port, self.tls = host, port, tls
         self.socket: socket.socket | None = None
+        self.was_accepted = False  # the newest request had a connection
         self.response: Response | None = None  # its file keeps the socket open as well
 
     def request(
         self, method: str, path: str, headers: dict[str, str], body: bytes, timeout_s: float | None
     ) -> "Response":
-        """Send a request and read the response's head. timeout_s: of each socket operation, None for no limit.
+        """Send a request and read the response's head. timeout_s: of each socket operation after
+        connecting, None for no limit.
 
         Raises OSError. A connection that the server has closed since the last request is opened again.
         """
@@ -218,7 +258,9 @@ class Connection:
     def send_request(self, content: bytes, timeout_s: float | None) -> "Response":
         try:
             if self.socket is None:
+                self.was_accepted = False
                 self.socket = self.connect(timeout_s)
+            self.was_accepted = True
             self.socket.settimeout(timeout_s)
             self.socket.sendall(content)
             self.response = Response(self.socket)
@@ -231,7 +273,8 @@ class Connection:
     def connect(self, timeout_s: float | None) -> socket.socket:
         # As bytes, since a str makes `socket` import the idna codec.
         host: Any = self.host.encode() if self.host.isascii() else self.host
-        connected = socket.create_connection((host, self.port), timeout_s)
+        connect_timeout_s = None if timeout_s is None else min(timeout_s, CONNECT_TIMEOUT_S)
+        connected = socket.create_connection((host, self.port), connect_timeout_s)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self.tls:
             return connected

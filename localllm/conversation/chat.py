@@ -171,15 +171,21 @@ class Chat:
         return "\n".join(message["content"] for message in self.messages[:-1])
 
 
-def reached_max_tokens(params: SamplingParams, token_count: int) -> bool:
-    """Return whether max_tokens ended an answer of this many tokens."""
-    return params.max_tokens is not None and token_count >= params.max_tokens
+def reached_max_tokens(model: ChatModel, params: SamplingParams, metrics: Metrics) -> bool:
+    """Return whether max_tokens, and not the context, limited an answer that ended for its length.
+
+    A grammar closes an answer some tokens before the nearer of the two limits.
+    """
+    if params.max_tokens is None:
+        return False
+    is_nearer = metrics.prompt_tokens + params.max_tokens <= model.context
+    return metrics.output_tokens >= params.max_tokens or (params.grammar is not None and is_nearer)
 
 
 def length_limit(
-    model: ChatModel, params: SamplingParams, token_count: int, *, flag: str = "/set max_tokens"
+    model: ChatModel, params: SamplingParams, metrics: Metrics | None, *, flag: str = "/set max_tokens"
 ) -> tuple[str, str]:
-    """Return the limit that ended an answer of this many tokens, and the remedy. flag: what raises it here"""
-    if reached_max_tokens(params, token_count):
+    """Return the limit that ended an answer, and the remedy. flag: sets max_tokens in this interface"""
+    if metrics and reached_max_tokens(model, params, metrics):
         return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it go on"
     return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"

@@ -6,10 +6,12 @@ The first SIGTERM or Ctrl-C shuts it down gracefully: no new requests are accept
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +20,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from localllm.errors import UsageError
+from localllm.formatting import format_seconds
 from localllm.server.access import parse_ip_address
 from localllm.server.connection import Connection
 from localllm.server.guard import ConnectionLimits
@@ -44,13 +47,18 @@ class Server(uvicorn.Server):
         model_names: Sequence[str] = (),
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
+        on_closing: Callable[[], object] = lambda: None,
+        exit_when_idle_s: float = math.inf,
+        is_loading: Callable[[], bool] = lambda: False,
     ):
         """Create the server.
 
         listener: socket as returned by `bind`; on_listening: called with "listening on URL" once it accepts
         connections; on_shutdown: awaited after the last answer; on_abort: called when running and queued answers
         have no time left; notify: called with further messages for the operator; model_names: names of the loaded
-        models, for such a message.
+        models, for such a message; on_closing: called before it stops to accept connections; exit_when_idle_s:
+        time without requests after which it shuts down; is_loading: whether a model is being loaded, so that it
+        is not idle.
         """
         config = uvicorn.Config(
             app,
@@ -74,6 +82,11 @@ class Server(uvicorn.Server):
         self.model_names = model_names
         self.on_shutdown = on_shutdown
         self.on_abort = on_abort
+        self.on_closing = on_closing
+        self.exit_when_idle_s = exit_when_idle_s
+        self.is_loading = is_loading
+        self.last_active_at = time.monotonic()
+        self.seen_requests = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening, as uvicorn does, but with `Connection` and a TLS handshake timeout."""
@@ -90,11 +103,27 @@ class Server(uvicorn.Server):
         )  # asyncio also uses its `backlog` as the number of connections to accept at once
         self.servers = [listening]
         self.started = True
+        self.last_active_at = time.monotonic()
         url = listener_url(self.listener, "https" if self.tls else "http")
         self.on_listening(f"listening on {url}")
         self.notify(f"{', '.join(self.model_names) or 'no model'} loaded; chat page at {url}/ui")
 
+    async def on_tick(self, counter: int) -> bool:
+        """Shut down after `exit_when_idle_s`. Called ten times a second."""
+        if not self.should_exit and self.idle_s() > self.exit_when_idle_s:
+            self.notify(f"no request for {format_seconds(self.exit_when_idle_s)}; shutting down")
+            self.request_exit()
+        return await super().on_tick(counter)
+
+    def idle_s(self) -> float:
+        """Seconds since the last request ended; 0 during requests and loads."""
+        requests = self.server_state.total_requests
+        if self.server_state.tasks or self.is_loading() or requests != self.seen_requests:
+            self.seen_requests, self.last_active_at = requests, time.monotonic()
+        return time.monotonic() - self.last_active_at
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.on_closing()
         await super().shutdown(sockets)
         await self.on_shutdown()
 

@@ -7,6 +7,7 @@ import pytest
 from localllm.cli import loading, pull
 from localllm.hub.catalog import PACKAGE_FOLDER
 from localllm.plan.fit import FreeMemory
+from tests.cli.fake_engine import FakeLLM
 from tests.hub.models import model_files
 
 DEMO = PACKAGE_FOLDER / "boxed" / "demo"
@@ -85,3 +86,18 @@ def test_plan_reports_a_missing_connection(localllm, cache, monkeypatch):
         8,
         "error: org/tiny is not on this machine, and HF_HUB_OFFLINE is set; unset it to download\n",
     )
+
+
+@pytest.mark.parametrize("flags", [[], ["--verbose"]])
+def test_a_gpu_without_graphs_is_reported_with_the_reason(localllm, monkeypatch, flags):
+    run = ["run", "demo", "Hello", "--local", "--max-tokens", "1", *flags]
+    reason = "Triton has no kernels for this device"
+    assert reason not in localllm(*run)[2]
+    monkeypatch.setattr(FakeLLM, "without_graphs", reason)
+    code, out, err = localllm(*run)
+    assert code == 0 and out
+    assert [" ".join(line.split()) for line in err.splitlines() if reason in line] == [
+        f"graphs no: {reason}"
+        if flags
+        else f"each kernel is launched individually on cpu, which is slower: {reason}"
+    ]

@@ -1,13 +1,17 @@
 """Models of this machine: offers, loading and cancelling."""
 
 import gc
+import socket
 import threading
+import time
 import weakref
 
 import pytest
 
-from localllm.cli.machine import connect_or_load
-from localllm.errors import ModelNotFound
+from localllm.cli.machine import connect_or_load, connect_to_server
+from localllm.client import model as client_model
+from localllm.client import server as client_server
+from localllm.errors import ModelNotFound, ServerTooSlow
 from localllm.hub.catalog import PACKAGE_FOLDER
 from localllm.hub.partial_file import PARTIAL_SUFFIX
 from localllm.quantize.store import list_artefacts
@@ -161,3 +165,39 @@ def test_a_wrong_name_is_reported_before_anything_is_loaded():
 def test_the_flags_of_the_command_count_for_each_model_that_is_opened():
     with this_machine(context=64, dtype="float32").open("demo", Told()) as model:
         assert (model.context, model.dtype) == (64, "float32")
+
+
+def test_a_slow_server_is_waited_for_and_its_model_not_loaded_again(monkeypatch):
+    """It accepts at once and answers later than a connection may take."""
+    monkeypatch.setattr(client_server, "CONNECT_TIMEOUT_S", 0.2)
+    reply = b'{"error": {"kind": "ModelNotFound", "message": "not loaded"}}'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("LOCALLLM_HOST", f"127.0.0.1:{listener.getsockname()[1]}")
+
+        def answer():
+            connected = listener.accept()[0]
+            with connected:
+                connected.recv(2**16)
+                time.sleep(0.6)
+                connected.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(reply) + reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        notes = []
+        assert connect_to_server({**FLAGS, "model": "demo", "local": False, "verbose": True}, notes.append) is None
+        thread.join()
+    assert notes == ["note: not loaded; loading the model in this process"]
+
+
+def test_a_server_that_accepts_and_never_answers_is_an_error(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("LOCALLLM_HOST", f"127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(client_model, "REPLY_TIMEOUT_S", 0.3)
+        with pytest.raises(ServerTooSlow, match=r"did not answer within 0\.3 s; try again, or .* `run --local`"):
+            connect_or_load({**FLAGS, "model": "demo", "local": False})
+
+
+def test_without_a_server_the_model_is_loaded_here(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("LOCALLLM_HOST", f"127.0.0.1:{listener.getsockname()[1]}")
+    assert connect_to_server({**FLAGS, "model": "demo", "local": False}) is None

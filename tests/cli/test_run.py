@@ -71,6 +71,7 @@ FLAGS = {
     "--logit-bias=5=-inf --logit-bias 7=1.5": {"logit_bias": {5: float("-inf"), 7: 1.5}},
     "--seed=0": {"seed": 0},
     "--max-tokens=3": {"max_tokens": 3},
+    "--min-tokens=2": {"min_tokens": 2},
     "--stop=a --stop=b": {"stop": ("a", "b")},
     "--stop-id=0 --stop-id=4": {"stop_ids": (0, 4)},
     "--ignore-eos": {"ignore_eos": True},

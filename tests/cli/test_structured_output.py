@@ -69,6 +69,24 @@ def test_a_truncated_answer_stays_on_stdout_with_its_own_exit_code(schema, capsy
 
 
 @pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        (["--max-tokens", "20"], "--max-tokens (20); raise it"),
+        (["--max-tokens", "200", "--context", "40"], "the context (40 tokens)"),
+        (["--context", "40"], "the context (40 tokens)"),
+    ],
+)
+def test_an_answer_that_is_closed_early_names_the_limit_that_closed_it(limits, named, tmp_path, capsys):
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}))
+    bias = ["--logit-bias", "4=-inf"]
+    assert main(["run", "demo", "Once", "--schema", str(file), "--seed", "3", *limits, *bias]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["a"]
+    assert f"note: the answer was cut by {named}" in captured.err
+
+
+@pytest.mark.parametrize(
     ("flags", "said"),
     [
         (

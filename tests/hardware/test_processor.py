@@ -15,7 +15,7 @@ from localllm.settings import CPU_LEVELS, Settings
 
 OLD = {"sse2": True, "avx": True, "avx2": True, "f16c": True, "fma": True, "bmi2": True, "avx512f": False}
 NEW = OLD | {name: True for name in ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "amx-int8")}
-CACHED = (processor.forced_level, processor.host_features, processor.features, processor.target_cpu)
+CACHED = (processor.forced_level, processor.host_features, processor.features, processor.kernel_target)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_level_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyP
 def test_a_lower_level_widens_bfloat16_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: NEW)
     monkeypatch.setenv("LOCALLLM_CPU", "avx2")
-    assert processor.target_cpu() == "x86-64-v3"
+    assert processor.kernel_target().cpu == "x86-64-v3"
     assert dtype_for("auto", "BF16", "cpu") == "float32"
     assert cpu_features()[-1] == "LOCALLLM_CPU=avx2"
     assert processor.kernel_instructions() == "AVX2 (LOCALLLM_CPU=avx2; the processor has AVX-512 VNNI)"
@@ -77,6 +77,15 @@ def test_a_lower_level_widens_bfloat16_and_is_reported(monkeypatch: pytest.Monke
     for function in CACHED:
         function.cache_clear()
     assert processor.kernel_instructions() == "AVX-512 VNNI"
+
+
+def test_processors_of_a_level_share_a_target() -> None:
+    newer = NEW | {"avx512vbmi": True, "avx512fp16": True, "gfni": True}
+    assert processor.target_of(newer) == processor.target_of(NEW)
+    assert processor.target_of(NEW).cpu == "x86-64-v4" and "+avx512vnni" in processor.target_of(NEW).flags
+    assert processor.target_of(OLD).cpu == "x86-64-v3" and "+avx2" in processor.target_of(OLD).flags
+    lesser = processor.target_of(OLD | {"bmi2": False})
+    assert lesser != processor.target_of(OLD) and "-bmi2" in lesser.flags
 
 
 @pytest.mark.parametrize(

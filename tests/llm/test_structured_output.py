@@ -1,5 +1,6 @@
 """Structured output end to end: real weights, the engine, the command."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Iterator
@@ -106,6 +107,17 @@ def test_a_grammar_does_not_change_other_answers_in_the_batch(demo: LLM) -> None
     free = demo.prepare(ChatRequest(HELLO, plain))
     streams = [(request, demo.submit(request)) for request in (constrained, free)]
     assert [collect_completion(*stream).text for stream in streams][1] == alone
+
+
+def test_a_grammar_ends_an_answer_before_min_tokens_only_if_nothing_else_may_come(demo: LLM) -> None:
+    choice = Grammar(GrammarKind.CHOICE, '["yes", "no"]')
+    assert demo.chat(HELLO, SamplingParams(grammar=choice, min_tokens=30, seed=1)).text in ("yes", "no")
+    digits = Grammar(GrammarKind.REGEX, "[0-9]{1,200}")
+    bias = dict.fromkeys(demo.eos_ids, 100.0)  # it would end after the first token
+    params = SamplingParams(grammar=digits, seed=1, logit_bias=bias)
+    assert len(demo.chat(HELLO, params).token_ids) < 5
+    longer = demo.chat(HELLO, dataclasses.replace(params, min_tokens=12))
+    assert len(longer.token_ids) == 13 and longer.finish_reason is FinishReason.STOP
 
 
 def test_a_truncated_answer_is_distinguished(demo: LLM) -> None:

@@ -21,7 +21,7 @@ from tests.checkpoint import published
 from tests.models.families import FAMILIES
 from tests.plan.allocated import Peak
 from tests.shared import shared
-from tests.tiny import make_checkpoint, make_engine
+from tests.tiny import make_checkpoint, make_engine, rounded_copy
 
 KINDS = ("Llama 3.x", "Gemma 3", "Gemma 2", "DeepSeek-V3", "Qwen3-Next", "Qwen3.5", "LFM2", "gpt-oss", "Mixtral")
 WIDE: dict[str, Any] = {
@@ -68,6 +68,13 @@ def test_the_estimate_is_near_the_measured_peak(tmp_path: Path, family: str, dty
     own = {} if kind.startswith("Deepseek") else {"head_dim": 32}
     make_checkpoint(tmp_path, kind, **changes | WIDE | own)
     check_peak(tmp_path, dtype)
+
+
+@pytest.mark.parametrize("family", ["Llama 3.x", "Mixtral"])
+def test_the_estimate_knows_what_is_widened(tmp_path: Path, family: str) -> None:
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path / "made", kind, **changes | WIDE | {"head_dim": 32, "intermediate_size": 2048})
+    check_peak(rounded_copy(tmp_path / "made", tmp_path / "rounded", torch.bfloat16), "float32")
 
 
 @pytest.mark.quick_every(3)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+import torch
 
 import localllm
 from localllm.arch.describe import parse_config
@@ -21,7 +22,7 @@ from tests.models.families import FAMILIES
 from tests.plan.allocated import alive, bytes_of
 from tests.plan.published import LLAMA_8B, header_of
 from tests.shared import shared
-from tests.tiny import make_checkpoint
+from tests.tiny import make_checkpoint, rounded_copy
 
 KINDS = (
     "Llama 3.x",
@@ -65,6 +66,15 @@ def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float
 @pytest.mark.parametrize("family", KINDS)
 def test_a_loaded_model_takes_the_planned_bytes(tmp_path: Path, family: str, dtype: str) -> None:
     check_held(write_model(tmp_path, family), dtype)
+
+
+@pytest.mark.quick_every(7)
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", KINDS)
+def test_matrices_of_16_bits_are_counted_as_stored_in_float32(
+    tmp_path: Path, family: str, stored: torch.dtype
+) -> None:
+    check_held(rounded_copy(write_model(tmp_path / "made", family), tmp_path / "rounded", stored), "float32")
 
 
 @pytest.mark.quick_every(5)

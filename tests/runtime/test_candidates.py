@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from localllm.request import SamplingParams
-from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penalties, sample
+from localllm.runtime.sampler import SamplingSpec, apply_masks, apply_penalties, sample
 from localllm.runtime.step_reports import likeliest_candidates
 from tests.runtime.test_sampler import WARPERS
 
@@ -55,7 +55,7 @@ def test_candidates_have_the_probabilities_of_transformers_and_the_rule_that_cut
 
     scores = logits[None].clone()
     left = [("", scores.clone())]
-    apply_grammar(scores, [of])
+    apply_masks(scores, [of])
     left.append(("grammar", scores.clone()))
     apply_penalties(scores, [of])
     left.append(("logit_bias", scores.clone()))
@@ -116,3 +116,9 @@ def test_a_token_of_probability_zero_is_cut_by_no_rule() -> None:
     logits[4] = -torch.inf
     [*_, last] = likeliest_candidates(logits, of, 0, VOCABULARY)
     assert (last.token_id, last.logprob, last.chance, last.cut_by) == (4, -torch.inf, 0.0, "")
+
+
+def test_an_end_token_is_cut_by_min_tokens() -> None:
+    of = replace(row(1, masked=False), forbidden_ids=(9,))
+    cut = {each.token_id: each.cut_by for each in likeliest_candidates(values(1), of, 8, VOCABULARY)}
+    assert cut[9] == "min_tokens" and cut[8] == ""

@@ -286,6 +286,29 @@ def test_why_an_answer_ends(folder: Path) -> None:
     assert tokens(run(engine, [ignoring])[ignoring.request.id]) == said
 
 
+def test_min_tokens_delays_the_end(folder: Path) -> None:
+    """Before it no end token and no stop id is sampled, whatever else is in the batch."""
+    asked = {"temperature": 0, "max_tokens": 12}
+    free = sequence([3, 4, 5], **asked)
+    said = tokens(run(make_engine(folder), [free])[free.request.id])
+    for graphs in (False, True):
+        engine = make_engine(folder, graphs=graphs)
+        for end in said[:3]:
+            by_eos = sequence([3, 4, 5], eos=frozenset([end]), min_tokens=6, **asked)
+            by_id = sequence([3, 4, 5], stop_ids=(end,), min_tokens=6, **asked)
+            at_end = sequence([3, 4, 5], eos=frozenset([end]), min_tokens=said.index(end), **asked)
+            other = sequence([6, 4, 5], **asked)
+            answers = run(engine, [by_eos, by_id, at_end, other])
+            delayed = tokens(answers[by_eos.request.id])
+            assert tokens(answers[by_id.request.id]) == delayed
+            assert len(delayed) > 6 and end not in delayed[:6]
+            assert delayed[: said.index(end)] == said[: said.index(end)]
+            # The first token that min_tokens permits to end the answer does.
+            assert tokens(answers[at_end.request.id]) == said[: said.index(end) + 1]
+            alone = sequence([6, 4, 5], **asked)
+            assert tokens(answers[other.request.id]) == tokens(run(engine, [alone])[alone.request.id])
+
+
 def test_nan_logits_end_the_sequence_with_an_error_and_no_other(folder: Path) -> None:
     engine = make_engine(folder)
     engine.runner.model.embedding.weight[9] = torch.nan

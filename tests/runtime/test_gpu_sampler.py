@@ -198,3 +198,31 @@ def test_a_kind_says_which_kernels_a_step_takes_or_why_none() -> None:
     )
     assert variant_of([row(logit_bias=dict.fromkeys(range(5), 1))], VOCABULARY).unsupported_reason
     assert variant_of([row()], 2**20).unsupported_reason
+
+
+def test_end_tokens_are_forbidden_until_min_tokens_without_new_parameters() -> None:
+    """One bucket over six steps: the bias of the end tokens comes, stays and goes, next to a logit_bias."""
+    values = logits(2)
+    values[:, [7, 150]] += 20
+    sampler_of = BucketSampler(2, VOCABULARY, CPU, TokenHistories(2, CONTEXT, VOCABULARY, CPU))
+    rows = [row(seed=5, min_tokens=4), row(seed=6, logit_bias={3: 2.5, 7: 50})]
+    got, expected = [], []
+    for position in range(6):
+        ends = (7, 150, VOCABULARY + 1) if position < 4 else ()
+        rows = [replace(rows[0], position=position, forbidden_ids=ends), replace(rows[1], position=position)]
+        choices, scores = torch.zeros(2, dtype=torch.int64), values.clone()
+        sampler_of.prepare(rows)
+        sampler_of.launch(SamplingVariant(is_random=True, has_penalties=True), scores, choices)
+        got.append(choices.tolist())
+        expected.append(sample(values.clone(), rows).tolist())
+    assert got == expected
+    assert [first in (7, 150) for first, _ in got] == [False] * 4 + [True] * 2
+
+
+def test_too_many_end_tokens_are_declined_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_sampler, "RESERVED_END_TOKENS", 2)
+    assert not variant_of([row(min_tokens=1, stop_ids=(1, 2))], VOCABULARY).unsupported_reason
+    many = variant_of([row(min_tokens=1, stop_ids=(1, 2, 3))], VOCABULARY).unsupported_reason
+    assert many == "logit_bias and stop_ids name more than 2 tokens"
+    ends = variant_of([replace(row(min_tokens=1), forbidden_ids=(1, 2, 3))], VOCABULARY)
+    assert ends.unsupported_reason == "the model has more than 2 end tokens" and ends.has_penalties

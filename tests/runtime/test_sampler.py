@@ -2,12 +2,16 @@
 independent of its batch."""
 
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from localllm.request import SamplingParams
+from localllm.metrics import Stopwatch
+from localllm.request import Request, SamplingParams
 from localllm.runtime import sampler
 from localllm.runtime.sampler import (
     ALL_FORBIDDEN,
@@ -17,6 +21,7 @@ from localllm.runtime.sampler import (
     sample,
     uniform_random,
 )
+from localllm.runtime.sequence import Sequence
 
 VOCABULARY = 211
 
@@ -190,3 +195,39 @@ def test_log_probabilities_are_sorted_and_of_the_model_itself() -> None:
     assert got[0].logprob == pytest.approx(expected[0, 4].item())
     assert [t for t, _ in got[0].top] == expected[0].topk(3).indices.tolist()
     assert got[1].top == ()
+
+
+@pytest.mark.parametrize("generated", [0, 2, 3, 5])
+def test_min_tokens_masks_end_tokens_as_transformers_does(generated: int) -> None:
+    from transformers import MinNewTokensLengthLogitsProcessor
+
+    prompt, ends, least = [3, 5], [7, 100], 3
+    params = SamplingParams(temperature=0.9, min_tokens=least, stop_ids=(7,))
+    of = Sequence(Request(tuple(prompt), params, 0.0), 1, frozenset({100}), 50, Stopwatch(0.0))
+    of.token_ids += [9] * generated
+    of.state = SimpleNamespace(length=len(of.token_ids))  # type: ignore[assignment]
+    [spec] = of.sampling_specs()
+    values = logits(1) + torch.nn.functional.one_hot(torch.tensor([7, 100]), VOCABULARY).sum(0) * 9.0
+    reference = MinNewTokensLengthLogitsProcessor(len(prompt), least, torch.tensor(ends))
+    expected = reference(torch.tensor([of.token_ids]), values.clone())
+    masked = values.clone()
+    sampler.apply_masks(masked, [spec])
+    assert torch.equal(masked, expected)
+    p, count = (expected / 0.9).softmax(-1)[0], 20_000
+    specs = [replace(spec, position=i) for i in range(count)]
+    drawn = torch.bincount(sample(values.expand(count, -1).clone(), specs), minlength=VOCABULARY) / count
+    assert not drawn[p == 0].any()
+    assert ((drawn - p).abs() <= 5 * (p * (1 - p) / count).sqrt() + 5 / count).all()
+
+
+def test_a_grammar_that_can_only_end_outweighs_min_tokens() -> None:
+    def masked_by(*allowed: int) -> list[int]:
+        bits = np.zeros(-(-VOCABULARY // 32) * 32, np.uint8)
+        bits[list(allowed)] = 1
+        words = np.packbits(bits, bitorder="little").view(np.int32)
+        values = logits(1)
+        sampler.apply_masks(values, [replace(row(), masks=lambda: [words], forbidden_ids=(7, 100, VOCABULARY))])
+        return (values[0] > -torch.inf).nonzero()[:, 0].tolist()
+
+    assert masked_by(3, 7) == [3]
+    assert masked_by(7) == [7]

@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from localllm import LLM, SamplingParams
+from localllm.server.logs import IGNORED_HEADER
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 STORY = "Once upon a time, there was a little girl named"
@@ -234,6 +235,20 @@ def test_end_tokens_are_ignored_on_request(stories_client: openai.OpenAI, storie
     assert stories_client.completions.create(**forced).usage.completion_tokens == 1  # type: ignore[union-attr]
     passed = stories_client.completions.create(**forced, extra_body={"ignore_eos": True})
     assert passed.usage and passed.usage.completion_tokens == 8
+
+
+def test_min_tokens_delays_end_tokens_and_stop_strings(stories_client: openai.OpenAI, stories: LLM) -> None:
+    eos = next(iter(stories.eos_ids))
+    asked: dict[str, Any] = {"model": "stories260K", "prompt": STORY, "temperature": 0, "max_tokens": 40}
+    forced = asked | {"logit_bias": {str(eos): 1000}, "extra_body": {"min_tokens": 8}}
+    assert stories_client.completions.create(**forced).usage.completion_tokens == 9  # type: ignore[union-attr]
+    free = stories_client.completions.create(**asked).choices[0].text
+    stopped = stories_client.completions.create(**asked, stop=["a"], extra_body={"min_tokens": 8})
+    text = stopped.choices[0].text
+    assert "a" in text and free.startswith(text + "a") and stopped.choices[0].finish_reason == "stop"
+    assert len(stories.tokenizer.encode(text, special=False)) >= 7
+    raw = stories_client.completions.with_raw_response.create(**forced)
+    assert IGNORED_HEADER not in raw.headers
 
 
 def test_sixteen_concurrent_streams_match_single_ones(stories_url: str, stories: LLM) -> None:

@@ -153,7 +153,7 @@ def _params(
     request: SamplingBody, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
-    names += ("frequency_penalty", "seed", "ignore_eos")
+    names += ("frequency_penalty", "seed", "ignore_eos", "min_tokens")
     given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
     if request.repeat_penalty is not None:
         given.setdefault("repetition_penalty", request.repeat_penalty)
@@ -161,8 +161,6 @@ def _params(
         given["top_k"] = 0
     if request.seed == -1:  # random, as in llama.cpp
         del given["seed"]
-    if request.min_tokens:
-        ignore_field("min_tokens", "min_tokens is not supported")
     check_count(MAX_STOP_IDS, "stop_token_ids", request.stop_token_ids or ())
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(request.logit_bias or {})}
     given |= {"grammar": _grammar(request), "stop_ids": tuple(request.stop_token_ids or ())}

@@ -6,8 +6,9 @@ operation itself. Operations release the interpreter's lock, so that Python thre
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from contextvars import copy_context
 
 import torch
@@ -42,3 +43,14 @@ def run_in_parts(work: Callable[[int, int], None]) -> None:
 
     for future in [thread_pool().submit(copy_context().run, run, part) for part in range(parts)]:
         future.result()
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads for the operations of this thread in the block."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)

@@ -271,8 +271,7 @@ class Transcript(VerticalScroll):
         if outcome.error or turn.finish_reason is None:
             return _failure_note(outcome)
         if turn.finish_reason == FinishReason.LENGTH:
-            tokens = turn.metrics.output_tokens if turn.metrics else 0
-            limit, remedy = length_limit(self.chat.model, self.chat.params, tokens)
+            limit, remedy = length_limit(self.chat.model, self.chat.params, turn.metrics)
             return f"cut by {limit}; {remedy}", "warning"
         return ("", "") if turn.answer else ("empty answer", "")
 

@@ -43,11 +43,18 @@ def test_every_sampling_field_arrives() -> None:
         "seed": 5,
         "ignore_eos": True,
         "max_tokens": 9,
+        "min_tokens": 4,
     }
     more = {"stop": "END", "stop_token_ids": [3], "logit_bias": {"42": -100, "7": 1.5}}
     wanted = SamplingParams(**fields, stop=("END",), stop_ids=(3,), logit_bias={42: -100, 7: 1.5})
     assert chat(**fields, **more).params == completion(**fields, **more).params == wanted
     assert chat(stop=["a", "b"]).params.stop == ("a", "b")
+
+
+def test_a_min_tokens_above_max_tokens_is_refused() -> None:
+    with pytest.raises(BadField, match="min_tokens is 9 and max_tokens is 5") as caught:
+        chat(min_tokens=9, max_tokens=5)
+    assert caught.value.param == "min_tokens"
 
 
 def test_both_names_of_the_token_limit_work() -> None:

@@ -15,7 +15,7 @@ from localllm.request import SamplingParams
 from localllm.runtime import sampler
 from localllm.runtime.sampler import (
     SamplingSpec,
-    apply_grammar,
+    apply_masks,
     apply_penalties,
     filtered_probabilities,
     rejection_weights,
@@ -67,7 +67,7 @@ def drawn(allowed: int | None = None, count: int = COUNT, **params: Any) -> floa
     ]
     choices = sample(target.expand(count, -1).clone(), proposed)
     alone = target[None].clone()
-    apply_grammar(alone, rows[:1])
+    apply_masks(alone, rows[:1])
     apply_penalties(alone, rows[:1])
     [p] = filtered_probabilities(alone, rows[:1])
     return chance(torch.bincount(choices, minlength=VOCABULARY), p / p.sum() * count)

@@ -93,6 +93,25 @@ def test_an_answer_ends_at_an_end_token_within_a_draft(folder: Path) -> None:
     assert events[-1].finish_reason is FinishReason.STOP and events[-1].is_end_token
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, {"temperature": 1.0}], ids=str)
+def test_drafts_of_end_tokens_before_min_tokens_change_nothing(folder: Path, params: dict[str, float]) -> None:
+    free = one(make_engine(folder), max_tokens=16, **params)
+    ends = frozenset([free[2], free[5]])
+    asked = {"max_tokens": 16, "min_tokens": 8, **params}
+
+    def answer(engine: Engine) -> list[int]:
+        [events] = run(engine, [sequence(PROMPT, eos=ends, **asked)]).values()
+        return tokens(events)
+
+    expected = answer(make_engine(folder))
+    assert len(expected) > 8 and not ends & set(expected[:8])
+    engine = make_engine(folder)
+    wrong = [free[2] if index in (4, 7) else token for index, token in enumerate(expected)]
+    told = engine.drafter = Told(wrong, most=5)
+    assert answer(engine) == expected
+    assert any(told.accepted)
+
+
 def test_rejected_drafts_are_never_cached(folder: Path) -> None:
     expected = one(make_engine(folder), max_tokens=20, temperature=0)
     engine = make_engine(folder)

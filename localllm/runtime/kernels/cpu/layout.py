@@ -16,7 +16,7 @@ from localllm.quant.formats.groups import INT4_ZERO_POINT
 from localllm.quant.formats.interleaved import empty_huge_pages
 from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, INTERLEAVED_BITS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor, no_op
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
+from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource
 from localllm.runtime.kernels.cpu.ir import (
     BFLOAT,
     FLOAT,
@@ -58,8 +58,8 @@ def emit_interleave(p: Program, words: int) -> None:
 
 
 @CompileOnce
-def compile_interleave(words: int) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_interleave(p, words), "interleave", 5)
+def compile_interleave(words: int) -> KernelSource:
+    return KernelSource(lambda p: emit_interleave(p, words), "interleave", 5)
 
 
 def interleave_weights(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:

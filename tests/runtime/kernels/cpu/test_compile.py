@@ -7,7 +7,7 @@ import torch
 
 from localllm.runtime.kernels.cpu import compile, matmul_ir
 from localllm.runtime.kernels.cpu import compile as compiling
-from localllm.runtime.kernels.cpu.compile import CompiledKernel
+from localllm.runtime.kernels.cpu.compile import CompiledKernel, KernelSource, machine_code
 
 
 @pytest.fixture
@@ -19,7 +19,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def planes() -> list[int]:
     """What the program makes of a row."""
     split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2)
-    program = CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, 16, split), "split", 6)
+    source = KernelSource(lambda p: matmul_ir.emit_split(p, torch.float32, 16, split), "split", 6)
+    program = CompiledKernel(source, machine_code(source, (torch.float32, 16, split)))
     x = torch.linspace(-1, 1, 16)
     bytes_, records = torch.zeros(32, dtype=torch.int8), torch.zeros(16, dtype=torch.int8)
     program.run_single(x.data_ptr(), bytes_.data_ptr(), records.data_ptr(), 1, 1, 1)
@@ -31,12 +32,18 @@ def test_compiled_kernels_are_reused(home: Path, monkeypatch: pytest.MonkeyPatch
     [file] = home.iterdir()
 
     def refuse(*_: object) -> None:
-        raise AssertionError("it optimizes again")
+        raise AssertionError("it is emitted again")
 
-    monkeypatch.setattr(compiling.llvm, "create_pass_builder", refuse)
+    monkeypatch.setattr(compiling, "emit_llvm", refuse)
     assert planes() == expected
+    monkeypatch.setattr(compiling, "emitters_digest", lambda: "of changed code")
+    with pytest.raises(AssertionError, match="emitted again"):
+        planes()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home.parents[1]))
     file.unlink()
-    with pytest.raises(AssertionError, match="optimizes again"):
+    monkeypatch.setattr(compiling, "emit_llvm", refuse)
+    with pytest.raises(AssertionError, match="emitted again"):
         planes()
 
 

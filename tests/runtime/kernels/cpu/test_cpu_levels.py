@@ -23,7 +23,7 @@ from localllm.settings import Settings
 from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels import test_attention, test_delta_net
 from tests.shared import DATA, shared
-from tests.tiny import CPU
+from tests.tiny import CPU, rounded_copy
 
 ROOT = Path(__file__).parents[4]
 CALLS: list[tuple[str, str]] = []  # operations, and the kernels that they chose
@@ -52,6 +52,8 @@ def results() -> dict[str, torch.Tensor]:
         for rows in (1, 5):
             x, weight = numbers(rows, 99).to(dtype), numbers(13, 99).to(dtype)
             found[f"plain {rows} {dtype}"] = called("plain_linear", x, weight, None)
+            if dtype == torch.float32:
+                found[f"widened {rows} {dtype}"] = called("plain_linear", x, weight.bfloat16(), None)
         found[f"attention {dtype}"] = attended(dtype)
         found[f"recurrence {dtype}"], found[f"state {dtype}"] = gone_on(dtype)
     return found
@@ -126,6 +128,7 @@ def greedy_tokens(home: Path) -> dict[str, list[int]]:
     settings = replace(Settings.from_environment(), home=home, activations="16")
     models = {form: (DATA / "gguf" / f"model-{form}.gguf", None) for form in ("q4_0", "q8_0", "q4_k_m")}
     models |= {form: (DATA / "stories260K", form) for form in ("int4", "int8")}
+    models["bfloat16"] = (rounded_copy(DATA / "stories260K", home / "rounded", torch.bfloat16), None)
     answers = {}
     for form, (model, quant) in models.items():
         with localllm.load(model, dtype="float32", quant=quant, settings=settings) as llm:
@@ -142,7 +145,7 @@ def test_every_level_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
     for level in ("baseline", "avx2", "avxvnni", "avx512"):
         if processor.reaches_level(processor.host_features(), level):
             found = json.loads(run_at_level(level, "greedy", str(tmp_path)))
-            assert set(found) == {"q4_0", "q8_0", "q4_k_m", "int4", "int8"}
+            assert set(found) == {"q4_0", "q8_0", "q4_k_m", "int4", "int8", "bfloat16"}
             assert found == (expected or found), level
             expected = found
 

@@ -13,7 +13,14 @@ from torch import Tensor
 from localllm.hardware import processor
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir, quantized_matmul
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, llvm_target
+from localllm.runtime.kernels.cpu.compile import (
+    CompiledKernel,
+    KernelSource,
+    compile_llvm,
+    emit_llvm,
+    llvm_target,
+    optimize,
+)
 from localllm.runtime.kernels.cpu.ir import INT, Program, vector_type
 from localllm.runtime.kernels.cpu.layout import InterleavedLayout
 from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
@@ -34,9 +41,9 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def compiled(variant: str, monkeypatch: pytest.MonkeyPatch, write, count: int) -> CompiledKernel:
-    monkeypatch.setattr(processor, "byte_product", lambda _: variant)
-    return CompiledKernel(write, "test", count)
+def compiled(variant: str, write, count: int) -> CompiledKernel:
+    source = KernelSource(write, "test", count)
+    return CompiledKernel(source, compile_llvm(emit_llvm(source, variant)))
 
 
 def words(a: np.ndarray) -> int:
@@ -56,7 +63,7 @@ def all_pairs(codes: np.ndarray, count: int, generator: np.random.Generator) -> 
     return a, b
 
 
-def test_four_products_of_bytes_are_exact(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_products_of_bytes_are_exact(variant: str) -> None:
     generator = np.random.default_rng(0)
     signed = variant == "dotprod"
     codes = np.arange(-128, 128).astype(np.int8) if signed else np.arange(256).astype(np.uint8)
@@ -80,12 +87,12 @@ def test_four_products_of_bytes_are_exact(variant: str, monkeypatch: pytest.Monk
             p.store(total, out, at * 64)
 
     found = np.zeros((64, 16), np.int32)
-    compiled(variant, monkeypatch, write, 3).run_single(words(a), words(b), words(found))
+    compiled(variant, write, 3).run_single(words(a), words(b), words(found))
     products = (a.astype(np.int64) * b).reshape(64, matmul_ir.PAIRS_OF_16_BITS, 16, 4)
     assert (found == products.sum((1, 3))).all()
 
 
-def test_pairs_of_words_are_exact(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_words_are_exact(variant: str) -> None:
     """Bytes of -128 .. 127 times what two planes hold."""
     generator = np.random.default_rng(1)
     codes = generator.choice(np.concatenate([EXTREMES, generator.integers(-128, 128, 9)]), (64, 64)).astype(
@@ -107,13 +114,15 @@ def test_pairs_of_words_are_exact(variant: str, monkeypatch: pytest.MonkeyPatch)
 
     found = np.zeros((64, 16), np.int32)
     order = np.ascontiguousarray(np.stack((x[:, 0::2], x[:, 1::2]), 1))
-    compiled(variant, monkeypatch, write, 3).run_single(words(codes), words(order), words(found))
+    compiled(variant, write, 3).run_single(words(codes), words(order), words(found))
     expected = (codes.astype(np.int64) * x).reshape(64, 16, 4).sum(2)
     assert (found == expected).all()
 
 
 def product(variant: str, x: Tensor, weight: QuantizedTensor, monkeypatch: pytest.MonkeyPatch) -> Tensor:
     with monkeypatch.context() as patch:
+        target = processor.kernel_target()._replace(byte_product=variant)
+        patch.setattr(processor, "kernel_target", lambda: target)
         patch.setattr(processor, "byte_product", lambda _: variant)
         for kernels in (quantized_matmul.compile_matmul, quantized_matmul.compile_split):
             patch.setattr(kernels, "compiled_kernels", {})
@@ -181,6 +190,5 @@ def assembled(program: Program, triple: str, cpu: str, features: str) -> str:
     llvm.initialize_all_asmprinters()
     machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
     module = llvm.parse_assembly(program.to_llvm())
-    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
-    passes.getModulePassManager().run(module, passes)
+    optimize(module, machine)
     return machine.emit_assembly(module)

@@ -158,14 +158,14 @@ def test_outliers_do_not_spoil_other_groups() -> None:
 def test_concurrent_requests_compile_once() -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
+    from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource
 
     made: list[int] = []
 
-    def write(size: int) -> CompiledKernel:
+    def write(size: int) -> KernelSource:
         made.append(size)
         split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2)
-        return CompiledKernel(lambda p: matmul_ir.emit_split(p, torch.float32, size, split), "split", 6)
+        return KernelSource(lambda p: matmul_ir.emit_split(p, torch.float32, size, split), "split", 6)
 
     program = CompileOnce(write)
     with ThreadPoolExecutor(4) as pool:
