@@ -5,8 +5,8 @@ or given by the user; they are never paths.
 """
 
 import difflib
+import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -169,7 +169,7 @@ class SessionStore:
 
     def _new_name(self, began: float) -> str:
         timestamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(began))
-        while self.path(name := f"{timestamp}-{secrets.token_hex(3)}").exists():
+        while self.path(name := f"{timestamp}-{os.urandom(3).hex()}").exists():
             pass
         return name
 

@@ -78,7 +78,7 @@ def machine(monkeypatch):
     [
         (8 * GB, SLOW, "qwen3:0.6b-q4_k_m", "the Q4_K_M GGUF", "qwen3:0.6b-bf16 for the original"),
         (8 * GB, FAST, "qwen3:0.6b-bf16", "the original", "qwen3:0.6b-q4_k_m for 4 bits"),
-        (45 * MB, FAST, "qwen3:0.6b-q8_0", "the Q8_0 GGUF", "qwen3:0.6b-bf16 for the original"),
+        (35 * MB, FAST, "qwen3:0.6b-q8_0", "the Q8_0 GGUF", "qwen3:0.6b-bf16 for the original"),
     ],
     ids=["slow", "fast", "little memory"],
 )

@@ -107,7 +107,7 @@ def test_show_and_plan_know_an_embedder(real: Any, folder: Path) -> None:
         weights, memory = embedder.weight_bytes, embedder.memory
     assert code == 0 and facts["architecture"] == "NomicBertModel"
     assert facts["parameters"] * 4 == facts["weight_bytes"] == weights
-    assert facts["dimensions"] == 48 and "gives vectors" in real("show", str(folder))[1]
+    assert facts["dimensions"] == 48 and "computes embeddings" in real("show", str(folder))[1]
     assert facts["kv_bytes_per_token"] == 0 and memory.cache_bytes == 0
     code, out, _ = real("plan", str(folder), "--device", "cpu", "--json")
     planned = json.loads(out)

@@ -73,7 +73,7 @@ class Told:
         self.check()
 
 
-PHASES = ["import", "header", "tokenizer", "device", "weights", "cache"]
+PHASES = ["import", "header", "tokenizer", "device", "weights", "cache", "compile"]
 
 
 @pytest.mark.parametrize("phase", PHASES)

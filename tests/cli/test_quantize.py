@@ -223,7 +223,7 @@ def test_experts_that_hardly_any_token_reached_are_named(
     capsys.readouterr()
     assert main(["quantize", str(folder), "-o", str(target), "--method", "awq", "--group", "32", *texts]) == 0
     told = capsys.readouterr().err
-    assert "matrices of experts were rounded to nearest" in told and "layers.0.mlp.experts." in told
+    assert "expert matrices were rounded to nearest" in told and "layers.0.mlp.experts." in told
     assert "..." in told and told.count("\n") == 1
 
 

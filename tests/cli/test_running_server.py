@@ -87,7 +87,7 @@ def test_a_server_gives_the_same_answer_and_is_named_by_verbose(localllm, url):
     assert served.stdout == local.stdout != ""
     assert served.returncode == local.returncode == 0
     first, *rest = served.stderr.splitlines()
-    assert first.startswith(f"the server at {url} (localllm ") and "demo on cpu" in first
+    assert first.startswith(f"using the server at {url} (localllm ") and "demo on cpu" in first
     assert local.stderr.startswith("device ")
     measured = {"load", "queue", "prefill", "TTFT", "ITL", "TPOT", "TPS", "E2E", "peak", "seed"}
     assert measured <= {line.split()[0] for line in rest}
@@ -152,7 +152,7 @@ def test_flags_of_loading_load_the_model_locally(localllm, url):
     done = localllm("run", "demo", "Hello", *GREEDY, "--context", "128", "--verbose")
     assert done.returncode == 0 and "server" not in done.stderr
     refused = localllm("run", "demo", "Hello", "--context", "128", "--server", url)
-    assert refused.returncode == 2 and "--context loads the model here" in refused.stderr
+    assert refused.returncode == 2 and "--context loads the model in this process" in refused.stderr
 
 
 @contextmanager
@@ -225,7 +225,7 @@ def test_models_are_listed_loaded_on_demand_and_stopped(localllm, serve):
     assert rows == []
     assert localllm("stop", "demo", host=url).returncode == 8
     done = localllm("run", "demo", "Hello", *GREEDY, "--server", url, "--verbose")
-    assert done.returncode == 0 and done.stderr.startswith("the server at ")
+    assert done.returncode == 0 and done.stderr.startswith("using the server at ")
     [row] = localllm("ps", host=url).stdout.splitlines()[1:]
     assert row.split()[0] == "demo" and " in " in row
     state = json.loads(localllm("ps", "--json", host=url).stdout)

@@ -6,10 +6,12 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from localllm.quantize.source import Recipe
-from tests.quantize.table import DEMO, W8A8, Judged, of_stories
+from tests.quantize.table import DEMO, RECIPES, Judged, of_stories
 from tests.shared import shared
 
 pytestmark = pytest.mark.slow
+
+W8A8 = [recipe for recipe in RECIPES if recipe.activations]  # rtn, smoothquant
 
 MODELS = {
     "stories": lambda: of_stories(shared("stories260K")),

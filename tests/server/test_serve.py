@@ -60,10 +60,12 @@ def test_sigterm_drains_a_running_answer_and_accepts_no_new_one(process):
         chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert process.wait(10) == 0
-    welcome, asked, waits, *log = process.stderr
+    welcome, *log = process.stderr
     assert welcome == f"demo loaded; chat page at {url}/ui\n"
-    assert waits == "waiting up to 30 s for running requests (1); Ctrl-C or SIGTERM again cancels them\n"
-    assert [what(line) for line in (asked, *log)] == ["request", "request", "unloaded"]
+    waits = "waiting up to 30 s for running requests (1); Ctrl-C or SIGTERM again cancels them\n"
+    before, after = log[: log.index(waits)], log[log.index(waits) + 1 :]
+    assert {what(line) for line in before} == {"request"}  # a check of its health, or several
+    assert [what(line) for line in after][-2:] == ["request", "unloaded"]
 
 
 def what(line):
@@ -79,7 +81,7 @@ def test_a_second_signal_aborts_a_stalled_answer(process):
         lines = answer.iter_lines()
         next(lines)
         process.send_signal(signal.SIGINT)
-        assert any("under way" in line for line in process.stderr)  # the first signal is handled
+        assert any("running requests" in line for line in process.stderr)  # the first signal is handled
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
