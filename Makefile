@@ -23,7 +23,7 @@ check:    ## check format, lint, types and import layers
 bench:    ## compare a generated 1B model with transformers; appends to bench/results/
 	$(PYTHON) -m bench.decode --save
 
-docs:     ## regenerate docs/cli.md, docs/schemas, man, completion words, and parts of docs/{chat,hardware,kernels,models,plan}.md
+docs:     ## regenerate docs/cli.md, docs/schemas, man, commands.json, and parts of docs/{chat,hardware,kernels,models,plan}.md
 	$(PYTHON) tools/cli_docs.py
 	$(PYTHON) tools/chat_docs.py
 	$(PYTHON) tools/hardware_docs.py

@@ -2,51 +2,62 @@
 
 import os
 import sys
+from typing import Any
 
-COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
+COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"  # set by shells to the command line up to the cursor
 
 
 def main() -> int:
-    """Run the command line. Ctrl-C ends the program without a traceback, even while modules are imported."""
+    """Run the program and return its exit code. Ctrl-C ends it silently even during imports."""
     try:
-        if COMPLETION_VARIABLE in os.environ:  # set by the shell
-            from localllm.cli.complete import print_completions
-
-            return print_completions(os.environ[COMPLETION_VARIABLE])
-        from localllm.cli.fast_start import help_page, parse_run_flags
-
-        if page := help_page(sys.argv[1:]):
-            from localllm.cli.exits import run_with_exit_code
-            from localllm.cli.io import StdoutWriter
-
-            return run_with_exit_code(lambda: StdoutWriter().write(page))
-        if flags := parse_run_flags(sys.argv[1:]):
-            from localllm.cli.io import show_sign_of_life, silence_stderr
-
-            if not flags["quiet"]:
-                show_sign_of_life(f"starting {flags['model']}")
-            from localllm.cli.execute_run import execute_run
-            from localllm.cli.exits import run_with_exit_code
-
-            def act() -> None:
-                with silence_stderr(flags):
-                    execute_run(flags)
-
-            return run_with_exit_code(act)
-        from localllm.cli.app import main
+        return _dispatch(sys.argv[1:])
     except KeyboardInterrupt:
         import signal
 
         from localllm.cli.exits import die_by_signal
 
         die_by_signal(signal.SIGINT)
-    except ValueError as error:
+    except ValueError as value_error:
         from localllm.cli.exits import invalid_hf_setting
 
-        usage_error = invalid_hf_setting(error)
-        print(f"error: {usage_error}", file=sys.stderr)
-        return usage_error.exit_code
-    return main()
+        error = invalid_hf_setting(value_error)
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    """Answer Tab, `--help` and plain `run` lines without importing Typer; run all other commands with it."""
+    if COMPLETION_VARIABLE in os.environ:
+        from localllm.cli.complete import print_completions
+
+        return print_completions(os.environ[COMPLETION_VARIABLE])
+    from localllm.cli.fast_start import help_page, parse_run_flags
+
+    if page := help_page(arguments):
+        from localllm.cli.exits import run_with_exit_code
+        from localllm.cli.io import StdoutWriter
+
+        return run_with_exit_code(lambda: StdoutWriter().write(page))
+    if flags := parse_run_flags(arguments):
+        return _run(flags)
+    from localllm.cli.app import main
+
+    return main(arguments)
+
+
+def _run(flags: dict[str, Any]) -> int:
+    from localllm.cli.io import show_start_line, silence_stderr
+
+    if not flags["quiet"]:
+        show_start_line(f"starting {flags['model']}")
+    from localllm.cli.execute_run import execute_run
+    from localllm.cli.exits import run_with_exit_code
+
+    def execute() -> None:
+        with silence_stderr(flags):
+            execute_run(flags)
+
+    return run_with_exit_code(execute)
 
 
 if __name__ == "__main__":

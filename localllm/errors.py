@@ -16,6 +16,7 @@
     ├── DamagedModel         exit 7   500   a model's file is truncated, inconsistent or holds NaN
     ├── NetworkError         exit 7   502   the hub cannot be reached, or sends something unexpected
     ├── ServerUnreachable    exit 7   502   no server answers at the address, or not in time
+    ├── ServerTooSlow        exit 7   502   a server accepts the connection and does not reply in time
     ├── NotLocalLLMServer    exit 7   502   the server at the address is not localllm
     ├── AccessDenied         exit 8   403   the hub requires a login or accepted terms, or a server a key
     ├── ModelNotFound        exit 8   404   no model of that name
@@ -170,6 +171,10 @@ class ServerUnreachable(LocalLLMError):
 
     exit_code = 7
     http_status = 502
+
+
+class ServerTooSlow(ServerUnreachable):
+    """A server accepted the connection and did not answer in time."""
 
 
 class NotLocalLLMServer(LocalLLMError):

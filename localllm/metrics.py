@@ -32,7 +32,9 @@ class Candidate:
     logprob: float  # natural logarithm, under the model's own distribution
     # Probability of being drawn, after penalties, temperature, top_k, top_p and min_p; 0 if excluded by them.
     chance: float
-    cut_by: str = ""  # what excluded it first: `grammar`, `logit_bias`, `temperature`, `top_k`, `top_p`, `min_p`
+    cut_by: str = (
+        ""  # filter that excluded it first: `grammar`, `min_tokens`, `logit_bias`, `temperature`, `top_k`, ...
+    )
 
 
 @dataclass(frozen=True)

@@ -181,6 +181,9 @@ class SamplingParams:
     max_tokens: int | None = None
     """Maximum tokens of the answer; None: until the context is full."""
 
+    min_tokens: int = 0
+    """Before this many tokens no end-of-sequence token, stop id or stop string ends the answer; a grammar may."""
+
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these strings, which is not part of it."""
 
@@ -229,6 +232,13 @@ class SamplingParams:
         self._check_range("frequency_penalty", number, -100, 100)
         self._check_range("seed", integer, 0, SEED_LIMIT - 1, optional=True)
         self._check_range("max_tokens", integer, 0, MAX_COUNT, optional=True)
+        self._check_range("min_tokens", integer, 0, MAX_COUNT)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterOutOfRange(
+                "min_tokens",
+                f"min_tokens is {self.min_tokens} and max_tokens is {self.max_tokens}",
+                "give a min_tokens of at most max_tokens",
+            )
         self._check_range("logprobs", integer, 0, MAX_TOP_LOGPROBS, optional=True)
         self._check_range("prompt_logprobs", integer, 0, MAX_TOP_LOGPROBS, optional=True)
         if not all(isinstance(text, str) and text for text in self.stop):

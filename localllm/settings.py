@@ -15,7 +15,7 @@ CPU_LEVELS = ("avx512", "avxvnni", "avx2", "baseline")
 class Settings:
     home: Path
     """LOCALLLM_HOME: folder of saved chats, the prompt history, measured rates, names given to models, models made
-    by `create` and `--quant`, and uploaded files. Default: ~/.localllm"""
+    by `create` and `--quant`, uploaded files, address and log of the background server. Default: ~/.localllm"""
 
     device: str
     """LOCALLLM_DEVICE: `auto`, `cpu`, `cuda` or `cuda:N`, unless `--device` is given. Default: auto"""
@@ -57,7 +57,12 @@ class Settings:
     """LOCALLLM_STRICT: `on` lets every server refuse unknown fields as `serve --strict` does. Default: off"""
 
     host: str | None = None
-    """LOCALLLM_HOST: address of a running server, `host:port` or `http://host:port`. Default: 127.0.0.1:11434"""
+    """LOCALLLM_HOST: address of a running server, `host:port` or `http://host:port`. Default: this user's
+    background server, or 127.0.0.1:11434"""
+
+    background: str | None = None
+    """LOCALLLM_BACKGROUND: `run` that has no server starts one in the background, which ends after this time
+    without requests, such as `5m`; `off` or `0`: it does not. Default: off"""
 
     api_key: str | None = field(default=None, repr=False)
     """LOCALLLM_API_KEY: the key sent to a running server, and required by `serve`. Default: none"""
@@ -90,8 +95,14 @@ class Settings:
             deterministic=parse_switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
             strict=parse_switch(environment, "LOCALLLM_STRICT", default="off"),
             host=environment.get("LOCALLLM_HOST") or None,
+            background=parse_background(environment.get("LOCALLLM_BACKGROUND")),
             api_key=environment.get("LOCALLLM_API_KEY") or None,
         )
+
+
+def parse_background(text: str | None) -> str | None:
+    """The idle time as text, which the command line parses; None if the setting is off."""
+    return None if text in (None, "", "0", "off") else text
 
 
 def parse_switch(environment: Mapping[str, str], name: str, *, default: str) -> bool:

@@ -3,21 +3,20 @@ import gc
 import signal
 from collections import Counter
 from collections.abc import Generator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import constants
 
-from localllm.hub import http
-from tests.hub.loopback import LoopbackHub
 from tests.interpreted import ON_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
 from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
 
 NEED_TRITON = [
-    *("gpu", "runtime/kernels/gpu", "runtime/test_build.py", "runtime/test_draws.py", "runtime/test_graphs.py"),
-    *("models/test_stacked_experts.py", "plan/test_planes.py", "tools/test_kernel_docs.py"),
+    *("gpu", "runtime/kernels/gpu", "runtime/test_model_loader.py", "runtime/test_gpu_sampler.py"),
+    *("runtime/test_cuda_graphs.py", "models/test_stacked_experts.py", "plan/test_packed_weights.py"),
+    "tools/test_kernel_docs.py",
 ]
 collect_ignore = [] if TRITON else NEED_TRITON
 if not ON_GPU and "gpu" not in collect_ignore:
@@ -26,14 +25,20 @@ if not ON_GPU and "gpu" not in collect_ignore:
 TESTS = Path(__file__).parent
 QUICK = pytest.StashKey[set[Path]]()  # files with a test that is not slow
 
+if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy machine")
+
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_as_of_a_terminal() -> Iterator[None]:
-    """Undo that the tests were started with signals ignored, as by nohup or in the background of a script, which
-    every process that they start would inherit. A hangup still does not end the tests: a handler, too, is taken
-    back to the default in a process that is started."""
+    """Handle SIGINT and SIGHUP even if the tests were started with them ignored, as by nohup or in a script's
+    background: every process that they start would inherit that. A handler becomes the default in such a process,
+    and a hangup still does not end the tests."""
     wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda number, frame: None}
     ignored = [number for number in wanted if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
@@ -45,7 +50,7 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels for GPUs run here: on a GPU where there is one, else under Triton's interpreter."""
+    """Run kernels for GPUs: on a GPU if there is one, otherwise under Triton's interpreter."""
     if ON_GPU:
         with OnDevice(torch.device("cuda", 0)):
             yield
@@ -77,7 +82,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before any are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of many cases all but some are slow. Files with slow tests come first, so that at the end no process works
+    """Mark cases slow by `quick_every`, and run files with slow tests first, so that at the end no process works
     through one while the others wait."""
     seen = Counter[str]()
     for item in items:
@@ -92,8 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected lives to the end: millions of objects that no collection of garbage, which
-    tests of memory ask for often, need look at again."""
+    """Exclude the millions of objects that were imported and collected from garbage collection: they live to the
+    end, and tests of memory collect garbage often."""
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # so that libraries find what they gave out when the interpreter ends
@@ -104,20 +109,30 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--models-table", action="store_true", help="write what was measured to docs/models.md")
-    parser.addoption("--screens", action="store_true", help="write what was seen in tmux to docs/images")
+    parser.addoption("--models-table", action="store_true", help="write the measurements to docs/models.md")
+    parser.addoption("--screens", action="store_true", help="write the screens of tmux to docs/images")
+
+
+# The fixtures below import what they need: the tests of GPUs run where neither the client of the Hub nor HTTP is.
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     """An empty Hugging Face cache."""
+    from huggingface_hub import constants
+
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """The Hub of this process, without a login and with little patience."""
+    """A local Hub, used without a login, with short timeouts."""
+    from huggingface_hub import constants
+
+    from localllm.hub import http
+    from tests.hub.loopback import LoopbackHub
+
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     with LoopbackHub() as hub:

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to Gemma 4, for `tests.gguf_writer`."""
+"""Transformations of llama.cpp's converter for Gemma 4, used by `tests.gguf_writer`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to recurrent and convolutional layers, for `tests.gguf_writer`."""
+"""Transformations of llama.cpp's converter for recurrent and convolutional layers, used by `tests.gguf_writer`."""
 
 from typing import Any
 

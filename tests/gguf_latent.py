@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to models with latent attention, for `tests.gguf_writer`."""
+"""Transformations of llama.cpp's converter for latent attention, used by `tests.gguf_writer`."""
 
 from typing import Any
 

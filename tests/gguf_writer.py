@@ -102,6 +102,11 @@ def write_gguf(
     """
     config = json.loads((folder / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
+    if family not in ARCHITECTURES:
+        raise LookupError(
+            f"{family} has no GGUF architecture; add it to ARCHITECTURES in tests/gguf_writer.py, or the row of "
+            "tests/models/families.py to NOT_IN_GGUF"
+        )
     architecture = ARCHITECTURES[family]
     arch = gguf.MODEL_ARCH[architecture]
     changed = dict(changed or {})

@@ -1,6 +1,5 @@
-"""Loads the kernels for GPUs as functions of Triton's interpreter, so that they run without a GPU where a test
-asks for it (the fixture `interpreter`); all other tests, and the programs that they start, do without. Where there
-is a GPU, they are compiled for it; where there is no Triton, as on macOS and Arm, there are none."""
+"""Load the kernels for GPUs as functions of Triton's interpreter, which the fixture `interpreter` enables in a
+test. With a GPU they are compiled for it; without Triton, as on macOS and Arm, there are none."""
 
 import importlib.util
 import os

@@ -1,5 +1,5 @@
-"""Tests of kernels make their tensors on the CPU, where the interpreter takes them; where there is a GPU, the same
-tests run there: tensors are made as ever, with the same numbers, and moved."""
+"""A torch function mode that moves the tensors of kernel tests to the GPU if there is one: they are made on the
+CPU with the same numbers."""
 
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,6 +1,6 @@
-"""A model that says what a script says: each piece of the script is the only likely token after the one before it.
+"""A model with scripted answers: each piece is the only likely token after the one before it.
 
-Real weights in a real folder, so that an answer known beforehand goes the whole way.
+It has real weights in a real folder, so that a known answer goes through the whole engine.
 """
 
 import json

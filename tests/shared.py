@@ -1,4 +1,4 @@
-"""The real models, tokenizers and texts that lie beside a checkout; without them, tests that need them skip."""
+"""Real models, tokenizers and texts beside a checkout; tests that need them are skipped without them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md names files that exist, and counts their lines truly."""
+"""ARCHITECTURE.md names files that exist, with their number of lines."""
 
 import json
 import re
@@ -23,7 +23,7 @@ STEP = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|$", TEXT, re.MULTILINE)
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_file_that_is_named_exists(path: str):
-    places = (
+    folders = (
         ROOT,
         ROOT / "tests",
         PACKAGE,
@@ -31,7 +31,7 @@ def test_a_file_that_is_named_exists(path: str):
         PACKAGE / "runtime/kernels",
         ROOT / "tests/runtime",
     )
-    assert any((place / path).exists() for place in places)
+    assert any((folder / path).exists() for folder in folders)
 
 
 def test_one_decode_step_is_in_at_most_fifteen_files():
@@ -48,7 +48,7 @@ def test_the_count_of_lines_is_within_a_tenth(file: str, count: str):
     ("heading", "most_files", "traced"),
     [("Path of a prompt", 30, "run"), ("Path of an HTTP request", 20, "http")],
 )
-def test_a_way_enters_each_file_once_in_the_order_of_the_calls(heading: str, most_files: int, traced: str):
+def test_a_path_enters_each_file_once_in_call_order(heading: str, most_files: int, traced: str):
     way = [f"{file} {function}" for file, function in WAYS[heading]]
     assert 10 < len(way) <= most_files
     assert len({file for file, _ in WAYS[heading]}) == len(way)

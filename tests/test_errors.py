@@ -1,4 +1,4 @@
-"""The tree in the docstring of errors.py is the tree."""
+"""The tree in the docstring of errors.py is complete."""
 
 import re
 

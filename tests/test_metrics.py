@@ -34,7 +34,7 @@ def test_every_definition_on_a_known_course() -> None:
     assert m.as_dict()["itl_p99_s"] == pytest.approx(0.99)
 
 
-def test_nothing_measured_is_nothing_told() -> None:
+def test_no_measurement_is_reported_as_none() -> None:
     m = Stopwatch(arrival=0.0, clock=Clock()).finish(3, 0, 5)
     assert math.isnan(m.ttft_s) and math.isnan(m.tokens_per_s) and math.isnan(m.itl_percentile(50))
     assert m.as_dict()["ttft_s"] is None

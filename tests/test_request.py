@@ -62,7 +62,7 @@ def test_values_at_the_borders_are_allowed() -> None:
     assert SamplingParams(stop=["a"]).stop == ("a",)  # pyright: ignore[reportArgumentType]
 
 
-def test_what_a_model_recommends() -> None:
+def test_recommended_parameters() -> None:
     config = {"temperature": 0.6, "top_k": 20, "top_p": None, "eos_token_id": 3, "do_sample": True}
     assert SamplingParams.from_generation_config(config) == SamplingParams(temperature=0.6, top_k=20)
     assert SamplingParams.from_generation_config({"do_sample": False, "temperature": 0.6}).temperature == 0

@@ -1,13 +1,14 @@
 """Tiny random checkpoints of every family, made by `transformers`, and engines over them.
 
-Weights, norms and biases are drawn so large that a slip in any of them shows in the logits.
+Weights, norms and biases are drawn so large that a mistake in any of them shows in the logits.
 """
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
+from safetensors.torch import load_file, save_file
 
 from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
@@ -50,9 +51,24 @@ LLAMA3_ROPE = {
 }
 
 
+def rounded_copy(model: Path, folder: Path, dtype: torch.dtype) -> Path:
+    """Copy a checkpoint, with its floats rounded to `dtype`, unless it is there."""
+    if not folder.exists():
+        shutil.copytree(model, folder)
+        file = folder / "model.safetensors"
+        tensors = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    return folder
+
+
 def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> Any:
-    """Writes a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and returns the transformers model."""
-    family = getattr(transformers, f"{kind}ForCausalLM")
+    """Write a random checkpoint of `kind` (`Llama`, `Qwen3`, ...) and return the transformers model."""
+    import transformers  # where only kernels are tested it may be missing
+
+    name = f"{kind}ForCausalLM"
+    family = getattr(transformers, name, None)
+    if family is None:
+        raise LookupError(f"transformers {transformers.__version__} has no {name}; install a version that has it")
     torch.manual_seed(seed)
     model = family(family.config_class(**SMALL | changes)).eval()
     randomize(model)
@@ -61,7 +77,7 @@ def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> A
 
 
 def randomize(model: Any) -> None:
-    """Weights, norms and biases so large that a slip in any of them shows in the logits."""
+    """Draw weights, norms and biases so large that a mistake in any of them shows in the logits."""
     with torch.no_grad():
         for weight in weights_of(model):
             if weight.dim() == 1:  # around what they begin as: norms around 1, or 0 where stored less one
@@ -71,8 +87,7 @@ def randomize(model: Any) -> None:
 
 
 def weights_of(model: Any) -> list[torch.Tensor]:
-    """All that training changes: parameters, and what is a buffer in transformers: the biases of routers and the
-    scales of layers."""
+    """Return the parameters, and the buffers that training changes: router biases and layer scales."""
     buffers = [buffer for name, buffer in model.named_buffers() if name.endswith(("_bias", "layer_scalar"))]
     return [*model.parameters(), *buffers]
 
@@ -93,8 +108,11 @@ def make_engine(
     drafter: Drafter | None = None,
     deterministic: bool = False,
 ) -> Engine:
-    """`rows`: of recurrent states, where the model has any; graphs: run steps as where they are captured; aside:
-    blocks, as beside a GPU's."""
+    """Return an engine over a checkpoint.
+
+    rows: recurrent states, if the model has any; graphs: run steps as if they were captured; aside: blocks of the
+    host tier, as beside a GPU.
+    """
     header = read_header(folder)
     check_quantization(header.config)
     config = parse_config(header.config)
@@ -104,7 +122,7 @@ def make_engine(
     runner = Runner(
         decoder, blocks, block_size, dtype, device, rows, kv_dtype, max_running, captured, deterministic
     )
-    for cache in runner.caches:  # whatever reads a place that was never written is found out
+    for cache in runner.caches:  # so that a read of an unwritten element shows
         for tensor in vars(cache).values():
             if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside
                 tensor.fill_(torch.nan)

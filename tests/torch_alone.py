@@ -1,4 +1,4 @@
-"""A processor that lacks the instructions of the compiled kernels, so that torch computes all."""
+"""A simulated processor without the instructions of the compiled kernels, so that torch computes everything."""
 
 import platform
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from localllm.runtime.kernels.cpu import compile
+from localllm.hardware import processor
 
 
 @contextmanager
 def no_instructions() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(platform, "machine", lambda: "x86_64")
-        patch.setattr(compile, "features", dict)
-        compile.cpu_supported.cache_clear()
+        patch.setattr(processor, "features", dict)
+        processor.kernels_supported.cache_clear()
         yield
-    compile.cpu_supported.cache_clear()
+    processor.kernels_supported.cache_clear()

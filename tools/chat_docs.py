@@ -28,7 +28,7 @@ PLACES = {
     "the prompt": Prompt,
     "a turn that is chosen": Transcript,
     "the inspector": Inspector,
-    "its time line": Timeline,
+    "its timeline": Timeline,
     "its tokens": Tokens,
     "the settings": SettingsPanel,
     "conversations, models": SessionsScreen,

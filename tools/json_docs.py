@@ -1,6 +1,6 @@
-"""Schemas of what each command prints with `--json`, made of the types in tools/json_output.py.
+"""JSON schemas of the output of each command with `--json`, generated from the types in tools/json_output.py.
 
-The comment behind a field is its description. `tools/cli_docs.py` writes the schemas into docs/schemas."""
+The comment after a field becomes its description. `tools/cli_docs.py` writes the schemas into docs/schemas."""
 
 import ast
 import inspect
@@ -27,73 +27,74 @@ DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schemas() -> dict[Path, str]:
-    """Files and what belongs into them."""
-    return {FOLDER / f"{command}.json": text_of(command, form) for command, form in JSON_OUTPUTS.items()}
+    """Content of each schema file."""
+    return {FOLDER / f"{command}.json": schema_text(command, output) for command, output in JSON_OUTPUTS.items()}
 
 
-def text_of(command: str, form: JsonOutput) -> str:
-    shape = {"object": "", "array": ", an array", "lines": ", each line of it"}[form.stdout]
-    kind = list[form.type] if form.stdout == "array" else form.type
-    schema = TypeAdapter(kind).json_schema(mode="serialization", schema_generator=Described)
-    head = {"$schema": DRAFT, "title": f"stdout of `localllm {command} --json`{shape}"}
+def schema_text(command: str, output: JsonOutput) -> str:
+    suffix = {"object": "", "array": ", an array", "lines": ", each line of it"}[output.stdout]
+    python_type = list[output.type] if output.stdout == "array" else output.type
+    schema = TypeAdapter(python_type).json_schema(mode="serialization", schema_generator=DescribedSchema)
+    head = {"$schema": DRAFT, "title": f"stdout of `localllm {command} --json`{suffix}"}
     return json.dumps(head | schema | head, indent=1, ensure_ascii=False) + "\n"
 
 
-class Described(GenerateJsonSchema):
-    """Closed objects that always have all of their fields, and comments as descriptions."""
+class DescribedSchema(GenerateJsonSchema):
+    """Schema generator: objects have all of their fields and no others, and comments become descriptions."""
 
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> JsonSchemaValue:
-        found = self.described(super().typed_dict_schema(schema), cast(type, schema.get("cls")))
-        return self.flattened(found, cast(type, schema.get("cls")))
+        python_type = cast(type, schema.get("cls"))
+        return self.flattened(self.described(super().typed_dict_schema(schema), python_type), python_type)
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> JsonSchemaValue:
-        found = self.described(super().dataclass_schema(schema), schema["cls"])
-        for field in found["properties"].values():
+        object_schema = self.described(super().dataclass_schema(schema), schema["cls"])
+        for field in object_schema["properties"].values():
             field.pop("default", None)
-        return found | {"required": [*found["properties"]]}
+        return object_schema | {"required": [*object_schema["properties"]]}
 
-    def described(self, found: JsonSchemaValue, kind: type) -> JsonSchemaValue:
-        for name, text in comments(kind).items():
-            if name in found["properties"]:
-                found["properties"][name]["description"] = text
-        for field in found["properties"].values():
+    def described(self, schema: JsonSchemaValue, python_type: type) -> JsonSchemaValue:
+        """Object schema with comments as descriptions, and without titles and additional properties."""
+        for name, text in comments(python_type).items():
+            if name in schema["properties"]:
+                schema["properties"][name]["description"] = text
+        for field in schema["properties"].values():
             field.pop("title", None)
-        return found | {"additionalProperties": False}
+        return schema | {"additionalProperties": False}
 
-    def flattened(self, found: JsonSchemaValue, kind: type) -> JsonSchemaValue:
-        """With the fields of those that are marked so in their place."""
+    def flattened(self, schema: JsonSchemaValue, python_type: type) -> JsonSchemaValue:
+        """Object schema where fields marked with FLATTEN are replaced by the fields of their type."""
         properties, required = dict[str, Any](), list[str]()
-        for name, hint in get_type_hints(kind, include_extras=True).items():
-            field = found["properties"][name]
+        for name, hint in get_type_hints(python_type, include_extras=True).items():
+            field = schema["properties"][name]
             if FLATTEN in getattr(hint, "__metadata__", ()):
-                whole = cast(dict[str, Any], self.get_schema_from_definitions(JsonRef(field["$ref"])))
-                properties |= whole["properties"]
-                required += whole["required"]
+                inner = cast(dict[str, Any], self.get_schema_from_definitions(JsonRef(field["$ref"])))
+                properties |= inner["properties"]
+                required += inner["required"]
             else:
                 properties[name] = field
-                required += [name] if name in found.get("required", ()) else []
-        return found | {"properties": properties, "required": [*dict.fromkeys(required)]}
+                required += [name] if name in schema.get("required", ()) else []
+        return schema | {"properties": properties, "required": [*dict.fromkeys(required)]}
 
 
-def comments(kind: type) -> dict[str, str]:
-    """By field, what stands behind it as a comment or below it as a text, also of what it is made from."""
-    source = textwrap.dedent(inspect.getsource(kind))
-    behind = {
+def comments(python_type: type) -> dict[str, str]:
+    """Comment after each field, or the string below it, including those of base classes."""
+    source = textwrap.dedent(inspect.getsource(python_type))
+    trailing = {
         token.start[0]: token.string.removeprefix("#").strip()
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
         if token.type == tokenize.COMMENT
     }
-    found = dict[str, str]()
-    for base in getattr(kind, "__orig_bases__", ()):
+    descriptions = dict[str, str]()
+    for base in getattr(python_type, "__orig_bases__", ()):
         if is_typeddict(base):
-            found |= comments(base)
+            descriptions |= comments(base)
     body = cast(ast.ClassDef, ast.parse(source).body[0]).body
     for statement, following in zip(body, [*body[1:], None], strict=True):
         if not isinstance(statement, ast.AnnAssign):
             continue
         name = cast(ast.Name, statement.target).id
-        if statement.lineno in behind:
-            found[name] = behind[statement.lineno]
+        if statement.lineno in trailing:
+            descriptions[name] = trailing[statement.lineno]
         elif isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            found[name] = " ".join(str(following.value.value).split())
-    return found
+            descriptions[name] = " ".join(str(following.value.value).split())
+    return descriptions

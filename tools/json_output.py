@@ -1,5 +1,5 @@
-"""What each command prints with `--json`, as types. `json_docs.py` makes the JSON schemas of docs/schemas of them,
-with the comments as descriptions; the tests hold what commands print against those.
+"""Types of what each command prints with `--json`. `json_docs.py` generates the schemas in docs/schemas from them,
+with the comments as descriptions, and tests validate the output of the commands.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
@@ -15,8 +15,7 @@ from localllm.benchmark.roofline import Bound, Roofline
 from localllm.benchmark.scenario import Scenario
 from localllm.benchmark.summary import Ratio
 from localllm.checkpoint.facts import Format
-from localllm.cli.doctor import Finding
-from localllm.cli.doctor_checks import Examination
+from localllm.cli.doctor import Examination, Finding
 from localllm.cli.models import State
 from localllm.comparison.replay import Replayed
 from localllm.hub import verify
@@ -24,29 +23,29 @@ from localllm.modelfile import edition
 from localllm.plan.speed import Speed
 from localllm.quality.report import Quality
 from localllm.receipts import receipt
-from localllm.server.sse import ModelEvent
+from localllm.server.models import ModelEvent
 from localllm.tui.top_board import ModelSnapshot, ServerSnapshot, Throughput
 
-FLATTEN = "flat"  # the fields of this one stand beside the others
+FLATTEN = "flat"  # marks a field that is replaced by the fields of its type
 
 
 class Measurements(TypedDict):
-    """Of one answer, defined in localllm/metrics.py; null where nothing was measured."""
+    """Measurements of one answer, defined in localllm/metrics.py; null if not measured."""
 
     prompt_tokens: int
-    cached_tokens: int  # of the prompt, found in the cache
+    cached_tokens: int  # prompt tokens found in the KV cache
     output_tokens: int
     queue_s: float | None
     load_s: float | None
     prefill_s: float | None
     prefill_tokens_per_s: float | None
     ttft_s: float | None  # time to the first token
-    tpot_s: float | None  # time per output token, behind the first
+    tpot_s: float | None  # time per output token after the first
     tokens_per_s: float | None
-    itl_p50_s: float | None  # gaps between tokens
+    itl_p50_s: float | None  # inter-token latency
     itl_p95_s: float | None
     itl_p99_s: float | None
-    itl_s: list[float]  # every gap
+    itl_s: list[float]  # each inter-token latency
     e2e_s: float | None
     peak_bytes: int | None
     draft_tokens: int
@@ -55,7 +54,7 @@ class Measurements(TypedDict):
 
 
 class Distribution(TypedDict):
-    """Values of one measure; null where nothing could be measured."""
+    """Distribution of one measure; null if not measured."""
 
     count: int
     mean: float | None
@@ -67,7 +66,7 @@ class Distribution(TypedDict):
 
 
 class Requests(TypedDict):
-    """All streams of all rounds."""
+    """Requests of all streams and rounds."""
 
     requests: int
     prompt_tokens: int
@@ -84,31 +83,31 @@ class Requests(TypedDict):
 
 
 class Roof(TypedDict):
-    """What a step could be at most, and what keeps it from that."""
+    """Comparison of a step with the roofline."""
 
     times: Annotated[Roofline, FLATTEN]
     bytes_per_s: float
     flops_per_s: float
-    of_memory: float  # fraction of that roof
+    of_memory: float  # fraction of the memory roof
     of_compute: float
-    of_roof: float  # of the lower of the two
-    host_share: float  # of the time
+    of_roof: float  # fraction of the lower roof
+    host_share: float  # fraction of the time spent on the host
     bound: Bound
 
 
 class Stream(TypedDict):
-    arrival_s: float  # from the first of the round
+    arrival_s: float  # since the first arrival of the round
     measured: Annotated[Measurements, FLATTEN]
     begins_step: list[bool]
 
 
 class Found(TypedDict):
     scenario: Annotated[Scenario, FLATTEN]
-    prefill_tokens_per_s: Distribution  # by round
+    prefill_tokens_per_s: Distribution  # over rounds
     decode_tokens_per_s: Distribution
     requests: Requests
     prefill: Roof
-    decode: Roof | None  # null where no two steps were common to all streams
+    decode: Roof | None  # null if all streams decoded together in fewer than two steps
     rounds: list[list[Stream]]
 
 
@@ -121,19 +120,19 @@ class Edition(TypedDict):
     loaded: Annotated[result.Loaded, FLATTEN]
     peak_bytes: int | None
     ceilings: Ceilings
-    drift: float  # of the ceilings, before and after
+    drift: float  # difference of the ceilings before and after, as a fraction
     scenarios: list[Found]
     left_out: list[LeftOut]
     products: list[ProductRate] | None  # with --explain
 
 
 class Compared(TypedDict):
-    """The first edition beside the second."""
+    """Comparison of the first model with the second."""
 
     scenario: Annotated[Scenario, FLATTEN]
     measure: str
     ratio_: Annotated[Ratio, FLATTEN]
-    shown: bool  # the interval leaves out 1
+    shown: bool  # the confidence interval excludes 1
     verdict: str
 
 
@@ -143,7 +142,7 @@ class Beside(TypedDict):
 
 
 class Benchmark(TypedDict):
-    """How fast models are here: docs/bench.md."""
+    """Benchmark of models on this machine: docs/bench.md."""
 
     benchmark: Literal["localllm bench"]
     date: str
@@ -152,7 +151,7 @@ class Benchmark(TypedDict):
     warnings: list[str]
     rounds: int
     seed: int
-    prompts: str  # what they were made of
+    prompts: str  # source of the prompts
     drafts: bool
     editions: list[Edition]
     compared: list[Compared]
@@ -165,13 +164,13 @@ class Rounds(TypedDict):
 
 
 class Outcome(TypedDict):
-    """Seconds count from the begin of the round."""
+    """One request; seconds are since the start of the round."""
 
     arrival_s: float
     sent_s: float
     pieces_s: list[float]
     ended_s: float | None
-    prompt_tokens: int | None  # that the server told
+    prompt_tokens: int | None  # reported by the server
     output_tokens: int | None
     counted_by: Literal["usage", "limit"] | None
     error: str | None
@@ -179,7 +178,7 @@ class Outcome(TypedDict):
 
 class Round(TypedDict):
     wall_s: float
-    in_flight: list[int]  # how many others were, when each request was sent
+    in_flight: list[int]  # other requests in flight when each request was sent
     requests: list[Outcome]
 
 
@@ -198,11 +197,11 @@ class Server(TypedDict):
     pieces: int
     requests_per_s: float | None
     output_tokens_per_s: float | None
-    met: int | None  # requests that met every objective; null without objectives
+    met: int | None  # requests that met all objectives; null without objectives
     goodput_requests_per_s: float | None
     most_in_flight: int
     queue_grows: bool
-    errors: dict[str, int]  # by kind
+    errors: dict[str, int]  # number of errors by type
     prompt_tokens: Distribution
     ttft_s: Distribution
     itl_s: Distribution
@@ -214,15 +213,15 @@ class Server(TypedDict):
 
 
 class LoadTest(TypedDict):
-    """A load on servers, with --against."""
+    """Load test of servers, with --against."""
 
     benchmark: Literal["localllm bench --against"]
     date: str
     machine: Machine
     noise: Noise | None
-    complete: bool  # it was not broken off
+    complete: bool  # the run was not interrupted
     load: Rounds
-    prompt: int  # of `prompt_unit`
+    prompt: int  # length in units of `prompt_unit`
     prompt_unit: Literal["tokens", "words"]
     shared_prefix: int
     output: int
@@ -232,11 +231,10 @@ class LoadTest(TypedDict):
     servers: list[Server]
 
 
-# What the commands print with `--json` that get, keep and describe models, as types; see `printed.py`.
 class File(TypedDict):
     path: str
     bytes: int
-    here: int  # bytes of it
+    here: int  # bytes that are downloaded
 
 
 class Begin(TypedDict):
@@ -244,7 +242,7 @@ class Begin(TypedDict):
     repo: str
     commit: str
     bytes: int  # of all files
-    missing: int  # bytes
+    missing: int  # bytes to download
     files: list[File]
 
 
@@ -256,7 +254,7 @@ class Progress(TypedDict):
 
 class Note(TypedDict):
     event: Literal["note"]
-    text: str  # what is tried again, who is waited for
+    text: str  # such as a retry, or waiting for another process
 
 
 class Verified(TypedDict):
@@ -278,7 +276,7 @@ class Part(TypedDict):
 
 
 class Report(TypedDict):
-    """How far a model is from another: docs/quality.md."""
+    """Comparison of a model with its reference: docs/quality.md."""
 
     version: int
     quality: Annotated[Quality, FLATTEN]
@@ -286,8 +284,8 @@ class Report(TypedDict):
 
 class Quantized(TypedDict):
     event: Literal["done"]
-    path: str  # of what was written
-    quality: Report | None  # null where memory does not hold both
+    path: str  # of the output
+    quality: Report | None  # null if the models do not fit into memory together
 
 
 class Layers(TypedDict):
@@ -296,43 +294,43 @@ class Layers(TypedDict):
 
 
 class Listed(TypedDict):
-    """A model; null where nothing is known."""
+    """A model; null where a value is not known."""
 
     name: str
     state: State
     path: str | None
     repo: str | None
     license: str | None
-    stated_parameters: str | None  # by the catalogue
+    stated_parameters: str | None  # from the catalog
     context: int | None  # tokens
-    download_bytes: int | None  # about, by the catalogue
+    download_bytes: int | None  # approximate, from the catalog
     architecture: str | None
     layers: list[Layers] | None
     hidden_size: int | None
     vocab_size: int | None
-    parameters: int | None  # by the description
-    active_parameters: int | None  # that one token meets
+    parameters: int | None  # computed from the configuration
+    active_parameters: int | None  # used by each token
     kv_bytes_per_token: int | None  # in 16 bits
-    state_bytes: int | None  # what recurrent layers keep of a sequence
-    dimensions: int | None  # of an embedder's vectors
+    state_bytes: int | None  # recurrent state of a sequence
+    dimensions: int | None  # of the vectors of an embedding model
     formats: list[Format] | None
     weight_bytes: int | None
     quantization: str | None
     chat_templates: list[str] | None  # names
-    sampling: dict[str, Any] | None  # what the model recommends that is not neutral anyway
+    sampling: dict[str, Any] | None  # recommended parameters that differ from the neutral ones
     quality: Report | None
 
 
 class Shown(Listed):
-    edition: edition.Edition | None  # of a name that `create` made
+    edition: edition.Edition | None  # of a model made by `create`
 
 
 class Place(TypedDict):
     name: str
     kind: Literal["cpu", "cuda"]
     memory_bytes: int
-    bandwidth: float  # bytes a second
-    flops: float  # operations a second
+    bandwidth: float  # bytes per second
+    flops: float  # operations per second
     measured: bool
     source: str
 
@@ -347,7 +345,7 @@ class Choice(TypedDict):
 
 
 class Planned(TypedDict):
-    """What a model takes, and how fast it would run: docs/plan.md."""
+    """Estimated memory use and speed of a model: docs/plan.md."""
 
     model: str
     device: Place
@@ -355,10 +353,10 @@ class Planned(TypedDict):
     quant: str | None
     dtype: str
     kv_dtype: str
-    context: int  # tokens of prompt and answer of each user
+    context: int  # prompt and answer of each user, in tokens
     max_context: int
     users: int
-    prompt: int  # tokens that TTFT is told of
+    prompt: int  # prompt length for TTFT, in tokens
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_token_in_8_bits: int
@@ -371,14 +369,14 @@ class Planned(TypedDict):
     total_bytes: int
     allocated_bytes: int | None
     fits: bool
-    refusal: str | None  # why not
+    refusal: str | None  # why it does not fit
     remedy: str | None
     most_context: int
     most_users: int
     engine_users: int
-    ceiling: Speed  # that memory and arithmetic allow
+    ceiling: Speed  # limit of memory bandwidth and arithmetic
     expected: Speed | None
-    expectation: str | None  # what that is drawn from
+    expectation: str | None  # source of the expected speed
     quantizations: list[Choice]
     best: str | None
 
@@ -390,20 +388,20 @@ class KeptFile(TypedDict):
 
 
 class Removed(TypedDict):
-    """A model of the cache."""
+    """A model removed from the cache."""
 
     name: str
     repo: str
     revision: str | None
-    files: list[str]  # paths that went
-    unfinished: int  # downloads that were broken off and went
-    freed_bytes: int  # that the disk has back
+    files: list[str]  # removed paths
+    unfinished: int  # removed files of interrupted downloads
+    freed_bytes: int  # disk space that is free again
     kept: list[KeptFile]
     dry_run: bool  # nothing was removed
 
 
 class RemovedName(TypedDict):
-    """A name that `cp` gave."""
+    """An alias made by `cp`."""
 
     name: str
     alias_of: str
@@ -412,7 +410,7 @@ class RemovedName(TypedDict):
 
 
 class RemovedQuant(TypedDict):
-    """What `--quant` made of a model."""
+    """A cached quantization."""
 
     name: str
     quant: str
@@ -443,11 +441,11 @@ class Named(TypedDict):
     """An alias and the model that it stands for."""
 
     name: str
-    source: str  # what it stands for
+    source: str  # model that it stands for
 
 
 class Created(TypedDict):
-    """An edition that was made."""
+    """A model made from a Modelfile."""
 
     name: str
     edition: edition.Edition
@@ -456,21 +454,21 @@ class Created(TypedDict):
 class ToolCall(TypedDict):
     id: str
     name: str
-    arguments: dict[str, Any]  # as the model gave them
+    arguments: dict[str, Any]  # as generated by the model
 
 
 class Likely(TypedDict):
     token_id: int
     token: str  # its text
-    logprob: float | None  # null: it cannot be
+    logprob: float | None  # null: minus infinity
 
 
 class Logprob(Likely):
-    top: list[Likely]  # the N likeliest
+    top: list[Likely]  # the N most likely tokens
 
 
 class Receipt(TypedDict):
-    """What `localllm replay` needs to compute the answer again: docs/receipts.md."""
+    """Input of `localllm replay`, which recomputes the answer: docs/receipts.md."""
 
     version: int
     receipt: Annotated[receipt.Receipt, FLATTEN]
@@ -481,23 +479,23 @@ class Answer(TypedDict):
 
     model: str
     device: str  # cpu, cuda:0
-    dtype: str  # it computed in
-    kv_dtype: str  # of keys and values
-    context: int  # tokens that it had room for
+    dtype: str  # of the computation
+    kv_dtype: str  # of the KV cache
+    context: int  # context length in tokens
     text: str  # the answer
-    reasoning: str  # what the model thought before; "" where it did not
+    reasoning: str  # "" if there is none
     tool_calls: list[ToolCall]
-    token_ids: list[int]  # all that the model said, thoughts and markup too
-    finish_reason: Literal["stop", "length"]  # `length`: --max-tokens or the context cut it
-    seed: int | None  # that was used, given or drawn
+    token_ids: list[int]  # all generated tokens, including reasoning and markup
+    finish_reason: Literal["stop", "length"]  # `length`: truncated by --max-tokens or the context
+    seed: int | None  # used seed, given or drawn
     metrics: Measurements | None
     receipt: Receipt
-    logprobs: NotRequired[list[Logprob]]  # with --logprobs, one a token
-    prompt_logprobs: NotRequired[list[Logprob]]  # with --prompt-logprobs, of each token but the first
+    logprobs: NotRequired[list[Logprob]]  # with --logprobs, one per token
+    prompt_logprobs: NotRequired[list[Logprob]]  # with --prompt-logprobs, one per token except the first
 
 
 class Talk(TypedDict):
-    """A kept conversation; null where its file is damaged."""
+    """A saved conversation; null if its file is damaged."""
 
     id: str
     title: str | None
@@ -506,7 +504,7 @@ class Talk(TypedDict):
     changed: str | None  # UTC
     questions: int | None
     bytes: int
-    fault: str | None  # why it cannot be read
+    fault: str | None  # why the file cannot be read
 
 
 class Spot(TypedDict):
@@ -528,7 +526,7 @@ class Deleted(TypedDict):
 
 
 class Vector(TypedDict):
-    """One text."""
+    """Embedding of one text."""
 
     index: int  # of the text, from 0
     tokens: int
@@ -545,17 +543,17 @@ class Loaded(TypedDict):
     context: int  # tokens
     bytes: int  # weights and cache
     since: float  # seconds since 1970
-    until: float | None  # when it is unloaded if nobody asks, in seconds since 1970; null: never
+    until: float | None  # when it is unloaded if idle, in seconds since 1970; null: never
     users: int
-    running: int  # answers under way
-    waiting: int  # requests
-    blocks: int  # of the cache
+    running: int  # running requests
+    waiting: int  # queued requests
+    blocks: int  # of the KV cache
     used_blocks: int
-    cached_blocks: int  # whose content later requests would find
+    cached_blocks: int  # reusable by later requests through prefix caching
 
 
 class Served(TypedDict):
-    """What a server has loaded."""
+    """Models loaded by a server."""
 
     server: str
     version: str
@@ -566,33 +564,33 @@ class Served(TypedDict):
 
 class Watched(TypedDict):
     seen: Annotated[ModelSnapshot, FLATTEN]
-    pace: Throughput | None  # null: it was loaded meanwhile
+    pace: Throughput | None  # null: loaded during the interval
 
 
 class Looked(TypedDict):
-    """One reading of a server's state, as `top` prints it."""
+    """Snapshot of a server, as `top` prints it."""
 
     glance: Annotated[ServerSnapshot, FLATTEN]
     models: list[Watched]
 
 
 class Stopped(TypedDict):
-    """A model that was told to go."""
+    """A model that is unloaded, or will be."""
 
     name: str
-    users: int  # whose answers end first
+    users: int  # running answers, which finish first
 
 
 class Replay(TypedDict):
-    """An answer that was computed again."""
+    """Comparison of a recomputed answer with its receipt."""
 
     identical: bool
     replayed: Annotated[Replayed, FLATTEN]
-    margin: float | None  # how much likelier the token of then is, in natural logarithms
+    margin: float | None  # log probability of the original token minus that of the new one
 
 
 class Summary(TypedDict):
-    """What a batch came to: tokens and times are of this run, lines of the whole file."""
+    """Summary of a batch: tokens and times of this run, lines of the whole file."""
 
     lines: int
     ok: int
@@ -612,11 +610,11 @@ class Summary(TypedDict):
 class Token(TypedDict):
     id: int
     text: str
-    kind: Literal["control", "added", "text"]  # `added`: matched as a whole
+    kind: Literal["control", "added", "text"]  # `added`: an added token of the tokenizer
 
 
 class Prompt(TypedDict):
-    """The prompt that a conversation becomes."""
+    """The rendered prompt of a conversation."""
 
     prompt: str
     token_ids: list[int]
@@ -624,16 +622,16 @@ class Prompt(TypedDict):
 
 
 class Health(TypedDict):
-    """What a machine has and lacks."""
+    """State of a machine, and findings."""
 
-    fine: bool  # nothing is broken that `localllm run` needs
+    fine: bool  # `localllm run` works
     seen: Annotated[Examination, FLATTEN]
     findings: list[Finding]
 
 
 class JsonOutput(NamedTuple):
-    stdout: Literal["object", "array", "lines"]  # `lines`: an object each
-    type: Any  # of the object, or of each
+    stdout: Literal["object", "array", "lines"]  # `lines`: one object per line
+    type: Any  # of the object, or of each object
 
 
 JSON_OUTPUTS = {

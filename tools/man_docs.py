@@ -1,5 +1,5 @@
-"""The manual: `localllm.1` and a page for each command, of the same words as `--help` and docs/cli.md.
-`tools/cli_docs.py` writes it into man, from where the wheel takes it."""
+"""Manual pages: `localllm.1` and one for each command, generated from the text of `--help` and docs/cli.md.
+`tools/cli_docs.py` writes them into man, which the wheel includes."""
 
 import re
 import sys
@@ -23,16 +23,16 @@ LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
 
 def pages() -> dict[Path, str]:
-    """Files and what belongs into them."""
+    """Content of each manual page."""
     program: Any = typer.main.get_command(app)
-    found = {FOLDER / "localllm.1": whole(program)}
+    contents = {FOLDER / "localllm.1": program_page(program)}
     for name, command in program.commands.items():
-        found[FOLDER / f"localllm-{name}.1"] = of_command(name, command)
-    return found
+        contents[FOLDER / f"localllm-{name}.1"] = command_page(name, command)
+    return contents
 
 
-def whole(program: Any) -> str:
-    """The page of the program, with the settings and exit codes of docs/cli.md."""
+def program_page(program: Any) -> str:
+    """Page of the program, with settings and exit codes from docs/cli.md."""
     commands = [f".TP\n{bold(name)}\n{text(c.get_short_help_str(200))}" for name, c in program.commands.items()]
     others = ", ".join(rf".BR localllm\-{name} (1)" for name in program.commands).replace(", ", ",\n")
     return page(
@@ -50,14 +50,14 @@ def whole(program: Any) -> str:
     )
 
 
-def of_command(name: str, command: Any) -> str:
-    about, _, rest = command.help.partition("\n\n")
-    places = [argument(p) for p in command.params if p.param_type_name == "argument"]
+def command_page(name: str, command: Any) -> str:
+    summary, _, rest = command.help.partition("\n\n")
+    arguments = [argument(p) for p in command.params if p.param_type_name == "argument"]
     return page(
         f"localllm-{name}",
-        " ".join(about.split()).rstrip("."),
+        " ".join(summary.split()).rstrip("."),
         [
-            ("SYNOPSIS", "\n".join([rf".B localllm {name}", ".RI [ options ]", *places])),
+            ("SYNOPSIS", "\n".join([rf".B localllm {name}", ".RI [ options ]", *arguments])),
             *([("DESCRIPTION", "\n.PP\n".join(map(text, rest.split("\n\n"))))] if rest else []),
             ("OPTIONS", options(command)),
             ("SEE ALSO", ".BR localllm (1)"),
@@ -65,16 +65,16 @@ def of_command(name: str, command: Any) -> str:
     )
 
 
-def page(name: str, about: str, sections: list[tuple[str, str]]) -> str:
+def page(name: str, summary: str, sections: list[tuple[str, str]]) -> str:
     head = f'.TH {plain(name.upper())} 1 "" "localllm {__version__}" "localllm"'
-    said = "\n".join(f".SH {title}\n{content}" for title, content in sections)
-    return f"{head}\n.SH NAME\n{plain(name)} \\- {text(about[:1].lower() + about[1:])}\n{said}\n"
+    body = "\n".join(f".SH {title}\n{content}" for title, content in sections)
+    return f"{head}\n.SH NAME\n{plain(name)} \\- {text(summary[:1].lower() + summary[1:])}\n{body}\n"
 
 
-def argument(place: Any) -> str:
-    name = plain(place.metavar.removesuffix("..."))
-    several = r"\~.\|.\|." if place.nargs == -1 else ""
-    return f".I {name}{several}" if place.required else f".RI [ {name}{several} ]"
+def argument(parameter: Any) -> str:
+    name = plain(parameter.metavar.removesuffix("..."))
+    dots = r"\~.\|.\|." if parameter.nargs == -1 else ""
+    return f".I {name}{dots}" if parameter.required else f".RI [ {name}{dots} ]"
 
 
 def options(command: Any) -> str:
@@ -92,32 +92,32 @@ def options(command: Any) -> str:
 
 
 def names_of(option: Any) -> list[str]:
-    """As they are declared; those of help come in any order."""
+    """Names in the order of their declaration; Typer keeps those of help in no fixed order."""
     names = [*option.opts, *option.secondary_opts]
     return sorted(names, key=len) if option.name == "help" else names
 
 
 def table(heading: str) -> str:
-    """Of docs/cli.md, below that heading: each row a paragraph under its first cell."""
+    """Table of docs/cli.md below a heading, as one paragraph for each row."""
     content = PAGE.read_text(encoding="utf-8").split(heading + "\n")[1].split("\n## ")[0]
-    rows = [(names, about) for names, about in ROW.findall(content) if names.isdecimal() or "`" in names]
-    return "\n".join(f".TP\n{text(names)}\n{text(about)}" for names, about in rows)
+    rows = [(key, value) for key, value in ROW.findall(content) if key.isdecimal() or "`" in key]
+    return "\n".join(f".TP\n{text(key)}\n{text(value)}" for key, value in rows)
 
 
-def text(words: str) -> str:
-    """Lines of prose; what stands between backticks is bold, of links the words remain."""
-    words = LINK.sub(r"\1", " ".join(words.split()))
-    parts = [bold(part) if i % 2 else plain(part) for i, part in enumerate(CODE.split(words))]
+def text(markdown: str) -> str:
+    """Prose as roff: code becomes bold, links become their text."""
+    prose = LINK.sub(r"\1", " ".join(markdown.split()))
+    parts = [bold(part) if i % 2 else plain(part) for i, part in enumerate(CODE.split(prose))]
     line = "".join(parts)
     return rf"\&{line}" if line[:1] in (".", "'") else line
 
 
-def bold(words: str) -> str:
-    return rf"\fB{plain(words)}\fR"
+def bold(literal: str) -> str:
+    return rf"\fB{plain(literal)}\fR"
 
 
-def plain(words: str) -> str:
-    """As it is to be read: no backslash is a command, and a dash is the one that can be copied into a shell."""
+def plain(literal: str) -> str:
+    """Text with everything escaped that roff would interpret; dashes stay ASCII, so that flags can be copied."""
     for mark, safe in (
         ("\\", r"\e"),
         ("-", r"\-"),
@@ -126,5 +126,5 @@ def plain(words: str) -> str:
         ("~", r"\(ti"),
         ("`", r"\(ga"),
     ):
-        words = words.replace(mark, safe)
-    return words
+        literal = literal.replace(mark, safe)
+    return literal

@@ -62,7 +62,9 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
     keep("outside.safetensors", outside | quantized("lm_head", INT8, shape["vocab_size"], hidden))
     index = {"metadata": {"total_size": size}, "weight_map": places}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    config = shape | {"tie_word_embeddings": False, "quantization_config": quantization_config(schemes, [])}
+    widest = max(columns for _, columns in matrices.values())
+    quantization = quantization_config(schemes, [], widest)
+    config = shape | {"tie_word_embeddings": False, "quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config))
     vocabulary = {f"t{i}": i for i in range(shape["vocab_size"])}
     tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "t0")).save(str(folder / "tokenizer.json"))

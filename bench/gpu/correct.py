@@ -16,7 +16,7 @@ WORKERS = min(8, os.cpu_count() or 1)  # processes of pytest-xdist: most of the 
 FAULTS = 8  # that are shown of a group
 LENGTH = 200  # characters of a fault
 GROUPS = {
-    "the loop, graphs on and off, in any batch": ["tests/gpu/test_loop.py"],
+    "the loop, graphs on and off, in any batch": ["tests/gpu/test_engine.py"],
     "races between kernels": ["tests/gpu/test_races.py"],
     "kernels as a model calls them": ["tests/gpu/test_kernels.py"],
     "each kernel for itself": ["tests/runtime/kernels/gpu"],

@@ -1,23 +1,23 @@
-"""OpenAI's `/v1/embeddings`: its body, and the object that answers it. Knows nothing of HTTP, nor of models.
+"""Formats of embeddings: OpenAI's `/v1/embeddings`, Ollama's `/api/embed` and the older `/api/embeddings`.
 
-What is too long is refused, as OpenAI does. Vectors go out as numbers, or as base64 of float32 in little endian,
-which is what OpenAI's own clients ask for.
+OpenAI's API refuses a text that is too long; Ollama's truncates it unless the body says otherwise, and `truncated`
+in the answer has the number of dropped tokens per text. OpenAI's clients request base64 of little-endian float32.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from localllm.api.body import StrictModel, validate
+from localllm.api.body import StrictModel, drop_nulls, validate
 from localllm.api.ollama.bodies import parse_keep_alive
 from localllm.errors import BadField
 from localllm.llm.embedding_inputs import Embeddings
 
-MAX_INPUTS = 2048  # of one body, as OpenAI documents
+MAX_INPUTS = 2048  # texts per request, as in OpenAI's API
 NEUTRAL_FIELDS = ("user",)
 
 
@@ -29,39 +29,42 @@ class EmbeddingsBody(StrictModel):
 
 
 def parse_openai_embeddings(body: Mapping[str, Any]) -> EmbeddingsBody:
-    """Raises BadField."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
+    """A body of `/v1/embeddings`. Raises BadField."""
+    fields = drop_nulls(body, NEUTRAL_FIELDS)
     check_input_type(fields.get("input", ""))
-    asked = validate(EmbeddingsBody, fields)
-    if not asked.input:
+    request = validate(EmbeddingsBody, fields)
+    if not request.input:
         raise BadField("input", "input is empty", "send a text, a list of texts, or token ids")
-    several = isinstance(asked.input, list) and not isinstance(asked.input[0], int)
-    if several and len(asked.input) > MAX_INPUTS:
-        raise BadField("input", f"input has {len(asked.input)} texts", f"send up to {MAX_INPUTS} at once")
-    return asked
+    if isinstance(request.input, list) and not isinstance(request.input[0], int):
+        check_input_count(request.input)
+    return request
 
 
-def check_input_type(given: Any) -> None:
-    """Of several kinds pydantic would tell what is wrong with the first alone."""
-    kinds = {type(each) for each in given} if isinstance(given, list) else {str}
-    of_ids = [type(token) for each in given for token in each] if kinds == {list} else []
-    if not isinstance(given, str | list) or kinds not in (set(), {str}, {int}, {list}) or {*of_ids} - {int}:
-        raise BadField(
-            "input",
-            "input is of the wrong kind",
-            "send a text, a list of texts, a list of token ids, or lists of them",
-        )
+def check_input_type(value: Any) -> None:
+    """Raises BadField unless the value is a valid input. pydantic would only report the first type of the
+    union."""
+    types = {type(item) for item in value} if isinstance(value, list) else {str}
+    nested_types = {type(token) for item in value for token in item} if types == {list} else set[type]()
+    if not isinstance(value, str | list) or types not in (set(), {str}, {int}, {list}) or nested_types - {int}:
+        remedy = "send a text, a list of texts, a list of token ids, or lists of them"
+        raise BadField("input", "input has the wrong type", remedy)
+
+
+def check_input_count(texts: Sized) -> None:
+    """Raises BadField for more than MAX_INPUTS texts."""
+    if len(texts) > MAX_INPUTS:
+        raise BadField("input", f"input has {len(texts)} texts", f"send at most {MAX_INPUTS}")
 
 
 def openai_embeddings_object(body: EmbeddingsBody, model: str, result: Embeddings) -> dict[str, Any]:
-    """model: as it was asked for."""
+    """model: its name in the request."""
     tokens = sum(result.tokens)
-    written = encode_base64 if body.encoding_format == "base64" else np.ndarray.tolist
+    encode = encode_base64 if body.encoding_format == "base64" else np.ndarray.tolist
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": place, "embedding": written(vector)}
-            for place, vector in enumerate(result.vectors)
+            {"object": "embedding", "index": index, "embedding": encode(vector)}
+            for index, vector in enumerate(result.vectors)
         ],
         "model": model,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
@@ -72,17 +75,9 @@ def encode_base64(vector: np.ndarray) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-# Ollama's `/api/embed`, and `/api/embeddings` of before it: their bodies, and what answers them. Knows nothing of
-# HTTP, nor of models.
-#
-# A text that is too long is cut, unless the body says otherwise, as Ollama documents. The answer says so:
-# `truncated` is how many tokens of each text were left out, where any were. Of `options` only `num_ctx`
-# says anything of a vector.
-
-MAX_OLLAMA_INPUTS = 2048  # of one body
-
-
 class EmbedOptions(StrictModel):
+    """The only option that matters to an embedding."""
+
     num_ctx: int | None = Field(None, ge=1)
 
 
@@ -105,29 +100,28 @@ class LegacyEmbeddingsBody(StrictModel):
 
 @dataclass(frozen=True)
 class EmbedRequest:
-    """What either body asks."""
+    """A body of `/api/embed` or `/api/embeddings`."""
 
     model: str
-    inputs: tuple[str, ...]  # none: the model is to be loaded
+    inputs: tuple[str, ...]  # empty to only load the model
     truncate: bool
     dimensions: int | None
-    keep_alive: float | None  # seconds; None: as ever
+    keep_alive: float | None  # seconds; None for the default
     num_ctx: int | None  # tokens
 
 
 def parse_embed_request(body: Mapping[str, Any]) -> EmbedRequest:
-    """Raises BadField."""
-    asked = validate(EmbedBody, dict(body))
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input or []
-    if len(texts) > MAX_OLLAMA_INPUTS:
-        raise BadField("input", f"input has {len(texts)} texts", f"send up to {MAX_OLLAMA_INPUTS} at once")
-    return _embed_request(asked, [] if texts == [""] else texts, asked.dimensions)
+    """A body of `/api/embed`. Raises BadField."""
+    request = validate(EmbedBody, body)
+    texts = [request.input] if isinstance(request.input, str) else request.input or []
+    check_input_count(texts)
+    return _embed_request(request, [] if texts == [""] else texts, request.dimensions)
 
 
 def parse_legacy_embeddings(body: Mapping[str, Any]) -> EmbedRequest:
-    """Raises BadField."""
-    asked = validate(LegacyEmbeddingsBody, dict(body))
-    return _embed_request(asked, [asked.prompt] if asked.prompt else [], None)
+    """A body of `/api/embeddings`. Raises BadField."""
+    request = validate(LegacyEmbeddingsBody, body)
+    return _embed_request(request, [request.prompt] if request.prompt else [], None)
 
 
 def _embed_request(
@@ -144,19 +138,20 @@ def _embed_request(
 def embed_object(
     request: EmbedRequest, result: Embeddings | None, total_s: float, load_s: float
 ) -> dict[str, Any]:
-    """result: None where the body had no text. Durations are whole nanoseconds."""
-    left_out = list(result.left_out) if result else []
+    """Answer of `/api/embed`. result: None without inputs. Durations are in nanoseconds."""
+    truncated = list(result.left_out) if result else []
     return {
         "model": request.model,
         "embeddings": result.vectors.tolist() if result else [],
         "total_duration": round(total_s * 1e9),
         "load_duration": round(load_s * 1e9),
         "prompt_eval_count": sum(result.tokens) if result else 0,
-        **({"truncated": left_out} if any(left_out) else {}),
+        **({"truncated": truncated} if any(truncated) else {}),
     }
 
 
 def legacy_embedding_object(result: Embeddings | None) -> dict[str, Any]:
-    left_out = result.left_out[0] if result else 0
-    cut = {"truncated": left_out} if left_out else {}
-    return {"embedding": result.vectors[0].tolist() if result else [], **cut}
+    """Answer of `/api/embeddings`. result: None without a prompt."""
+    truncated = result.left_out[0] if result else 0
+    embedding = result.vectors[0].tolist() if result else []
+    return {"embedding": embedding, **({"truncated": truncated} if truncated else {})}

@@ -1,5 +1,5 @@
-"""The native bodies of llama.cpp's server, and the objects that answer them: `/completion`, `/infill`,
-`/tokenize`, `/detokenize`, `/apply-template`, `/embedding`, `/props`, `/slots`. Knows nothing of HTTP."""
+"""Formats of llama.cpp's server: `/completion`, `/infill`, `/tokenize`, `/detokenize`, `/apply-template`,
+`/embedding`, `/props`, `/slots`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from localllm.api.body import BadField, StrictModel, ignore_field, validate
+from localllm.api.body import StrictModel, drop_nulls, ignore_field, validate
 from localllm.api.openai.bodies import NEUTRAL_FIELDS, ToolList, drop_neutral_samplers
 from localllm.api.openai.messages import MessageList
 from localllm.api.openai.requests import parse_completion_request
@@ -15,14 +15,22 @@ from localllm.api.openai.responses import MIN_LOGPROB
 from localllm.api.openai.streams import Timings
 from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
+from localllm.errors import BadField
 from localllm.llm.embedding_inputs import Embeddings
 from localllm.metrics import Slot
 from localllm.request import FinishReason, GenerationEvent, Request, SamplingParams, TokenLogprob
 
 JsonObject = dict[str, Any]
 
-MAX_TOKENS = 2**20  # of a body of /detokenize
-LOGIT_BIAS_OFF = -10_000.0  # of a token that `false` forbids
+MAX_TOKENS = 2**20  # token ids per /detokenize request
+LOGIT_BIAS_OFF = -10_000.0  # bias of a token that `false` forbids
+# Fields that do not change the answer; llama.cpp's own clients send all of them with their defaults.
+SERVER_FIELDS = (
+    *("samplers", "n_keep", "n_discard", "n_cache_reuse", "min_keep", "lora", "response_fields", "n_indent"),
+    *("t_max_predict_ms", "t_max_prompt_ms", "post_sampling_probs", "return_progress", "backend_sampling"),
+)
+SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "grammar")
+SAMPLING_FIELDS += ("frequency_penalty", "seed", "stop", "ignore_eos", "json_schema", "stream", "min_tokens")
 
 
 class LlamaCompletionBody(StrictModel):
@@ -83,64 +91,50 @@ class LlamaEmbeddingBody(StrictModel):
     input: str | list[str] | list[int] | list[list[int]] | None = None
 
 
-# How its own page and clients send what they leave as it is; the answer is the same without.
-SERVER_FIELDS = (
-    *("samplers", "n_keep", "n_discard", "n_cache_reuse", "min_keep", "lora", "response_fields", "n_indent"),
-    *("t_max_predict_ms", "t_max_prompt_ms", "post_sampling_probs", "return_progress", "backend_sampling"),
-)
-SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "grammar")
-SAMPLING_FIELDS += ("frequency_penalty", "seed", "stop", "ignore_eos", "json_schema", "stream", "min_tokens")
-
-
 def parse_llama_completion(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
-    """A body of `/completion`, or of `/infill`, which has an `input_suffix`; defaults: the model's own. Raises
-    UsageError."""
-    fields = drop_neutral_samplers(
-        {
-            name: value
-            for name, value in body.items()
-            if value is not None and name not in (*SERVER_FIELDS, *NEUTRAL_FIELDS)
-        }
-    )
-    fills = not fields.keys().isdisjoint(("input_prefix", "input_suffix"))
-    asked = validate(InfillBody if fills else LlamaCompletionBody, fields)
-    limit = asked.n_predict if asked.n_predict is not None else asked.max_tokens
-    wanted: JsonObject = {name: value for name in SAMPLING_FIELDS if (value := getattr(asked, name)) is not None}
-    wanted |= {"model": asked.model, "max_tokens": -1 if limit is None or limit < 0 else limit}
-    wanted |= {} if asked.logit_bias is None else {"logit_bias": _biases(asked.logit_bias)}
-    wanted |= {} if not asked.n_probs else {"logprobs": asked.n_probs}
-    prompt = asked.prompt
-    if isinstance(asked, InfillBody):
+    """A body of `/completion`, or of `/infill`, which has an input_prefix or input_suffix. defaults: the model's
+    own. Raises UsageError."""
+    fields = drop_neutral_samplers(drop_nulls(body, (*SERVER_FIELDS, *NEUTRAL_FIELDS)))
+    is_infill = not fields.keys().isdisjoint(("input_prefix", "input_suffix"))
+    request = validate(InfillBody if is_infill else LlamaCompletionBody, fields)
+    limit = request.n_predict if request.n_predict is not None else request.max_tokens
+    completion: JsonObject = {
+        name: value for name in SAMPLING_FIELDS if (value := getattr(request, name)) is not None
+    }
+    completion |= {"model": request.model, "max_tokens": -1 if limit is None or limit < 0 else limit}
+    completion |= {} if request.logit_bias is None else {"logit_bias": _biases(request.logit_bias)}
+    completion |= {} if not request.n_probs else {"logprobs": request.n_probs}
+    prompt = request.prompt
+    if isinstance(request, InfillBody):
         if not isinstance(prompt, str):
-            raise BadField(
-                "prompt", "the prompt of a gap is no text", "send input_prefix, input_suffix and a text"
-            )
-        if asked.input_extra:
-            ignore_field("input_extra", "texts of other files are not read")
-        prompt, wanted["suffix"] = asked.input_prefix + prompt, asked.input_suffix
-    parsed = parse_completion_request({**wanted, "prompt": prompt}, defaults)
-    if isinstance(asked, InfillBody) and parsed.suffix is None:  # an empty one is a gap at the end of a file
+            remedy = "send input_prefix, input_suffix and a text"
+            raise BadField("prompt", "the prompt of /infill is not a string", remedy)
+        if request.input_extra:
+            ignore_field("input_extra", "input_extra is not supported")
+        prompt, completion["suffix"] = request.input_prefix + prompt, request.input_suffix
+    parsed = parse_completion_request({**completion, "prompt": prompt}, defaults)
+    if isinstance(request, InfillBody) and parsed.suffix is None:  # an empty suffix means the end of a file
         parsed = replace(parsed, suffix="")
-    if asked.repeat_last_n is not None:
-        parsed = replace(parsed, params=replace(parsed.params, repeat_last_n=asked.repeat_last_n))
-    return replace(parsed, timings_per_token=bool(asked.timings_per_token))
+    if request.repeat_last_n is not None:
+        parsed = replace(parsed, params=replace(parsed.params, repeat_last_n=request.repeat_last_n))
+    return replace(parsed, timings_per_token=bool(request.timings_per_token))
 
 
-def _biases(given: Any) -> dict[str, float]:
-    """Pairs of a token and a number, or false, which forbids it; or an object of them."""
-    pairs = list(given.items()) if isinstance(given, Mapping) else given
+def _biases(value: Any) -> dict[str, float]:
+    """Biases by token id, from an object or a list of pairs; `false` forbids a token."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, list) or not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
-        raise BadField("logit_bias", "logit_bias is no list of pairs", "send [[TOKEN, NUMBER], ...]")
+        raise BadField("logit_bias", "logit_bias is not a list of pairs", "send [[TOKEN, NUMBER], ...]")
     return {str(token): LOGIT_BIAS_OFF if bias is False else bias for token, bias in pairs}
 
 
 class LlamaStream:
-    """The pieces of one answer, which is number `index`."""
+    """Chunks of one answer, which is number `index`."""
 
     def __init__(
         self, parsed: ParsedRequest, request: Request, texts: TokenTexts, settings: JsonObject, index: int = 0
     ):
-        """settings: what `/props` tells of sampling, for this answer."""
+        """settings: `generation_settings` of this answer."""
         self.parsed = parsed
         self.request = request
         self.texts = texts
@@ -152,7 +146,7 @@ class LlamaStream:
         self.timings = Timings()
 
     def chunk_for(self, event: GenerationEvent) -> JsonObject | None:
-        """None for a piece of the prompt."""
+        """The chunk of an event; None while the prompt is computed."""
         timings = self.timings.fields_for(event)
         if not (event.text or event.token_ids or event.finish_reason):
             return None
@@ -172,20 +166,20 @@ class LlamaStream:
         if self.parsed.params.logprobs is not None:
             chunk["completion_probabilities"] = probabilities
         if event.finish_reason is not None:
-            chunk |= self._end(event, timings)
+            chunk |= self._final_fields(event, timings)
         elif self.parsed.timings_per_token:
             chunk["timings"] = timings
         return chunk
 
-    def whole(self, last: JsonObject, *, with_tokens: bool) -> JsonObject:
-        """The answer in one object, by its last chunk."""
-        told = {**last, "content": self.text, "tokens": self.tokens if with_tokens else []}
+    def completion_object(self, last: JsonObject, *, with_tokens: bool) -> JsonObject:
+        """The whole answer as one object. last: its last chunk."""
+        completion = {**last, "content": self.text, "tokens": self.tokens if with_tokens else []}
         if self.parsed.params.logprobs is not None:
-            told["completion_probabilities"] = self.probabilities
-        return told
+            completion["completion_probabilities"] = self.probabilities
+        return completion
 
-    def _end(self, event: GenerationEvent, timings: JsonObject) -> JsonObject:
-        cut = event.finish_reason is FinishReason.LENGTH
+    def _final_fields(self, event: GenerationEvent, timings: JsonObject) -> JsonObject:
+        is_cut_off = event.finish_reason is FinishReason.LENGTH
         metrics = event.metrics
         return {
             "model": self.parsed.model,
@@ -193,24 +187,24 @@ class LlamaStream:
             "prompt": self.texts.tokenizer.decode(self.request.prompt_ids),
             "has_new_line": "\n" in self.text,
             "truncated": False,
-            "stop_type": "limit" if cut else "word" if event.stop_string is not None else "eos",
+            "stop_type": "limit" if is_cut_off else "word" if event.stop_string is not None else "eos",
             "stopping_word": event.stop_string or "",
             "tokens_cached": metrics.prompt_tokens + metrics.output_tokens if metrics else 0,
             "timings": timings,
         }
 
     def _probability(self, entry: TokenLogprob) -> JsonObject:
-        own = self._named(entry.token_id, entry.logprob)
-        return {**own, "top_logprobs": [self._named(token, value) for token, value in entry.top]}
+        own = self._token(entry.token_id, entry.logprob)
+        return {**own, "top_logprobs": [self._token(token, logprob) for token, logprob in entry.top]}
 
-    def _named(self, token: int, value: float) -> JsonObject:
+    def _token(self, token: int, logprob: float) -> JsonObject:
         text, raw = self.texts(token)
-        logprob = max(value, MIN_LOGPROB)
-        return {"id": token, "token": text, "bytes": list(raw or text.encode()), "logprob": logprob}
+        token_bytes = list(raw or text.encode())
+        return {"id": token, "token": text, "bytes": token_bytes, "logprob": max(logprob, MIN_LOGPROB)}
 
 
 def sampling_settings(params: SamplingParams, context: int) -> JsonObject:
-    """`generation_settings` of an answer, and those of `/props`."""
+    """Sampling parameters, as in `generation_settings` of an answer and in `/props`."""
     return {
         "n_ctx": context,
         "seed": -1 if params.seed is None else params.seed,
@@ -232,7 +226,7 @@ def sampling_settings(params: SamplingParams, context: int) -> JsonObject:
 
 
 def slot_object(slot: Slot, context: int) -> JsonObject:
-    """One request that a model has, as `/slots` tells of it."""
+    """A running or queued request, as `/slots` lists it. context: the model's, in tokens."""
     return {
         "id": slot.id,
         "n_ctx": context,
@@ -245,4 +239,5 @@ def slot_object(slot: Slot, context: int) -> JsonObject:
 
 
 def llama_embeddings_object(result: Embeddings) -> list[JsonObject]:
+    """Answer of `/embedding`."""
     return [{"index": index, "embedding": [vector.tolist()]} for index, vector in enumerate(result.vectors)]

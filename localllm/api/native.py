@@ -1,5 +1,5 @@
-"""Bodies of localllm's own client to what an LLM is asked. Nothing is read between the lines: parameters come
-whole, as saved chats and receipts have them. Knows nothing of HTTP."""
+"""Bodies of localllm's own client. Sampling parameters are complete, in the JSON format of saved chats and
+receipts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from localllm.sampling import params_from_json
 
 
 class OpenBody(StrictModel):
-    """Which model is meant: by a name, or by where it lies, which names one that is loaded and no other."""
+    """The model to open, by name, or by the path of a loaded model."""
 
     model: str | None = None
     path: str | None = None
@@ -51,24 +51,24 @@ class AnswerBody(StrictModel):
 
 
 def parse_answer_request(body: Mapping[str, Any]) -> ParsedRequest:
-    """Raises UsageError."""
-    asked = validate(AnswerBody, body)
-    prompt: Any = asked.prompt
+    """A body of `/localllm/answer`. Raises UsageError."""
+    request = validate(AnswerBody, body)
+    prompt: Any = request.prompt
     is_chat = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], dict)
     if is_chat:
         check_count(MAX_MESSAGES, "prompt", prompt)
-    check_count(MAX_TOOLS, "tools", asked.tools or ())
-    check_count(MAX_TEMPLATE_ARGUMENTS, "template_arguments", asked.template_arguments)
+    check_count(MAX_TOOLS, "tools", request.tools or ())
+    check_count(MAX_TEMPLATE_ARGUMENTS, "template_arguments", request.template_arguments)
     return ParsedRequest(
-        asked.model,
+        request.model,
         (prompt,),
-        _params(asked.params),
+        _params(request.params),
         is_chat=is_chat,
-        tools=asked.tools,
-        template_arguments=asked.template_arguments,
-        think=asked.think,
+        tools=request.tools,
+        template_arguments=request.template_arguments,
+        think=request.think,
         stream=True,
-        inspect=asked.inspect,
+        inspect=request.inspect,
     )
 
 
@@ -78,7 +78,7 @@ def _params(fields: Mapping[str, Any]) -> SamplingParams:
     except UsageError as error:
         raise BadField("params", error.message, error.remedy) from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise BadField("params", f"these are no parameters ({error!r})", "use a client of this version") from None
+        raise BadField("params", f"params is malformed ({error!r})", "use a client of this version") from None
     check_stop_strings("params.stop", list(params.stop))
     check_count(MAX_STOP_IDS, "params.stop_ids", params.stop_ids)
     check_count(MAX_LOGIT_BIASES, "params.logit_bias", params.logit_bias)

@@ -1,4 +1,4 @@
-"""What the body of a request asks of a model, in whichever API it was written. Knows nothing of HTTP."""
+"""The common form of the requests of all APIs but Ollama's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +14,7 @@ PromptBody = str | list[int] | list[dict[str, Any]]
 
 
 class RequestPreparer(Protocol):
-    """What `ParsedRequest.prepare` needs of an LLM."""
+    """The part of an LLM that `ParsedRequest.prepare` needs."""
 
     tokenizer: Tokenizer
 
@@ -29,11 +29,11 @@ class RequestPreparer(Protocol):
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """What one body asks of a model."""
+    """A request body, independent of its API."""
 
     model: str
     prompts: tuple[PromptBody, ...]
-    """One, or several of a text completion."""
+    """A text completion may have several."""
 
     params: SamplingParams
     is_chat: bool
@@ -42,55 +42,56 @@ class ParsedRequest:
     template_arguments: dict[str, Any] = field(default_factory=dict)
     think: bool | None = None
     echo: bool = False
-    """The prompt stands before the answer, with log probabilities of its own."""
+    """Whether the answer starts with the prompt, and its log probabilities."""
 
     suffix: str | None = None
-    """What stands behind the gap that the answer fills. Prompts are texts then."""
+    """Text after the gap that the answer fills (infill); the prompts are then strings."""
 
     n: int = 1
-    """Answers to each prompt that are told, a choice each."""
+    """Answers returned per prompt, one choice each."""
 
     best_of: int | None = None
-    """As many are made of each prompt, and the likeliest are told; None: `n`."""
+    """Answers generated per prompt, of which the `n` most likely are returned; None for `n`."""
 
     priority: int = 0
-    """Who has more goes first where requests wait."""
+    """Queued requests with a higher priority run first."""
 
     inspect: int | None = None
-    """As Request.inspect."""
+    """As in Request.inspect."""
 
     stream: bool = False
     include_usage: bool = False
     timings_per_token: bool = False
-    """Each token is told of, also one without text, and how the answer goes with it."""
+    """Whether every token gets a chunk with timings, even if it has no text yet."""
 
     @property
     def answers_per_prompt(self) -> int:
-        """How many answers are made of each prompt."""
+        """Number of answers generated per prompt."""
         return self.best_of or self.n
 
     def prepare(self, llm: RequestPreparer) -> list[Request]:
-        """`each` requests of the first prompt, then of the second, ... Raises ContextOverflow and UsageError as
-        `LLM.prepare` does, UnsupportedModel where the model fills no gaps."""
+        """`answers_per_prompt` requests for the first prompt, then for the second, and so on. Raises
+        ContextOverflow and UsageError as `LLM.prepare`, and UnsupportedModel for infill with a model that does not
+        support it."""
         params, prompts = self.params, self.prompts
         if self.best_of is not None and params.logprobs is None:
-            params = replace(params, logprobs=0)  # which tell the likeliest
+            params = replace(params, logprobs=0)  # needed to rank the answers
         if self.suffix is not None:
             prompts = [encode_infill(llm.tokenizer, str(prompt), self.suffix) for prompt in prompts]
             params = replace(params, stop_ids=(*params.stop_ids, *infill_end_ids(llm.tokenizer)))
         first = [llm.prepare(self.chat_request(llm, prompt, params)) for prompt in prompts]
         return [
-            request.with_choice_index(place) if place else request
+            request.with_choice_index(index) if index else request
             for request in first
-            for place in range(self.answers_per_prompt)
+            for index in range(self.answers_per_prompt)
         ]
 
     def count_prompt_tokens(self, llm: RequestPreparer) -> int:
-        """How many tokens the prompts have, also where the context has no room for them. Raises UsageError."""
+        """Number of prompt tokens, even if they exceed the context. Raises UsageError."""
         return sum(len(llm.encode(self.chat_request(llm, prompt, self.params))) for prompt in self.prompts)
 
     def chat_request(self, llm: RequestPreparer, prompt: PromptBody, params: SamplingParams) -> ChatRequest:
-        """One of the prompts as a question of its own."""
+        """The request for one of the prompts."""
         arguments, think = self.template_arguments, self.think
         if self.is_chat and IGNORED_FIELDS.get() is not None:
             with_tools = self.tools is not None and not self.tool_use.must_call
@@ -109,15 +110,16 @@ class ParsedRequest:
 
 
 def known_template_arguments(
-    llm: RequestPreparer, given: Mapping[str, Any], *, think: bool | None, with_tools: bool
+    llm: RequestPreparer, arguments: Mapping[str, Any], *, think: bool | None, with_tools: bool
 ) -> dict[str, Any]:
-    """The arguments that the chat template reads; the others are noted in IGNORED_FIELDS. An effort of reasoning
-    turns it on or off where the template knows no more. Raises UsageError where it reads no tools."""
+    """The arguments that the chat template uses; the others are recorded in IGNORED_FIELDS. A reasoning_effort
+    that the template does not use turns thinking on or off instead. Raises UsageError if the template does not
+    support the tools."""
     llm.template_arguments({}, with_tools=with_tools)
-    arguments: dict[str, Any] = {}
-    for name, value in given.items():
+    known: dict[str, Any] = {}
+    for name, value in arguments.items():
         try:
-            arguments |= llm.template_arguments({name: value}, with_tools=with_tools)
+            known |= llm.template_arguments({name: value}, with_tools=with_tools)
         except UsageError as error:
             if name == "reasoning_effort":
                 think = value != "minimal" if think is None else think
@@ -126,8 +128,8 @@ def known_template_arguments(
                 ignore_field(f"chat_template_kwargs.{name}", error.message)
     if think is not None:
         try:
-            arguments = llm.template_arguments({}, think=think, with_tools=with_tools) | arguments
+            known = llm.template_arguments({}, think=think, with_tools=with_tools) | known
         except UsageError as error:
-            if "reasoning_effort" not in given and (think or llm.thinks):
+            if "reasoning_effort" not in arguments and (think or llm.thinks):
                 ignore_field("thinking", error.message)
-    return arguments
+    return known

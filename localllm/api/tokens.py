@@ -1,4 +1,4 @@
-"""Single tokens as log probabilities name them: a text and its bytes."""
+"""Text and bytes of single tokens, for log probabilities."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from localllm.errors import UnsupportedModel
 
 
 class TokenDecoder(Protocol):
-    """What is needed of a tokenizer."""
+    """The part of a tokenizer that TokenTexts needs."""
 
     special_ids: dict[int, str]
 
@@ -18,14 +18,14 @@ class TokenDecoder(Protocol):
 
 
 class TokenTexts:
-    """The tokens of one tokenizer; their bytes are asked for once."""
+    """Texts of one tokenizer's tokens. The bytes of all are computed once."""
 
     def __init__(self, tokenizer: TokenDecoder):
         self.tokenizer = tokenizer
-        self.bytes: list[bytes] | None = []  # None: the tokenizer's decoder does not say
+        self.bytes: list[bytes] | None = []  # None if the tokenizer's decoder does not allow it
 
     def __call__(self, token: int) -> tuple[str, bytes | None]:
-        """The text amid others, half a character as `bytes:\\xe2`; None of bytes that are not known."""
+        """Text of a token within other text, an incomplete character as `bytes:\\xe2`; and its bytes, or None."""
         if self.bytes is not None and token >= len(self.bytes):
             try:
                 self.bytes = self.tokenizer.token_bytes(max(token + 1, self.tokenizer.vocab_size))
@@ -40,7 +40,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw), raw
 
     def character_count(self, token: int) -> int:
-        """How many begin in the token; none in one that texts are told without."""
+        """Number of characters that start in the token; 0 for special tokens, which texts omit."""
         text, raw = self(token)
         if token in self.tokenizer.special_ids:
             return 0

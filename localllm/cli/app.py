@@ -1,6 +1,7 @@
-"""The program `localllm`: its commands, and what becomes of their errors. Imports no torch."""
+"""The command line `localllm`: its commands, and usage errors. Does not import torch."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
@@ -25,7 +26,7 @@ COMMANDS = {
     "serve": "serve:serve",
     "embed": "embed:embed",
     "ps": "ps:ps",
-    "top": "top:top",
+    "top": "ps:top",
     "stop": "ps:stop",
     "replay": "replay:replay",
     "pull": "pull:pull",
@@ -37,21 +38,20 @@ COMMANDS = {
     "diff": "diff:diff",
     "batch": "batch:batch",
     "rm": "store:rm",
-    "verify": "store:verify",
+    "verify": "pull:verify",
     "cp": "store:cp",
-    "create": "create:create",
+    "create": "store:create",
     "template": "template:template",
     "doctor": "doctor:doctor",
     "completion": "completion:completion",
 }
-"""Where the function of each command is, as module:function below `localllm.cli`."""
-
+"""Function of each command, as MODULE:FUNCTION below `localllm.cli`."""
 
 Quiet = Annotated[bool, options.switch("--quiet", text="Print only errors to stderr.", panel=options.Panel.OUTPUT)]
 
 
 def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--quiet` to a command."""
+    """The command with an additional option `--quiet`."""
 
     @wraps(command)
     def run(*arguments: Any, quiet: bool = False, **flags: Any) -> None:
@@ -67,7 +67,8 @@ def with_quiet_flag(command: Callable[..., None]) -> Callable[..., None]:
 
 
 class LazyCommands(Mapping[str, Any]):
-    """Typer command of each name, imported when it is looked up, so that one command does not load the others."""
+    """Typer commands by name; each is imported when it is looked up, so that a command does not import the
+    others."""
 
     def __getitem__(self, name: str) -> Any:
         module, _, function = COMMANDS[name].partition(":")
@@ -92,7 +93,7 @@ class LazyGroup(TyperGroup):
         self.commands = cast(dict[str, Any], LazyCommands())
 
 
-# Typer's completion would need its own main(), which makes a broken pipe exit 1; see completion.py.
+# Typer's own completion is off: completion.py says why.
 app = typer.Typer(
     name="localllm", cls=LazyGroup, add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS
 )
@@ -117,14 +118,16 @@ def localllm(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program and give its exit code; every error becomes one line on stderr."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    return run_with_exit_code(lambda: invoke(words))
+    """Run a command line, by default that of the process, and return its exit code; an error is one line on
+    stderr."""
+    line = list(sys.argv[1:] if arguments is None else arguments)
+    return run_with_exit_code(lambda: invoke(line))
 
 
 def invoke(arguments: list[str]) -> int:
-    """Raises UsageError for an unknown flag or a missing argument, and what the command raises."""
-    if arguments[:1] == ["help"]:  # as many programs have it: `help`, `help run`
+    """Run a command and return its exit code. Raises UsageError for an unknown flag or a missing argument, and
+    what the command raises."""
+    if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:
         command = typer.main.get_command(app)
@@ -138,18 +141,26 @@ def invoke(arguments: list[str]) -> int:
 
 
 MESSAGE_REPLACEMENTS = (
-    ("Input should be a valid integer, unable to parse string as an integer", "give a whole number"),
-    ("Input should be a valid number, unable to parse string as a number", "give a number"),
-    ("Value error, ", ""),
+    (r"Input should be a valid integer, unable to parse string as an integer", "give a whole number"),
+    (r"Input should be a valid number, unable to parse string as a number", "give a number"),
+    (r"Input should be less than or equal to (\S+)", r"give at most \1"),
+    (r"Input should be greater than or equal to (\S+)", r"give at least \1"),
+    (r"Value error, ", ""),
+    (r"^No such (option: |command )'?([^' ]+)'?", r"There is no \1\2"),
+    (r"^There is no option: ", "There is no option "),
+    (r"^Got unexpected extra argument\(s\) \((.*)\)", r"Unexpected argument: \1"),
+    (r"^Got unexpected extra arguments? \((.*)\)", r"Unexpected argument: \1"),
+    (r" \(Possible options: (.*)\)", r"; did you mean \1?"),
+    (r"\. Did you mean '?([^']+)'?\?", r"; did you mean \1?"),
 )
 
 
 def format_usage_error(error: typer.TyperException) -> str:
-    """Typer's sentence in the shape of ours: a small letter, and the way out after a semicolon."""
+    """Typer's message in the form of all errors: in lower case, with the remedy after a semicolon."""
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "localllm"
     message = " ".join(error.format_message().split()).rstrip(".")
-    for theirs, ours in MESSAGE_REPLACEMENTS:
-        message = message.replace(theirs, ours)
-    stop = "" if message.endswith("?") else ";"
-    return f"{message[:1].lower()}{message[1:]}{stop} see `{command} --help`"
+    for pattern, replacement in MESSAGE_REPLACEMENTS:
+        message = re.sub(pattern, replacement, message)
+    separator = "" if message.endswith("?") else ";"
+    return f"{message[:1].lower()}{message[1:]}{separator} see `{command} --help`"

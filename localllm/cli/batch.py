@@ -1,87 +1,35 @@
-"""`localllm batch`: a file of requests, answered many at once."""
+"""`localllm batch`: answer a file of requests in batches."""
 
 import dataclasses
 import json
 import os
 import sys
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from localllm import __version__
+from localllm.batch.summary import BatchCounts, BatchSummary
 from localllm.cli import options
-from localllm.cli.io import StdoutWriter, display_name, note, status
+from localllm.cli.io import StdoutWriter, display_name, note, status, supports_redraw
 from localllm.cli.loading import load_model
+from localllm.cli.progress import LINE_INTERVAL_S
 from localllm.errors import LinesFailed, UsageError
 from localllm.files import expand_path
+from localllm.formatting import format_rate
 
 if TYPE_CHECKING:
     from localllm.batch.job import Job
     from localllm.batch.output import OutputStream
-    from localllm.batch.summary import BatchSummary
     from localllm.llm.llm import LLM
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-from localllm.batch.summary import BatchCounts, BatchSummary
-from localllm.cli.io import supports_redraw
-from localllm.cli.progress import LINE_INTERVAL_S
-from localllm.formatting import format_rate
-
-# What a person sees of a batch while it runs: a bar on a terminal, else a line now and then. Writes to stderr.
-OnBatchProgress = Callable[[BatchCounts], object]
-
-
-@contextmanager
-def batch_progress(*, resumable: bool) -> Iterator[OnBatchProgress]:
-    """Gives what is told of each answer. resumable: can a later run begin where this one is broken off?"""
-    try:
-        if supports_redraw(sys.stderr):
-            columns = (TextColumn("answering"), BarColumn(bar_width=None), MofNCompleteColumn())
-            told = (TextColumn("{task.fields[told]}"), TimeRemainingColumn(compact=True))
-            with Progress(*columns, *told, console=Console(stderr=True), transient=True) as progress:
-                yield BatchBar(progress)
-        else:
-            yield BatchLines()
-    except KeyboardInterrupt:
-        note("broken off; the same command goes on where it stopped" if resumable else "broken off")
-        raise
-
-
-class BatchBar:
-    def __init__(self, progress: Progress):
-        self.progress = progress
-        self.task = progress.add_task("", total=None, told="")
-        self.start = time.monotonic()
-
-    def __call__(self, counts: BatchCounts) -> None:
-        told = format_batch_speed(counts, time.monotonic() - self.start)
-        self.progress.update(self.task, total=counts.total, completed=counts.lines, told=told)
-
-
-class BatchLines:
-    def __init__(self) -> None:
-        self.start = self.last = time.monotonic()
-
-    def __call__(self, counts: BatchCounts) -> None:
-        now = time.monotonic()
-        if now - self.last >= LINE_INTERVAL_S:
-            self.last = now
-            of = "" if counts.total is None else f" of {counts.total:,}"
-            note(f"{counts.lines:,}{of} lines, {format_batch_speed(counts, now - self.start)}")
-
-
-def format_batch_speed(counts: BatchCounts, elapsed_s: float) -> str:
-    speed = format_rate(BatchSummary(counts, elapsed_s, 0).tokens_per_s)
-    return f"{speed}, {counts.failed:,} failed" if counts.failed else speed
-
 
 STDIO = "-"
+OnBatchProgress = Callable[[BatchCounts], object]
 
 
 def batch(
@@ -129,12 +77,7 @@ def batch(
             panel=options.Panel.ADVANCED,
         ),
     ] = False,
-    force: Annotated[
-        bool,
-        options.switch(
-            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
-        ),
-    ] = False,
+    force: options.ForceLoad = False,
     as_json: Annotated[
         bool, options.switch("--json", text="Print the summary as one JSON object.", panel=options.Panel.OUTPUT)
     ] = False,
@@ -147,40 +90,41 @@ def batch(
     has the details.
     """
     if as_json and output == STDIO:
-        raise UsageError("the answers and the summary cannot both go to stdout", "name a file by -o")
-    from localllm.batch.job import Job  # pydantic: 0.1 s that other commands need not wait for
+        raise UsageError("answers and summary cannot both go to stdout", "name an output file with -o")
+    from localllm.batch.job import Job  # imports pydantic
 
-    where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-    asked = {"localllm": __version__, "model": model, "seed": seed, "max_tokens": max_tokens, **where}
-    asked["deterministic"] = not no_deterministic
-    with ExitStack() as undo:
-        file = undo.enter_context(open_input(source))
+    load_flags = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
+    parameters = {"localllm": __version__, "model": model, "seed": seed, "max_tokens": max_tokens, **load_flags}
+    parameters["deterministic"] = not no_deterministic
+    with ExitStack() as stack:
+        file = stack.enter_context(open_input(source))
         with status(f"reading {display_name(source)}"):
-            out = undo.enter_context(closing(open_output(output)))
-            job = undo.enter_context(closing(Job(file, out, asked)))
+            out = stack.enter_context(closing(open_output(output)))
+            job = stack.enter_context(closing(Job(file, out, parameters)))
         if job.nothing_left:
             summary = job.summary(0.0, 0)
         else:
-            where |= {"context": job.context if context is None else context}
-            deterministic = False if no_deterministic else None  # None: where that holds
-            llm = cast("LLM", load_model(model, **where, deterministic=deterministic, force=force))
-            undo.callback(llm.close)
+            load_flags |= {"context": job.context if context is None else context}
+            deterministic = False if no_deterministic else None  # None: if it is supported
+            llm = cast("LLM", load_model(model, **load_flags, deterministic=deterministic, force=force))
+            stack.callback(llm.close)
             if not (llm.deterministic or no_deterministic):
-                note("note: not deterministic here: where two tokens are nearly equally likely, runs may differ")
+                note("note: this model is not deterministic here, so answers may differ between runs")
             summary = run_batch(job, llm, model, max_tokens)
             if renamed := job.counts.other_model_lines:
                 note(
-                    f"note: {renamed:,} lines ask for another model, say {job.counts.other_model:.40}; "
-                    f"{model} answered"
+                    f"note: {renamed:,} lines name another model, such as {job.counts.other_model:.40}; "
+                    f"{model} answered them"
                 )
     print_summary(summary, as_json=as_json)
     if failed := summary.counts.failed:
-        lines = f"{failed:,} of {summary.counts.lines:,} lines have failed"
-        raise LinesFailed(lines, "their answers say why")
+        raise LinesFailed(
+            f"{failed:,} of {summary.counts.lines:,} requests failed", "the output has the error of each"
+        )
 
 
 def open_input(source: str) -> BinaryIO:
-    """Raises UsageError where there is nothing to read."""
+    """Open the requests. Raises UsageError if they cannot be read."""
     if source == STDIO and sys.stdin is not None:
         return sys.stdin.buffer
     try:
@@ -190,36 +134,81 @@ def open_input(source: str) -> BinaryIO:
 
 
 def open_output(output: str) -> "OutputStream":
-    """A file, or a stream where it is no file. Raises UsageError where nothing can be written there."""
+    """Output as a resumable file, or as a stream if it is not a regular file. Raises UsageError if it cannot be
+    written."""
     from localllm.batch.output import OutputFile, OutputStream, is_stream
 
     if output == STDIO:
-        StdoutWriter()  # raises UsageError where it is closed
+        StdoutWriter()  # raises UsageError if stdout is closed
         return OutputStream(sys.stdout.fileno())
     path = expand_path(output)
     return OutputStream(os.open(path, os.O_WRONLY)) if is_stream(path) else OutputFile(path)
 
 
-def run_batch(job: "Job", llm: "LLM", model: str, max_tokens: int | None) -> "BatchSummary":
+def run_batch(job: "Job", llm: "LLM", model: str, max_tokens: int | None) -> BatchSummary:
+    """Answer the remaining requests of a job, and show progress."""
     from localllm.batch.run import BatchRunner
-
-    pass
 
     defaults = dataclasses.replace(llm.default_params, max_tokens=max_tokens)
     names = ("device", "dtype", "kv_dtype", "context", "deterministic")
     fingerprint = job.begin({name: getattr(llm, name) for name in names})
     start = time.monotonic()
-    with batch_progress(resumable=job.resumable) as show:
-        batch = BatchRunner(
-            llm, job.output, job.counts, model=model, defaults=defaults, fingerprint=fingerprint, show=show
+    with batch_progress(resumable=job.resumable) as on_progress:
+        runner = BatchRunner(
+            llm, job.output, job.counts, model=model, defaults=defaults, fingerprint=fingerprint, show=on_progress
         )
-        batch.run(job.lines)
+        runner.run(job.lines)
         job.check_input()
     return job.summary(time.monotonic() - start, llm.worker.steps)
 
 
-def print_summary(summary: "BatchSummary", *, as_json: bool) -> None:
+def print_summary(summary: BatchSummary, *, as_json: bool) -> None:
     if as_json:
         StdoutWriter().write(json.dumps(summary.as_dict()) + "\n")
     else:
         note(str(summary))
+
+
+@contextmanager
+def batch_progress(*, resumable: bool) -> Iterator[OnBatchProgress]:
+    """Yield a function that shows the counts after each answer: as a bar on a terminal, in log lines elsewhere.
+    resumable: whether an interrupted run can be continued."""
+    try:
+        if supports_redraw(sys.stderr):
+            columns = (TextColumn("answering"), BarColumn(bar_width=None), MofNCompleteColumn())
+            speed_columns = (TextColumn("{task.fields[speed]}"), TimeRemainingColumn(compact=True))
+            with Progress(*columns, *speed_columns, console=Console(stderr=True), transient=True) as progress:
+                yield BatchBar(progress)
+        else:
+            yield BatchLines()
+    except KeyboardInterrupt:
+        note("interrupted; run the same command again to resume" if resumable else "interrupted")
+        raise
+
+
+class BatchBar:
+    def __init__(self, progress: Progress):
+        self.progress = progress
+        self.task = progress.add_task("", total=None, speed="")
+        self.start = time.monotonic()
+
+    def __call__(self, counts: BatchCounts) -> None:
+        speed = format_batch_speed(counts, time.monotonic() - self.start)
+        self.progress.update(self.task, total=counts.total, completed=counts.lines, speed=speed)
+
+
+class BatchLines:
+    def __init__(self) -> None:
+        self.start = self.last = time.monotonic()
+
+    def __call__(self, counts: BatchCounts) -> None:
+        now = time.monotonic()
+        if now - self.last >= LINE_INTERVAL_S:
+            self.last = now
+            total = "" if counts.total is None else f" of {counts.total:,}"
+            note(f"{counts.lines:,}{total} lines, {format_batch_speed(counts, now - self.start)}")
+
+
+def format_batch_speed(counts: BatchCounts, elapsed_s: float) -> str:
+    speed = format_rate(BatchSummary(counts, elapsed_s, 0).tokens_per_s)
+    return f"{speed}, {counts.failed:,} failed" if counts.failed else speed

@@ -1,4 +1,4 @@
-"""`localllm bench`: how fast models are on this machine, and what they wait for."""
+"""`localllm bench`: benchmark models on this machine, or the load on running servers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -107,6 +107,7 @@ def bench(
             text="API to call: completions, chat, ollama-generate or ollama-chat.",
             metavar="API",
             panel=options.Panel.LOAD_TEST,
+            choices=("completions", "chat", "ollama-generate", "ollama-chat"),
         ),
     ] = None,
     concurrency: Annotated[
@@ -189,14 +190,14 @@ def bench(
     """
     out = StdoutWriter()
     if as_json + as_csv + as_markdown > 1:
-        raise UsageError("--json, --csv and --markdown are three forms of one answer", "ask for one of them")
+        raise UsageError("--json, --csv and --markdown cannot be combined", "leave out all but one")
     if against:
         run_load_test(against, models or (), ctx.params, out)
         return
-    refuse_flags(ctx.params, LOAD_TEST_FLAGS, "is for servers, and none is given with --against")
+    refuse_flags(ctx.params, LOAD_TEST_FIELDS, "applies only to servers, and there is no --against")
     if not models:
         raise UsageError("no model is named", "name one, or a server with --against")
-    asked = ScenarioGrid(
+    grid = ScenarioGrid(
         parse_numbers(prompt, "--prompt"),
         parse_numbers(depth, "--depth", 0) or (0,),
         parse_numbers(batch, "--batch") or (1,),
@@ -205,34 +206,42 @@ def bench(
     rounds = repeat if repeat is not None else COMPARE_ROUNDS if compare else DEFAULT_ROUNDS
     if rounds < 1:
         raise UsageError(f"--repeat is {rounds}", "give a whole number from 1")
-    wanted = select_models(models, parse_quants(quant), compare=compare)
+    variants = select_models(models, parse_quants(quant), compare=compare)
     settings = Settings.from_environment()
     content = None if text is None else io.read_text(text)
-    for model, each in wanted:
+    for model, model_quant in variants:
         ref = resolve_or_fetch(
-            model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=each
+            model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=model_quant
         )
-        if each:
-            quantize_missing(ref, each, settings)
-    with status_line() as say:
-        from localllm.benchmark import plot as plots
+        if model_quant:
+            quantize_missing(ref, model_quant, settings)
+    with status_line() as show_status:
+        from localllm.benchmark import plot as plotting
         from localllm.benchmark import report
-        from localllm.benchmark.run import RANDOM_PROMPTS, BenchmarkPlan, load_subject, run_benchmark
-        from localllm.benchmark.run import compare_models as versus
+        from localllm.benchmark.run import (
+            RANDOM_PROMPTS,
+            BenchmarkPlan,
+            compare_models,
+            load_subject,
+            run_benchmark,
+        )
         from localllm.cli.bench_page import format_benchmark
 
         if plot:
-            plots.check_plot(plot)
+            plotting.check_plot(plot)
         plan = BenchmarkPlan(
-            asked, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft, explain
+            grid, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft, explain
         )
-        editions = [
-            load_subject(model, each, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
-            for model, each in wanted
+        subjects = [
+            load_subject(model, model_quant, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+            for model, model_quant in variants
         ]
-        result = versus(editions[0], editions[1], plan, say) if compare else run_benchmark(editions, plan, say)
+        if compare:
+            result = compare_models(subjects[0], subjects[1], plan, show_status)
+        else:
+            result = run_benchmark(subjects, plan, show_status)
         if plot:
-            plots.draw_result(result, plot)
+            plotting.draw_result(result, plot)
     if as_json:
         out.write(json.dumps(report.as_dict(result), indent=1, allow_nan=False) + "\n")
     elif as_csv or as_markdown:
@@ -242,18 +251,18 @@ def bench(
 
 
 def parse_quants(text: str | None) -> Sequence[str | None]:
-    """`none,int8` as names. Raises UsageError for one that is not known."""
-    words = [word.strip() for word in (text or AS_STORED).split(",")]
-    unknown = next((word for word in words if word not in (AS_STORED, *QUANTS)), None)
+    """Quantizations of `none,int8`, without duplicates. Raises UsageError for an unknown one."""
+    names = [name.strip() for name in (text or AS_STORED).split(",")]
+    unknown = next((name for name in names if name not in (AS_STORED, *QUANTS)), None)
     if unknown is not None:
-        raise UsageError(f"--quant holds {unknown!r}", f"name {AS_STORED}, {' or '.join(QUANTS)}")
-    return [None if word == AS_STORED else word for word in dict.fromkeys(words)]
+        raise UsageError(f"--quant contains {unknown!r}", f"give {AS_STORED}, {' or '.join(QUANTS)}")
+    return [None if name == AS_STORED else name for name in dict.fromkeys(names)]
 
 
 def select_models(
     models: Sequence[str], quants: Sequence[str | None], *, compare: bool
 ) -> list[tuple[str, str | None]]:
-    """Models with what each is quantized to. Raises UsageError where that is not one model, or two to compare."""
+    """Models with the quantization of each. Raises UsageError unless there is one model, or two to compare."""
     if not compare:
         if len(models) > 1:
             raise UsageError(f"{len(models)} models are named", "name one, or two with --compare")
@@ -262,49 +271,38 @@ def select_models(
         return list(zip(models, quants if len(quants) == 2 else [quants[0]] * 2, strict=True))
     if len(models) == 1 and len(quants) == 2:
         return [(models[0], quant) for quant in quants]
-    raise UsageError("--compare takes two", "name two models, or one with --quant none,int8, say")
+    raise UsageError("--compare needs two models", "name two, or one with --quant none,int8")
 
 
-# `localllm bench --against URL`: a load on servers that run already.
-
-LOAD_TEST_FLAGS = {
-    "api": "--api",
-    "concurrency": "--concurrency",
-    "rate": "--rate",
-    "requests": "--requests",
-    "duration": "--duration",
-    "slo": "--slo",
-    "shared_prefix": "--shared-prefix",
-    "ignore_eos": "--ignore-eos",
-    "timeout": "--timeout",
-}
-LOCAL_BENCH_FLAGS = {
-    "compare": "--compare",
-    "depth": "--depth",
-    "batch": "--batch",
-    "quant": "--quant",
-    "draft": "--draft",
-    "plot": "--plot",
-    "device": "--device",
-    "dtype": "--dtype",
-    "kv_dtype": "--kv-dtype",
-}
+LOAD_TEST_FIELDS = (
+    "api",
+    "concurrency",
+    "rate",
+    "requests",
+    "duration",
+    "slo",
+    "shared_prefix",
+    "ignore_eos",
+    "timeout",
+)
+LOCAL_FIELDS = ("compare", "depth", "batch", "quant", "draft", "plot", "device", "dtype", "kv_dtype")
 
 
-def refuse_flags(flags: Mapping[str, Any], names: Mapping[str, str], why: str) -> None:
-    """Raises UsageError where one of these flags was given."""
-    for name, flag in names.items():
-        if flags.get(name) not in (None, False):
-            raise UsageError(f"{flag} {why}", "leave one of them out")
+def refuse_flags(flags: Mapping[str, Any], fields: Sequence[str], reason: str) -> None:
+    """Raises UsageError if one of these flags is set."""
+    for field in fields:
+        if flags.get(field) not in (None, False):
+            raise UsageError(f"{io.flag_name(field)} {reason}", "leave it out")
 
 
 def run_load_test(
     urls: Sequence[str], models: Sequence[str], flags: Mapping[str, Any], out: io.StdoutWriter
 ) -> None:
-    """Measure and print. Raises KeyboardInterrupt where it was broken off, after what was measured until then."""
-    refuse_flags(flags, LOCAL_BENCH_FLAGS, "is for models that are loaded here, --against for servers")
+    """Benchmark servers and print the result. Raises KeyboardInterrupt if the run was interrupted, after printing
+    what was measured until then."""
+    refuse_flags(flags, LOCAL_FIELDS, "applies only to models loaded in this process, not with --against")
     if len(models) > 1:
-        raise UsageError(f"{len(models)} models are named", "name one at most, as the servers call it")
+        raise UsageError(f"{len(models)} models are named", "name at most one, as the servers call it")
     from localllm.benchmark.load import report as load_report
     from localllm.benchmark.load.client import SERVER_APIS, normalize_url
     from localllm.benchmark.load.drive import Load
@@ -314,9 +312,9 @@ def run_load_test(
     if flags["api"] not in (None, *SERVER_APIS):
         raise UsageError(f"--api is {flags['api']!r}", f"give one of {', '.join(SERVER_APIS)}")
     if flags["rate"] is not None and flags["concurrency"] is not None:
-        raise UsageError("--rate lets requests come by themselves, --concurrency one after the other", "give one")
+        raise UsageError("--rate and --concurrency cannot be combined", "leave one of them out")
     requests, duration = flags["requests"], flags["duration"]
-    given = {
+    settings = {
         "prompt": _parse_int(flags["prompt"], "--prompt"),
         "output": _parse_int(flags["output"], "--output"),
         "rounds": flags["repeat"],
@@ -334,11 +332,11 @@ def run_load_test(
         ),
         seed=flags["seed"],
         ignore_eos=flags["ignore_eos"],
-        **{name: value for name, value in given.items() if value is not None},
+        **{name: value for name, value in settings.items() if value is not None},
     )
-    with status_line() as say:
+    with status_line() as show_status:
         result = measure_servers(
-            plan, [normalize_url(url) for url in urls], flags["api"], next(iter(models), None), say
+            plan, [normalize_url(url) for url in urls], flags["api"], next(iter(models), None), show_status
         )
     if flags["as_json"]:
         out.write(json.dumps(load_report.as_dict(result), indent=1, allow_nan=False) + "\n")
@@ -346,10 +344,9 @@ def run_load_test(
         out.write((load_report.as_csv if flags["as_csv"] else load_report.as_markdown)(result))
     else:
         blocks = [format_columns(load_report.result_facts(result)), format_table(load_report.table_rows(result))]
-        out.write(
-            "\n\n".join([*blocks, *(["\n".join(said)] if (said := load_report.result_notes(result)) else [])])
-            + "\n"
-        )
+        if notes := load_report.result_notes(result):
+            blocks.append("\n".join(notes))
+        out.write("\n\n".join(blocks) + "\n")
     if not result.complete:
         raise KeyboardInterrupt
 
@@ -358,12 +355,12 @@ def _parse_int(text: str | None, flag: str) -> int | None:
     if text is None:
         return None
     if not text.isdecimal():
-        raise UsageError(f"{flag} is {text!r}", "with --against, give one whole number")
+        raise UsageError(f"{flag} is {text!r}", "give one whole number with --against")
     return int(text)
 
 
 def _read_words(file: str) -> list[str]:
     words = io.read_text(file).split()
     if not words:
-        raise UsageError(f"{io.display_name(file)} holds no words", "give another text")
+        raise UsageError(f"--text {io.display_name(file)} contains no words", "give another text")
     return words

@@ -1,4 +1,4 @@
-"""What a person reads of a benchmark. No line over 100 characters unless a name is that long."""
+"""Report of `localllm bench` as text, of at most 100 columns unless a name is longer."""
 
 from localllm.benchmark.report import with_spread
 from localllm.benchmark.result import BenchmarkResult, ModelResult
@@ -17,8 +17,8 @@ Rows = list[tuple[str, ...]]
 
 
 def format_benchmark(result: BenchmarkResult) -> str:
-    """The whole page, without a line break at its end."""
-    blocks = [_setup(result), *map(_format_edition, result.models)]
+    """The report without a final line break."""
+    blocks = [_setup(result), *map(_format_model, result.models)]
     if result.comparisons:
         blocks.append(_comparisons(result))
     if result.warnings:
@@ -37,91 +37,86 @@ def _setup(result: BenchmarkResult) -> str:
             ("date", result.date),
             ("processor", f"{machine.processor}, {machine.cores:g} cores, {machine.instructions}"),
             ("versions", versions + (f", commit {machine.commit}" if machine.commit else "")),
-            ("measured", f"{rounds} after one to warm up, greedy, {drafts}, prompts of {result.prompts}"),
-            ("noise", f"{load}others took {noise.others:.0%} of the processors, the host {noise.stolen:.0%}"),
+            ("measured", f"{rounds} after a warm-up round, greedy, {drafts}, prompts of {result.prompts}"),
+            ("noise", f"{load}other processes used {noise.others:.0%} of the CPUs, the host {noise.stolen:.0%}"),
         ]
     )
 
 
-def _format_edition(edition: ModelResult) -> str:
-    loaded, roofs = edition.loaded, edition.ceilings
-    kept = f", keys and values in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
+def _format_model(model: ModelResult) -> str:
+    loaded, roofs = model.loaded, model.ceilings
+    kv_dtype = f", KV cache in {loaded.kv_dtype}" if loaded.kv_dtype != loaded.dtype else ""
     threads = (
         "" if loaded.threads is None else f", {loaded.threads} threads" if loaded.threads > 1 else ", 1 thread"
     )
-    forms = ", ".join(f"{name} {format_bytes(taken)}" for name, taken in loaded.formats.items())
-    peak = "" if edition.peak_bytes is None else f", {format_bytes(edition.peak_bytes)} at most"
+    formats = ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in loaded.formats.items())
+    peak = "" if model.peak_bytes is None else f", {format_bytes(model.peak_bytes)} peak"
     facts = format_columns(
         [
             ("model", f"{loaded.name}, {format_count(loaded.parameters)} parameters"),
-            ("stored as", forms),
-            ("runs on", f"{loaded.device_name} in {loaded.dtype}{kept}{threads}"),
+            ("stored as", formats),
+            ("runs on", f"{loaded.device_name} in {loaded.dtype}{kv_dtype}{threads}"),
             ("load", format_seconds(loaded.load_s)),
             ("memory", f"{format_bytes(loaded.weight_bytes)} of weights{peak}"),
-            ("ceilings", f"copies {format_bytes(roofs.copy)}/s, products {format_flops(roofs.flops)}"),
+            ("ceilings", f"copies {format_bytes(roofs.copy)}/s, matmul {format_flops(roofs.flops)}"),
         ]
     )
     return "\n\n".join(
-        [
-            facts,
-            _speeds(edition),
-            _latencies(edition),
-            _rooflines(edition),
-            *_products(edition),
-            *_not_run(edition),
-        ]
+        [facts, _speeds(model), _latencies(model), _rooflines(model), *_products(model), *_not_run(model)]
     )
 
 
-def _speeds(edition: ModelResult) -> str:
-    heads = ("SPEED, tokens/s", "PREFILL", "DECODING", "OF ONE STREAM", "COMPUTED", "CACHED", "CAME")
-    drafted = any(found.requests.draft_tokens for found in edition.scenarios)
-    rows: Rows = [(*heads, *(("BY DRAFTS",) if drafted else ()))]
+def _speeds(model: ModelResult) -> str:
+    heads = ("SPEED, tokens/s", "PREFILL", "DECODE", "PER STREAM", "COMPUTED", "CACHED", "OUTPUT")
+    has_drafts = any(result.requests.draft_tokens for result in model.scenarios)
+    rows: Rows = [(*heads, *(("ACCEPTED DRAFTS",) if has_drafts else ()))]
     rows += [
         (
-            str(found.scenario),
-            with_spread(found.prefill_tokens_per_s),
-            with_spread(found.decode_tokens_per_s),
-            with_spread(found.requests.tokens_per_s),
-            *_tokens(found.requests),
-            *((_drafts(found.requests),) if drafted else ()),
+            str(result.scenario),
+            with_spread(result.prefill_tokens_per_s),
+            with_spread(result.decode_tokens_per_s),
+            with_spread(result.requests.tokens_per_s),
+            *_tokens(result.requests),
+            *((_drafts(result.requests),) if has_drafts else ()),
         )
-        for found in edition.scenarios
+        for result in model.scenarios
     ]
     return format_table(rows)
 
 
 def _tokens(requests: RequestSummary) -> tuple[str, ...]:
-    """Of prompt and answer of one stream, on average."""
+    """Computed and cached prompt tokens and output tokens, per stream on average."""
     computed = requests.prompt_tokens - requests.cached_tokens
-    sums = (computed, requests.cached_tokens, requests.output_tokens)
-    return tuple(f"{of_all / requests.requests:g}" for of_all in sums)
+    totals = (computed, requests.cached_tokens, requests.output_tokens)
+    return tuple(f"{total / requests.requests:g}" for total in totals)
 
 
 def _drafts(requests: RequestSummary) -> str:
-    """How many of the tokens that came were drafts, and how many of the drafts those are."""
+    """Accepted draft tokens per stream on average, and the acceptance rate."""
     accepted, drafted = requests.accepted_tokens, requests.draft_tokens
-    share = f", {accepted / drafted:.0%} of drafts" if drafted else ""
-    return f"{accepted / requests.requests:.3g}{share}"
+    rate = f", {accepted / drafted:.0%} of drafts" if drafted else ""
+    return f"{accepted / requests.requests:.3g}{rate}"
 
 
-def _latencies(edition: ModelResult) -> str:
+def _latencies(model: ModelResult) -> str:
     rows: Rows = [("LATENCY", "TTFT", "ITL p50", "p95", "p99", "TPOT", "E2E")]
-    for found in edition.scenarios:
-        requests = found.requests
-        gaps = requests.itl_s
-        times = (requests.ttft_s.p50, gaps.p50, gaps.p95, gaps.p99, requests.tpot_s.p50, requests.e2e_s.p50)
-        rows.append((str(found.scenario), *map(format_seconds, times)))
+    for result in model.scenarios:
+        requests = result.requests
+        itl = requests.itl_s
+        times = (requests.ttft_s.p50, itl.p50, itl.p95, itl.p99, requests.tpot_s.p50, requests.e2e_s.p50)
+        rows.append((str(result.scenario), *map(format_seconds, times)))
     return format_table(rows)
 
 
-def _rooflines(edition: ModelResult) -> str:
-    rows: Rows = [("ROOFLINE", "TOOK", "READING", "COMPUTING", "PRODUCTS", "REACHED", "OF ROOF", "BOUND BY")]
-    for found in edition.scenarios:
-        rows.append(_roofline(f"{found.scenario} prefill", found.prefill, format_flops(found.prefill.flops_per_s)))
-        if found.decode:
+def _rooflines(model: ModelResult) -> str:
+    rows: Rows = [("ROOFLINE", "TIME", "READ", "COMPUTE", "MATMUL", "REACHED", "OF ROOF", "BOUND BY")]
+    for result in model.scenarios:
+        rows.append(
+            _roofline(f"{result.scenario} prefill", result.prefill, format_flops(result.prefill.flops_per_s))
+        )
+        if result.decode:
             rows.append(
-                _roofline(f"{found.scenario} step", found.decode, f"{format_bytes(found.decode.bytes_per_s)}/s")
+                _roofline(f"{result.scenario} step", result.decode, f"{format_bytes(result.decode.bytes_per_s)}/s")
             )
     return format_table(rows)
 
@@ -131,33 +126,36 @@ def _roofline(name: str, roof: Roofline, reached: str) -> tuple[str, ...]:
     return (name, *times, reached, f"{roof.of_roof:.0%}", roof.bound)
 
 
-def _products(edition: ModelResult) -> list[str]:
+def _products(model: ModelResult) -> list[str]:
     """Kernel, instructions and rate of each shape of matrix, with --explain."""
-    if edition.products is None:
+    if model.products is None:
         return []
     rows: Rows = [("PRODUCTS", "MATRICES", "BYTES", "ONE ROW", "OF MEMORY", "KERNEL", "512 ROWS", "INSTRUCTIONS")]
     rows += [
         (
-            f"{one.format} {one.rows} x {one.columns}",
-            str(one.matrices),
-            format_bytes(one.nbytes),
-            f"{format_bytes(one.bytes_per_s)}/s",
-            f"{one.of_memory:.0%}",
-            one.decode_kernel,
-            one.prefill_kernel,
-            one.instructions or "-",
+            f"{product.format} {product.rows} x {product.columns}",
+            str(product.matrices),
+            format_bytes(product.nbytes),
+            f"{format_bytes(product.bytes_per_s)}/s",
+            f"{product.of_memory:.0%}",
+            product.decode_kernel,
+            product.prefill_kernel,
+            product.instructions or "-",
         )
-        for one in edition.products
+        for product in model.products
     ]
     return [format_table(rows)]
 
 
-def _not_run(edition: ModelResult) -> list[str]:
-    rows = [(f"not run: {scenario}", reason) for scenario, reason in edition.left_out]
+def _not_run(model: ModelResult) -> list[str]:
+    rows = [(f"not run: {scenario}", reason) for scenario, reason in model.left_out]
     return [format_columns(rows)] if rows else []
 
 
 def _comparisons(result: BenchmarkResult) -> str:
-    a, b = (edition.loaded.name for edition in result.models)
-    rows = [(f"{one.scenario} {one.measure}", one.ratio.verdict(a, b)) for one in result.comparisons]
+    a, b = (model.loaded.name for model in result.models)
+    rows = [
+        (f"{comparison.scenario} {comparison.measure}", comparison.ratio.verdict(a, b))
+        for comparison in result.comparisons
+    ]
     return format_table([("COMPARED", f"{result.rounds} PAIRS OF ROUNDS"), *rows])

@@ -1,4 +1,4 @@
-"""`localllm chats`: kept conversations are listed, searched, exported and deleted."""
+"""`localllm chats`: list, search, export and delete saved conversations."""
 
 import json
 from typing import Annotated, Any
@@ -23,6 +23,7 @@ ExportFormat = Annotated[
         "--format",
         text="With --export: md or json; default: the extension of FILE, otherwise md.",
         metavar="FORMAT",
+        choices=("md", "json"),
     ),
 ]
 Output = Annotated[
@@ -54,72 +55,71 @@ def chats(
     """
     sessions = SessionStore(Settings.from_environment().home / "chats")
     if sum(map(bool, (word, export, remove))) > 1:
-        raise UsageError("WORDs, --export and --rm are each for themselves", "leave out all but one")
+        raise UsageError("WORDs, --export and --rm cannot be combined", "leave out all but one")
     if not export and (form or output or everything):
-        raise UsageError("--format, --output and --all are for --export", "add --export ID")
+        raise UsageError("--format, --output and --all apply only to --export", "add --export ID")
     if export:
         if as_json:
-            raise UsageError("--json lists conversations", "write --export ID --format json")
+            raise UsageError("--json does not apply to --export", "use --export ID --format json")
         _export(sessions, export, form, output, everything)
         return
     out = StdoutWriter()
     if remove:
-        names = [sessions.resolve(name) for name in remove]  # before anything is removed
-        for name in dict.fromkeys(names):
-            sessions.delete(name)
-        deleted = [{"id": name} for name in dict.fromkeys(names)]
-        lines = "".join(f"removed {name['id']}\n" for name in deleted)
-        out.write(json.dumps(deleted, indent=1) + "\n" if as_json else lines)
+        ids = dict.fromkeys(map(sessions.resolve, remove))  # all are resolved before the first is deleted
+        for session_id in ids:
+            sessions.delete(session_id)
+        lines = "".join(f"removed {session_id}\n" for session_id in ids)
+        out.write(json.dumps([{"id": session_id} for session_id in ids], indent=1) + "\n" if as_json else lines)
     elif word:
         hits = list(sessions.search(" ".join(word)))
-        found = json.dumps([_hit_json(hit) for hit in hits], indent=1, ensure_ascii=False) + "\n"
-        out.write(found if as_json else "".join(f"{format_hit(hit)}\n" for hit in hits))
+        content = json.dumps([_hit_json(hit) for hit in hits], indent=1, ensure_ascii=False) + "\n"
+        out.write(content if as_json else "".join(f"{format_hit(hit)}\n" for hit in hits))
         if not hits and not as_json:
-            note("no conversation has all of these words")
+            note("no conversation contains all of these words")
     else:
-        found = sessions.list()
+        summaries = sessions.list()
         out.write(
-            json.dumps([_summary_json(one) for one in found], indent=1) + "\n"
+            json.dumps([_summary_json(summary) for summary in summaries], indent=1) + "\n"
             if as_json
-            else f"{format_summaries(found)}\n"
+            else f"{format_summaries(summaries)}\n"
         )
-        for one in found:
-            if one.error:
-                note(f"note: {one.error}")
+        for summary in summaries:
+            if summary.error:
+                note(f"note: {summary.error}")
 
 
 def _export(sessions: SessionStore, name: str, form: str | None, output: str | None, everything: bool) -> None:
     conversation, _ = sessions.read(sessions.resolve(name))
     path = expand_path(output) if output else None
-    ending = path.suffix.removeprefix(".") if path else ""
-    text = export_text(conversation, form or ("json" if ending == "json" else "md"), all_branches=everything)
+    default = "json" if path and path.suffix == ".json" else "md"
+    text = export_text(conversation, form or default, all_branches=everything)
     if path is None:
         StdoutWriter().write(text)
-        return
-    write_user_file(path, text, overwrite=True)
+    else:
+        write_user_file(path, text, overwrite=True)
 
 
-def _summary_json(one: SessionSummary) -> dict[str, Any]:
-    """The fields are described in docs/cli.md."""
-    head = one.header
+def _summary_json(summary: SessionSummary) -> dict[str, Any]:
+    """Object that `--json` prints; docs/cli.md describes its fields."""
+    header = summary.header
     return {
-        "id": one.id,
-        "title": head.title if head else None,
-        "model": head.model if head else None,
-        "began": format_utc(head.began) if head else None,
-        "changed": format_utc(head.changed) if head else None,
-        "questions": head.questions if head else None,
-        "bytes": one.nbytes,
-        "fault": one.error or None,
+        "id": summary.id,
+        "title": header.title if header else None,
+        "model": header.model if header else None,
+        "began": format_utc(header.began) if header else None,
+        "changed": format_utc(header.changed) if header else None,
+        "questions": header.questions if header else None,
+        "bytes": summary.nbytes,
+        "fault": summary.error or None,
     }
 
 
 def _hit_json(hit: SearchHit) -> dict[str, Any]:
-    place = {
+    position = {
         "question": hit.question,
         "part": hit.part,
         "before": hit.before,
         "match": hit.match,
         "after": hit.after,
     }
-    return _summary_json(hit.summary) | {"place": place}
+    return _summary_json(hit.summary) | {"place": position}

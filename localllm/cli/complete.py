@@ -1,8 +1,7 @@
-"""What the Tab key offers. A shell asks on every press, so nothing is imported that takes time: commands and flags
-come from `words.json`, which `tools/cli_docs.py` writes. Never the network, and no file larger than a few names.
+"""Words that the Tab key offers. Shells start this on every press, so it imports nothing slow, never uses the
+network, and reads commands and flags from `commands.json`.
 """
 
-import json
 import os
 import re
 import shlex
@@ -11,51 +10,36 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from localllm.cli.fast_start import read_command_table
 from localllm.errors import LocalLLMError
 
-COMPLETION_VARIABLE = "_LOCALLLM_COMPLETE"  # the line up to the cursor, in the environment
-COMMAND_TABLE = Path(__file__).with_name("words.json")
-FIXED_VALUES = {  # of a flag, or of what the help calls so
-    "--activations": ("int8",),
-    "--format": ("md", "json"),
-    "--log-format": ("text", "json", "off"),
-    "--to": ("gguf",),
-    "--type": ("q4_0", "q8_0"),
-    "API": ("completions", "chat", "ollama-generate", "ollama-chat"),
-    "DEVICE": ("auto", "cpu", "cuda"),
-    "DTYPE": ("auto", "float32", "bfloat16", "float16"),
-    "METHOD": ("rtn", "gptq", "awq", "smoothquant"),
-    "KV": ("auto", "int8", "fp8"),
-    "QUANT": ("int8", "int4"),
-    "SHELL": ("bash", "zsh", "fish"),
-}
-PATH_PREFIXES = ("/", ".", "~")  # words that begin so are left to the shell
-MODEL_METAVARS = ("MODEL", "REFERENCE", "OTHER")  # what the help calls one
-REPEATED = "..."  # behind an argument that may be given several times
-UNQUOTED_WORD = re.compile(r"[\w./+@:-]+")  # what stands in a line without quotes
-MAX_FOLDER_ENTRIES = 2000  # of a folder are looked at
+PATH_PREFIXES = ("/", ".", "~")  # the shell completes words that begin with these
+MODEL_METAVARS = ("MODEL", "REFERENCE", "OTHER")
+SESSION_METAVAR = "ID"
+UNQUOTED_WORD = re.compile(r"[\w./+@:-]+")  # needs no quotes in a shell
+MAX_FOLDER_ENTRIES = 2000
 
-WordAndHelp = tuple[str, str]  # a word and what it is
+WordAndHelp = tuple[str, str]
 
 
 def print_completions(line: str) -> int:
-    """Print what may stand at the end of the line: a word and what it is, with a tab between; nothing where names
-    of files may stand. A shell shows no error, so there is none."""
+    """Print the completions of a command line, each as a word, a tab and its help; nothing if the shell should
+    complete file names. Errors are ignored, because a shell cannot show them."""
     with suppress(Exception):
-        for word, about in completions(line):
-            print(word, about, sep="\t")
+        for word, text in completions(line):
+            print(word, text, sep="\t")
     return 0
 
 
 def completions(line: str) -> list[WordAndHelp]:
-    """All that begins as the last word of the line does, which may be empty."""
-    *before, word = split_words(line)
-    program = next((i for i, given in enumerate(before) if Path(given).name == "localllm"), 0)
-    return [offer for offer in _completions_after(before[program + 1 :], word) if offer[0].startswith(word)]
+    """Candidates that begin with the last word of the line, which may be empty."""
+    *previous, word = split_words(line)
+    program = next((i for i, other in enumerate(previous) if Path(other).name == "localllm"), 0)
+    return [pair for pair in _candidates(previous[program + 1 :], word) if pair[0].startswith(word)]
 
 
 def split_words(line: str) -> list[str]:
-    """Words as a shell reads them; a quote that is still open ends with the line."""
+    """Words of a command line as a shell splits them; an open quote extends to the end."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, ""
     words = []
@@ -66,59 +50,61 @@ def split_words(line: str) -> list[str]:
     return [*words, ""] if not words or line[-1:].isspace() else words
 
 
-def _completions_after(before: list[str], word: str) -> Iterator[WordAndHelp]:
-    known = json.loads(COMMAND_TABLE.read_text(encoding="utf-8"))
-    name = next((given for given in before if not given.startswith("-")), None)
-    if name is None:
-        names = [(name, command["help"]) for name, command in known["commands"].items()]
-        yield from _flag_names(known["options"]) if word.startswith("-") else names
-    elif name in known["commands"]:
-        command = known["commands"][name]
-        yield from _command_completions(command, before[before.index(name) + 1 :], word)
+def _candidates(previous: list[str], word: str) -> Iterator[WordAndHelp]:
+    table = read_command_table()
+    commands = table["commands"]
+    names = [word for word in previous if not word.startswith("-")]
+    is_help = names[:1] == ["help"]
+    if is_help and len(names) > 1:
+        return
+    if not names or is_help:
+        command_names = [(name, command["help"]) for name, command in commands.items()]
+        yield from _flag_names(table["options"]) if word.startswith("-") else command_names
+    elif names[0] in commands:
+        yield from _command_candidates(commands[names[0]], previous[previous.index(names[0]) + 1 :], word)
 
 
-def _command_completions(command: dict[str, Any], before: list[str], word: str) -> Iterator[WordAndHelp]:
+def _command_candidates(command: dict[str, Any], previous: list[str], word: str) -> Iterator[WordAndHelp]:
     options = command["options"]
-    arguments, flag = 0, None  # given so far; the one that waits for its value
-    for given in before:
+    positional, flag = 0, None  # number of arguments so far; the flag whose value is next
+    for other in previous:
         if flag:
             flag = None
-        elif given.startswith("-") and len(given) > 1:
-            flag = options.get(given, {}).get("value") and given
+        elif other.startswith("-") and len(other) > 1:
+            flag = options.get(other, {}).get("metavar") and other
         else:
-            arguments += 1
+            positional += 1
     name, equals, _ = word.partition("=")
     if flag:
-        yield from _flag_value_completions(flag, options[flag], word)
+        yield from _value_candidates(options[flag], word)
     elif equals and name in options:
-        found = _flag_value_completions(name, options[name], word.removeprefix(f"{name}="))
-        yield from ((f"{name}={value}", about) for value, about in found)
+        values = _value_candidates(options[name], word.removeprefix(f"{name}="))
+        yield from ((f"{name}={value}", text) for value, text in values)
     elif word.startswith("-"):
         yield from _flag_names(options)
-    else:
-        argument = _argument_metavar(command["arguments"], arguments)
-        yield from _model_names(word) if argument in MODEL_METAVARS else _fixed_values(argument)
+    elif argument := _argument_at(command["arguments"], positional):
+        yield from _value_candidates(argument, word)
 
 
-def _argument_metavar(metavars: list[str], index: int) -> str:
-    """What may stand there; the last one may be meant for all that follow."""
-    if index < len(metavars):
-        return metavars[index].removesuffix(REPEATED)
-    return metavars[-1].removesuffix(REPEATED) if metavars and metavars[-1].endswith(REPEATED) else ""
+def _argument_at(arguments: list[dict[str, Any]], index: int) -> dict[str, Any] | None:
+    """Argument at this position; the last one may take all that follow."""
+    if index < len(arguments):
+        return arguments[index]
+    return arguments[-1] if arguments and arguments[-1]["multiple"] else None
 
 
-def _flag_value_completions(flag: str, option: dict[str, Any], word: str) -> Iterator[WordAndHelp]:
-    kind = option["value"] or ""
-    if kind in MODEL_METAVARS:
+def _value_candidates(parameter: dict[str, Any], word: str) -> Iterator[WordAndHelp]:
+    """Values of an option or argument: its choices, models or saved conversations."""
+    if parameter["metavar"] in MODEL_METAVARS:
         yield from _model_names(word)
-    elif kind == "ID" and option["type"] == "str":
+    elif parameter["metavar"] == SESSION_METAVAR and parameter.get("type") == "str":  # --stop-id takes a number
         yield from _session_ids()
     else:
-        yield from _fixed_values(flag if flag in FIXED_VALUES else kind)
+        yield from ((value, "") for value in parameter["choices"])
 
 
-def _fixed_values(metavar: str) -> Iterator[WordAndHelp]:
-    return ((value, "") for value in FIXED_VALUES.get(metavar, ()))
+def _flag_names(options: dict[str, Any]) -> Iterator[WordAndHelp]:
+    return ((name, option["help"]) for name, option in options.items())
 
 
 def _session_ids() -> Iterator[WordAndHelp]:
@@ -129,20 +115,15 @@ def _session_ids() -> Iterator[WordAndHelp]:
     yield from ((name, "a conversation") for name in names)
 
 
-def _flag_names(options: dict[str, Any]) -> Iterator[WordAndHelp]:
-    return ((name, option["help"]) for name, option in options.items())
-
-
 def _model_names(word: str) -> Iterator[WordAndHelp]:
     if word.startswith(PATH_PREFIXES):
         return
-    # Imported here, because commands and flags can do without.
-    from localllm.hub.catalog import catalog
+    from localllm.hub.catalog import catalog  # not needed for commands and flags
 
     for name, entry in catalog().items():
         size = f"{entry.parameters}, " if entry.parameters else ""
         yield name, f"{size}{entry.about}" if name == entry.name else f"the same as {entry.name}"
-    yield from ((name, "one of your names") for name in _alias_names())
+    yield from ((name, "an alias") for name in _alias_names())
     yield from ((name, "in the cache") for name in _cached_names())
     yield from _local_model_paths(word)
 
@@ -156,7 +137,7 @@ def _alias_names() -> Iterator[str]:
 
 
 def _cached_names() -> Iterator[str]:
-    """Repositories of the Hugging Face cache, by its folders alone; of GGUF also each edition."""
+    """Repositories in the Hugging Face cache, by folder names alone; for GGUF also each of the models."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     from localllm.hub.gguf import models_in_snapshot, quant_tag
@@ -165,17 +146,17 @@ def _cached_names() -> Iterator[str]:
     for root in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
         repo = root.name.removeprefix("models--").replace("--", "/", 1)
         snapshots = list(root.glob("snapshots/*"))
-        editions = {quant_tag(file) for snapshot in snapshots for file in models_in_snapshot(snapshot)}
-        if REPO.fullmatch(repo) and (editions or any((s / "config.json").exists() for s in snapshots)):
+        quants = {quant_tag(file) for snapshot in snapshots for file in models_in_snapshot(snapshot)}
+        if REPO.fullmatch(repo) and (quants or any((s / "config.json").exists() for s in snapshots)):
             yield repo
-            yield from (f"{repo}:{quant}" for quant in sorted(filter(None, editions)))
+            yield from (f"{repo}:{quant}" for quant in sorted(filter(None, quants)))
 
 
 def _local_model_paths(word: str) -> Iterator[WordAndHelp]:
-    """Folders that hold a model and GGUF files, in the folder that the word names so far."""
+    """Model folders and GGUF files in the folder that the word names so far."""
     folder = os.path.dirname(word)
-    with suppress(OSError), os.scandir(folder or ".") as found:
-        for entry, _ in zip(found, range(MAX_FOLDER_ENTRIES), strict=False):
+    with suppress(OSError), os.scandir(folder or ".") as entries:
+        for entry, _ in zip(entries, range(MAX_FOLDER_ENTRIES), strict=False):
             path = os.path.join(folder, entry.name)
             if not UNQUOTED_WORD.fullmatch(path) or entry.name.startswith("."):
                 continue

@@ -1,7 +1,7 @@
-"""`localllm completion`: the few lines that make a shell ask `complete.py` when Tab is pressed.
+"""`localllm completion`: shell scripts that call `complete.py` when Tab is pressed.
 
-Not typer's own: those need its main(), which makes a broken pipe exit 1, import the whole program on each press
-and lose every name with a colon in bash.
+Typer's own completion is not used: its main() exits with 1 on a broken pipe, it imports the whole program on each
+press, and it loses names with a colon in bash.
 """
 
 from enum import StrEnum
@@ -11,7 +11,7 @@ import typer
 
 from localllm.cli.io import StdoutWriter
 
-# Bash ends words at colons and equals signs and replaces only the part behind, so that is what it gets.
+# Bash splits words at colons and equals signs and replaces only the last part, so it gets only that part.
 BASH = r"""_localllm() {
     local line="${COMP_LINE:0:COMP_POINT}" offer about
     local word="${line##*[[:space:]]}"

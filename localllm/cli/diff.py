@@ -1,8 +1,8 @@
-"""`localllm diff`: how far one model is from another."""
+"""`localllm diff`: measure how much two models differ."""
 
 import json
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,6 +38,7 @@ def diff(
             text="Data type of the weights of OTHER; default: --dtype.",
             metavar="DTYPE",
             panel=options.Panel.LOADING,
+            choices=options.DTYPES,
         ),
     ] = None,
     kv_dtype: options.KVDType = None,
@@ -48,6 +49,7 @@ def diff(
             text="Data type of the KV cache of OTHER; default: --kv-dtype.",
             metavar="KV",
             panel=options.Panel.LOADING,
+            choices=options.KV_DTYPES,
         ),
     ] = None,
     activations: options.Activations = None,
@@ -58,6 +60,7 @@ def diff(
             text="Bits of activations of OTHER; default: --activations.",
             metavar="BITS",
             panel=options.Panel.LOADING,
+            choices=options.ACTIVATION_BITS,
         ),
     ] = None,
     as_json: options.Json = False,
@@ -72,27 +75,23 @@ def diff(
     out = StdoutWriter()
     settings = Settings.from_environment()
     content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.display_name(text))
-    for name, kind, kept in ((reference, dtype, kv_dtype), (other, dtype_b or dtype, kv_dtype_b or kv_dtype)):
-        resolve_or_fetch(name, settings, device=device, dtype=kind, kv_dtype=kept, context=window)
+    dtypes: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
+    other_dtypes: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype_b or dtype,
+        "kv_dtype": kv_dtype_b or kv_dtype,
+    }
+    other_activations = activations_b or activations or settings.activations
+    # Both are downloaded before torch is imported.
+    resolve_or_fetch(reference, settings, **dtypes, context=window)
+    resolve_or_fetch(other, settings, **other_dtypes, context=window)
     with status(f"comparing {other} with {reference}"):
         from localllm.comparison.compare import compare_models
         from localllm.comparison.subject import find_subject
 
         quality = compare_models(
-            find_subject(
-                reference,
-                replace(settings, activations=activations or settings.activations),
-                device=device,
-                dtype=dtype,
-                kv_dtype=kv_dtype,
-            ),
-            find_subject(
-                other,
-                replace(settings, activations=activations_b or activations or settings.activations),
-                device=device,
-                dtype=dtype_b or dtype,
-                kv_dtype=kv_dtype_b or kv_dtype,
-            ),
+            find_subject(reference, replace(settings, activations=activations or settings.activations), **dtypes),
+            find_subject(other, replace(settings, activations=other_activations), **other_dtypes),
             settings,
             content,
             text_name=text_name,

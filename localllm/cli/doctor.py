@@ -1,119 +1,46 @@
-"""`localllm doctor`: what this machine has, what is missing, and how to get it."""
+"""`localllm doctor`: check the hardware and the installation, and suggest remedies. Uses no network."""
 
 import json
 import math
+import os
+import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import typer
 
 from localllm.cli import options
-from localllm.cli.doctor_checks import Examination, Processor, examine_machine
-from localllm.cli.io import StdoutWriter
+from localllm.cli.io import StdoutWriter, is_terminal, status
+from localllm.cli.loading import load_model
+from localllm.errors import LocalLLMError
 from localllm.formatting import format_bytes, format_columns, format_flops, format_rate
-from localllm.hardware.measure import MIN_CPU_SHARE
+from localllm.hardware.device import (
+    Gpu,
+    container_memory,
+    count_nvidia_devices,
+    cpu_features,
+    dtype_name,
+    free_host_bytes,
+    list_gpus,
+    nvidia_driver,
+    processor_name,
+    resolve_dtype,
+    usable_cores,
+)
+from localllm.hardware.measure import MIN_CPU_SHARE, Rates, device_rates
+from localllm.hardware.processor import kernel_instructions, library_versions
+from localllm.hub.hf_cache import CacheState, cache_state, is_writable
+from localllm.hub.http import HubAccess, hub_access
+from localllm.request import ChatRequest, SamplingParams
 from localllm.settings import Settings
 
-# What is wrong with a machine as `localllm doctor` found it, each with the way out. Prints nothing.
-
-INSTALL_TORCH = "https://pytorch.org/get-started/locally says which to install"
-LOW_DISK_BYTES = 10_000_000_000  # bytes: an 8B model in 4 bits takes 5 GB, in 16 bits 16 GB
+LIBRARIES = ("torch", "triton", "huggingface_hub", "tokenizers", "gguf")
+BUNDLED_MODEL, CHECK_PROMPT, CHECK_TOKENS = "demo", "Once upon a time", 32
+INSTALL_TORCH = "https://pytorch.org/get-started/locally has the commands"
+LOW_DISK_BYTES = 10_000_000_000  # an 8B model takes 5 GB in 4 bits and 16 GB in 16 bits
 DUMB_TERMINALS = ("", "dumb", "unknown")
-
-
-@dataclass(frozen=True)
-class Finding:
-    what: str
-    remedy: str
-    breaks_run: bool = False
-
-
-def diagnose(examination: Examination) -> list[Finding]:
-    """What is broken first, then what could be better."""
-    found = [
-        *_torch_findings(examination),
-        *_gpu_findings(examination),
-        *_bundled_model_findings(examination),
-        *_folder_findings(examination),
-        *_terminal_findings(examination),
-    ]
-    return sorted(found, key=lambda finding: not finding.breaks_run)
-
-
-def _torch_findings(seen: Examination) -> Iterator[Finding]:
-    if seen.torch_fault:
-        remedy = f"install it again; {INSTALL_TORCH}"
-        yield Finding(f"torch cannot be imported ({seen.torch_fault})", remedy, breaks_run=True)
-
-
-def _gpu_findings(seen: Examination) -> Iterator[Finding]:
-    here, nvidia = seen.nvidia.plugged_in, seen.nvidia
-    if nvidia.fault:
-        what = f"there is a GPU that does not answer ({nvidia.fault})"
-        yield Finding(what, "`nvidia-smi` may say more; --device cpu does without it", breaks_run=True)
-    elif (here or nvidia.driver) and not seen.gpus and not seen.torch_fault:
-        machine = "there is an NVIDIA GPU, and "
-        if nvidia.torch_cuda is None:
-            yield Finding(f"{machine}this torch is for the CPU alone", f"install one with CUDA; {INSTALL_TORCH}")
-        elif nvidia.hidden:
-            yield Finding(f"{machine}CUDA_VISIBLE_DEVICES hides it", "unset that variable")
-        elif nvidia.driver is None:
-            yield Finding(f"{machine}no driver is loaded", "install NVIDIA's driver, in a container on its host")
-        else:
-            remedy = f"update the driver, or install a torch for an older CUDA; {INSTALL_TORCH}"
-            pair = f"torch, made for CUDA {nvidia.torch_cuda}, cannot use it with driver {nvidia.driver}"
-            yield Finding(machine + pair, remedy)
-    if seen.gpus and seen.versions["triton"] is None:
-        yield Finding("triton is not installed, which compiles kernels for GPUs", "`pip install triton`")
-    for gpu in seen.gpus:
-        if not gpu.runs:
-            what = f"this torch has no kernels for the {gpu.name} (capability {gpu.capability})"
-            yield Finding(what, f"install one that has, or add --device cpu; {INSTALL_TORCH}", breaks_run=True)
-    for measured in seen.measured:
-        if measured.rates and measured.rates.share < MIN_CPU_SHARE:
-            busy = f"other programs kept {1 - measured.rates.share:.0%} of the cores busy while speed was measured"
-            yield Finding(busy, "run `localllm doctor` again when they rest")
-        if measured.fault:
-            what = f"{measured.device} could not be measured ({measured.fault})"
-            yield Finding(what, "free some of its memory, or choose another device")
-
-
-def _bundled_model_findings(seen: Examination) -> Iterator[Finding]:
-    if seen.boxed.fault and not seen.torch_fault:
-        what = f"the model that comes with localllm does not run ({seen.boxed.fault})"
-        remedy = seen.boxed.remedy or "install localllm again, and report it if that does not help"
-        yield Finding(what, remedy, breaks_run=True)
-
-
-def _folder_findings(seen: Examination) -> Iterator[Finding]:
-    cache, home = seen.cache, seen.home
-    if not cache.writable:
-        what = f"the cache {cache.path} cannot be written, so no model can be pulled"
-        yield Finding(what, "change its rights, or set HF_HUB_CACHE to another folder")
-    elif cache.free_bytes < LOW_DISK_BYTES:
-        what = f"{format_bytes(cache.free_bytes)} are free for models, and one of 8B in 4 bits takes 5 GB"
-        yield Finding(what, "free some, or set HF_HUB_CACHE to a folder of another disk")
-    if cache.unfinished:
-        plural = "download is" if cache.unfinished == 1 else "downloads are"
-        what = f"{cache.unfinished} {plural} unfinished ({format_bytes(cache.unfinished_bytes)})"
-        yield Finding(what, "`localllm pull NAME` goes on with the model's")
-    if not home.writable:
-        what = f"{home.path} cannot be written, so no chat, history or measurement is kept"
-        yield Finding(what, "change its rights, or set LOCALLLM_HOME to another folder")
-
-
-def _terminal_findings(seen: Examination) -> Iterator[Finding]:
-    terminal = seen.terminal
-    if terminal.here and terminal.type in DUMB_TERMINALS:
-        called = terminal.type or "nothing"
-        what = f"the terminal calls itself {called}, so there are no colours and no editing"
-        yield Finding(what, "set TERM to what it is, xterm-256color for most")
-    if terminal.here and terminal.encoding.lower() not in ("utf-8", "utf8"):
-        what = f"the locale says {terminal.encoding}, and models write UTF-8"
-        yield Finding(what, "set LANG to one of UTF-8: `export LANG=C.UTF-8`")
-
-
-Rows = list[tuple[str, str]]
 
 
 def doctor(as_json: options.Json = False) -> None:
@@ -123,32 +50,316 @@ def doctor(as_json: options.Json = False) -> None:
     problem prevents `localllm run` from working.
     """
     out = StdoutWriter()
-    seen = examine_machine(Settings.from_environment())
-    found = diagnose(seen)
-    broken = any(finding.breaks_run for finding in found)
+    examination = examine_machine(Settings.from_environment())
+    findings = diagnose(examination)
+    broken = any(finding.breaks_run for finding in findings)
     if as_json:
-        content = {"fine": not broken, **asdict(seen), "findings": [asdict(finding) for finding in found]}
+        content = {"fine": not broken, **asdict(examination), "findings": [asdict(f) for f in findings]}
         out.write(json.dumps(content, indent=1, default=str, allow_nan=False) + "\n")
     else:
-        out.write(_format_page(seen, found))
+        out.write(_format_page(examination, findings))
     if broken:
         raise typer.Exit(1)
 
 
-def _format_page(seen: Examination, found: list[Finding]) -> str:
+@dataclass(frozen=True)
+class Processor:
+    name: str
+    cores: float  # usable by this process
+    cores_here: int
+    threads: int | None  # of torch; None if torch cannot be imported
+    instructions: list[str] | None  # that torch uses; None if torch cannot be imported
+    kernels: str | None  # instructions of kernels for packed weights, and better ones that LOCALLLM_CPU disables
+    memory_bytes: int
+    free_bytes: int
+    container_bytes: int | None  # memory limit of the container, None without one
+
+
+@dataclass(frozen=True)
+class Nvidia:
+    plugged_in: int  # GPUs that the operating system reports
+    driver: str | None  # version
+    torch_cuda: str | None  # CUDA version that torch was built with
+    hidden: bool  # CUDA_VISIBLE_DEVICES hides all GPUs
+    fault: str | None  # error of a GPU that does not respond
+
+
+@dataclass(frozen=True)
+class Measurement:
+    device: str
+    dtype: str
+    rates: Rates | None
+    packed: float | None  # bytes per second of INT4 weights in products of one row; None: not measured
+    fault: str | None
+
+
+@dataclass(frozen=True)
+class HomeFolder:
+    path: Path
+    because: str
+    writable: bool
+
+
+@dataclass(frozen=True)
+class BundledModel:
+    device: str | None = None
+    dtype: str | None = None
+    tokens: int = 0
+    tokens_per_s: float | None = None
+    fault: str | None = None
+    remedy: str | None = None
+
+
+@dataclass(frozen=True)
+class Terminal:
+    here: bool  # stdout is a terminal
+    type: str
+    encoding: str
+
+
+@dataclass(frozen=True)
+class Examination:
+    """State of the machine, as `--json` prints it."""
+
+    versions: dict[str, str | None]
+    torch_fault: str | None
+    processor: Processor
+    gpus: list[Gpu]
+    nvidia: Nvidia
+    measured: list[Measurement]
+    boxed: BundledModel
+    cache: CacheState
+    home: HomeFolder
+    hub: HubAccess
+    terminal: Terminal
+
+
+def examine_machine(settings: Settings) -> Examination:
+    """Examine hardware and installation, measure speed and run the bundled model, which takes a second or two."""
+    with status("examining this machine"):
+        torch_fault = _torch_fault()
+        gpus, gpu_fault = ([], None) if torch_fault else _gpus()
+        devices = [] if torch_fault else ["cpu", *(f"cuda:{gpu.index}" for gpu in gpus)]
+        measured = [_measure_rates(device, settings) for device in devices]
+    return Examination(
+        versions=library_versions(LIBRARIES),
+        torch_fault=torch_fault,
+        processor=_processor(torch_fault is None),
+        gpus=gpus,
+        nvidia=_nvidia(torch_fault is None, gpu_fault),
+        measured=measured,
+        boxed=BundledModel(fault="torch cannot be imported") if torch_fault else _run_bundled_model(),
+        cache=cache_state(),
+        home=_home(settings),
+        hub=hub_access(),
+        terminal=Terminal(is_terminal(sys.stdout), os.environ.get("TERM", ""), sys.getfilesystemencoding()),
+    )
+
+
+def _torch_fault() -> str | None:
+    """Error of importing torch, or None: OSError for a missing system library, anything for a broken
+    installation."""
+    try:
+        import torch  # noqa: F401
+    except Exception as error:
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _processor(with_torch: bool) -> Processor:
+    import psutil
+
+    container = container_memory()
+    threads, instructions = _torch_threads_and_instructions() if with_torch else (None, None)
+    return Processor(
+        name=processor_name(),
+        cores=usable_cores(),
+        cores_here=os.cpu_count() or 1,
+        threads=threads,
+        instructions=instructions,
+        kernels=kernel_instructions() if with_torch else None,
+        memory_bytes=psutil.virtual_memory().total,
+        free_bytes=free_host_bytes(),
+        container_bytes=container[0] if container else None,
+    )
+
+
+def _torch_threads_and_instructions() -> tuple[int, list[str]]:
+    import torch
+
+    return torch.get_num_threads(), cpu_features()
+
+
+def _gpus() -> tuple[list[Gpu], str | None]:
+    try:
+        return list_gpus(), None
+    except RuntimeError as error:
+        return [], _first_line(error)
+
+
+def _nvidia(with_torch: bool, fault: str | None) -> Nvidia:
+    cuda = None
+    if with_torch:
+        import torch
+
+        cuda = torch.version.cuda
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return Nvidia(count_nvidia_devices(), nvidia_driver(), cuda, hidden, fault)
+
+
+def _measure_rates(device: str, settings: Settings) -> Measurement:
+    import torch
+
+    from localllm.benchmark.ceilings import measure_packed_rate
+
+    torch_device = torch.device(device)
+    try:
+        dtype = resolve_dtype(settings.dtype, "BF16", torch_device)
+        # Notes on a busy machine and a read-only home are among the findings anyway.
+        rates = device_rates(torch_device, dtype, settings, remeasure=True, note=lambda text: None)
+    except (LocalLLMError, RuntimeError) as error:  # torch raises RuntimeError when memory is short
+        return Measurement(device, settings.dtype, None, None, str(error).partition("\n")[0])
+    packed = measure_packed_rate(dtype) if device == "cpu" else None
+    return Measurement(device, dtype_name(dtype), rates, packed, None)
+
+
+def _run_bundled_model() -> BundledModel:
+    """Load the bundled model and compute an answer."""
+    params = SamplingParams(temperature=0, max_tokens=CHECK_TOKENS)
+    try:
+        with closing(load_model(BUNDLED_MODEL, device=None, dtype=None, context=None)) as llm:
+            events = list(llm.answer(ChatRequest(CHECK_PROMPT, params)))
+            metrics = events[-1].metrics
+            fault = None if "".join(event.text for event in events).strip() else "its answer is empty"
+            tokens, rate = (metrics.output_tokens, metrics.tokens_per_s) if metrics else (0, math.nan)
+            return BundledModel(llm.device, llm.dtype, tokens, None if math.isnan(rate) else rate, fault)
+    except LocalLLMError as error:
+        return BundledModel(fault=error.message, remedy=error.remedy)
+    except Exception as error:  # any error is a finding
+        return BundledModel(fault=_first_line(error))
+
+
+def _home(settings: Settings) -> HomeFolder:
+    because = "LOCALLLM_HOME" if os.environ.get("LOCALLLM_HOME") else "default"
+    return HomeFolder(settings.home, because, is_writable(settings.home))
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    remedy: str
+    breaks_run: bool = False  # `localllm run` does not work
+
+
+def diagnose(examination: Examination) -> list[Finding]:
+    """Findings, first those that break `localllm run`."""
+    findings = [
+        *_torch_findings(examination),
+        *_gpu_findings(examination),
+        *_bundled_model_findings(examination),
+        *_folder_findings(examination),
+        *_terminal_findings(examination),
+    ]
+    return sorted(findings, key=lambda finding: not finding.breaks_run)
+
+
+def _torch_findings(examination: Examination) -> Iterator[Finding]:
+    if examination.torch_fault:
+        remedy = f"reinstall it; {INSTALL_TORCH}"
+        yield Finding(f"torch cannot be imported ({examination.torch_fault})", remedy, breaks_run=True)
+
+
+def _gpu_findings(examination: Examination) -> Iterator[Finding]:
+    nvidia = examination.nvidia
+    if nvidia.fault:
+        what = f"a GPU does not respond ({nvidia.fault})"
+        yield Finding(what, "run `nvidia-smi` for details, or use --device cpu", breaks_run=True)
+    elif (nvidia.plugged_in or nvidia.driver) and not examination.gpus and not examination.torch_fault:
+        gpu_found = "there is an NVIDIA GPU, but "
+        if nvidia.torch_cuda is None:
+            yield Finding(f"{gpu_found}this torch build is CPU-only", f"install one with CUDA; {INSTALL_TORCH}")
+        elif nvidia.hidden:
+            yield Finding(f"{gpu_found}CUDA_VISIBLE_DEVICES hides it", "unset that variable")
+        elif nvidia.driver is None:
+            remedy = "install NVIDIA's driver; for a container, on its host"
+            yield Finding(f"{gpu_found}no driver is loaded", remedy)
+        else:
+            remedy = f"update the driver, or install torch for an older CUDA; {INSTALL_TORCH}"
+            pair = f"torch for CUDA {nvidia.torch_cuda} cannot use it with driver {nvidia.driver}"
+            yield Finding(gpu_found + pair, remedy)
+    if examination.gpus and examination.versions["triton"] is None:
+        yield Finding("triton, which compiles kernels for GPUs, is not installed", "run `pip install triton`")
+    for gpu in examination.gpus:
+        if not gpu.runs:
+            what = f"this torch build has no kernels for the {gpu.name} (capability {gpu.capability})"
+            remedy = f"install a build that has, or use --device cpu; {INSTALL_TORCH}"
+            yield Finding(what, remedy, breaks_run=True)
+    for measured in examination.measured:
+        if measured.rates and measured.rates.share < MIN_CPU_SHARE:
+            busy = f"other programs used {1 - measured.rates.share:.0%} of the cores while speed was measured"
+            yield Finding(busy, "run `localllm doctor` again when they are idle")
+        if measured.fault:
+            what = f"{measured.device} could not be measured ({measured.fault})"
+            yield Finding(what, "free some of its memory, or choose another device")
+
+
+def _bundled_model_findings(examination: Examination) -> Iterator[Finding]:
+    if examination.boxed.fault and not examination.torch_fault:
+        what = f"the bundled model does not run ({examination.boxed.fault})"
+        remedy = examination.boxed.remedy or "reinstall localllm, and report a bug if that does not help"
+        yield Finding(what, remedy, breaks_run=True)
+
+
+def _folder_findings(examination: Examination) -> Iterator[Finding]:
+    cache, home = examination.cache, examination.home
+    if not cache.writable:
+        what = f"the cache {cache.path} is not writable, so no model can be downloaded"
+        yield Finding(what, "change its permissions, or set HF_HUB_CACHE to another folder")
+    elif cache.free_bytes < LOW_DISK_BYTES:
+        what = (
+            f"only {format_bytes(cache.free_bytes)} of disk are free for models; an 8B model in 4 bits takes 5 GB"
+        )
+        yield Finding(what, "free some disk space, or set HF_HUB_CACHE to a folder on another disk")
+    if cache.unfinished:
+        plural = "download is" if cache.unfinished == 1 else "downloads are"
+        what = f"{cache.unfinished} {plural} incomplete ({format_bytes(cache.unfinished_bytes)})"
+        yield Finding(what, "resume with `localllm pull NAME`")
+    if not home.writable:
+        what = f"{home.path} is not writable, so conversations, history and measurements are not saved"
+        yield Finding(what, "change its permissions, or set LOCALLLM_HOME to another folder")
+
+
+def _terminal_findings(examination: Examination) -> Iterator[Finding]:
+    terminal = examination.terminal
+    if terminal.here and terminal.type in DUMB_TERMINALS:
+        what = f"TERM is {terminal.type or 'not set'}, so there are no colors and no line editing"
+        yield Finding(what, "set TERM to the type of the terminal, mostly xterm-256color")
+    if terminal.here and terminal.encoding.lower() not in ("utf-8", "utf8"):
+        what = f"the encoding of the locale is {terminal.encoding}, and models write UTF-8"
+        yield Finding(what, "set a UTF-8 locale: `export LANG=C.UTF-8`")
+
+
+Rows = list[tuple[str, str]]
+
+
+def _format_page(examination: Examination, findings: list[Finding]) -> str:
     sections = [
-        ("VERSIONS", [(name, version or "not installed") for name, version in seen.versions.items()]),
-        ("DEVICES", [*_processor_rows(seen.processor), *_gpu_rows(seen)]),
-        ("SPEED", [*_speed_rows(seen)]),
-        ("MODELS", [*_model_rows(seen)]),
-        ("HUB", [*_hub_rows(seen)]),
+        ("VERSIONS", [(name, version or "not installed") for name, version in examination.versions.items()]),
+        ("DEVICES", [*_processor_rows(examination.processor), *_gpu_rows(examination)]),
+        ("SPEED", [*_speed_rows(examination)]),
+        ("MODELS", [*_model_rows(examination)]),
+        ("HUB", [*_hub_rows(examination)]),
     ]
     width = max(len(name) for _, rows in sections for name, _ in rows)
     blocks = [
         title + "\n" + format_columns([(name.ljust(width), text) for name, text in rows])
         for title, rows in sections
     ]
-    return "\n\n".join([*blocks, _verdict(found)]) + "\n"
+    return "\n\n".join([*blocks, _verdict(findings)]) + "\n"
 
 
 def _processor_rows(cpu: Processor) -> Rows:
@@ -156,69 +367,72 @@ def _processor_rows(cpu: Processor) -> Rows:
     memory = f"{format_bytes(cpu.memory_bytes)}, {format_bytes(cpu.free_bytes)} free"
     limit = [("container", f"limited to {format_bytes(cpu.container_bytes)}")] if cpu.container_bytes else []
     threads = "1 thread" if cpu.threads == 1 else f"{cpu.threads} threads"
-    used = f"{' '.join(cpu.instructions)}, {threads}" if cpu.instructions else "-"
-    uses = [("torch uses", used), ("kernels use", cpu.kernels or "-")]
+    torch_uses = f"{' '.join(cpu.instructions)}, {threads}" if cpu.instructions else "-"
+    uses = [("torch uses", torch_uses), ("kernels use", cpu.kernels or "-")]
     return [("processor", cpu.name), ("cores", cores), *uses, ("memory", memory), *limit]
 
 
-def _gpu_rows(seen: Examination) -> Iterator[tuple[str, str]]:
-    for gpu in seen.gpus:
+def _gpu_rows(examination: Examination) -> Iterator[tuple[str, str]]:
+    for gpu in examination.gpus:
         memory = f"{format_bytes(gpu.memory_bytes)}, {format_bytes(gpu.free_bytes)} free"
         yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
-    if not seen.gpus:
+    if not examination.gpus:
         yield "GPU", "none that torch can use"
-    if seen.nvidia.driver:
-        yield "driver", f"{seen.nvidia.driver}, torch is made for CUDA {seen.nvidia.torch_cuda or '-'}"
+    if examination.nvidia.driver:
+        yield (
+            "driver",
+            f"{examination.nvidia.driver}, torch is built for CUDA {examination.nvidia.torch_cuda or '-'}",
+        )
 
 
-def _speed_rows(seen: Examination) -> Iterator[tuple[str, str]]:
-    for measured in seen.measured:
+def _speed_rows(examination: Examination) -> Iterator[tuple[str, str]]:
+    for measured in examination.measured:
         if rates := measured.rates:
-            yield f"{measured.device} copies", f"{format_bytes(rates.copy)}/s, read and written"
+            yield f"{measured.device} copy", f"{format_bytes(rates.copy)}/s, reads and writes"
             yield (
-                f"{measured.device} reads",
+                f"{measured.device} read",
                 f"{format_bytes(rates.read)}/s of weights in {measured.dtype}",
             )
             if measured.packed:
                 share = f"{measured.packed / max(rates.copy, rates.read):.0%} of memory bandwidth"
-                yield f"{measured.device} reads INT4", f"{format_bytes(measured.packed)}/s of weights, {share}"
-            yield f"{measured.device} multiplies", format_flops(rates.flops)
-    boxed = seen.boxed
+                yield f"{measured.device} read INT4", f"{format_bytes(measured.packed)}/s of weights, {share}"
+            yield f"{measured.device} matmul", format_flops(rates.flops)
+    boxed = examination.boxed
     where = f" on {boxed.device} in {boxed.dtype}"
     yield (
-        "boxed model",
+        "bundled model",
         "does not run" if boxed.fault else format_rate(boxed.tokens_per_s or math.nan) + where,
     )
 
 
-def _model_rows(seen: Examination) -> Rows:
-    cache, home = seen.cache, seen.home
-    state = "" if cache.exists else ", not made yet"
+def _model_rows(examination: Examination) -> Rows:
+    cache, home = examination.cache, examination.home
+    state = "" if cache.exists else ", does not exist yet"
     unfinished = f"{cache.unfinished}, {format_bytes(cache.unfinished_bytes)}" if cache.unfinished else "none"
     return [
-        ("cache", f"{cache.path} ({cache.because}{state}{'' if cache.writable else ', cannot be written'})"),
+        ("cache", f"{cache.path} ({cache.because}{state}{'' if cache.writable else ', not writable'})"),
         (
-            "models in it",
+            "models",
             f"{cache.models}, {format_bytes(cache.model_bytes)}" if cache.models else "none",
         ),
-        ("unfinished", unfinished),
+        ("incomplete", unfinished),
         ("free disk", format_bytes(cache.free_bytes)),
-        ("own folder", f"{home.path} ({home.because}{'' if home.writable else ', cannot be written'})"),
+        ("home", f"{home.path} ({home.because}{'' if home.writable else ', not writable'})"),
     ]
 
 
-def _hub_rows(seen: Examination) -> Rows:
-    hub = seen.hub
+def _hub_rows(examination: Examination) -> Rows:
+    hub = examination.hub
     proxies = "  ".join(f"{scheme}: {address}" for scheme, address in hub.proxies.items())
     return [
         ("address", hub.endpoint),
-        ("token", f"one from {hub.token}" if hub.token else "none; gated models need one"),
+        ("token", f"from {hub.token}" if hub.token else "none; gated models need one"),
         ("offline", "yes, HF_HUB_OFFLINE is set" if hub.offline else "no"),
         ("proxies", proxies or "none"),
     ]
 
 
-def _verdict(found: list[Finding]) -> str:
-    if not found:
-        return "Nothing is missing."
-    return "\n".join(f"{'broken' if f.breaks_run else 'note'}: {f.what}; {f.remedy}" for f in found)
+def _verdict(findings: list[Finding]) -> str:
+    if not findings:
+        return "No problems found."
+    return "\n".join(f"{'broken' if f.breaks_run else 'note'}: {f.what}; {f.remedy}" for f in findings)

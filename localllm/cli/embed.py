@@ -1,4 +1,4 @@
-"""`localllm embed`: texts to vectors, one JSON array a line."""
+"""`localllm embed`: embedding vectors of texts, one JSON array per line."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from localllm.errors import UsageError
 if TYPE_CHECKING:
     from localllm.llm.embedding_inputs import Embeddings
 
-LINES_PER_BATCH = 256  # of stdin that are embedded together
+LINES_PER_BATCH = 256  # texts that are embedded together
 
 
 def embed(
@@ -48,12 +48,7 @@ def embed(
     ] = None,
     device: options.Device = None,
     dtype: options.DType = None,
-    force: Annotated[
-        bool,
-        options.switch(
-            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
-        ),
-    ] = False,
+    force: options.ForceLoad = False,
 ) -> None:
     """Compute embedding vectors of texts.
 
@@ -62,23 +57,26 @@ def embed(
     on stdout: a JSON array of numbers, normalized to unit length.
     """
     if not texts and is_terminal(sys.stdin):
-        raise UsageError("there is nothing to embed", "give texts after the model's name, or pipe lines in")
+        raise UsageError("no texts are given", "give texts after the name of the model, or pipe lines in")
     out = StdoutWriter()
-    given = iter(texts) if texts else read_lines()
-    first = next(given, None)
-    if first is None:
-        raise UsageError("there is nothing to embed", "stdin is empty")
-    with closing(load_embedding_model(model, device=device, dtype=dtype, context=context, force=force)) as embeds:
-        done = 0
-        every = chain([first], given)
-        while some := list(islice(every, LINES_PER_BATCH)):
-            found = embeds.embed(some, dimensions=dimensions, prompt=prompt, truncate=truncate)
-            print_embeddings(found, out, done, as_json=as_json)
-            done += len(some)
+    inputs = iter(texts) if texts else _read_lines()
+    first = next(inputs, None)
+    if first is None:  # checked before the model is loaded
+        raise UsageError(
+            "no texts are given and stdin is empty", "give texts after the name of the model, or pipe lines in"
+        )
+    with closing(
+        load_embedding_model(model, device=device, dtype=dtype, context=context, force=force)
+    ) as embedder:
+        start, inputs = 0, chain([first], inputs)
+        while batch := list(islice(inputs, LINES_PER_BATCH)):
+            embeddings = embedder.embed(batch, dimensions=dimensions, prompt=prompt, truncate=truncate)
+            _print_embeddings(embeddings, out, start, as_json=as_json)
+            start += len(batch)
 
 
-def read_lines() -> Iterator[str]:
-    """Of stdin, as they come. Raises UsageError for one that is empty or no UTF-8."""
+def _read_lines() -> Iterator[str]:
+    """Lines of stdin as they arrive. Raises UsageError for one that is empty or not UTF-8."""
     for number, line in enumerate(sys.stdin.buffer if sys.stdin else (), 1):
         try:
             text = line.decode().rstrip("\r\n")
@@ -87,15 +85,15 @@ def read_lines() -> Iterator[str]:
                 f"line {number} of stdin is not valid UTF-8", "convert it first: `iconv -f latin1 -t utf-8`"
             ) from None
         if not text.strip():
-            raise UsageError(f"line {number} of stdin is empty", "leave it out")
+            raise UsageError(f"line {number} of stdin is empty", "remove it")
         yield text
 
 
-def print_embeddings(found: "Embeddings", out: StdoutWriter, done: int, *, as_json: bool) -> None:
-    """done: texts before these."""
-    entries = zip(found.vectors.tolist(), found.tokens, found.left_out, strict=True)
-    for number, (vector, tokens, left_out) in enumerate(entries, done):
-        about: dict[str, Any] = {"index": number, "tokens": tokens, "truncated": left_out, "embedding": vector}
-        out.write(json.dumps(about if as_json else vector) + "\n")
-        if left_out:
-            note(f"note: text {number + 1} was cut, {left_out} tokens are left out")
+def _print_embeddings(embeddings: "Embeddings", out: StdoutWriter, start: int, *, as_json: bool) -> None:
+    """start: index of the first text."""
+    entries = zip(embeddings.vectors.tolist(), embeddings.tokens, embeddings.left_out, strict=True)
+    for index, (vector, tokens, truncated) in enumerate(entries, start):
+        entry: dict[str, Any] = {"index": index, "tokens": tokens, "truncated": truncated, "embedding": vector}
+        out.write(json.dumps(entry if as_json else vector) + "\n")
+        if truncated:
+            note(f"note: text {index + 1} was truncated by {truncated} tokens")

@@ -1,4 +1,4 @@
-"""What becomes of the errors of a command: one line on stderr, and the exit code."""
+"""Run a command and turn its error or signal into one line on stderr and an exit code."""
 
 import os
 import signal
@@ -9,19 +9,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from localllm.cli.io import clear_sign_of_life, discard_stdout, note, use_utf8
+from localllm.cli.io import clear_start_line, discard_stdout, note, use_utf8
 from localllm.errors import LocalLLMError, UsageError
-
-# What ends the program from outside: it puts away what it holds, then dies of the signal, as shells expect.
-#
-# Shells show 128 plus the number: 130 for Ctrl-C, 143 for SIGTERM, 129 for a terminal that is gone. Without a
-# terminal SIGINT is exit code 130 for whatever else started the program, too.
 
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)  # Python itself raises KeyboardInterrupt for SIGINT
 
 
 class SignalReceived(SystemExit):
-    """Raised in the main thread, so that streams are closed, the cursor is shown and the server is told."""
+    """A signal to end the program, raised in the main thread so that streams are closed, requests to a server are
+    aborted and the cursor is shown again."""
 
     def __init__(self, number: int):
         super().__init__(128 + number)
@@ -30,7 +26,8 @@ class SignalReceived(SystemExit):
 
 @contextmanager
 def signals_as_exceptions() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Ended meanwhile; a second one kills. What is ignored, as by nohup, stays so."""
+    """Raise SignalReceived on the first SIGTERM or SIGHUP; a second one kills. Ignored signals, as under nohup,
+    stay ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -51,9 +48,12 @@ def _raise_signal(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def die_by_signal(number: int) -> NoReturn:
-    """Of the signal, at once; of SIGINT away from a terminal's foreground with exit code 130. The engine's thread
-    may be inside a kernel, and an interpreter that ends around it aborts with a message. Everything that was said
-    has been flushed."""
+    """End the process at once by this signal, as shells expect; SIGINT outside a terminal's foreground exits with
+    130.
+
+    The interpreter is not shut down: the engine's thread may be inside a kernel, and would abort with a message.
+    Output is flushed already.
+    """
     if number != signal.SIGINT or _in_foreground():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -61,19 +61,21 @@ def die_by_signal(number: int) -> NoReturn:
 
 
 def _in_foreground() -> bool:
-    """Of a terminal, where Ctrl-C was typed: bash and xargs end a loop only if its command died of the signal."""
+    """Whether this process is in its terminal's foreground, so that SIGINT came from Ctrl-C: bash and xargs end a
+    loop only if the command was killed by the signal."""
     try:
         with open("/dev/tty", "rb", buffering=0) as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:  # none, or it is gone
+    except OSError:  # no terminal
         return False
 
 
-DEBUG_HINT = "; this is a fault of localllm, LOCALLLM_DEBUG=1 shows where"
+DEBUG_HINT = "; this is a bug in localllm, set LOCALLLM_DEBUG=1 for a traceback"
 
 
 def run_with_exit_code(command: Callable[[], int | None]) -> int:
-    """Run a command and return its exit code, or that of its error. On a signal, die of that signal."""
+    """Run a command and return its exit code; print its error and return the error's exit code. On a signal, end
+    the process by that signal."""
     use_utf8()
     try:
         with signals_as_exceptions():
@@ -82,21 +84,22 @@ def run_with_exit_code(command: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         return code or 0
     except KeyboardInterrupt:
-        clear_sign_of_life()
+        clear_start_line()
         die_by_signal(signal.SIGINT)
-    except SignalReceived as ended:
-        clear_sign_of_life()
-        die_by_signal(ended.number)
+    except SignalReceived as received:
+        clear_start_line()
+        die_by_signal(received.number)
     except LocalLLMError as error:
         note(f"error: {error}")
         return error.exit_code
-    except BrokenPipeError:  # `| head`: the reader has what it wanted
+    except BrokenPipeError:  # as with `| head`
         discard_stdout()
         return 0
     except OSError as error:
-        discard_stdout()  # a full disk, say, would fail again when the interpreter flushes
-        where = f" ({error.filename})" if error.filename else ""
-        note(f"error: the system says: {error.strerror or error}{where}; check the disk and the rights")
+        discard_stdout()  # a full disk would fail again when the interpreter flushes
+        file = f"{error.filename}: " if error.filename else ""
+        reason = error.strerror or str(error)
+        note(f"error: {file}{reason[:1].lower()}{reason[1:]}; check free disk space and permissions")
         return LocalLLMError.exit_code
     except Exception as error:
         if os.environ.get("LOCALLLM_DEBUG"):
@@ -108,5 +111,5 @@ def run_with_exit_code(command: Callable[[], int | None]) -> int:
 
 
 def invalid_hf_setting(error: ValueError) -> UsageError:
-    """huggingface_hub reads its variables while it is imported, and raises this."""
-    return UsageError(f"a setting is no number: {error}", "check the HF_ variables")
+    """UsageError for the ValueError that huggingface_hub raises on import for a setting that is not a number."""
+    return UsageError(f"a setting is not a number: {error}", "check the HF_ environment variables")

@@ -1,5 +1,5 @@
-"""The contract with pipes and terminals: the prompt comes in as UTF-8, the model's text goes out on stdout
-and nothing else does; notes, progress and numbers go to stderr.
+"""Input and output of commands: prompts are read as UTF-8, stdout gets only results, and notes, progress and
+measurements go to stderr.
 """
 
 import os
@@ -13,36 +13,44 @@ from localllm.errors import UsageError
 from localllm.files import expand_path, parse_strict_json
 from localllm.formatting import one_line, printable
 
-NO_PROMPT_REMEDY = "give one after the model's name or pipe one in: `echo Hello | localllm run MODEL`"
+NO_PROMPT_REMEDY = "give one after the name of the model, or pipe one in: `echo Hello | localllm run MODEL`"
 DIM, RESET = "\x1b[2m", "\x1b[0m"
 
 
+FLAG_NAMES = {"as_json": "--json", "as_csv": "--csv", "as_markdown": "--markdown", "stop_ids": "--stop-id"}
+
+
+def flag_name(field: str) -> str:
+    """Flag of a command's parameter as the user types it."""
+    return FLAG_NAMES.get(field, "--" + field.replace("_", "-"))
+
+
 def is_terminal(stream: TextIO | None) -> bool:
-    """A stream that was closed (`<&-`) is None, and no terminal."""
+    """Whether the stream is a terminal; a closed one (`<&-`) is None."""
     return stream is not None and stream.isatty()
 
 
 def supports_redraw(stream: TextIO | None) -> bool:
-    """A terminal where what was written can be replaced: no bar moves on a dumb one."""
+    """Whether the stream is a terminal that can erase and redraw text."""
     return is_terminal(stream) and os.environ.get("TERM") != "dumb"
 
 
-_sign_of_life = False  # there is one on the terminal's line
+_start_line_visible = False
 
 
-def show_sign_of_life(text: str) -> None:
-    """One line on a terminal, until anything else is written there: what follows takes a second to import."""
-    global _sign_of_life
+def show_start_line(text: str) -> None:
+    """Show one line on a terminal until something else is written there, while imports take up to a second."""
+    global _start_line_visible
     if supports_redraw(sys.stderr):
         sys.stderr.write(f"{one_line(text)}\r")
         sys.stderr.flush()
-        _sign_of_life = True
+        _start_line_visible = True
 
 
-def clear_sign_of_life() -> None:
-    global _sign_of_life
-    if _sign_of_life and sys.stderr is not None:
-        _sign_of_life = False
+def clear_start_line() -> None:
+    global _start_line_visible
+    if _start_line_visible and sys.stderr is not None:
+        _start_line_visible = False
         with suppress(OSError):
             sys.stderr.write("\x1b[K")
             sys.stderr.flush()
@@ -53,18 +61,15 @@ def is_interactive() -> bool:
 
 
 def read_prompt(words: list[str], *, raw: bool) -> str:
-    """The prompt: what is piped in as context, then the words as instruction, a blank line between.
+    """Prompt of a command: the text piped to stdin, a blank line, and the words of the command line.
 
-    One line end at the end of the piped text is the pipe's, not the prompt's. Raises UsageError where that
-    leaves nothing, or where bytes are not UTF-8.
+    The last line end of piped text is dropped. Raises UsageError if the prompt is empty or not UTF-8.
     """
     instruction = " ".join(words)
     try:
         instruction.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(
-            "the prompt is not valid UTF-8", "give it in UTF-8, or pipe it through `iconv`"
-        ) from error
+        raise UsageError("the prompt is not valid UTF-8", "convert it first, for example with `iconv`") from error
     context = "" if is_terminal(sys.stdin) else _decode(read_bytes("-"), "stdin")
     if context.strip() and instruction:
         return context.rstrip("\r\n") + "\n\n" + instruction
@@ -75,7 +80,7 @@ def read_prompt(words: list[str], *, raw: bool) -> str:
 
 
 def read_bytes(file: str) -> bytes:
-    """What a user's file holds, or stdin for `-`. Raises UsageError where it is not there."""
+    """Content of a file, or of stdin for `-`. Raises UsageError if it cannot be read."""
     try:
         if file == "-":
             return sys.stdin.buffer.read() if sys.stdin else b""
@@ -85,7 +90,7 @@ def read_bytes(file: str) -> bytes:
 
 
 def read_json(file: str) -> Any:
-    """What a user's file holds as JSON, or stdin for `-`. Raises UsageError where it is not there or no JSON."""
+    """JSON content of a file, or of stdin for `-`. Raises UsageError if it cannot be read or is not JSON."""
     try:
         return parse_strict_json(read_text(file) if file == "-" else read_bytes(file))
     except (ValueError, RecursionError) as error:
@@ -93,32 +98,32 @@ def read_json(file: str) -> Any:
 
 
 def read_text(file: str) -> str:
-    """What a user's file holds as UTF-8, or stdin for `-`. Raises UsageError where it is not there or no UTF-8."""
+    """UTF-8 content of a file, or of stdin for `-`. Raises UsageError if it cannot be read or is not UTF-8."""
     return _decode(read_bytes(file), display_name(file))
 
 
 def receipt_path(file: str) -> Path:
-    """Where a receipt is to be written. Raises UsageError for a folder."""
+    """Path of the receipt to write. Raises UsageError for a folder, before the answer is computed."""
     path = expand_path(file)
     if path.is_dir():
-        raise UsageError(f"{file} is a folder", "name a file for the receipt")
+        raise UsageError(f"{file} is a folder", "name a file for --receipt")
     return path
 
 
 def display_name(file: str) -> str:
-    """A file that a user named, in words."""
+    """Name of a file argument in messages."""
     return "stdin" if file == "-" else file
 
 
 def read_tools(file: str) -> list[dict[str, Any]]:
-    """Functions that a model may call, described as for OpenAI. Raises UsageError for anything else."""
+    """Tools in a JSON file, in OpenAI's format. Raises UsageError for anything else."""
     return check_tools(read_json(file), file)
 
 
 def check_tools(tools: Any, file: str) -> list[dict[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         remedy = 'write [{"type": "function", "function": {"name": ..., "parameters": ...}}]'
-        raise UsageError(f"{display_name(file)} holds no list of tools", remedy)
+        raise UsageError(f"{display_name(file)} is not a list of tools", remedy)
     return tools
 
 
@@ -132,7 +137,8 @@ def _decode(content: bytes, name: str) -> str:
 
 
 class StdoutWriter:
-    """Writes an answer, or whatever else was asked for, to stdout as it comes."""
+    """Writes and flushes text to stdout; on a terminal with control characters made visible. Raises UsageError if
+    stdout is closed."""
 
     def __init__(self) -> None:
         if sys.stdout is None:
@@ -142,19 +148,19 @@ class StdoutWriter:
 
     def write(self, text: str) -> None:
         if text:
-            clear_sign_of_life()
+            clear_start_line()
             self.last = text[-1]
             sys.stdout.write(printable(text) if self.terminal else text)
             sys.stdout.flush()
 
     def finish(self) -> None:
-        """A terminal's next line starts at the left; a pipe gets the text alone."""
+        """End the last line on a terminal; a pipe gets exactly the text."""
         if self.terminal and self.last not in ("", "\n"):
             self.write("\n")
 
 
 class ReasoningWriter:
-    """Writes what a model thinks to stderr as it comes: dim in a terminal, or under a heading without colours."""
+    """Writes reasoning to stderr as it streams: dim on a terminal, or under a heading if colors are off."""
 
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr)
@@ -166,17 +172,17 @@ class ReasoningWriter:
             if not self.last and self.terminal and not self.dim:
                 self._put("(thinking)\n")
             self.last = text[-1]
-            shown = printable(text) if self.terminal else text
-            self._put(f"{DIM}{shown}{RESET}" if self.dim else shown)
+            text = printable(text) if self.terminal else text
+            self._put(f"{DIM}{text}{RESET}" if self.dim else text)
 
     def finish(self) -> None:
-        """The thoughts end their line; in a terminal, a blank line stands between them and the answer."""
+        """End the last line; on a terminal, add a blank line before the answer."""
         if self.last:
             self._put("\n" * ((self.last != "\n") + self.terminal))
         self.last = ""
 
     def _put(self, text: str) -> None:
-        clear_sign_of_life()
+        clear_start_line()
         if sys.stderr is not None:
             with suppress(OSError):
                 sys.stderr.write(text)
@@ -184,24 +190,23 @@ class ReasoningWriter:
 
 
 def note(text: str) -> None:
-    """A remark for the person, on stderr; where that is closed, there is nobody to tell."""
-    clear_sign_of_life()
+    """Print a line on stderr, unless it is closed. Control characters are made visible, since the text may come
+    from a model, a file or a template."""
+    clear_start_line()
     if sys.stderr is not None:
         with suppress(OSError):
-            # Calls of functions and the words of files and templates are remarks, too.
-            # With its end in one piece: several threads remark.
-            sys.stderr.write(printable(text) + "\n")
+            sys.stderr.write(printable(text) + "\n")  # one call, because several threads print notes
             sys.stderr.flush()
 
 
 @contextmanager
 def status(text: str) -> Iterator[None]:
-    """Show that something takes a moment, on a terminal only, where it leaves no trace."""
-    clear_sign_of_life()
+    """Show a spinner with this text on a terminal, and erase it at the end."""
+    clear_start_line()
     if not supports_redraw(sys.stderr):
         yield
         return
-    from rich.console import Console  # 60 ms that a pipe need not wait for
+    from rich.console import Console  # takes 60 ms to import
 
     with Console(stderr=True).status(text):
         yield
@@ -209,18 +214,19 @@ def status(text: str) -> Iterator[None]:
 
 @contextmanager
 def silence_stderr(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Meanwhile nobody reads stderr, if the flags ask for that. An error is told once it has come out of here."""
+    """Discard what is written to stderr if `--quiet` is set; errors are printed after this context ends. Raises
+    UsageError if `--verbose` is set as well."""
     if not flags["quiet"]:
         yield
         return
     if flags.get("verbose"):
-        raise UsageError("--quiet and --verbose contradict each other", "leave out one of them")
-    with open(os.devnull, "w", encoding="utf-8") as nobody, redirect_stderr(nobody):
+        raise UsageError("--quiet and --verbose contradict each other", "leave one of them out")
+    with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stderr(devnull):
         yield
 
 
 def use_utf8() -> None:
-    """The same text on every machine, whatever its locale says."""
+    """Make stdout and stderr write UTF-8 in every locale."""
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure:
@@ -228,6 +234,6 @@ def use_utf8() -> None:
 
 
 def discard_stdout() -> None:
-    """The reader has gone: keep the interpreter from complaining again when it flushes at its end."""
+    """Send stdout to /dev/null, so that the interpreter's flush at exit does not fail again."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

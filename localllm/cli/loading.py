@@ -1,19 +1,18 @@
-"""The one door from the command line to the engine."""
+"""Load a model for a command: resolve its name, download and quantize it if needed, and show progress."""
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
-from localllm.cli.progress import StderrWatch
-from localllm.cli.report import load_block
+from localllm.formatting import format_bytes, format_columns, format_seconds
 from localllm.hardware.device import free_bytes, resolve_device
-from localllm.hub.catalog import describe_edition
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions
+from localllm.plan.memory import BLOCK_SIZE, MemoryPlan
 from localllm.protocol.model import Model
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find_artefact, recipe_of
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from localllm.hub.pull import PullPlan
     from localllm.llm.embedding_inputs import Embeddings
     from localllm.llm.llm import LLM
-
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
 PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant")
@@ -48,51 +46,131 @@ def load_model(
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
-    watch: LoadObserver | None = None,
+    observer: LoadObserver | None = None,
 ) -> Model:
-    """Load a model, and pull and quantize it first where that is to be done; verbose: tell what it takes and how
-    long each phase took; watch: follows all of it, None: with signs of life on a terminal.
+    """Load a model; download and quantize it first if needed.
 
-    None leaves a choice to the settings, which also know better where they name threads. A grammar is checked
-    before anything is pulled, and compiled before the weights are read. Raises what `fetch`, `resolve` and the
-    engine raise.
+    None leaves a choice to the settings; a number of threads in the settings overrides `threads`. A grammar is
+    checked before the download and compiled before the weights are read. verbose: report memory use and the time
+    of each phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
+    runs without CUDA graphs, for example because Triton is missing, is reported in any case.
+
+    Raises what `fetch`, `resolve_model` and the engine raise.
     """
     settings = Settings.from_environment()
-    settings = replace(settings, threads=settings.threads or threads, draft=draft or settings.draft)
-    settings = replace(settings, activations=activations or settings.activations)
+    settings = replace(
+        settings,
+        threads=settings.threads or threads,
+        draft=draft or settings.draft,
+        activations=activations or settings.activations,
+    )
     if grammar:
-        from localllm.text.grammar.source import compile_source  # others need not wait for its library
+        from localllm.text.grammar.source import compile_source  # only constrained answers need its library
 
         compile_source(grammar)
     if quant:
-        recipe_of(quant)  # a wrong name is told before a model is pulled
-    with nullcontext(watch) if watch else StderrWatch(name if isinstance(name, str) else name.name) as told:
-        place: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "force": force}
-        ref = resolve_or_fetch(name, settings, **place, quant=quant, context=context, watch=told)
-        draft_ref = draft_model and resolve_or_fetch(draft_model, settings, **place, context=None, watch=told)
+        recipe_of(quant)  # refuses an unknown name before the download
+    with observe_load(name if isinstance(name, str) else name.name, observer) as progress:
+        target: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "force": force}
+        ref = resolve_or_fetch(name, settings, **target, quant=quant, context=context, observer=progress)
+        draft_ref = draft_model and resolve_or_fetch(
+            draft_model, settings, **target, context=None, observer=progress
+        )
         if quant:
-            quantize_missing(ref, quant, settings, told)
-        told.phase("import")
+            quantize_missing(ref, quant, settings, progress)
+        progress.phase("import")
         start = time.perf_counter()
         from localllm.llm.loader import load
 
-        imported_s = time.perf_counter() - start
-        where: dict[str, Any] = {"device": device or "auto", "dtype": dtype or "auto"}
-        where |= {"kv_dtype": kv_dtype or "auto", "force": force, "deterministic": deterministic}
-        where |= {"quant": quant, "draft": draft or "auto", "draft_model": draft_ref or None}
-        where |= {"on_phase": told.phase, "on_part": told.part}
-        llm = load(ref, settings=settings, context=context, grammar=grammar, **where)
+        import_s = time.perf_counter() - start
+        llm = load(
+            ref,
+            settings=settings,
+            device=device or "auto",
+            dtype=dtype or "auto",
+            kv_dtype=kv_dtype or "auto",
+            quant=quant,
+            context=context,
+            draft=draft or "auto",
+            draft_model=draft_ref or None,
+            force=force,
+            grammar=grammar,
+            deterministic=deterministic,
+            on_phase=progress.phase,
+            on_part=progress.part,
+        )
+    report = observer.note if observer else note
     if verbose:
-        phases = {"import": imported_s, **llm.load_phases}
-        say = watch.note if watch else note
-        say(load_block(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
+        phases = {"import": import_s, **llm.load_phases}
+        report(format_load(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
         if llm.device == "cpu":
-            say(f"activations      {llm.activation_bits} bits where they meet packed weights")
+            report(f"activations      {llm.activation_bits} bits in products with packed weights")
+    elif llm.without_graphs:
+        report(f"each kernel is launched individually on {llm.device}, which is slower: {llm.without_graphs}")
     return llm
 
 
+@contextmanager
+def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | None = None) -> Iterator[None]:
+    """Download a model if needed, and show that it is being loaded until this context ends: for a server, which
+    downloads nothing. Raises as `resolve_or_fetch`."""
+    with observe_load(name, observer) as progress:
+        resolve_or_fetch(name, settings, device=None, dtype=None, context=None, observer=progress)
+        progress.phase("server")
+        yield
+
+
+def observe_load(name: str, observer: LoadObserver | None) -> AbstractContextManager[LoadObserver]:
+    """The given observer, or one that shows progress on stderr."""
+    if observer:
+        return nullcontext(observer)
+    from localllm.cli.progress import StderrObserver
+
+    return StderrObserver(name)
+
+
+def format_load(
+    device: str,
+    memory: MemoryPlan,
+    phases: Mapping[str, float],
+    bytes_per_s: float | None,
+    without_graphs: str = "",
+) -> str:
+    """Memory use of a loaded model and the seconds of each load phase. without_graphs: why a GPU's steps are not
+    captured as a graph, or "" if they are."""
+    parts = [
+        ("weights", memory.weights.total, ""),
+        ("draft model", memory.draft_bytes, " of weights"),
+        ("cache", memory.cache_bytes, f" for {memory.blocks * BLOCK_SIZE} tokens"),
+        ("states", memory.state_bytes, f" for {memory.state_slots} of recurrent layers"),
+        ("workspace", memory.workspace, " for a step"),
+        ("host tier", memory.host_bytes, " of main memory at most, for blocks evicted from the cache"),
+    ]
+    read_rate = {"read": f"  {format_bytes(bytes_per_s)}/s"} if bytes_per_s else {}
+    return format_columns(
+        [
+            ("device", device),
+            *((name, format_bytes(nbytes) + text) for name, nbytes, text in parts if nbytes),
+            *(
+                (f"load {name}", format_seconds(seconds) + read_rate.get(name, ""))
+                for name, seconds in phases.items()
+            ),
+            *([("graphs", f"no: {without_graphs}")] if without_graphs else []),
+        ]
+    )
+
+
+def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingModel":
+    """Load a model or an embedder with the load flags of `serve`; an embedder takes only those that apply to
+    it."""
+    ref = resolve_or_fetch(name, Settings.from_environment(), **{flag: flags[flag] for flag in PULL_FLAGS})
+    if is_embedder(ref):
+        return load_embedding_model(ref, **{flag: flags[flag] for flag in EMBEDDER_FLAGS})
+    return load_model(ref, **flags)
+
+
 class EmbeddingModel(Protocol):
-    """What the command line needs of an embedder, or of an LLM that embeds."""
+    """An embedder, or an LLM that also embeds."""
 
     def embed(
         self, inputs: Sequence[str], *, dimensions: int | None, truncate: bool, prompt: str | None
@@ -103,28 +181,26 @@ class EmbeddingModel(Protocol):
 def load_embedding_model(
     name: str | ModelRef, *, device: str | None, dtype: str | None, context: int | None, force: bool = False
 ) -> EmbeddingModel:
-    """Load an embedder, or any other model to embed by. Raises as `load_model`."""
-    where: dict[str, Any] = {"device": device, "dtype": dtype, "context": context, "force": force}
-    ref = resolve_or_fetch(name, Settings.from_environment(), **where)
+    """Load an embedder, or any other model for its embeddings. Raises as `load_model`."""
+    settings = Settings.from_environment()
+    ref = resolve_or_fetch(name, settings, device=device, dtype=dtype, context=context, force=force)
     if not is_embedder(ref):
-        return cast("LLM", load_model(ref, **where))
+        return cast("LLM", load_model(ref, device=device, dtype=dtype, context=context, force=force))
     with status(f"loading {ref.name}"):
         from localllm.llm.embedder import load_embedder
 
-        where |= {"device": device or "auto", "dtype": dtype or "auto"}
-        return load_embedder(ref, settings=Settings.from_environment(), **where)
-
-
-def load_for_server(name: str | ModelRef, **where: Any) -> Model | EmbeddingModel:
-    """Load what a server is asked for, by the flags of `serve`: an embedder takes those that it has a use for."""
-    ref = resolve_or_fetch(name, Settings.from_environment(), **{flag: where[flag] for flag in PULL_FLAGS})
-    if is_embedder(ref):
-        return load_embedding_model(ref, **{flag: where[flag] for flag in EMBEDDER_FLAGS})
-    return load_model(ref, **where)
+        return load_embedder(
+            ref,
+            settings=settings,
+            device=device or "auto",
+            dtype=dtype or "auto",
+            context=context,
+            force=force,
+        )
 
 
 def is_embedder(ref: ModelRef) -> bool:
-    """Whether the model gives vectors and no tokens. Raises as `read_header` and `parse_config`."""
+    """Whether the model computes embeddings instead of tokens. Raises as `read_header` and `parse_config`."""
     from localllm.arch.describe import parse_config
     from localllm.checkpoint.header import read_header
 
@@ -141,55 +217,61 @@ def resolve_or_fetch(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
-    watch: LoadObserver | None = None,
+    observer: LoadObserver | None = None,
 ) -> ModelRef:
-    """Resolve the name, before torch takes its second to import, and pull the model where it is not here. Raises
-    what `fetch` and `resolve_model` raise."""
+    """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
+    Raises what `fetch` and `resolve_model` raise."""
     located = name if isinstance(name, ModelRef) else locate_model(name)
-    if isinstance(located, RepoName):
-        name = str(name)
-        from localllm.cli.offers import TargetDevice, offer_from_header
-        from localllm.llm.fetch import fetch
+    if not isinstance(located, RepoName):
+        return located
+    name = str(name)
+    from localllm.cli.offers import TargetDevice, offer_from_header
+    from localllm.llm.fetch import fetch
 
-        wish = LoadOptions(
-            context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype
+    load_options = LoadOptions(
+        context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype
+    )
+    target_device = device or settings.device
+    with observe_load(name, observer) as progress:
+        progress.phase("download")
+
+        def on_header(plan: "PullPlan", header: "Header") -> None:
+            target = TargetDevice.resolve(load_options, target_device, settings)
+            progress.about(offer_from_header(name, header, target, nbytes=plan.total_bytes))
+
+        fetch(
+            located,
+            progress.pull,
+            lambda: free_memory(target_device),
+            load_options,
+            force=force,
+            on_header=on_header,
+            on_choice=progress.note,
         )
-        where = device or settings.device
-        with nullcontext(watch) if watch else StderrWatch(name) as told:
-            if edition := describe_edition(name):
-                told.note(edition)
-            told.phase("download")
-
-            def on_header(job: "PullPlan", header: "Header") -> None:
-                told.about(
-                    offer_from_header(
-                        name, header, TargetDevice.resolve(wish, where, settings), nbytes=job.total_bytes
-                    )
-                )
-
-            fetch(located, told.pull, lambda: free_space(where), wish, force=force, on_header=on_header)
-        return resolve_model(name)
-    return located
+    return resolve_model(name)
 
 
-def quantize_missing(ref: ModelRef, quant: str, settings: Settings, watch: LoadObserver | None = None) -> None:
-    """Quantize a model that is here, unless that was done. Raises as `kept_or_made`."""
+def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: LoadObserver | None = None) -> None:
+    """Quantize a local model, unless its quantization is cached. Raises as `find_or_quantize`."""
     from localllm.checkpoint.header import read_header
 
     header = read_header(ref.path)
     check_source(header, INSTEAD)
-    if find_artefact(settings.home, header.path, quant) is None:
-        with nullcontext(watch) if watch else StderrWatch(ref.name) as told:
-            told.note(f"quantizing {ref.name} to {quant.upper()}; it is kept for the next time")
-            told.phase("quantize")
-            from localllm.quantize.quantizer import find_or_quantize
+    if find_artefact(settings.home, header.path, quant) is not None:
+        return
+    with observe_load(ref.name, observer) as progress:
+        progress.note(f"quantizing {ref.name} to {quant.upper()}; the result is cached for later runs")
+        progress.phase("quantize")
+        from localllm.quantize.quantizer import find_or_quantize
 
-            def on_part(part: str, done: int, count: int) -> None:
-                told.part(done, count)
+        def on_part(part: str, done: int, count: int) -> None:
+            progress.part(done, count)
 
-            find_or_quantize(header, quant, settings.home, on_part, told.note)
+        find_or_quantize(header, quant, settings.home, on_part, progress.note)
 
 
-def free_space(device: str) -> FreeMemory:
-    place = resolve_device(device)
-    return FreeMemory(place.type, free_bytes(place))
+def free_memory(device: str) -> FreeMemory:
+    from localllm.plan.expected import memory_of
+
+    resolved = resolve_device(device)
+    return memory_of(resolved, free_bytes(resolved), Settings.from_environment())

@@ -1,4 +1,4 @@
-"""`localllm list` and `localllm show`: which models there are, and what one says about itself."""
+"""`localllm list` and `localllm show`: the models on this machine and in the catalog, and the details of one."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from localllm.hub.hf_cache import cached_models
 from localllm.hub.local_names import edition_files, find_edition, read_aliases
 from localllm.hub.model_files import missing_files
 from localllm.hub.names import RepoName, is_path, parse_name, repo_of_entry, strip_latest
-from localllm.hub.resolve import model_in_cache, resolve_model
+from localllm.hub.resolve import edition_in_cache, model_in_cache, resolve_model
 from localllm.modelfile.edition import to_json
 from localllm.modelfile.options import to_sampling_params
 from localllm.modelfile.parse import format_modelfile
@@ -30,42 +30,42 @@ from localllm.settings import Settings
 
 
 class State(StrEnum):
-    """Where a model is."""
+    """Origin of a local model, or why it cannot run."""
 
-    QUANTIZED = "quantized"  # by --quant, kept under the home folder
-    BOXED = "boxed"  # comes with the program
+    QUANTIZED = "quantized"  # by --quant, cached in the home folder
+    BUNDLED = "boxed"  # comes with localllm
     DOWNLOADED = "downloaded"  # in the Hugging Face cache
     FOLDER = "folder"  # given as a path
-    FILE = "file"  # of GGUF, given as a path
-    DAMAGED = "damaged"  # a file contradicts its format
-    UNSUPPORTED = "unsupported"  # pickled weights, or a format that does not run
-    INCOMPLETE = "incomplete"  # a download or a quantization that was broken off
-    ABSENT = "not here"
+    FILE = "file"  # GGUF file given as a path
+    DAMAGED = "damaged"  # a file violates its format
+    UNSUPPORTED = "unsupported"  # pickled weights, or an unsupported format
+    INCOMPLETE = "incomplete"  # interrupted download or quantization
+    ABSENT = "not here"  # not downloaded
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry:
-    """One model as both commands show it; None where it does not say."""
+    """One model as both commands show it; None where a value is not known."""
 
     name: str
     state: State
     repo: str | None
     path: Path | None
     license: str | None
-    stated_parameters: str | None  # by the model card
+    stated_parameters: str | None  # from the model card
     context: int | None
-    download_bytes: int | None = None  # about
+    download_bytes: int | None = None  # approximate
     facts: ModelSummary | None = None
     fault: DamagedModel | UnsupportedModel | None = None
 
     @property
     def parameters(self) -> str:
-        """Counted where the model is here; of a mixture also how many a token meets."""
+        """Number of parameters, counted for a local model; for a mixture of experts with the active ones."""
         if not self.facts:
             return self.stated_parameters or "-"
         active = self.facts.active_parameters
-        one_token = f", {format_count(active)} active" if active < self.facts.parameters else ""
-        return format_count(self.facts.parameters) + one_token
+        suffix = f", {format_count(active)} active" if active < self.facts.parameters else ""
+        return format_count(self.facts.parameters) + suffix
 
     @property
     def is_here(self) -> bool:
@@ -80,16 +80,16 @@ def list_models(
 ) -> None:
     """List the models on this machine, or the whole catalog."""
     out = StdoutWriter()
-    found = sorted(list_entries(), key=lambda entry: not entry.is_here)
-    own = {*read_aliases(), *edition_files()}
-    models = [entry for entry in found if everything or entry.state is not State.ABSENT or entry.name in own]
+    entries = sorted(list_entries(), key=lambda entry: not entry.is_here)
+    assigned = {*read_aliases(), *edition_files()}
+    models = [e for e in entries if everything or e.state is not State.ABSENT or e.name in assigned]
     if as_json:
         out.write(json.dumps([_entry_json(entry) for entry in models], indent=1) + "\n")
         return
     header = ("NAME", "PARAMETERS", "CONTEXT", "SIZE", "LICENSE", "STATE")
     out.write(format_table([header, *(_table_row(entry) for entry in models)]) + "\n")
-    if out.terminal and len(models) < len(found):
-        note(f"{len(found) - len(models)} more are known by name: `localllm list --all`")
+    if out.terminal and len(models) < len(entries):
+        note(f"{len(entries) - len(models)} more can be downloaded: `localllm list --all`")
 
 
 def show(model: options.ModelName, quant: options.ArtefactQuant = None, as_json: options.Json = False) -> None:
@@ -108,11 +108,11 @@ def show(model: options.ModelName, quant: options.ArtefactQuant = None, as_json:
         raise entry.fault
     edition = find_edition(entry.name)
     if edition and entry.facts:
-        drawn = to_sampling_params(edition.parameters, entry.facts.sampling)
-        entry = dataclasses.replace(entry, facts=dataclasses.replace(entry.facts, sampling=drawn))
+        sampling = to_sampling_params(edition.parameters, entry.facts.sampling)
+        entry = dataclasses.replace(entry, facts=dataclasses.replace(entry.facts, sampling=sampling))
     if as_json:
-        told = _entry_json(entry) | {"edition": to_json(edition) if edition else None}
-        out.write(json.dumps(told, indent=1) + "\n")
+        content = _entry_json(entry) | {"edition": to_json(edition) if edition else None}
+        out.write(json.dumps(content, indent=1) + "\n")
         return
     out.write(format_columns(_details(entry)) + "\n")
     if edition:
@@ -126,10 +126,10 @@ def _home_folder() -> Path:
 
 
 def artefact_source(model: str) -> str:
-    """What an artefact says it was made of: a repository, or the path of a folder. Raises ModelNotFound."""
+    """Source that artefacts of a model record: its repository, or the path of its folder. Raises ModelNotFound."""
     match parse_name(model):
         case RepoName() as repo:
-            return repo.repo
+            return edition_in_cache(repo).repo
         case CatalogEntry() as entry:
             return str(bundled_folder(entry))
         case Path() as path:
@@ -137,23 +137,23 @@ def artefact_source(model: str) -> str:
 
 
 def _current_artefact(model: str, quant: str) -> StoredArtefact:
-    """That of the weights as they are now, where there are others of what the source held before. Raises as
-    `kept_of`."""
-    found = find_artefacts(_home_folder(), artefact_source(model), quant)
+    """Cached quantization of the current weights, or the newest one if the source is gone or has changed. Raises
+    as `find_artefacts`."""
+    artefacts = find_artefacts(_home_folder(), artefact_source(model), quant)
     try:
         current = artefact_path(_home_folder(), resolve_model(model).path, quant)
     except LocalLLMError:  # the source is gone
-        return found[-1]
-    return next((one for one in found if one.path == current), found[-1])
+        return artefacts[-1]
+    return next((artefact for artefact in artefacts if artefact.path == current), artefacts[-1])
 
 
 def list_entries() -> Iterator[ModelEntry]:
-    """Those of the catalogue, here or not, and what else is here. Reads headers."""
-    known = [_entry_from_catalog(entry) for entry in catalog_entries()]
-    yield from known
-    shown = {entry.path for entry in known}
+    """All models of the catalog, and all other models on this machine. Reads headers."""
+    catalog_models = [_entry_from_catalog(entry) for entry in catalog_entries()]
+    yield from catalog_models
+    listed_paths = {entry.path for entry in catalog_models}
     for name, path in cached_models():
-        if path not in shown:
+        if path not in listed_paths:
             yield _entry_from_header(name, State.DOWNLOADED, path, name.partition(":")[0])
     yield from map(_entry_from_alias, dict.fromkeys([*read_aliases(), *edition_files()]))
     yield from map(_entry_from_artefact, list_artefacts(_home_folder()))
@@ -171,27 +171,28 @@ def _find_entry(model: str) -> ModelEntry:
 
 
 def _entry_from_catalog(entry: CatalogEntry) -> ModelEntry:
-    repo = repo_of_entry(entry)
-    path = model_in_cache(repo) if repo else bundled_folder(entry)
+    if (named := repo_of_entry(entry)) is None:
+        path, state, source = bundled_folder(entry), State.BUNDLED, None
+    else:
+        repo = edition_in_cache(named)
+        path, state, source = model_in_cache(repo), State.DOWNLOADED, repo.repo
     if path is None or not path.exists():
-        return _entry_without_header(entry.name, State.ABSENT, entry.repo, None, entry)
-    return _entry_from_header(entry.name, State.DOWNLOADED if repo else State.BOXED, path, entry.repo, entry)
+        return _entry_without_header(entry.name, State.ABSENT, source, None, entry)
+    return _entry_from_header(entry.name, state, path, source, entry)
 
 
-def _entry_from_artefact(one: StoredArtefact) -> ModelEntry:
-    """What `--quant` has made of a model, by the words that run it."""
-    name = f"{shlex.quote(one.source)} --quant {one.quant}"
-    return (
-        _entry_from_header(name, State.QUANTIZED, one.path)
-        if one.complete
-        else _entry_without_header(name, State.INCOMPLETE, None, one.path, None)
-    )
+def _entry_from_artefact(artefact: StoredArtefact) -> ModelEntry:
+    """Entry of a cached quantization, named by the arguments that run it."""
+    name = f"{shlex.quote(artefact.source)} --quant {artefact.quant}"
+    if not artefact.complete:
+        return _entry_without_header(name, State.INCOMPLETE, None, artefact.path, None)
+    return _entry_from_header(name, State.QUANTIZED, artefact.path)
 
 
 def _entry_without_header(
     name: str, state: State, repo: str | None, path: Path | None, known: CatalogEntry | None
 ) -> ModelEntry:
-    """What is known of a model without a look into it."""
+    """Entry of a model without reading its files."""
     if known is None:
         return ModelEntry(name, state, repo, path, None, None, None)
     stated = known.license, known.parameters, known.context, known.bytes
@@ -199,14 +200,14 @@ def _entry_without_header(
 
 
 def _entry_from_alias(name: str) -> ModelEntry:
-    """A name that the person gave, with what is known of the model."""
+    """Entry of a name that the user assigned, with what is known about its model."""
     match parse_name(name):
         case CatalogEntry() as entry:
             return dataclasses.replace(_entry_from_catalog(entry), name=name)
         case RepoName() as repo:
             try:
                 path, state, source = model_in_cache(repo), State.DOWNLOADED, repo.repo
-            except ModelNotFound:  # there are several, none of which is meant before the others
+            except ModelNotFound:  # several models match, and none is the default
                 path, state, source = None, State.ABSENT, repo.repo
         case Path() as path:
             state, source = State.FILE if path.is_file() else State.FOLDER, None
@@ -227,13 +228,13 @@ def _entry_from_header(
         return dataclasses.replace(
             _entry_without_header(name, state, repo, folder, known), context=None, fault=fault
         )
-    found = _entry_without_header(name, State.UNSUPPORTED if facts.refused else state, repo, folder, known)
-    return dataclasses.replace(found, license=found.license or facts.license, context=facts.context, facts=facts)
+    entry = _entry_without_header(name, State.UNSUPPORTED if facts.refused else state, repo, folder, known)
+    return dataclasses.replace(entry, license=entry.license or facts.license, context=facts.context, facts=facts)
 
 
 def _table_row(entry: ModelEntry) -> tuple[str, ...]:
-    stated = format_rough_bytes(entry.download_bytes) if entry.download_bytes else "-"
-    size = format_bytes(entry.facts.weight_bytes) if entry.facts else stated
+    download = format_rough_bytes(entry.download_bytes) if entry.download_bytes else "-"
+    size = format_bytes(entry.facts.weight_bytes) if entry.facts else download
     context = str(entry.context) if entry.context else "-"
     return (entry.name, entry.parameters, context, size, entry.license or "-", entry.state)
 
@@ -249,42 +250,42 @@ def _details(entry: ModelEntry) -> list[tuple[str, str]]:
         ("context", f"{entry.context} tokens" if entry.context else "-"),
     ]
     if facts := entry.facts:
-        drawn = _recommended_sampling(facts)
+        sampling = _recommended_sampling(facts)
         rows += [
             ("architecture", facts.architecture),
             ("hidden size", str(facts.hidden_size)),
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_labelled_lines("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
-            *([("vectors", f"of {facts.dimensions} numbers")] if facts.dimensions else []),
-            ("KV cache", f"{format_bytes(facts.kv_bytes_per_token)} a token in 16 bits"),
-            *([("state", f"{format_bytes(facts.state_bytes)} a sequence")] if facts.state_bytes else []),
+            *([("embeddings", f"{facts.dimensions} dimensions")] if facts.dimensions else []),
+            ("KV cache", f"{format_bytes(facts.kv_bytes_per_token)} per token in 16 bits"),
+            *([("state", f"{format_bytes(facts.state_bytes)} per sequence")] if facts.state_bytes else []),
             ("weights", format_bytes(facts.weight_bytes)),
             *_labelled_lines(
                 "formats",
                 [f"{f.name}: {f.tensors} tensors, {format_bytes(f.nbytes)}" for f in facts.formats],
             ),
             ("quantization", facts.quantization or "none"),
-            *([("does not run", str(facts.refused))] if facts.refused else []),
+            *([("unsupported", str(facts.refused))] if facts.refused else []),
             ("chat template", ", ".join(facts.chat_templates) or f"none: it {use_without_chat(facts)}"),
-            ("sampling", " ".join(f"{name}={value}" for name, value in drawn.items()) or "-"),
+            ("sampling", " ".join(f"{name}={value}" for name, value in sampling.items()) or "-"),
         ]
     elif entry.repo:
         size = [("download", format_rough_bytes(entry.download_bytes))] if entry.download_bytes else []
-        rows += [*size, ("to get it", f"localllm pull {entry.name}")]
+        rows += [*size, ("get it with", f"localllm pull {entry.name}")]
     return rows
 
 
 def use_without_chat(facts: ModelSummary) -> str:
-    return "gives vectors" if facts.dimensions else "continues text"
+    return "computes embeddings" if facts.dimensions else "continues text"
 
 
 def _labelled_lines(name: str, lines: list[str]) -> list[tuple[str, str]]:
-    """The name before the first of the lines alone."""
+    """Rows with the label only before the first line."""
     return [(name if i == 0 else "", line) for i, line in enumerate(lines)]
 
 
 def _entry_json(entry: ModelEntry) -> dict[str, object]:
-    """The object that docs/cli.md describes; null where nothing is known."""
+    """Object that `--json` prints; docs/cli.md describes its fields. None where a value is not known."""
     facts = entry.facts
     return {
         "name": entry.name,
@@ -304,7 +305,7 @@ def _entry_json(entry: ModelEntry) -> dict[str, object]:
         "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
         "state_bytes": facts.state_bytes if facts else None,
         "dimensions": facts.dimensions if facts else None,
-        "formats": [dataclasses.asdict(form) for form in facts.formats] if facts else None,
+        "formats": [dataclasses.asdict(fmt) for fmt in facts.formats] if facts else None,
         "weight_bytes": facts.weight_bytes if facts else None,
         "quantization": facts.quantization if facts else None,
         "chat_templates": facts.chat_templates if facts else None,
@@ -314,8 +315,8 @@ def _entry_json(entry: ModelEntry) -> dict[str, object]:
 
 
 def _read_quality(entry: ModelEntry) -> Quality | None:
-    """How far it is from what it was made of, where that was measured; a report that cannot be read hides nothing
-    else."""
+    """Quality report of a quantized model, or None. A report that cannot be read is noted and counts as
+    missing."""
     try:
         return read_report(entry.path) if entry.path else None
     except (DamagedModel, UnsupportedModel) as fault:
@@ -324,6 +325,6 @@ def _read_quality(entry: ModelEntry) -> Quality | None:
 
 
 def _recommended_sampling(facts: ModelSummary) -> dict[str, object]:
-    """What the model recommends that is not the neutral value anyway."""
+    """Sampling parameters that the model recommends, if they differ from the neutral ones."""
     neutral = dataclasses.asdict(SamplingParams())
     return {name: value for name, value in dataclasses.asdict(facts.sampling).items() if value != neutral[name]}

@@ -1,6 +1,13 @@
-"""Models as the app offers them: whether they fit, and about how fast they would be, by what is known without a
-download or a measurement."""
+"""Models that the app offers: whether they fit, and about how fast they would be, without downloading or
+measuring.
 
+One is recommended for the machine: the strongest model that fits comfortably and is fast enough. Strength is the
+number of parameters, which predicts the quality of answers better than anything else known in advance; for a
+mixture of experts, it is the usual geometric mean of all and active parameters. Models whose license has to be
+accepted at the Hub first are not recommended before they are downloaded.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,206 +21,171 @@ from localllm.errors import LocalLLMError
 from localllm.formatting import format_count, parse_count
 from localllm.hardware.device import dtype_for, free_bytes, resolve_device
 from localllm.hub.catalog import CatalogEntry, catalog
-from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model
-from localllm.plan.memory import blocks_for
+from localllm.plan.expected import ASSUMED_BANDWIDTH, known_tokens_per_s, measured_bandwidth
+from localllm.plan.fit import COMFORTABLE_SHARE, Fit, FreeMemory, LoadOptions, fit_model
 from localllm.quant.packing import ELEMENT_BYTES
 from localllm.settings import Settings
 from localllm.tui.machine import ModelOffer
 
 if TYPE_CHECKING:
     import torch
-import math
 
-# Which model is recommended for a machine: the best that fits comfortably and would be fast enough.
-#
-# Best is the one of most parameters, as that says more of a model's answers than anything else that is known
-# before it is tried; a mixture counts as the geometric mean of all of them and those that one token meets, as is
-# usual. Comfortably: with a quarter of the free memory to spare, since other programs want some, and
-# conversations grow. Fast enough: as fast as people read, 250 words a minute, with something to spare. One whose
-# terms have to be accepted first, at the Hub, is not recommended before that is done.
-MAX_MEMORY_FRACTION = 3 / 4  # of the free memory
-MIN_TOKENS_PER_S = 8.0  # 250 words a minute are 5.5, at four tokens for three words
-# Bytes of weights a second that a processor reads whose rate was never measured: a third of what two channels of
-# DDR4-2666 give at most. A GPU reads all that it holds many times a second.
-ASSUMED_READ_BYTES_PER_S = {"cpu": 14e9, "cuda": math.inf}
+MIN_TOKENS_PER_S = 8.0  # people read 250 words per minute, which are 5.5 tokens per second
+# Upper bound of context, workspace and recurrent states for nearly all models of the catalog
+# (tests/cli/test_offers.py has the plan's own numbers).
+OVERHEAD_BYTES = 1_000_000_000
+QUANTIZED_BYTES_PER_PARAMETER = {"int8": 1.1, "int4": 0.65}  # by --quant, which does not quantize the embedding
+STORED_IN_4_BITS = "mxfp4"
+
+
+@dataclass(frozen=True)
+class TargetDevice:
+    """The device that models would run on, and the options they would be loaded with."""
+
+    device: "torch.device"
+    memory: FreeMemory
+    options: LoadOptions
+    settings: Settings
+
+    @classmethod
+    def resolve(cls, options: LoadOptions, device: str, settings: Settings) -> "TargetDevice":
+        """Raises NoSuchDevice and UsageError as `resolve_device`."""
+        resolved = resolve_device(device)
+        return cls(resolved, FreeMemory(resolved.type, free_bytes(resolved)), options, settings)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model that answers, of which enough is known."""
+    """A model that may be recommended."""
 
     offer: ModelOffer
     parameters: float
-    active_parameters: float  # of them, those that one token meets
+    active_parameters: float  # used by each token
     weight_bytes: int  # in memory
-    gated: bool = False  # and not here
+    gated: bool = False  # and not downloaded
 
     @property
     def strength(self) -> float:
         return math.sqrt(self.parameters * self.active_parameters)
 
     def tokens_per_s(self, device_type: str) -> float:
-        """device_type: of the device."""
-        read = self.weight_bytes * self.active_parameters / self.parameters
-        return self.offer.tokens_per_s or ASSUMED_READ_BYTES_PER_S[device_type] / read
+        """Expected decode speed on a device of this type."""
+        bytes_per_token = self.weight_bytes * self.active_parameters / self.parameters
+        return self.offer.tokens_per_s or ASSUMED_BANDWIDTH[device_type] / bytes_per_token
+
+
+def list_offers(options: LoadOptions, device: str, settings: Settings) -> Sequence[ModelOffer]:
+    """Models to chat with: first local ones, then those of the catalog, each from small to large. Raises as
+    `TargetDevice.resolve`."""
+    target = TargetDevice.resolve(options, device, settings)
+    pairs = [pair for entry in list_entries() if (pair := offer_from_entry(entry, target))]
+    pairs.sort(key=lambda pair: (not pair[0].is_here, pair[1].strength if pair[1] else 0.0))
+    best = recommend([candidate for _, candidate in pairs if candidate], target.memory.device_type)
+    return [replace(offer, recommended=offer is best) for offer, _ in pairs]
 
 
 def recommend(candidates: Sequence[Candidate], device_type: str) -> ModelOffer | None:
-    """None where nothing fits that comfortably. Among equals one that is here, then the smaller download."""
+    """The recommended model, or None if no candidate is suitable. Equally strong ones are ranked by whether they
+    are downloaded, then by size."""
 
-    def good(candidate: Candidate) -> bool:
+    def suitable(candidate: Candidate) -> bool:
         offer = candidate.offer
-        fits = offer.fits and (offer.needs_bytes or 0) <= MAX_MEMORY_FRACTION * (offer.free_bytes or 0)
+        fits = offer.fits and (offer.needs_bytes or 0) <= COMFORTABLE_SHARE * (offer.free_bytes or 0)
         return bool(fits) and not candidate.gated and candidate.tokens_per_s(device_type) >= MIN_TOKENS_PER_S
 
     def rank(candidate: Candidate) -> tuple[float, bool, float]:
         return candidate.strength, candidate.offer.is_here, -candidate.weight_bytes
 
-    best = max(filter(good, candidates), key=rank, default=None)
+    best = max(filter(suitable, candidates), key=rank, default=None)
     return best.offer if best else None
 
 
-# A usual context, its step and its recurrent states take so much of nearly all models of the catalogue, or less
-# (tests/cli/test_offers.py has the plan's own numbers).
-OVERHEAD_BYTES = 1_000_000_000
-QUANTIZED_BYTES_PER_PARAMETER = {
-    "int8": 1.1,
-    "int4": 0.65,
-}  # a parameter, by `--quant`, which leaves the embedding as it is
-STORED_IN_4_BITS = "mxfp4"
-
-
-@dataclass(frozen=True)
-class TargetDevice:
-    """Where models would run, and how."""
-
-    device: "torch.device"
-    space: FreeMemory
-    wish: LoadOptions
-    settings: Settings
-
-    @classmethod
-    def resolve(cls, wish: LoadOptions, device: str, settings: Settings) -> "TargetDevice":
-        """Raises NoSuchDevice and UsageError as `resolve_device`."""
-        found = resolve_device(device)
-        return cls(found, FreeMemory(found.type, free_bytes(found)), wish, settings)
-
-
-def list_offers(wish: LoadOptions, device: str, settings: Settings) -> Sequence[ModelOffer]:
-    """Models here first, then those of the catalogue, smaller ones first; embedders are none that one talks to."""
-    place = TargetDevice.resolve(wish, device, settings)
-    found = [offered for entry in list_entries() if (offered := offer_from_entry(entry, place))]
-    found.sort(key=lambda pair: (not pair[0].is_here, pair[1].strength if pair[1] else 0.0))
-    best = recommend([candidate for _, candidate in found if candidate], place.space.device_type)
-    return [replace(offer, recommended=offer is best) for offer, _ in found]
-
-
 def offer_from_entry(entry: ModelEntry, target: TargetDevice) -> tuple[ModelOffer, Candidate | None] | None:
-    """None for what nobody talks to: an embedder, and what `--quant` keeps for the name that it was made of."""
-    known = catalog().get(entry.name)
+    """Offer of a model, and a candidate if it may be recommended. None for an embedder, and for a cached
+    quantization, which is offered under the name of its source."""
+    catalog_entry = catalog().get(entry.name)
     if " --quant " in entry.name:
         return None
     if not entry.is_here:
-        return None if known and known.embeds else offer_from_catalog(entry, known, target)
-    about = known.about if known else entry.state.value
+        if catalog_entry and catalog_entry.embeds:
+            return None
+        return offer_from_catalog(entry, catalog_entry, target)
+    about = catalog_entry.about if catalog_entry else entry.state.value
     if entry.fault or entry.facts is None:
         return offer_without_estimate(entry, entry.fault.message if entry.fault else about), None
     if entry.facts.dimensions or entry.path is None:
         return None
     if entry.facts.refused:
         return offer_without_estimate(entry, entry.facts.refused.message), None
-    offer, found = offer_with_estimate(offer_without_estimate(entry, about), read_header(entry.path), target)
-    if found is None:
+    offer, fit = offer_with_estimate(offer_without_estimate(entry, about), read_header(entry.path), target)
+    if fit is None:
         return offer, None
-    counts = entry.facts.parameters, entry.facts.active_parameters
-    return offer, Candidate(offer, *counts, found.weights.total)
+    return offer, Candidate(offer, entry.facts.parameters, entry.facts.active_parameters, fit.weights.total)
 
 
 def offer_without_estimate(entry: ModelEntry, about: str) -> ModelOffer:
-    """One that is here, without what it takes."""
+    """Offer of a local model, without its memory use and speed."""
     nbytes = entry.facts.weight_bytes if entry.facts else None
     return ModelOffer(entry.name, about, entry.parameters, nbytes, entry.license, True, None, None, None, None)
 
 
 def offer_with_estimate(offer: ModelOffer, header: Header, target: TargetDevice) -> tuple[ModelOffer, Fit | None]:
-    """With what its header tells of memory and speed. None where the plan does not know such a model."""
-    from localllm.plan.expected import known_tokens_per_s
-
+    """Offer with memory use and speed, which the plan computes from the header; the fit is None if the model is
+    not supported."""
     try:
         check_quantization(header.config)
-        wish = replace(target.wish, quant=None) if header.quantization else target.wish
-        found = fit_model(header, parse_config(header.config), target.space, wish, name=offer.name)
-        rate = (
-            known_tokens_per_s(header, found, target.device, target.settings, name=offer.name)
-            if found.fits
-            else None
-        )
+        options = replace(target.options, quant=None) if header.quantization else target.options
+        fit = fit_model(header, parse_config(header.config), target.memory, options, name=offer.name)
+        rate = None
+        if fit.fits:
+            rate = known_tokens_per_s(header, fit, target.device, target.settings, name=offer.name)
     except LocalLLMError as error:
-        return replace(offer, description=error.message), None
-    needs, free = required_bytes(found), target.space.memory_bytes
-    return replace(offer, fits=found.fits, needs_bytes=needs, free_bytes=free, tokens_per_s=rate), found
-
-
-def required_bytes(found: Fit) -> int:
-    """Of memory, for one conversation that fills its context."""
-    memory = found.memory
-    states = memory.state_bytes if memory else 2 * found.needs.state_slot_bytes
-    cache = blocks_for(found.context) * found.needs.block_bytes
-    return found.weights.total + cache + states + found.workspace
+        return replace(offer, about=error.message), None
+    needs, free = fit.required_bytes, target.memory.memory_bytes
+    return replace(offer, fits=fit.fits, needs_bytes=needs, free_bytes=free, tokens_per_s=rate), fit
 
 
 def offer_from_catalog(
-    entry: ModelEntry, known: CatalogEntry | None, target: TargetDevice
+    entry: ModelEntry, catalog_entry: CatalogEntry | None, target: TargetDevice
 ) -> tuple[ModelOffer, Candidate | None]:
-    """One that is not here, by what the catalogue says of it."""
-    about = known.about if known else "a name that was given to it"
-    nothing = ModelOffer(
+    """Offer of a model that is not downloaded, estimated from the catalog."""
+    about = catalog_entry.about if catalog_entry else "an alias"
+    offer = ModelOffer(
         entry.name, about, entry.parameters, entry.download_bytes, entry.license, False, None, None, None, None
     )
-    total = parse_count(known.parameters) if known and known.parameters else None
-    weights = estimate_weight_bytes(known, total, target) if known else None
-    if known is None or weights is None:
-        return nothing, None
-    needs, free = weights + OVERHEAD_BYTES, target.space.memory_bytes
-    offer = replace(nothing, fits=needs <= free, needs_bytes=needs, free_bytes=free)
+    if catalog_entry is None:
+        return offer, None
+    total = parse_count(catalog_entry.parameters) if catalog_entry.parameters else None
+    weight_bytes = estimate_weight_bytes(catalog_entry, total, target)
+    if weight_bytes is None:
+        return offer, None
+    needs, free = weight_bytes + OVERHEAD_BYTES, target.memory.memory_bytes
+    offer = replace(offer, fits=needs <= free, needs_bytes=needs, free_bytes=free)
     if total is None:
         return offer, None
-    active = parse_count(known.active) if known.active else total
-    if offer.fits and (read := measured_read_rate(target)):
-        offer = replace(offer, tokens_per_s=read / (weights * active / total))
+    active = parse_count(catalog_entry.active) if catalog_entry.active else total
+    if offer.fits and (bytes_per_s := measured_bandwidth(target.device, target.options.dtype, target.settings)):
+        offer = replace(offer, tokens_per_s=bytes_per_s / (weight_bytes * active / total))
     if active < total:
-        offer = replace(offer, parameters=f"{known.parameters}, {known.active} active")
-    return offer, Candidate(offer, total, active, weights, known.gated)
+        offer = replace(offer, parameters=f"{catalog_entry.parameters}, {catalog_entry.active} active")
+    return offer, Candidate(offer, total, active, weight_bytes, catalog_entry.gated)
 
 
-def estimate_weight_bytes(known: CatalogEntry, parameters: float | None, target: TargetDevice) -> int | None:
-    """In memory, about: files of GGUF and of 4 bits stay as they are."""
-    if known.quant or known.recommended == STORED_IN_4_BITS or parameters is None:
-        return known.bytes
-    element = ELEMENT_BYTES[dtype_for(target.wish.dtype, "BF16", target.space.device_type)]
-    return round(parameters * QUANTIZED_BYTES_PER_PARAMETER.get(target.wish.quant or "", element))
-
-
-def measured_read_rate(target: TargetDevice) -> float | None:
-    """Bytes of plain weights a second that steps of decoding get through here, if that was measured."""
-    from localllm.hardware.device import resolve_dtype
-    from localllm.hardware.measure import stored_rates
-    from localllm.plan.measured import DECODE_SHARE
-
-    dtype = resolve_dtype(target.wish.dtype, "BF16", target.device)
-    kept = stored_rates(target.device, dtype, target.settings)
-    return DECODE_SHARE * kept.read if kept else None
+def estimate_weight_bytes(entry: CatalogEntry, parameters: float | None, target: TargetDevice) -> int | None:
+    """Approximate memory of the weights; GGUF files and 4-bit weights take the size of their files."""
+    if entry.quant or entry.recommended == STORED_IN_4_BITS or parameters is None:
+        return entry.bytes
+    element_bytes = ELEMENT_BYTES[dtype_for(target.options.dtype, "BF16", target.memory.device_type)]
+    return round(parameters * QUANTIZED_BYTES_PER_PARAMETER.get(target.options.quant or "", element_bytes))
 
 
 def offer_from_header(name: str, header: Header, target: TargetDevice, *, nbytes: int) -> ModelOffer:
-    """One that is about to be downloaded, by its headers. nbytes: of all its files."""
-    known = catalog().get(name)
-    about, license = (known.about, known.license) if known else ("", None)
-    stated = known and known.parameters
-    offer = ModelOffer(name, about, stated or "-", nbytes, license, False, None, None, None, None)
-    offer, found = offer_with_estimate(offer, header, target)
-    return (
-        replace(offer, parameters=format_count(parameter_count(found.needs.config)))
-        if found and not stated
-        else offer
-    )
+    """Offer of a model that is about to be downloaded. nbytes: size of all its files."""
+    entry = catalog().get(name)
+    about, license = (entry.about, entry.license) if entry else ("", None)
+    parameters = entry and entry.parameters
+    offer = ModelOffer(name, about, parameters or "-", nbytes, license, False, None, None, None, None)
+    offer, fit = offer_with_estimate(offer, header, target)
+    if fit and not parameters:
+        offer = replace(offer, parameters=format_count(parameter_count(fit.needs.config)))
+    return offer

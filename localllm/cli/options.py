@@ -1,6 +1,10 @@
-"""Options shared by several commands. `flags.py` parses their values."""
+"""Options shared by several commands, and the layout of `--help`: options in panels, as plain text.
 
-from collections.abc import Iterable
+The parameters of the commands are the only declaration of arguments and flags. `tools/cli_docs.py` generates from
+them `commands.json`, which `fast_start.py` and `complete.py` read, docs/cli.md and the manual.
+"""
+
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -9,14 +13,13 @@ from typer.core import TyperCommand
 
 from localllm.sampling import PARAMETER_HELP, THINK_HELP
 
-# Layout of `--help`: options in panels, such as Sampling and Loading, as plain text.
-
 
 class Panel(StrEnum):
     """Headings of option groups, in the order in which help pages show them."""
 
     OPTIONS = "Options"
     NETWORK = "Network"
+    BACKGROUND = "Background"
     LOAD_TEST = "Load test"
     MODEL = "Model"
     PROMPT = "Prompt"
@@ -51,12 +54,16 @@ class PanelCommand(TyperCommand):
                 formatter.write_dl([(name.ljust(width), text) for name, text in records])  # one column for all
 
 
-ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]  # the commands' own texts explain it
-
-
-def option(*names: str, text: str, metavar: str, panel: Panel | None = None) -> Any:
-    """Option with a value, whose default comes from the model or the settings."""
-    return typer.Option(*names, help=text, metavar=metavar, show_default=False, rich_help_panel=panel)
+def option(*names: str, text: str, metavar: str, panel: Panel | None = None, choices: Sequence[str] = ()) -> Any:
+    """Option with a value and no default in its help. choices: values that the Tab key offers."""
+    return typer.Option(
+        *names,
+        help=text,
+        metavar=metavar,
+        show_default=False,
+        rich_help_panel=panel,
+        autocompletion=(lambda: list(choices)) if choices else None,
+    )
 
 
 def switch(name: str, *, text: str, panel: Panel | None = None) -> Any:
@@ -64,12 +71,26 @@ def switch(name: str, *, text: str, panel: Panel | None = None) -> Any:
     return typer.Option(name, help=text, show_default=False, rich_help_panel=panel)
 
 
+# Arguments are hidden from the list of options, because the text of each command explains them.
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", hidden=True)]
+
 Json = Annotated[bool, switch("--json", text="Print one JSON object.", panel=Panel.OUTPUT)]
 JsonEvents = Annotated[bool, switch("--json", text="Print progress events as JSON lines.", panel=Panel.OUTPUT)]
 JsonList = Annotated[bool, switch("--json", text="Print a JSON array.", panel=Panel.OUTPUT)]
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "int8", "fp8")
+ACTIVATION_BITS = ("auto", "24", "16", "8")
+QUANTS = ("int8", "int4")
+
 Device = Annotated[
-    str | None, option(text="Device to run on: auto, cpu, cuda or cuda:N.", metavar="DEVICE", panel=Panel.LOADING)
+    str | None,
+    option(
+        text="Device to run on: auto, cpu, cuda or cuda:N.",
+        metavar="DEVICE",
+        panel=Panel.LOADING,
+        choices=("auto", "cpu", "cuda"),
+    ),
 ]
 DType = Annotated[
     str | None,
@@ -78,11 +99,18 @@ DType = Annotated[
         text="Data type of the weights: auto, float32, bfloat16 or float16.",
         metavar="DTYPE",
         panel=Panel.LOADING,
+        choices=DTYPES,
     ),
 ]
 KVDType = Annotated[
     str | None,
-    option("--kv-dtype", text="Data type of the KV cache: auto, int8 or fp8.", metavar="KV", panel=Panel.LOADING),
+    option(
+        "--kv-dtype",
+        text="Data type of the KV cache: auto, int8 or fp8.",
+        metavar="KV",
+        panel=Panel.LOADING,
+        choices=KV_DTYPES,
+    ),
 ]
 Activations = Annotated[
     str | None,
@@ -91,10 +119,15 @@ Activations = Annotated[
         text="Bits of activations multiplied with packed weights on a CPU: auto, 24, 16 or 8.",
         metavar="BITS",
         panel=Panel.LOADING,
+        choices=ACTIVATION_BITS,
     ),
 ]
 Context = Annotated[
     int | None, option(text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=Panel.LOADING)
+]
+
+ForceLoad = Annotated[
+    bool, switch("--force", text="Load the model even if it does not fit into free memory.", panel=Panel.LOADING)
 ]
 
 Server = Annotated[
@@ -117,6 +150,7 @@ Quant = Annotated[
         text="Quantize the weights to int8 or int4; cached after the first use.",
         metavar="QUANT",
         panel=Panel.MODEL,
+        choices=QUANTS,
     ),
 ]
 DraftModel = Annotated[
@@ -135,6 +169,7 @@ ArtefactQuant = Annotated[
         text="Select the cached int8 or int4 quantization of the model.",
         metavar="QUANT",
         panel=Panel.MODEL,
+        choices=QUANTS,
     ),
 ]
 
@@ -233,6 +268,7 @@ LogitBias = Annotated[
 Seed = Annotated[int | None, option(text=PARAMETER_HELP["seed"], metavar="N", panel=Panel.SAMPLING)]
 
 MaxTokens = Annotated[int | None, option(text=PARAMETER_HELP["max_tokens"], metavar="N", panel=Panel.SAMPLING)]
+MinTokens = Annotated[int | None, option(text=PARAMETER_HELP["min_tokens"], metavar="N", panel=Panel.SAMPLING)]
 Stop = Annotated[list[str] | None, option(text=PARAMETER_HELP["stop"], metavar="TEXT", panel=Panel.SAMPLING)]
 StopIds = Annotated[
     list[int] | None, option("--stop-id", text=PARAMETER_HELP["stop_ids"], metavar="ID", panel=Panel.SAMPLING)

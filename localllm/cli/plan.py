@@ -29,18 +29,96 @@ from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS, check_quant
 from localllm.settings import Settings
 
-# What a person reads of a plan: facts in columns, speeds and quantizations as tables, no line over 80 characters
-# unless a word is that long.
-VALUE_WIDTH = 62  # characters beside the longest name
+VALUE_WIDTH = 62  # columns of values beside the longest label, so that lines have at most 80
 BOUND_NAMES = {"memory": "reading memory", "compute": "computing"}
-PUBLISHED_NOTE = "of a published GGUF file, where there is one; --quant makes the others"
-CONTEXTS_DIFFER_NOTE = "decoding is with each row's own context in the cache; --context N compares them"
+PUBLISHED_NOTE = "a GGUF file, if somebody has published one; --quant makes the others"
+CONTEXTS_DIFFER_NOTE = "decoding speed is at each row's own context; --context N makes rows comparable"
 
 Rows = list[tuple[str, str]]
 
 
+def plan(
+    model: options.ModelName,
+    gpu: Annotated[
+        str | None, options.option("--gpu", text="GPU to plan for, such as h100 or 4090.", metavar="NAME")
+    ] = None,
+    context: Annotated[
+        int | None,
+        options.option(text="Context length of each user, in tokens: prompt and answer.", metavar="TOKENS"),
+    ] = None,
+    users: Annotated[int, typer.Option(help="Number of concurrent users.", metavar="N")] = 1,
+    prompt: Annotated[
+        int | None,
+        options.option("--prompt", text="Prompt length for TTFT, in tokens; default: 512.", metavar="TOKENS"),
+    ] = None,
+    quant: Annotated[
+        str | None,
+        options.option(
+            "--quant",
+            text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
+            metavar="QUANT",
+            panel=options.Panel.MODEL,
+            choices=("int8", "int4", "q8_0", "q4_k_m"),
+        ),
+    ] = None,
+    device: options.Device = None,
+    dtype: options.DType = None,
+    kv_dtype: options.KVDType = None,
+    as_json: options.Json = False,
+) -> None:
+    """Estimate whether a model fits, and how fast it would run.
+
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights,
+    and works for models that are still on the Hub: memory use and speed are computed from the model's metadata,
+    for this machine or for a named GPU. Exits with code 3 if the model does not fit.
+    """
+    out = StdoutWriter()
+    settings = Settings.from_environment()
+    if gpu and device:
+        raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
+    check_quant(quant)  # before the header is downloaded
+    load_options = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
+    name, header = _read_or_fetch_header(model, load_options, gpu, device or settings.device)
+    check_quantization(header.config)
+    if gpu:
+        result = make_plan(header, find_device(gpu), load_options, name=name, prompt=prompt)
+    else:
+        with status(f"measuring this machine for {name}"):
+            hardware, expectation = expect_on_device(
+                header, load_options, device or "auto", settings, name=name, note=note
+            )
+        result = make_plan(header, hardware, load_options, name=name, prompt=prompt, expectation=expectation)
+    out.write((json.dumps(plan_json(result), indent=1) if as_json else format_plan(result)) + "\n")
+    if not result.fit.fits:
+        raise typer.Exit(DoesNotFit.exit_code)
+
+
+def _read_or_fetch_header(
+    model: str, load_options: LoadOptions, gpu: str | None, device: str
+) -> tuple[str, Header]:
+    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests.
+
+    A catalog name without a format is then the edition that the device would get.
+    """
+    if repo := missing_repo(model):
+        from localllm.checkpoint.remote import remote_header  # imports the Hub's library
+        from localllm.cli.loading import free_memory
+        from localllm.hub.pull import plan_pull
+        from localllm.llm.edition_choice import choose_edition
+
+        with status(f"reading the header of {repo}"):
+            if repo.entry is None:
+                return model, remote_header(plan_pull(repo, note), note)
+            target = find_device(gpu) if gpu else free_memory(device)
+            choice = choose_edition(repo.entry, target, load_options, note)
+            name = model if choice.edition is repo.entry else choice.edition.name
+            return name, remote_header(choice.plan, note)
+    ref = resolve_model(model)
+    return ref.name, read_header(ref.path)
+
+
 def format_plan(plan: Plan) -> str:
-    """The whole page, without a line break at its end."""
+    """The report as text of at most 80 columns, without a final line break."""
     return "\n\n".join(
         [
             format_columns([*_device_rows(plan), ("", ""), *_memory_rows(plan)]),
@@ -81,48 +159,49 @@ def _memory_rows(plan: Plan) -> Rows:
 
 
 def _cache_rows(plan: Plan) -> Rows:
-    """Keys and values; what a step reads of them, where that is something else."""
-    each = f"{format_bytes(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
-    together = f"{format_bytes(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
-    kept = f" in {plan.fit.kv_dtype}" if plan.fit.kv_dtype != plan.fit.dtype else ""
-    rows = _wrapped("KV cache", f"{together}{each}, {format_bytes(plan.kv_bytes_per_token)} a token{kept}")
-    whole = plan.context * plan.kv_bytes_per_token
-    if plan.kv_bytes_read < whole:
-        rows.append(("", f"of which a token reads {format_bytes(plan.kv_bytes_read)}: some layers see a window"))
-    elif plan.kv_bytes_read > whole:
-        rows.append(("", f"a token reads {format_bytes(plan.kv_bytes_read)}: some layers share theirs"))
+    """Size of the KV cache, and what a decode step reads of it if that differs."""
+    one_user = f"{format_bytes(plan.kv_bytes_per_sequence)} for {plan.context} tokens"
+    all_users = f"{format_bytes(plan.kv_bytes)} for {plan.users} users, " if plan.users > 1 else ""
+    dtype = f" in {plan.fit.kv_dtype}" if plan.fit.kv_dtype != plan.fit.dtype else ""
+    per_token = f"{format_bytes(plan.kv_bytes_per_token)} per token{dtype}"
+    rows = _wrapped("KV cache", f"{all_users}{one_user}, {per_token}")
+    full_bytes = plan.context * plan.kv_bytes_per_token
+    if plan.kv_bytes_read < full_bytes:
+        rows.append(("", f"{format_bytes(plan.kv_bytes_read)} read per token: some layers use a sliding window"))
+    elif plan.kv_bytes_read > full_bytes:
+        rows.append(("", f"{format_bytes(plan.kv_bytes_read)} read per token: some layers share their cache"))
     return rows
 
 
 def _capacity_rows(plan: Plan) -> Rows:
-    """Contexts and users that memory holds, where it holds any."""
+    """Largest context and number of users that fit into memory, if any."""
     fit = plan.fit
     if not fit.max_context:
         return []
-    rows = [("largest context", f"{fit.max_context} tokens for one user, the model knows {plan.max_context}")]
+    rows = [("largest context", f"{fit.max_context} tokens for one user, the model supports {plan.max_context}")]
     if fit.fits:
-        kept = f"; localllm keeps {fit.concurrent_users}" if fit.max_users > fit.concurrent_users else ""
-        rows.append(("users", f"{fit.max_users} at once with {plan.context} tokens each{kept}"))
+        limit = f"; localllm runs {fit.concurrent_users}" if fit.max_users > fit.concurrent_users else ""
+        rows.append(("users", f"{fit.max_users} at once with {plan.context} tokens each{limit}"))
     return rows
 
 
 def _speed_table(plan: Plan) -> str:
-    """A column of what is possible at most, and one of what is expected where that is known."""
-    told = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
+    """Table of the highest possible speed, and of the expected speed if it is known."""
+    columns = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
 
-    def together(speed: Speed) -> str:
+    def total(speed: Speed) -> str:
         return f"{format_rate(speed.all_tokens_per_s)} of {speed.users}"
 
-    speeds = [speed for _, speed in told]
+    speeds = [speed for _, speed in columns]
     rows = [
-        ("SPEED", *(head for head, _ in told)),
+        ("SPEED", *(head for head, _ in columns)),
         (f"TTFT of {plan.prompt} tokens", *(format_seconds(speed.ttft_s) for speed in speeds)),
-        ("decoding at first", *(format_rate(speed.first_tokens_per_s) for speed in speeds)),
+        ("decoding, empty cache", *(format_rate(speed.first_tokens_per_s) for speed in speeds)),
         (
-            f"with {plan.context} tokens in the cache",
+            f"decoding, {plan.context} tokens cached",
             *(format_rate(speed.tokens_per_s) for speed in speeds),
         ),
-        *([("all users together", *map(together, speeds))] if plan.users > 1 else []),
+        *([("all users", *map(total, speeds))] if plan.users > 1 else []),
         ("bound by", *(BOUND_NAMES[speed.bound] for speed in speeds)),
     ]
     source = f"\nexpected from {plan.expectation.source}" if plan.expectation else ""
@@ -130,7 +209,7 @@ def _speed_table(plan: Plan) -> str:
 
 
 def _quantization_tables(plan: Plan) -> list[str]:
-    """A table of them, and what to make of it; nothing for a model that is stored quantized."""
+    """Table of quantizations, and notes on it; empty for a model that is stored quantized."""
     if plan.stored_as:
         return []
     head = ("QUANTIZATION", "WEIGHTS", "FITS", "LARGEST CONTEXT", "TTFT", "DECODING AT MOST")
@@ -146,14 +225,13 @@ def _quantization_tables(plan: Plan) -> list[str]:
         for choice in plan.choices
     ]
     best = _quantization_name(plan.best, plan) if plan.best else "none"
-    last = [f"best that fits: {best}", f"* {PUBLISHED_NOTE}"]
+    notes = [f"best that fits: {best}", f"* {PUBLISHED_NOTE}"]
     if len({choice.fit.context for choice in plan.choices}) > 1:
-        last.insert(0, CONTEXTS_DIFFER_NOTE)
-    return [format_table([head, *rows]), "\n".join(last)]
+        notes.insert(0, CONTEXTS_DIFFER_NOTE)
+    return [format_table([head, *rows]), "\n".join(notes)]
 
 
 def _quantization_name(choice: Choice, plan: Plan) -> str:
-    """The quantization in words."""
     quant = choice.fit.quant
     if quant is None:
         return f"as stored ({plan.stored_as or choice.fit.dtype})"
@@ -161,7 +239,7 @@ def _quantization_name(choice: Choice, plan: Plan) -> str:
 
 
 def _mark_published(choice: Choice, plan: Plan) -> str:
-    """With a sign where somebody else must have made it."""
+    """Name of the quantization, with a mark if it needs a published file."""
     return _quantization_name(choice, plan) + (" *" if choice.fit.quant in GGUF_BITS else "")
 
 
@@ -170,75 +248,8 @@ def _wrapped(name: str, text: str) -> Rows:
     return [(name if i == 0 else "", line) for i, line in enumerate(lines)]
 
 
-def plan(
-    model: options.ModelName,
-    gpu: Annotated[
-        str | None, options.option("--gpu", text="GPU to plan for, such as h100 or 4090.", metavar="NAME")
-    ] = None,
-    context: Annotated[
-        int | None,
-        options.option(text="Context length of each user, in tokens: prompt and answer.", metavar="TOKENS"),
-    ] = None,
-    users: Annotated[int, typer.Option(help="Number of concurrent users.", metavar="N")] = 1,
-    prompt: Annotated[
-        int | None,
-        options.option("--prompt", text="Prompt length for TTFT, in tokens; default: 512.", metavar="TOKENS"),
-    ] = None,
-    quant: Annotated[
-        str | None,
-        options.option(
-            "--quant",
-            text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
-            metavar="QUANT",
-            panel=options.Panel.MODEL,
-        ),
-    ] = None,
-    device: options.Device = None,
-    dtype: options.DType = None,
-    kv_dtype: options.KVDType = None,
-    as_json: options.Json = False,
-) -> None:
-    """Estimate whether a model fits, and how fast it would run.
-
-    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights,
-    and works for models that are still on the Hub: memory use and speed are computed from the model's metadata,
-    for this machine or for a named GPU. Exits with code 3 if the model does not fit.
-    """
-    out = StdoutWriter()
-    settings = Settings.from_environment()
-    if gpu and device:
-        raise UsageError("--gpu names a device that is not here, --device one that is", "leave one of them out")
-    check_quant(quant)  # before a header is fetched
-    wish = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    name, header = _read_or_fetch_header(model)
-    check_quantization(header.config)
-    if gpu:
-        found = make_plan(header, find_device(gpu), wish, name=name, prompt=prompt)
-    else:
-        with status(f"measuring this machine for {name}"):
-            hardware, expectation = expect_on_device(
-                header, wish, device or "auto", settings, name=name, note=note
-            )
-        found = make_plan(header, hardware, wish, name=name, prompt=prompt, expectation=expectation)
-    out.write((json.dumps(plan_json(found), indent=1) if as_json else format_plan(found)) + "\n")
-    if not found.fit.fits:
-        raise typer.Exit(DoesNotFit.exit_code)
-
-
-def _read_or_fetch_header(model: str) -> tuple[str, Header]:
-    """Of a model that is not here, what ranged requests give."""
-    if repo := missing_repo(model):
-        from localllm.checkpoint.remote import remote_header  # the Hub's library takes 0.1 s to import
-        from localllm.hub.pull import plan_pull
-
-        with status(f"reading the header of {repo}"):
-            return model, remote_header(plan_pull(repo, note), note)
-    ref = resolve_model(model)
-    return ref.name, read_header(ref.path)
-
-
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The object that docs/plan.md describes."""
+    """Object that `--json` prints; docs/plan.md describes its fields."""
     fit, hardware = plan.fit, plan.hardware
     return {
         "model": plan.name,
@@ -285,7 +296,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def _quant_name(choice: Choice | None, plan: Plan) -> str | None:
-    """`int8`, or what the weights are stored as."""
+    """Quantization such as `int8`, or the stored format."""
     return (choice.fit.quant or plan.stored_as or choice.fit.dtype) if choice else None
 
 

@@ -1,22 +1,13 @@
-"""What a person or a log sees on stderr of a model on its way: pulled, quantized, loaded. `Watch` of one."""
+"""Progress of a download, quantization or load: bars on a terminal, log lines elsewhere, or JSON events."""
 
-from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING
-
-from localllm.cli.io import clear_sign_of_life, note, status
-from localllm.tui.machine import ModelOffer
-
-if TYPE_CHECKING:
-    pass
-    from localllm.hub.pull import PullProgress
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -35,61 +26,137 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from localllm.cli.io import StdoutWriter, supports_redraw
+from localllm.cli.io import StdoutWriter, clear_start_line, note, status, supports_redraw
 from localllm.formatting import format_bytes, format_seconds, printable
 from localllm.hub.listing import RemoteFile
 from localllm.hub.pull import PullPlan, PullProgress
+from localllm.tui.machine import ModelOffer
 
-# What a person, a log or a program sees of a download. Writes to stderr, for `--json` to stdout.
-MAX_VISIBLE_BARS = 8  # of files that are done stay in sight
-LINE_INTERVAL_S = 10.0  # in a log
-EVENT_INTERVAL_S = 0.2  # for a program
+MAX_VISIBLE_BARS = 8  # with more files, bars of finished files are hidden
+LINE_INTERVAL_S = 10.0  # between lines of a log
+EVENT_INTERVAL_S = 0.2  # between JSON events of one file
+
+
+class StderrObserver:
+    """`LoadObserver` that shows progress on stderr: one display at a time, of the download, the quantizer or the
+    loading. A context manager, whose end erases the display."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.stage = ""
+        self.display = ExitStack()
+        self.download: PullProgress | None = None
+        self.quantization: QuantizeProgress | None = None
+
+    def __enter__(self) -> "StderrObserver":
+        return self
+
+    def phase(self, name: str) -> None:
+        stage = name if name in ("download", "quantize") else "load"
+        if stage == self.stage:
+            return
+        self.display.close()
+        clear_start_line()
+        self.stage, self.quantization = stage, None
+        if stage == "load":
+            self.display.enter_context(status(f"loading {self.name}"))
+        elif stage == "download":
+            self.download = self.display.enter_context(download_progress())
+        else:
+            self.quantization = self.display.enter_context(quantize_progress())
+
+    @property
+    def pull(self) -> PullProgress:
+        """Progress of the download; requires the phase `download`."""
+        assert self.download
+        return self.download
+
+    def part(self, done: int, total: int) -> None:
+        if self.quantization:
+            self.quantization.part("", done, total)
+
+    def about(self, offer: ModelOffer) -> None:
+        """Ignored: the summary of the download is enough for one line."""
+
+    def note(self, text: str) -> None:
+        note(text)
+
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.display.__exit__(error_type, error, trace)
+
+
+@contextmanager
+def download_progress() -> Iterator[PullProgress]:
+    """Show progress of a download: bars on a terminal, lines elsewhere."""
+    try:
+        if supports_redraw(sys.stderr):
+            with _download_bars() as progress:
+                yield DownloadBars(progress)
+        else:
+            yield DownloadLines()
+    except KeyboardInterrupt:
+        note("interrupted; run the same command again to resume")
+        raise
+
+
+def _download_bars(*, transient: bool = False) -> Progress:
+    columns = (
+        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=None),
+        DownloadColumn(table_column=Column(no_wrap=True)),
+        TransferSpeedColumn(table_column=Column(no_wrap=True)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
+    )
+    return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)
 
 
 class DownloadBars:
-    """A bar for each file under way and one for all, on a terminal."""
+    """Progress bars of a download: one for each file that is being downloaded, and one for the total."""
 
     def __init__(self, progress: Progress):
         self.progress = progress
         self.task_ids: dict[str, TaskID] = {}
         self.total_task_id: TaskID | None = None
 
-    def begin(self, order: PullPlan) -> None:
-        self.say(pull_summary(order))
-        contents = [files[0] for files in order.contents.values()]
-        coming = [file for file in contents if order.cached_bytes[file.digest] < file.size]
-        here = order.total_bytes - order.missing_bytes
-        if len(coming) > 1:
-            self.total_task_id = self.progress.add_task("in all", total=order.total_bytes, completed=here)
-        for file in coming:
-            name = escape(printable(file.path))
-            kept = order.cached_bytes[file.digest]
+    def begin(self, plan: PullPlan) -> None:
+        self.say(pull_summary(plan))
+        unique_files = [files[0] for files in plan.contents.values()]
+        missing = [file for file in unique_files if plan.cached_bytes[file.digest] < file.size]
+        if len(missing) > 1:
+            cached_bytes = plan.total_bytes - plan.missing_bytes
+            self.total_task_id = self.progress.add_task("total", total=plan.total_bytes, completed=cached_bytes)
+        for file in missing:
             self.task_ids[file.digest] = self.progress.add_task(
-                name, total=file.size, completed=kept, visible=False
+                escape(printable(file.path)),
+                total=file.size,
+                completed=plan.cached_bytes[file.digest],
+                visible=False,
             )
 
     def advance(self, file: RemoteFile, count: int) -> None:
-        bar = self.task_ids.get(file.digest)
-        if bar is not None:
-            self.progress.update(bar, advance=count, visible=True)
+        task_id = self.task_ids.get(file.digest)
+        if task_id is not None:
+            self.progress.update(task_id, advance=count, visible=True)
         if self.total_task_id is not None:
             self.progress.update(self.total_task_id, advance=count)
 
     def finish(self, file: RemoteFile) -> None:
-        """Another process may have fetched it, too."""
-        bar = self.task_ids.get(file.digest)
-        if bar is not None:
-            shown = next(task for task in self.progress.tasks if task.id == bar)
+        """Complete the bar of a file, which another process may have downloaded."""
+        task_id = self.task_ids.get(file.digest)
+        if task_id is not None:
+            task = next(task for task in self.progress.tasks if task.id == task_id)
             if self.total_task_id is not None:
-                self.progress.update(self.total_task_id, advance=file.size - shown.completed)
-            self.progress.update(bar, completed=file.size, visible=len(self.task_ids) <= MAX_VISIBLE_BARS)
+                self.progress.update(self.total_task_id, advance=file.size - task.completed)
+            self.progress.update(task_id, completed=file.size, visible=len(self.task_ids) <= MAX_VISIBLE_BARS)
 
     def say(self, text: str) -> None:
         self.progress.console.print(escape(printable(text)), highlight=False)
 
 
 class DownloadLines:
-    """A line now and then, where stderr is no terminal."""
+    """Log lines of a download, at most one per LINE_INTERVAL_S."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -97,24 +164,24 @@ class DownloadLines:
         self.received_bytes = 0  # in this run
         self.start = self.last = time.monotonic()
 
-    def begin(self, order: PullPlan) -> None:
-        note(pull_summary(order))
-        self.total_bytes, self.done_bytes = order.total_bytes, order.total_bytes - order.missing_bytes
+    def begin(self, plan: PullPlan) -> None:
+        note(pull_summary(plan))
+        self.total_bytes, self.done_bytes = plan.total_bytes, plan.total_bytes - plan.missing_bytes
         self.start = self.last = time.monotonic()
 
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
             self.done_bytes += count
-            self.received_bytes += max(0, count)  # less than none: what is fetched again
+            self.received_bytes += max(0, count)  # negative when a part is downloaded again
             now = time.monotonic()
             if now - self.last < LINE_INTERVAL_S:
                 return
             self.last = now
             rate = max(1.0, self.received_bytes / (now - self.start))
-        left = (self.total_bytes - self.done_bytes) / rate
+        remaining_s = (self.total_bytes - self.done_bytes) / rate
         note(
             f"{format_bytes(self.done_bytes)} of {format_bytes(self.total_bytes)}, "
-            f"{format_bytes(int(rate))}/s, {format_seconds(left)} left"
+            f"{format_bytes(int(rate))}/s, {format_seconds(remaining_s)} left"
         )
 
     def finish(self, file: RemoteFile) -> None:
@@ -125,7 +192,7 @@ class DownloadLines:
 
 
 class JsonEvents:
-    """JSON lines, one an event; docs/cli.md lists them."""
+    """Progress events as JSON lines on stdout; docs/cli.md lists them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -133,12 +200,17 @@ class JsonEvents:
         self.done_bytes: dict[str, int] = {}
         self.last: dict[str, float] = {}
 
-    def begin(self, order: PullPlan) -> None:
-        self.done_bytes = dict(order.cached_bytes)
-        files = [{"path": f.path, "bytes": f.size, "here": order.cached_bytes[f.digest]} for f in order.files]
-        repo, commit = order.listing.repo, order.listing.commit
-        missing = order.missing_bytes
-        self.write("begin", repo=repo.repo, commit=commit, bytes=order.total_bytes, missing=missing, files=files)
+    def begin(self, plan: PullPlan) -> None:
+        self.done_bytes = dict(plan.cached_bytes)
+        files = [{"path": f.path, "bytes": f.size, "here": plan.cached_bytes[f.digest]} for f in plan.files]
+        self.write(
+            "begin",
+            repo=plan.listing.repo.repo,
+            commit=plan.listing.commit,
+            bytes=plan.total_bytes,
+            missing=plan.missing_bytes,
+            files=files,
+        )
 
     def advance(self, file: RemoteFile, count: int) -> None:
         with self.lock:
@@ -147,7 +219,7 @@ class JsonEvents:
             due = now - self.last.get(file.digest, 0.0) >= EVENT_INTERVAL_S or count < 0
             if due:
                 self.last[file.digest] = now
-                self._put("progress", path=file.path, done=self.done_bytes[file.digest])
+                self._write("progress", path=file.path, done=self.done_bytes[file.digest])
 
     def finish(self, file: RemoteFile) -> None:
         self.write("verified", path=file.path, bytes=file.size)
@@ -157,38 +229,24 @@ class JsonEvents:
 
     def write(self, event: str, **fields: Any) -> None:
         with self.lock:
-            self._put(event, **fields)
+            self._write(event, **fields)
 
-    def _put(self, event: str, **fields: Any) -> None:
+    def _write(self, event: str, **fields: Any) -> None:
         self.out.write(json.dumps({"event": event, **fields}) + "\n")
 
 
-def pull_summary(order: PullPlan) -> str:
-    """What a pull is going to do, in one line."""
-    name, total, missing = order.listing.repo, order.total_bytes, order.missing_bytes
+def pull_summary(plan: PullPlan) -> str:
+    """One line that says what a pull is about to download."""
+    name, total, missing = plan.listing.repo, plan.total_bytes, plan.missing_bytes
     if not missing:
-        return f"{name} is here and up to date ({format_bytes(total)})"
-    files = f"{len(order.files)} files" if len(order.files) > 1 else "1 file"
-    here = f", {format_bytes(total - missing)} of them are here" if missing < total else ""
-    return f"pulling {name}: {files}, {format_bytes(total)}{here}"
-
-
-@contextmanager
-def download_progress() -> Iterator[PullProgress]:
-    """Bars on a terminal, else lines."""
-    try:
-        if supports_redraw(sys.stderr):
-            with _download_bars() as progress:
-                yield DownloadBars(progress)
-        else:
-            yield DownloadLines()
-    except KeyboardInterrupt:
-        note("broken off; the same command goes on where it stopped")
-        raise
+        return f"{name} is up to date ({format_bytes(total)})"
+    files = f"{len(plan.files)} files" if len(plan.files) > 1 else "1 file"
+    cached = f", {format_bytes(total - missing)} already downloaded" if missing < total else ""
+    return f"pulling {name}: {files}, {format_bytes(total)}{cached}"
 
 
 class QuantizeProgress:
-    """Of a model that is quantized: a bar on a terminal, else a line now and then, or an event each."""
+    """Progress of quantization: a bar on a terminal, lines elsewhere, or JSON events."""
 
     def __init__(self, progress: Progress | None = None, events: JsonEvents | None = None):
         self.progress = progress
@@ -197,7 +255,7 @@ class QuantizeProgress:
         self.last = time.monotonic()
 
     def part(self, name: str, done: int, count: int) -> None:
-        """One more is whole."""
+        """Report that `done` of `count` parts are quantized, of which `name` is the last."""
         if self.events:
             self.events.write("part", part=name, done=done, of=count)
         elif self.progress:
@@ -206,10 +264,10 @@ class QuantizeProgress:
             self.progress.update(self.task, completed=done)
         elif time.monotonic() - self.last >= LINE_INTERVAL_S:
             self.last = time.monotonic()
-            note(f"{done} of {count} parts are done")
+            note(f"{done} of {count} parts quantized")
 
     def write(self, event: str, **fields: Any) -> None:
-        """An event of another kind."""
+        """Write another JSON event."""
         assert self.events
         self.events.write(event, **fields)
 
@@ -229,13 +287,14 @@ def quantize_progress(*, as_json: bool = False, resumable: bool = True) -> Itera
         else:
             yield QuantizeProgress()
     except KeyboardInterrupt:
-        note("broken off; the same command " + ("goes on where it stopped" if resumable else "begins anew"))
+        note("interrupted; run the same command again to " + ("resume" if resumable else "start over"))
         raise
 
 
 @contextmanager
 def byte_progress(text: str, total: int) -> Iterator[Callable[[int], object]]:
-    """One bar on a terminal, gone at its end; gives what is told how many bytes more are done."""
+    """Show one bar on a terminal and erase it at the end; yield a function that advances it by a number of
+    bytes."""
     if not supports_redraw(sys.stderr):
         yield lambda _: None
         return
@@ -243,21 +302,10 @@ def byte_progress(text: str, total: int) -> Iterator[Callable[[int], object]]:
         yield partial(progress.advance, progress.add_task(text, total=total))
 
 
-def _download_bars(*, transient: bool = False) -> Progress:
-    columns = (
-        TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-        BarColumn(bar_width=None),
-        DownloadColumn(table_column=Column(no_wrap=True)),
-        TransferSpeedColumn(table_column=Column(no_wrap=True)),
-        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
-    )
-    return Progress(*columns, console=Console(stderr=True), expand=True, transient=transient)
-
-
 @contextmanager
 def status_line() -> Iterator[Callable[[str], None]]:
-    """Gives what takes the words for what is being done: on a terminal they leave no trace, elsewhere they are a
-    line now and then. Nothing moves on its own, which would take time of what is measured."""
+    """Yield a function that shows the current activity: on a terminal in one line that is erased at the end,
+    elsewhere in an occasional log line. Nothing is animated, because that would disturb a measurement."""
     if not supports_redraw(sys.stderr):
         yield throttled_note()
         return
@@ -266,6 +314,7 @@ def status_line() -> Iterator[Callable[[str], None]]:
 
 
 def throttled_note() -> Callable[[str], None]:
+    """Function that prints a note, at most one per LINE_INTERVAL_S."""
     last = time.monotonic()
 
     def say(text: str) -> None:
@@ -275,56 +324,3 @@ def throttled_note() -> Callable[[str], None]:
             note(text)
 
     return say
-
-
-class StderrWatch:
-    """`with` it, so that what is drawn ends with what it shows. One display at a time: of the download, of the
-    quantizer, of the loading."""
-
-    def __init__(self, name: str):
-        self.name = name
-        self.stage = ""
-        self.display = ExitStack()
-        self.download: PullProgress | None = None
-        self.quantization: QuantizeProgress | None = None
-
-    @property
-    def pull(self) -> "PullProgress":
-        """Of the phase `download`."""
-        assert self.download
-        return self.download
-
-    def phase(self, name: str) -> None:
-        kind = name if name in ("download", "quantize") else "load"
-        if kind == self.stage:
-            return
-        self.display.close()
-        clear_sign_of_life()
-        self.stage, self.quantization = kind, None
-        if kind == "load":
-            self.display.enter_context(status(f"loading {self.name}"))
-            return
-        pass  # Rich: 60 ms that a model that is here need not wait for
-
-        if kind == "download":
-            self.download = self.display.enter_context(download_progress())
-        else:
-            self.quantization = self.display.enter_context(quantize_progress())
-
-    def part(self, done: int, total: int) -> None:
-        if self.quantization:
-            self.quantization.part("", done, total)
-
-    def about(self, offer: ModelOffer) -> None:
-        """The summary of the pull says what a line has room for."""
-
-    def note(self, text: str) -> None:
-        note(text)
-
-    def __enter__(self) -> "StderrWatch":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.display.__exit__(kind, error, trace)

@@ -1,5 +1,5 @@
-"""What a person reads of how far one model is from another: `diff`, `quantize` and `show` print it. No line over
-80 characters unless a word is that long. Needs no torch."""
+"""Quality report of a model compared with its reference, as text of at most 80 columns; `diff`, `quantize` and
+`show` print it. Does not import torch."""
 
 import math
 import textwrap
@@ -10,21 +10,21 @@ from localllm.formatting import format_bytes, format_columns, format_rate, forma
 from localllm.quality.report import Answers, Error, Estimate, Quality, Side
 from localllm.quantize.source import Recipe
 
-VALUE_WIDTH = 62  # characters beside the longest name
-MAX_WORST = 5  # layers, and matrices, that are shown
+VALUE_WIDTH = 62  # columns of values beside the longest label
+MAX_WORST = 5  # rows in the tables of layers and matrices
 
 Rows = list[tuple[str, str]]
 
 
 def format_quality(quality: Quality) -> str:
-    """The whole page, without a line break at its end."""
+    """The report without a final line break."""
     errors = [
         _worst_table("WORST MATRICES", quality.matrices),
         _worst_table("WORST LAYERS", quality.layers),
     ]
-    said = [_answers(answers) for answers in quality.answers]
+    answers = [_answers(pair) for pair in quality.answers]
     return "\n\n".join(
-        [_subject_rows(quality), _model_table(quality), _distance(quality), *filter(None, errors), *said]
+        [_subject_rows(quality), _model_table(quality), _distance(quality), *filter(None, errors), *answers]
     )
 
 
@@ -44,24 +44,27 @@ def _subject_rows(quality: Quality) -> str:
 
 
 def _recipe(fields: Mapping[str, Any]) -> str:
-    """As `gptq, INT4 in groups of 128, head in INT8`; of another version's fields, what they say."""
+    """Recipe such as `gptq, INT4 in groups of 128, head in INT8`; fields of another version are listed as they
+    are."""
     try:
         recipe = Recipe(**fields)
     except TypeError:
         return ", ".join(f"{name} {value}" for name, value in fields.items())
-    scales = f"in groups of {recipe.group}" if recipe.group else "with a scale a row"
-    told = [recipe.method, f"INT{recipe.bits} {scales}"]
-    told += [] if recipe.symmetric else ["zero points"]
-    told += ["activations in INT8"] if recipe.activations else []
-    return ", ".join([*told, f"head in INT{recipe.head_bits}" if recipe.head_bits < 16 else "head as it was"])
+    scales = f"in groups of {recipe.group}" if recipe.group else "with a scale per row"
+    parts = [recipe.method, f"INT{recipe.bits} {scales}"]
+    parts += [] if recipe.symmetric else ["zero points"]
+    parts += ["activations in INT8"] if recipe.activations else []
+    parts += [f"head in INT{recipe.head_bits}" if recipe.head_bits < 16 else "head not quantized"]
+    return ", ".join(parts)
 
 
 def _model_table(quality: Quality) -> str:
     sides, distance = (quality.reference, quality.other), quality.distance
 
-    def speeds(name: str, found: Sequence[float | None]) -> list[tuple[str, ...]]:
-        rates = [format_rate(math.nan if rate is None else rate) for rate in found]
-        return [(name, *rates)] if any(rate is not None for rate in found) else []
+    def speeds(name: str, rates: Sequence[float | None]) -> list[tuple[str, ...]]:
+        if all(rate is None for rate in rates):
+            return []
+        return [(name, *(format_rate(math.nan if rate is None else rate) for rate in rates))]
 
     def cache(side: Side) -> str:
         return side.kv_dtype or side.dtype
@@ -70,11 +73,11 @@ def _model_table(quality: Quality) -> str:
         [
             ("", "REFERENCE", "COMPARED"),
             ("weights", *(format_bytes(side.weight_bytes) for side in sides)),
-            ("computes in", *(side.dtype for side in sides)),
+            ("dtype", *(side.dtype for side in sides)),
             *([("KV cache in", *map(cache, sides))] if any(side.kv_dtype for side in sides) else []),
             ("perplexity", *map(_estimate, (distance.reference_perplexity, distance.other_perplexity))),
-            *speeds("text, one run", [side.text_tokens_per_s for side in sides]),
-            *speeds("decoding, one run", [side.decode_tokens_per_s for side in sides]),
+            *speeds("prefill, one run", [side.text_tokens_per_s for side in sides]),
+            *speeds("decode, one run", [side.decode_tokens_per_s for side in sides]),
         ]
     )
 
@@ -85,13 +88,13 @@ def _distance(quality: Quality) -> str:
     growth = math.expm1(ratio.value)
     return format_columns(
         [
-            ("perplexity changes by", f"{_signed(growth)} ± {_percent(math.exp(ratio.value) * ratio.error)}"),
+            ("perplexity change", f"{_signed(growth)} ± {_percent(math.exp(ratio.value) * ratio.error)}"),
             ("KL divergence, nats", f"{_estimate(divergence.mean)} on average"),
             ("", f"{_number(divergence.median)} median, {_number(divergence.p99)} at 99%"),
             ("", f"{_number(divergence.max)} at most"),
-            ("same likeliest token", f"{_percent(distance.same_top.value)} ± {_percent(distance.same_top.error)}"),
+            ("same top token", f"{_percent(distance.same_top.value)} ± {_percent(distance.same_top.error)}"),
             (
-                "right token's chance",
+                "token probability",
                 f"{_signed(distance.right_token.value)} ± {_percent(distance.right_token.error)} on average",
             ),
             ("", f"{_percent(distance.right_token_rms)} root mean square"),
@@ -100,16 +103,16 @@ def _distance(quality: Quality) -> str:
 
 
 def _worst_table(head: str, errors: Sequence[Error]) -> str:
-    found = sorted(errors, key=lambda error: -error.relative)[:MAX_WORST]
-    rows = [(head, "OUTPUT OFF BY"), *((error.name, _percent(error.relative)) for error in found)]
-    return format_table(rows) if found else ""
+    worst = sorted(errors, key=lambda error: -error.relative)[:MAX_WORST]
+    rows = [(head, "OUTPUT ERROR"), *((error.name, _percent(error.relative)) for error in worst)]
+    return format_table(rows) if worst else ""
 
 
 def _answers(answers: Answers) -> str:
     return format_columns(
         [
             *_wrapped("prompt", repr(answers.prompt)),
-            ("answers", f"{answers.same} of {answers.tokens} tokens are the same before the first that differs"),
+            ("answers", f"{answers.same} of {answers.tokens} tokens are identical before the first difference"),
             *(_wrapped("both", repr(answers.common)) if answers.common else []),
             *(
                 [*_wrapped("reference", repr(answers.reference)), *_wrapped("compared", repr(answers.other))]
@@ -133,7 +136,7 @@ def _number(value: float, digits: int = 4) -> str:
 
 
 def _percent(share: float) -> str:
-    """Two places, and two digits of what is too small for them."""
+    """Percentage with two decimals, or two significant digits if it is below 0.1%."""
     return f"{share:.2%}" if abs(share) >= 1e-3 or share == 0 else f"{100 * share:#.2g}%"
 
 

@@ -1,4 +1,4 @@
-"""`localllm quantize`: a model in fewer bits, as a folder that others read or a GGUF file, and what that cost."""
+"""`localllm quantize`: write a quantized model as a folder or a GGUF file, and measure the loss of quality."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,16 +23,9 @@ from localllm.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from localllm.quantize.states import QuantizationResult
 
-MAX_NAMED_MATRICES = 3  # matrices in a note
-DEFAULT_GROUP = 128  # columns, for INT4 where nobody asks for another
-FOLDER_FLAGS = (
-    "method",
-    "bits",
-    "group",
-    "asymmetric",
-    "activations",
-    "calib",
-)  # flags that GGUF knows nothing of
+MAX_NAMED_MATRICES = 3  # in a note
+DEFAULT_GROUP = 128  # columns per scale of INT4
+FOLDER_FIELDS = ("method", "bits", "group", "asymmetric", "activations", "calib")  # flags that --to gguf excludes
 
 
 def quantize(
@@ -42,7 +35,10 @@ def quantize(
     method: Annotated[
         str | None,
         options.option(
-            "--method", text=f"Quantization method: {', '.join(METHODS)}; default: gptq.", metavar="METHOD"
+            "--method",
+            text=f"Quantization method: {', '.join(METHODS)}; default: gptq.",
+            metavar="METHOD",
+            choices=METHODS,
         ),
     ] = None,
     bits: Annotated[
@@ -59,7 +55,8 @@ def quantize(
         bool, options.switch("--asymmetric", text="Use asymmetric quantization, with a zero point per group.")
     ] = False,
     activations: Annotated[
-        str | None, options.option("--activations", text="Quantize activations too: int8.", metavar="TYPE")
+        str | None,
+        options.option("--activations", text="Quantize activations too: int8.", metavar="TYPE", choices=("int8",)),
     ] = None,
     calib: Annotated[
         str | None,
@@ -71,11 +68,18 @@ def quantize(
     ] = None,
     to: Annotated[
         str | None,
-        options.option("--to", text="Output format: gguf, a single file for llama.cpp.", metavar="FORMAT"),
+        options.option(
+            "--to", text="Output format: gguf, a single file for llama.cpp.", metavar="FORMAT", choices=("gguf",)
+        ),
     ] = None,
     type: Annotated[
         str | None,
-        options.option("--type", text="With --to gguf: quantization type, q4_0 or q8_0.", metavar="TYPE"),
+        options.option(
+            "--type",
+            text="With --to gguf: quantization type, q4_0 or q8_0.",
+            metavar="TYPE",
+            choices=("q4_0", "q8_0"),
+        ),
     ] = None,
     force: Annotated[bool, options.switch("--force", text="Overwrite existing or partial output.")] = False,
     as_json: options.JsonEvents = False,
@@ -90,124 +94,138 @@ def quantize(
     target = resolve_target(output)
     recipe = None if to else build_recipe(method, bits, group, asymmetric=asymmetric, activations=activations)
     if to:
-        check_gguf_flags(to, {name: ctx.params[name] for name in FOLDER_FLAGS})
+        check_gguf_flags(to, {name: ctx.params[name] for name in FOLDER_FIELDS})
     elif type:
-        raise UsageError("--type is for --to gguf", "leave it out, or say --bits")
+        raise UsageError("--type applies only to --to gguf", "leave it out, or give --bits")
     if calib and recipe and recipe.method == "rtn":
-        raise UsageError("rtn needs no calibration text", "leave out --calib, or name another --method")
+        raise UsageError("--method rtn uses no calibration text", "leave out --calib, or choose another --method")
     if calib == evaluation == "-":
-        raise UsageError("--calib and --eval cannot both be stdin", "give one of them as a file")
+        raise UsageError("--calib and --eval cannot both be stdin", "give a file for one of them")
     calibration = io.read_text(calib) if calib else None
-    text, text_name = (
-        (io.read_text(evaluation), io.display_name(evaluation)) if evaluation else (None, EVALUATION_NAME)
-    )
+    text, text_name = None, EVALUATION_NAME
+    if evaluation:
+        text, text_name = io.read_text(evaluation), io.display_name(evaluation)
     ref = resolve_model(model)
     header = read_header(ref.path)
     if text is not None:
         check_evaluation_text(ref, header, text)
-    with progress.quantize_progress(as_json=as_json, resumable=recipe is not None) as show:
+    with progress.quantize_progress(as_json=as_json, resumable=recipe is not None) as display:
         if recipe is None:
             errors: dict[str, float] = {}
-            quantize_to_gguf(header, type or "q8_0", target, show, force=force)
+            quantize_to_gguf(header, type or "q8_0", target, display, force=force)
         else:
-            outcome = quantize_to_folder(header, recipe, target, calibration, show, force=force)
-            errors = outcome.errors
-            if outcome.rounded:
-                note(describe_unreached_matrices(outcome.rounded))
+            result = quantize_to_folder(header, recipe, target, calibration, display, force=force)
+            errors = result.errors
+            if result.rounded:
+                note(describe_unreached_matrices(result.rounded))
     quality = measure_quality(model, target, recipe, errors, text, text_name)
     if as_json:
-        show.write("done", path=str(target), quality=as_dict(quality) if quality else None)
+        display.write("done", path=str(target), quality=as_dict(quality) if quality else None)
         return
     out.write(f"{quality_page.format_quality(quality)}\n\n" if quality else "")
     out.write(f"{target}\n")
 
 
 def resolve_target(output: str) -> Path:
-    """Raises UsageError for a path that ends in no name, beside which nothing can be begun."""
+    """Path of the output. Raises UsageError for a path without a file name, such as `/` or `..`."""
     target = expand_path(output)
     if target.name in ("", ".."):
-        raise UsageError(f"{output!r} is no name for what is to be written", "write for example -o model-int4")
+        raise UsageError(f"--output {output!r} has no file name", "write for example -o model-int4")
     return target
 
 
 def check_evaluation_text(ref: ModelRef, header: Header, text: str) -> None:
-    """Raises UsageError for a text that is too short: before hours of work, not after them."""
+    """Raises UsageError for a text that is too short, before hours of quantization."""
     split_into_windows(
         text, Tokenizer.from_folder(ref.path), window=min(WINDOW_TOKENS, parse_config(header.config).max_context)
     )
 
 
 def describe_unreached_matrices(matrices: Sequence[str]) -> str:
-    """Names the matrices of experts that too few calibration tokens reached, or some of them."""
-    named = ", ".join(matrices[:MAX_NAMED_MATRICES]) + (", ..." if len(matrices) > MAX_NAMED_MATRICES else "")
+    """Note that names some of the expert matrices that too few calibration tokens reached."""
+    names = ", ".join(matrices[:MAX_NAMED_MATRICES]) + (", ..." if len(matrices) > MAX_NAMED_MATRICES else "")
     return (
-        f"note: {len(matrices)} matrices of experts were rounded to nearest, as too few calibration tokens "
-        f"reached them: {named}"
+        f"note: {len(matrices)} expert matrices were rounded to nearest because too few calibration tokens "
+        f"reached them: {names}"
     )
 
 
 def build_recipe(
     method: str | None, bits: int | None, group: int | None, *, asymmetric: bool, activations: str | None
 ) -> Recipe:
-    """Raises UsageError for words that mean nothing; what contradicts itself the quantizer refuses."""
+    """Recipe of the flags, with defaults. Raises UsageError for unknown values; `check_recipe` refuses
+    combinations that do not work."""
     if activations not in (None, "int8"):
-        raise UsageError(f"activations cannot be {activations!r}", "say --activations int8, or leave it out")
-    rounded = activations is not None or method == "smoothquant"
-    named = method or ("smoothquant" if rounded else "gptq")
-    known: Method | None = next((known for known in METHODS if known == named), None)
-    if known is None:
-        raise UsageError(f"there is no method {named!r}", f"name one of {', '.join(METHODS)}")
-    bits = (8 if rounded else 4) if bits is None else bits
+        raise UsageError(f"--activations is {activations!r}", "give --activations int8, or leave it out")
+    with_activations = activations is not None or method == "smoothquant"
+    name = method or ("smoothquant" if with_activations else "gptq")
+    known_method: Method | None = next((known for known in METHODS if known == name), None)
+    if known_method is None:
+        raise UsageError(f"--method is {name!r}", f"give one of {', '.join(METHODS)}")
+    bits = (8 if with_activations else 4) if bits is None else bits
     columns = (DEFAULT_GROUP if bits == 4 else 0) if group is None else group
-    # transformers reads the matrices of a folder by one scheme: the head has it as well, or stays as it was.
-    head_bits = 8 if bits == 8 and not (columns or asymmetric or rounded) else 16
-    return Recipe(known, bits, columns or None, symmetric=not asymmetric, activations=rounded, head_bits=head_bits)
+    # transformers dequantizes a folder by one scheme: the head has that of INT8 layers, or is not quantized.
+    head_bits = 8 if bits == 8 and not with_activations else 16
+    return Recipe(
+        known_method,
+        bits,
+        columns or None,
+        symmetric=not asymmetric,
+        activations=with_activations,
+        head_bits=head_bits,
+    )
 
 
 def check_gguf_flags(to: str, flags: dict[str, Any]) -> None:
+    """Raises UsageError for another format, and for flags that do not apply to GGUF."""
     if to != "gguf":
-        raise UsageError(f"there is no format {to!r} to write", "say --to gguf, or leave it out for a folder")
-    given = next((name for name, value in flags.items() if value not in (None, False)), None)
-    if given:
-        raise UsageError(f"--{given} is for folders, and GGUF has types", "say --type q4_0 or q8_0")
+        raise UsageError(f"--to is {to!r}", "give --to gguf, or leave it out to write a folder")
+    field = next((field for field, value in flags.items() if value not in (None, False)), None)
+    if field:
+        raise UsageError(f"{io.flag_name(field)} does not apply to --to gguf", "give --type q4_0 or q8_0 instead")
 
 
 def quantize_to_folder(
-    header: Header, recipe: Recipe, target: Path, text: str | None, show: progress.QuantizeProgress, *, force: bool
+    header: Header,
+    recipe: Recipe,
+    target: Path,
+    text: str | None,
+    display: progress.QuantizeProgress,
+    *,
+    force: bool,
 ) -> "QuantizationResult":
-    from localllm.quantize.check import (
-        check_group_size,
-        check_recipe,  # from here on with torch
-    )
+    """text: for calibration, None: the bundled text. Raises as `check_recipe` and `make_artefact`."""
+    from localllm.quantize.check import check_group_size, check_recipe  # imports torch
     from localllm.quantize.quantizer import make_artefact
     from localllm.quantize.source import check_source
 
     check_source(header)
     check_recipe(recipe)
     check_group_size(header, recipe)
-    return make_artefact(header, recipe, target, show.part, text=text, force=force)
+    return make_artefact(header, recipe, target, display.part, text=text, force=force)
 
 
 def quantize_to_gguf(
-    header: Header, type: str, target: Path, show: progress.QuantizeProgress, *, force: bool
+    header: Header, type: str, target: Path, display: progress.QuantizeProgress, *, force: bool
 ) -> None:
     from localllm.quantize.gguf_file import write_gguf
 
-    write_gguf(header, type, target, show.part, force=force)
+    write_gguf(header, type, target, display.part, force=force)
 
 
 def measure_quality(
     model: str, target: Path, recipe: Recipe | None, errors: dict[str, float], text: str | None, text_name: str
 ) -> Quality | None:
-    """How far the result is from its source, kept beside its weights; None where memory does not hold it."""
+    """Compare the result with its source, and store the report beside the weights of a folder. None if the models
+    do not fit into memory."""
     from localllm.comparison.compare import compare_models
     from localllm.comparison.subject import find_subject
     from localllm.quality.report import Error, write_report
 
     settings = Settings.from_environment()
-    with status("measuring what was lost"):
+    with status("measuring the loss of quality"):
         try:
-            found = compare_models(
+            quality = compare_models(
                 find_subject(model, settings),
                 find_subject(str(target.absolute()), settings),
                 settings,
@@ -216,16 +234,18 @@ def measure_quality(
                 note=note,
             )
         except DoesNotFit as error:
-            note(f"note: nothing was measured: {error}")
+            note(f"note: quality was not measured: {error}")
             return None
         except KeyboardInterrupt:
-            note(f"{target} is whole, and was not measured: `localllm diff {model} {target}` does that")
+            note(f"{target} is complete, but was not measured; use `localllm diff {model} {target}`")
             raise
     if recipe is None:
-        return found
-    worst = sorted(errors.items(), key=lambda item: -item[1])
-    found = dataclasses.replace(
-        found, recipe=dataclasses.asdict(recipe), matrices=tuple(Error(name, error) for name, error in worst)
+        return quality
+    largest_first = sorted(errors.items(), key=lambda item: -item[1])
+    quality = dataclasses.replace(
+        quality,
+        recipe=dataclasses.asdict(recipe),
+        matrices=tuple(Error(name, error) for name, error in largest_first),
     )
-    write_report(found, target)
-    return found
+    write_report(quality, target)
+    return quality

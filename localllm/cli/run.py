@@ -1,4 +1,4 @@
-"""`localllm run`: one answer to a prompt, or a conversation where there is none. `execute_run.py` does it."""
+"""Declaration of `localllm run`, which `execute_run.py` executes."""
 
 from typing import Annotated
 
@@ -46,12 +46,7 @@ def run(
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
-    force: Annotated[
-        bool,
-        options.switch(
-            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
-        ),
-    ] = False,
+    force: options.ForceLoad = False,
     server: options.Server = None,
     local: Annotated[
         bool,
@@ -105,6 +100,7 @@ def run(
     logit_bias: options.LogitBias = None,
     seed: options.Seed = None,
     max_tokens: options.MaxTokens = None,
+    min_tokens: options.MinTokens = None,
     stop: options.Stop = None,
     stop_ids: options.StopIds = None,
     ignore_eos: options.IgnoreEos = None,
@@ -116,8 +112,10 @@ def run(
     text first. stdout gets only the answer; reasoning goes to stderr. In a terminal and without a prompt, a
     conversation starts; without MODEL, you choose one first.
 
-    If a running server (LOCALLLM_HOST, otherwise port 11434 of this machine) has the model loaded, it answers
-    instead and no loading is needed; --verbose shows this. Loading flags (--context, --device, --dtype,
-    --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load the model in this process.
+    If a running server (LOCALLLM_HOST, the background server, or port 11434 of this machine) has the model loaded,
+    it answers instead and no loading is needed; --verbose shows this. With LOCALLLM_BACKGROUND=5m, a server is
+    started in the background for that, and ends after 5 minutes without requests. Loading flags (--context,
+    --device, --dtype, --kv-dtype, --quant, --deterministic, --draft, --draft-model, --force) load the model in
+    this process.
     """
     execute_run(ctx.params)

@@ -1,4 +1,4 @@
-"""`localllm serve`: models behind an HTTP endpoint that speaks the APIs of OpenAI, Ollama and Anthropic."""
+"""`localllm serve`: an HTTP server for models with the APIs of OpenAI, Ollama and Anthropic."""
 
 import math
 import os
@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from localllm.cli import options
+from localllm.cli.background import check_modes, serve_in_background, stop_background_server
 from localllm.cli.io import note
 from localllm.cli.loading import load_for_server
+from localllm.cli.machine import parse_idle_time
+from localllm.client.background import inherited_record
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
 from localllm.settings import Settings
@@ -17,10 +20,11 @@ from localllm.settings import Settings
 if TYPE_CHECKING:
     from localllm.hub.resolve import ModelRef
     from localllm.llm.embedder import Embedder
-    from localllm.llm.llm import LLM  # torch, for which `--help` need not wait
+    from localllm.llm.llm import LLM  # imports torch
 
 
 def serve(
+    ctx: typer.Context,
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL", hidden=True)] = None,
     host: Annotated[
         str,
@@ -107,12 +111,7 @@ def serve(
     activations: options.Activations = None,
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
-    force: Annotated[
-        bool,
-        options.switch(
-            "--force", text="Load the model even if it does not fit into free memory.", panel=options.Panel.LOADING
-        ),
-    ] = False,
+    force: options.ForceLoad = False,
     keep_alive: Annotated[
         str,
         typer.Option(
@@ -129,6 +128,47 @@ def serve(
             panel=options.Panel.LOADING,
         ),
     ] = None,
+    background: Annotated[
+        bool,
+        options.switch(
+            "--background",
+            text="Start the server in the background; return when it is ready.",
+            panel=options.Panel.BACKGROUND,
+        ),
+    ] = False,
+    exit_when_idle: Annotated[
+        str | None,
+        options.option(
+            "--exit-when-idle",
+            text="Exit after this time without requests, such as 30m; default: never.",
+            metavar="TIME",
+            panel=options.Panel.BACKGROUND,
+        ),
+    ] = None,
+    stop: Annotated[
+        bool,
+        options.switch(
+            "--stop",
+            text="Stop the background server; running answers finish first.",
+            panel=options.Panel.BACKGROUND,
+        ),
+    ] = False,
+    install: Annotated[
+        bool,
+        options.switch(
+            "--install",
+            text="Write a systemd user unit, on macOS a launchd agent, that starts this server at login.",
+            panel=options.Panel.BACKGROUND,
+        ),
+    ] = False,
+    uninstall: Annotated[
+        bool,
+        options.switch("--uninstall", text="Delete what --install has written.", panel=options.Panel.BACKGROUND),
+    ] = False,
+    dry_run: Annotated[
+        bool,
+        options.switch("--dry-run", text="With --install: only print the file.", panel=options.Panel.BACKGROUND),
+    ] = False,
     strict: Annotated[
         bool,
         options.switch(
@@ -143,6 +183,7 @@ def serve(
             help="Format of the request log on stderr: text, json or off.",
             metavar="FORMAT",
             rich_help_panel=options.Panel.OUTPUT,
+            autocompletion=lambda: ["text", "json", "off"],
         ),
     ] = "text",
     log_prompts: Annotated[
@@ -159,46 +200,90 @@ def serve(
     All other models of `localllm list` are loaded on request, and unloaded after --keep-alive without requests or
     when another model needs the memory. The server accepts only this machine unless --host says otherwise, which
     requires an API key. The first Ctrl-C or SIGTERM lets running answers finish, the second aborts them.
+
+    With --background, stdout gets the address of the server, and stderr its process and its log. Each user has at
+    most one such server; `run`, `ps`, `stop` and `top` find it on any port.
     """
+    match check_modes(ctx.params):
+        case "background":
+            return serve_in_background(ctx.params)
+        case "stop":
+            return stop_background_server()
+        case "install":
+            from localllm.cli.service import install_service
+
+            return install_service(ctx.params, dry_run=dry_run)
+        case "uninstall":
+            from localllm.cli.service import uninstall_service
+
+            return uninstall_service()
+        case _:
+            pass
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
-    from localllm.server.serve import bind  # FastAPI takes its time to import
+    from localllm.server.serve import bind  # uvicorn takes time to import
 
-    kept = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
-    if log_format not in list(LogFormat):
-        raise UsageError(f"--log-format is {log_format}", f"give {', '.join(LogFormat)}")
-    if max_models is not None and not len(models or []) <= max_models != 0:
-        raise UsageError(f"--max-models is {max_models}", "give at least 1, and no fewer than you name")
     settings = Settings.from_environment()
+    record = inherited_record(settings.home)
+    idle_limit_s = parse_idle_time(exit_when_idle, "--exit-when-idle") if exit_when_idle else math.inf
+    keep_alive_s = math.inf if keep_alive.startswith("-") else parse_duration(keep_alive)
+    if log_format not in list(LogFormat):
+        raise UsageError(f"--log-format is {log_format}", f"give one of {', '.join(LogFormat)}")
+    if max_models is not None and not len(models or []) <= max_models != 0:
+        raise UsageError(
+            f"--max-models is {max_models}", "give at least 1, and at least the number of models named"
+        )
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
     access = make_access_policy(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
     for warning in access_warnings(access):
         note(warning)
     with closing(bind(host, port)) as listener:
-        where = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
-        where |= {"activations": activations, "deterministic": deterministic, "force": force, "verbose": verbose}
+        load_flags = {
+            "device": device,
+            "dtype": dtype,
+            "kv_dtype": kv_dtype,
+            "activations": activations,
+            "quant": quant,
+            "context": context,
+            "deterministic": deterministic,
+            "force": force,
+            "verbose": verbose,
+        }
         from localllm.server.app import create_app
         from localllm.server.models import ModelPool
         from localllm.server.serve import Server
 
         def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
-            return cast(
-                "LLM | Embedder", load_for_server(model, **{**where, "context": context or where["context"]})
-            )
+            flags = {**load_flags, "context": context or load_flags["context"]}
+            return cast("LLM | Embedder", load_for_server(model, **flags))
 
-        served = ModelPool(load, keep_alive=kept, max_models=max_models)
+        pool = ModelPool(load, keep_alive=keep_alive_s, max_models=max_models)
         for model in models or []:
-            served.add_preloaded(load(model, None), model)
-        app = create_app(served, access, log_prompts=log_prompts, strict=strict or settings.strict)
-        names = [loaded.name for loaded in served.loaded.values()]
-        remark = (
-            note if log_format == LogFormat.TEXT else (lambda words: None)
-        )  # who asks for JSON reads it by program
+            pool.add_preloaded(load(model, None), model)
+        app = create_app(pool, access, log_prompts=log_prompts, strict=strict or settings.strict)
+        names = [loaded.name for loaded in pool.loaded.values()]
+        notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON
+
+        def on_listening(message: str) -> None:
+            note(message)
+            if record:
+                record.publish(message.removeprefix("listening on "))
+
         server = Server(
-            app, listener, note, served.close, served.abort_waiting, remark=remark, model_names=names, tls=tls
+            app,
+            listener,
+            on_listening,
+            pool.close,
+            pool.abort_waiting,
+            notify=notify,
+            model_names=names,
+            tls=tls,
+            on_closing=record.withdraw if record else lambda: None,
+            exit_when_idle_s=idle_limit_s,
+            is_loading=lambda: bool(pool.pending_loads),
         )
         configure_logging(LogFormat(log_format))
         server.run()
-        if served.has_unfinished_load:
+        if pool.has_unfinished_load:
             os._exit(0)

@@ -1,35 +1,34 @@
-"""`localllm rm`, `cp` and `verify`: what is done with models that are on this machine."""
+"""`localllm rm`, `cp` and `create`: remove models from this machine, and give them names."""
 
 import json
 from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from localllm.cli import options
-from localllm.cli.io import StdoutWriter
-from localllm.cli.models import artefact_source
+from localllm.cli.io import StdoutWriter, note
 from localllm.errors import UsageError
+from localllm.files import expand_path
 from localllm.formatting import format_bytes
 from localllm.hub.assign_name import assigned_target, copy_name, remove_name
-from localllm.hub.local_names import edition_files, read_aliases
-from localllm.hub.names import RepoName, parse_name, strip_latest
+from localllm.hub.local_names import edition_files, find_edition, read_aliases
+from localllm.hub.names import is_path, strip_latest
 from localllm.hub.remove import Removal, plan_removal, removable_repo
+from localllm.modelfile.edition import TEXT_LIMIT, CreateRequest, to_json
+from localllm.modelfile.parse import parse_modelfile
 from localllm.quantize.store import find_artefacts
 from localllm.settings import Settings
 
-ModelNames = Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)]
-OptionalModelName = Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)]
-DryRun = Annotated[bool, options.switch("--dry-run", text="Print what would be removed without removing it.")]
-CheckOnly = Annotated[
-    bool, options.switch("--check", text="Only report; do not download damaged or missing files.")
-]
-
 
 def rm(
-    model: ModelNames,
+    model: Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)],
     quant: options.ArtefactQuant = None,
-    dry_run: DryRun = False,
+    dry_run: Annotated[
+        bool, options.switch("--dry-run", text="Print what would be removed without removing it.")
+    ] = False,
     as_json: options.JsonList = False,
 ) -> None:
     """Remove models from this machine.
@@ -41,45 +40,75 @@ def rm(
     if quant:
         _remove_artefacts(model, quant, dry_run, as_json)
         return
-    out, known = StdoutWriter(), {*read_aliases(), *edition_files()}
-    model = [strip_latest(name) for name in model]
-    targets = [None if name in known else removable_repo(name) for name in model]  # before anything is removed
-    for target in targets:
-        if target:
-            plan_removal(target)
-    done: list[dict[str, object]] = []
-    for name, target in zip(model, targets, strict=True):
-        if target is None:
-            meant = assigned_target(name) if dry_run else remove_name(name)
-            done.append({"name": name, "alias_of": meant, "freed_bytes": 0, "dry_run": dry_run})
-            text = f"the name {name} of {meant}; the model stays"
+    out, assigned_names = StdoutWriter(), {*read_aliases(), *edition_files()}
+    names = [strip_latest(name) for name in model]
+    # Every name is checked before anything is removed.
+    repos = [None if name in assigned_names else removable_repo(name) for name in names]
+    for repo in repos:
+        if repo:
+            plan_removal(repo)
+    verb = "would remove" if dry_run else "removed"
+    results: list[dict[str, object]] = []
+    for name, repo in zip(names, repos, strict=True):
+        if repo is None:
+            target = assigned_target(name) if dry_run else remove_name(name)
+            results.append({"name": name, "alias_of": target, "freed_bytes": 0, "dry_run": dry_run})
+            text = f"the name {name} of {target}; the model stays"
         else:
-            plan = plan_removal(target)
-            freed = plan.freed_bytes if dry_run else plan.execute()
-            done.append(_removal_json(name, plan, freed, dry_run))
-            text = _describe_removal(plan, freed)
+            plan = plan_removal(repo)
+            freed_bytes = plan.freed_bytes if dry_run else plan.execute()
+            results.append(_removal_json(name, plan, freed_bytes, dry_run))
+            text = _describe_removal(plan, freed_bytes)
         if not as_json:
-            out.write(f"{'would remove' if dry_run else 'removed'} {text}\n")
+            out.write(f"{verb} {text}\n")
     if as_json:
-        out.write(json.dumps(done, indent=1) + "\n")
+        out.write(json.dumps(results, indent=1) + "\n")
 
 
 def _remove_artefacts(models: list[str], quant: str, dry_run: bool, as_json: bool) -> None:
+    from localllm.cli.models import artefact_source
+
     out, home = StdoutWriter(), Settings.from_environment().home
-    found = [
-        (name, find_artefacts(home, artefact_source(name), quant)) for name in models
-    ]  # before anything is removed
-    done: list[dict[str, object]] = []
-    for name, each in found:
-        freed = sum(one.nbytes if dry_run else one.remove() for one in each)
-        paths = [str(one.path) for one in each]
-        done.append({"name": name, "quant": quant, "paths": paths, "freed_bytes": freed, "dry_run": dry_run})
+    # Every name is checked before anything is removed.
+    artefacts = [(name, find_artefacts(home, artefact_source(name), quant)) for name in models]
+    verb = "would remove" if dry_run else "removed"
+    results: list[dict[str, object]] = []
+    for name, stored in artefacts:
+        freed_bytes = sum(artefact.nbytes if dry_run else artefact.remove() for artefact in stored)
+        paths = [str(artefact.path) for artefact in stored]
+        results.append(
+            {"name": name, "quant": quant, "paths": paths, "freed_bytes": freed_bytes, "dry_run": dry_run}
+        )
         if not as_json:
-            out.write(
-                f"{'would remove' if dry_run else 'removed'} {name} --quant {quant}, frees {format_bytes(freed)}\n"
-            )
+            out.write(f"{verb} {name} --quant {quant}, frees {format_bytes(freed_bytes)}\n")
     if as_json:
-        out.write(json.dumps(done, indent=1) + "\n")
+        out.write(json.dumps(results, indent=1) + "\n")
+
+
+def _describe_removal(plan: Removal, freed_bytes: int) -> str:
+    partial = f" and {_count_files(len(plan.unfinished))} of interrupted downloads" if plan.unfinished else ""
+    reasons: defaultdict[str, int] = defaultdict(int)
+    for file in plan.kept:
+        reasons[file.why] += file.size
+    first = f"{plan.repo}: {_count_files(len(plan.files))}{partial}, frees {format_bytes(freed_bytes)}"
+    return "\n".join([first, *(f"kept {format_bytes(nbytes)}: {why}" for why, nbytes in reasons.items())])
+
+
+def _count_files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _removal_json(name: str, plan: Removal, freed_bytes: int, dry_run: bool) -> dict[str, object]:
+    return {
+        "name": name,
+        "repo": plan.repo.repo,
+        "revision": plan.repo.revision,
+        "files": [file.path for file in plan.files],
+        "unfinished": len(plan.unfinished),
+        "freed_bytes": freed_bytes,
+        "kept": [{"path": file.path, "bytes": file.size, "why": file.why} for file in plan.kept],
+        "dry_run": dry_run,
+    }
 
 
 def cp(
@@ -93,51 +122,50 @@ def cp(
     a path. No files are copied. `localllm rm NAME` removes the alias.
     """
     out = StdoutWriter()
-    meant = copy_name(name, model)
-    out.write(json.dumps({"name": name, "source": meant}) + "\n" if as_json else f"{name} is {meant}\n")
+    source = copy_name(name, model)
+    out.write(json.dumps({"name": name, "source": source}) + "\n" if as_json else f"{name} is {source}\n")
 
 
-def verify(model: OptionalModelName = None, check: CheckOnly = False, as_json: options.JsonList = False) -> None:
-    """Check downloaded models against the checksums of the Hub.
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)],
+    file: Annotated[
+        str, typer.Option("-f", "--file", help="Modelfile to read.", metavar="FILE", show_default="Modelfile")
+    ] = "Modelfile",
+    quant: Annotated[
+        str | None, options.option("--quant", text="Quantize the weights to int8 or int4 first.", metavar="QUANT")
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Create a model from a Modelfile.
 
-    MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT; without it, all models in
-    the cache are checked. Every file is read and compared with its checksum. Damaged and missing files are
-    downloaded again.
+    NAME is then accepted by every other command and by clients of a server. The weights are not copied. The file
+    is a Modelfile as in Ollama: FROM, PARAMETER, SYSTEM, TEMPLATE (in Jinja), MESSAGE and LICENSE. `localllm show
+    NAME` shows it, `localllm rm NAME` removes the name.
     """
-    # Loads the Hub's library, which other commands need not wait for.
-    from localllm.cli.repair import verify_models
+    from localllm.llm.create import create as create_model
 
-    verify_models(None if model is None else _require_hub_name(model), check, as_json)
-
-
-def _require_hub_name(name: str) -> RepoName:
-    repo = parse_name(name)
-    if not isinstance(repo, RepoName):
-        raise UsageError(f"{name} is not from the Hub: nobody says what it should hold", "name ORG/REPO")
-    return repo
+    out = StdoutWriter()
+    path = Path(file)
+    edition = parse_modelfile(_read_modelfile(path))
+    if is_path(edition.source) and not expand_path(edition.source).is_absolute():
+        edition = replace(edition, source=str(path.parent / edition.source))
+    create_model(CreateRequest(name, edition, quant=quant or ""), note)
+    out.write(_edition_json(name) if as_json else f"{name}\n")
 
 
-def _describe_removal(plan: Removal, freed: int) -> str:
-    unfinished = f" and {_count_files(len(plan.unfinished))} of broken off downloads" if plan.unfinished else ""
-    reasons: defaultdict[str, int] = defaultdict(int)
-    for kept in plan.kept:
-        reasons[kept.why] += kept.size
-    lines = [f"{plan.repo}: {_count_files(len(plan.files))}{unfinished}, frees {format_bytes(freed)}"]
-    return "\n".join(lines + [f"kept {format_bytes(count)}: {why}" for why, count in reasons.items()])
+def _read_modelfile(file: Path) -> str:
+    """Text of a Modelfile. Raises UsageError for a file that is too large, not text, or cannot be read."""
+    try:
+        if file.stat().st_size > TEXT_LIMIT:
+            raise UsageError(f"{file} is too large for a Modelfile", "name another file with -f")
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not valid UTF-8"
+        raise UsageError(f"{file} cannot be read ({reason})", "name a Modelfile with -f") from None
 
 
-def _count_files(count: int) -> str:
-    return "1 file" if count == 1 else f"{count} files"
-
-
-def _removal_json(name: str, plan: Removal, freed: int, dry_run: bool) -> dict[str, object]:
-    return {
-        "name": name,
-        "repo": plan.repo.repo,
-        "revision": plan.repo.revision,
-        "files": [file.path for file in plan.files],
-        "unfinished": len(plan.unfinished),
-        "freed_bytes": freed,
-        "kept": [{"path": kept.path, "bytes": kept.size, "why": kept.why} for kept in plan.kept],
-        "dry_run": dry_run,
-    }
+def _edition_json(name: str) -> str:
+    """The stored edition, which includes what it inherits from an edition that it is made from."""
+    edition = find_edition(strip_latest(name))
+    assert edition
+    return json.dumps({"name": name, "edition": to_json(edition)}) + "\n"

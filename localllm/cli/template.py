@@ -1,4 +1,4 @@
-"""`localllm template`: the exact prompt that a conversation becomes, and its tokens."""
+"""`localllm template`: print the prompt that the chat template renders, and its tokens."""
 
 import json
 from contextlib import closing
@@ -23,11 +23,12 @@ from localllm.text.tokenizer import Tokenizer
 
 
 class Token(NamedTuple):
-    """One token of the prompt. Texts joined are its decoding; a character of several tokens is with the last."""
+    """One token of the prompt. The joined texts are the decoded prompt; a character of several tokens is in the
+    text of the last."""
 
     id: int
     text: str
-    kind: str  # `control`, `added` (matched as a whole) or `text`
+    kind: str  # `control`, `added` (in the tokenizer's list of added tokens) or `text`
 
 
 def template(
@@ -72,29 +73,32 @@ def template(
     """
     functions = io.read_tools(tools) if tools else None
     if messages is None:
-        before = [{"role": "system", "content": system}] if system else []
-        conversation = [*before, {"role": "user", "content": io.read_prompt(prompt or [], raw=False)}]
+        system_message = [{"role": "system", "content": system}] if system else []
+        conversation = [*system_message, {"role": "user", "content": io.read_prompt(prompt or [], raw=False)}]
     elif prompt or system:
-        raise UsageError("there are a prompt and --messages", "write both into the messages")
+        raise UsageError("--messages cannot be combined with a prompt or --system", "put all into the messages")
     elif messages == tools == "-":
         raise UsageError("--messages and --tools cannot both be stdin", "put one into a file")
     else:
-        conversation, in_file = _read_conversation(messages)
-        functions = in_file if functions is None else functions
+        conversation, file_tools = _read_conversation(messages)
+        functions = file_tools if functions is None else functions
     tokenizer = _load_tokenizer(model)
     out = io.StdoutWriter()
     with closing(ChatTemplate.from_tokenizer(tokenizer)) as chat_template:
-        given = parse_template_args(template_arg or [])
+        arguments = parse_template_args(template_arg or [])
         chat = chat_template.render(
             conversation,
             tools=functions,
             add_generation_prompt=not no_generation_prompt,
-            arguments=chat_template.template_arguments(given, think=think, with_tools=functions is not None),
+            arguments=chat_template.template_arguments(arguments, think=think, with_tools=functions is not None),
         )
     tokens = _tokenize(tokenizer, chat)
     if as_json:
-        listed = [token._asdict() for token in tokens]
-        content = {"prompt": chat.text, "token_ids": [token.id for token in tokens], "tokens": listed}
+        content = {
+            "prompt": chat.text,
+            "token_ids": [token.id for token in tokens],
+            "tokens": [token._asdict() for token in tokens],
+        }
         out.write(json.dumps(content, ensure_ascii=False) + "\n")
         return
     out.write(chat.text)
@@ -105,13 +109,17 @@ def template(
 
 
 def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | None]:
-    """Messages, and tools where the file has some. Raises UsageError where it is no conversation."""
+    """Messages, and tools if the file has any. Raises UsageError if it is not a conversation."""
     content = io.read_json(file)
     tools = content.get("tools") if isinstance(content, dict) else None
     messages = content.get("messages") if isinstance(content, dict) else content
-    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+    if (
+        not isinstance(messages, list)
+        or not messages
+        or not all(isinstance(message, dict) for message in messages)
+    ):
         raise UsageError(
-            f"{io.display_name(file)} holds no messages", 'write [{"role": "user", "content": "Hello"}]'
+            f"{io.display_name(file)} is not a list of messages", 'write [{"role": "user", "content": "Hello"}]'
         )
     return [normalize_message(message) for message in messages], None if tools is None else io.check_tools(
         tools, file
@@ -119,31 +127,32 @@ def _read_conversation(file: str) -> tuple[list[Any], list[dict[str, Any]] | Non
 
 
 def _load_tokenizer(model: str) -> Tokenizer:
-    """A folder or a GGUF file that holds a tokenizer alone will do."""
+    """Tokenizer of a model. A folder or a GGUF file that has a tokenizer but no weights is enough."""
     path = expand_path(model)
-    in_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in_folder(path)
-    alone = is_path(model) and path.exists() and (is_gguf(path) or in_folder)
-    path = path if alone else resolve_model(model).path
+    is_tokenizer_folder = any((path / name).is_file() for name in TOKENIZER_FILES) and not models_in_folder(path)
+    if not (is_path(model) and path.exists() and (is_gguf(path) or is_tokenizer_folder)):
+        path = resolve_model(model).path
     return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(read_gguf(path).metadata, path)
 
 
 def _tokenize(tokenizer: Tokenizer, chat: RenderedChat) -> list[Token]:
     detokenizer = Detokenizer(tokenizer, shown_ids=tokenizer.special_ids)
     ids = tokenizer.encode_chat(chat)
-    texts = [detokenizer.push([token]) for token in ids]
+    texts = [detokenizer.push([token_id]) for token_id in ids]
     if texts:
         texts[-1] += detokenizer.finish()
 
-    def kind(text: str) -> str:
-        control, added = text in tokenizer.control_tokens, text in tokenizer.added_tokens
-        return "control" if control else "added" if added else "text"
+    def token_type(text: str) -> str:
+        if text in tokenizer.control_tokens:
+            return "control"
+        return "added" if text in tokenizer.added_tokens else "text"
 
-    return [Token(token, text, kind(text)) for token, text in zip(ids, texts, strict=True)]
+    return [Token(token_id, text, token_type(text)) for token_id, text in zip(ids, texts, strict=True)]
 
 
 def _token_table(tokens: list[Token]) -> str:
     rows = [
-        (str(place), str(token.id), token.kind, json.dumps(token.text, ensure_ascii=False))
-        for place, token in enumerate(tokens)
+        (str(index), str(token.id), token.kind, json.dumps(token.text, ensure_ascii=False))
+        for index, token in enumerate(tokens)
     ]
-    return format_table([("PLACE", "ID", "KIND", "TEXT"), *rows])
+    return format_table([("INDEX", "ID", "TYPE", "TEXT"), *rows])

@@ -1,27 +1,27 @@
-"""A model in a server, shaped like an LLM in this process: what asks the one may ask the other. No torch."""
+"""A model on a server with the interface of a local LLM. Does not import torch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.client.server import HANDSHAKE_TIMEOUT_S, JsonObject, JsonStream, ServerClient, check_server_name
+from localllm.client.server import REPLY_TIMEOUT_S, JsonObject, JsonStream, ServerClient, check_server_name
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
-from localllm.protocol.events import event_from_json
+from localllm.protocol.events import event_from_json, step_reads_from_json
 from localllm.request import ChatRequest, GenerationEvent, Request
 from localllm.sampling import params_from_json, params_to_json
 
 if TYPE_CHECKING:
     from localllm.metrics import StepReads
-    from localllm.receipts import receipt  # only those who want one wait for what it needs
+    from localllm.receipts import receipt  # imported only when a receipt is made
 
 
 class RemoteModel:
-    """What a command needs of an LLM. One answer at a time; `close` ends the connection and with it the answer."""
+    """Implements `protocol.model.Model`, one answer at a time. `close` cancels a running answer."""
 
     def __init__(self, server: ServerClient, facts: Mapping[str, Any]):
-        """facts: as `POST /localllm/open` tells them. Raises LocalLLMError where they are of another version."""
+        """facts: the answer of `POST /localllm/open`. Raises LocalLLMError if it is of another version."""
         self.server = server
         self.tokenizer = RemoteTokenizer()
         self.prepared_stream: RemoteStream | None = None
@@ -44,29 +44,28 @@ class RemoteModel:
 
     @property
     def reads(self) -> "StepReads":
-        from localllm.protocol.events import step_reads_from_json
-
         try:
             return step_reads_from_json(self.read_bytes)
         except (LookupError, TypeError, ValueError):
             raise version_mismatch(self.server.url) from None
 
+    def measure_rates(self) -> None:
+        """Do nothing: other requests of the server would distort a measurement."""
+
     def template_arguments(
         self, given: Mapping[str, Any], *, think: bool | None = None, with_tools: bool = False
     ) -> dict[str, Any]:
-        """As `LLM.template_arguments`, which is asked only where there is something to check."""
+        """As `LLM.template_arguments`; without a request if there is nothing to check."""
         if not given and think is None and not with_tools:
             return {}
-        asked = {"model": self.name, "given": dict(given), "think": think, "with_tools": with_tools}
-        arguments = self.server.request_json("/localllm/template-arguments", asked, timeout_s=None).get(
-            "arguments"
-        )
+        body = {"model": self.name, "given": dict(given), "think": think, "with_tools": with_tools}
+        arguments = self.server.request_json("/localllm/template-arguments", body, timeout_s=None).get("arguments")
         if not isinstance(arguments, dict):
             raise version_mismatch(self.server.url)
         return arguments
 
     def prepare(self, chat: ChatRequest) -> Request:
-        """As `LLM.prepare`. The server begins to answer, too, so that `submit` need not ask again."""
+        """As `LLM.prepare`. The server starts to answer, so that `submit` needs no second request."""
         params = chat.params or self.default_params
         body: JsonObject = {
             "model": self.name,
@@ -87,7 +86,7 @@ class RemoteModel:
         return request
 
     def submit(self, request: Request) -> "RemoteStream":
-        """The answer to what was prepared last."""
+        """The answer to the request that was prepared last."""
         assert self.prepared_stream is not None
         stream, self.prepared_stream = self.prepared_stream, None
         return stream
@@ -98,29 +97,30 @@ class RemoteModel:
     def provenance(self) -> "tuple[receipt.Model, receipt.Setup]":
         from localllm.receipts.receipt import provenance_from_json
 
-        found = self.server.request_json("/localllm/provenance", {"model": self.name}, timeout_s=None)
+        facts = self.request_provenance()
         try:
-            return provenance_from_json(found["model"], found["setup"])
+            return provenance_from_json(facts["model"], facts["setup"])
         except (LookupError, ValueError):
             raise version_mismatch(self.server.url) from None
 
     def kernels(self) -> "receipt.Kernels":
-        found = self.server.request_json("/localllm/provenance", {"model": self.name}, timeout_s=None).get(
-            "kernels"
-        )
-        if not isinstance(found, dict):
+        kernels = self.request_provenance().get("kernels")
+        if not isinstance(kernels, dict):
             raise version_mismatch(self.server.url)
-        return {name: tuple(kernels) for name, kernels in found.items()}
+        return {operation: tuple(names) for operation, names in kernels.items()}
+
+    def request_provenance(self) -> JsonObject:
+        return self.server.request_json("/localllm/provenance", {"model": self.name}, timeout_s=None)
 
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
-        """Nothing: beside other answers it says little of what this machine reaches."""
+        """Do nothing: a server's speed under load does not measure this machine."""
 
     def close(self) -> None:
         self.server.close()
 
 
 class RemoteTokenizer:
-    """The texts of those tokens that the server has named: beside log probabilities, drafts and candidates."""
+    """Texts of the tokens that the server sent with log probabilities, draft tokens and candidates."""
 
     def __init__(self) -> None:
         self.token_texts: dict[int, str] = {}
@@ -130,8 +130,8 @@ class RemoteTokenizer:
 
 
 class RemoteStream(Iterator[GenerationEvent]):
-    """The answer, piece by piece, as `worker.Stream` gives it. Closing it before its end, from any thread, cancels
-    it there, too."""
+    """Events of an answer, as in `worker.Stream`. Closing it early, from any thread, cancels the answer on the
+    server."""
 
     def __init__(self, server: ServerClient, lines: JsonStream, tokenizer: RemoteTokenizer):
         self.server = server
@@ -145,7 +145,7 @@ class RemoteStream(Iterator[GenerationEvent]):
         try:
             event, texts = event_from_json(next(self.lines))
         except (StopIteration, LookupError, TypeError, ValueError, AttributeError, LocalLLMError) as error:
-            if self.is_closed:  # closed meanwhile
+            if self.is_closed:  # closed by another thread
                 raise StopIteration from None
             if isinstance(error, LocalLLMError):
                 raise
@@ -153,7 +153,7 @@ class RemoteStream(Iterator[GenerationEvent]):
         self.tokenizer.token_texts |= texts
         if event.finish_reason is not None:
             self.is_closed = True
-            with suppress(StopIteration):  # so that the connection can be used again
+            with suppress(StopIteration):  # read to the end, so that the connection can be reused
                 next(self.lines)
         return event
 
@@ -164,18 +164,17 @@ class RemoteStream(Iterator[GenerationEvent]):
 
 
 def version_mismatch(url: str) -> LocalLLMError:
-    return LocalLLMError(f"the server at {url} is of another version of localllm", "update the older of the two")
+    return LocalLLMError(f"the server at {url} is another version of localllm", "update the older one")
 
 
 def open_model(server: ServerClient, name: str, *, path: str | None, load: bool) -> RemoteModel:
-    """The model of that name, or the loaded one that lies there; load: also where it is not loaded yet.
+    """Open the model of that name, or the loaded one at `path`. load: load it if necessary.
 
-    Takes over the server, and closes it where it raises: ModelNotFound where there is no such model, NoServer,
-    OtherServer, and what the server says.
+    Closes `server` if it raises: ModelNotFound, ServerUnreachable, NotLocalLLMServer, or an error of the server.
     """
-    asked: JsonObject = {"path": path} if path else {"model": name, "load": load}
+    body: JsonObject = {"path": path} if path else {"model": name, "load": load}
     try:
-        facts = server.request_json("/localllm/open", asked, timeout_s=None if load else HANDSHAKE_TIMEOUT_S)
+        facts = server.request_json("/localllm/open", body, timeout_s=None if load else REPLY_TIMEOUT_S)
         return RemoteModel(server, check_server_name(facts, server.url))
     except BaseException:
         server.close()

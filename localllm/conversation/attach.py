@@ -51,19 +51,19 @@ def read_attachments(text: str, folder: Path | None = None) -> tuple[str, tuple[
 
     Raises UsageError for a folder, and for a file that is not text, too large or unreadable.
     """
-    found: dict[str, Attachment] = {}
+    attachments: dict[str, Attachment] = {}
 
     def read(match: re.Match[str]) -> str:
         if match["plain"]:
             return match[0][1:]
         for name in _candidate_names(match):
             if (path := _existing_path(name, folder)) is not None:
-                found[name] = found.get(name) or Attachment(name, _read_text(name, path))
+                attachments[name] = attachments.get(name) or Attachment(name, _read_text(name, path))
                 break
         return match[0]
 
     message = REFERENCE_PATTERN.sub(read, text)
-    return message, tuple(found.values())
+    return message, tuple(attachments.values())
 
 
 def escape_references(text: str, attachments: tuple[Attachment, ...], folder: Path | None = None) -> str:

@@ -16,25 +16,7 @@ from localllm.metrics import Metrics
 from localllm.protocol.model import ChatModel, Stream
 from localllm.request import ChatRequest, EventType, GenerationEvent, SamplingParams
 
-# Determines which limit ended an answer, and the remedy.
-
-
-def reached_max_tokens(params: SamplingParams, token_count: int) -> bool:
-    """Return whether max_tokens ended an answer of this many tokens."""
-    return params.max_tokens is not None and token_count >= params.max_tokens
-
-
-def length_limit(
-    model: ChatModel, params: SamplingParams, token_count: int, *, flag: str = "/set max_tokens"
-) -> tuple[str, str]:
-    """Return the limit that ended an answer of this many tokens, and the remedy. flag: what raises it here"""
-    if reached_max_tokens(params, token_count):
-        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it go on"
-    return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"
-
-
 AnswerEvents = Generator[GenerationEvent, None, None]
-
 
 CHECKPOINT_INTERVAL_S = 1.0
 
@@ -56,9 +38,9 @@ class Chat:
         self.system = system
         self.template_arguments = dict(template_arguments or {})
         self.root = self.current = Turn("", None)  # newest turn of the current branch
-        self.inspect: int | None = None  # for the next question, as Request.inspect
+        self.inspect: int | None = None  # for the next question, as in ChatRequest
         self.stream: Stream | None = None
-        # Called when a question was asked, every second or so of its answer, and where it got none.
+        # Called when a question is asked, about every second of its answer, and if it gets none.
         self.checkpoint: Callable[[], object] = lambda: None
 
     @property
@@ -77,7 +59,7 @@ class Chat:
 
     @property
     def last_metrics(self) -> Metrics | None:
-        """Of the last answer, if it was completed."""
+        """Measurements of the last answer, if it was completed."""
         return self.current.metrics
 
     def ask(self, text: str, after: Turn | None = None, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
@@ -123,7 +105,10 @@ class Chat:
                 self._checkpoint()
 
     def _checkpoint(self) -> float:
-        """Gives the time at which the next one may be, less the interval: never more than a twentieth of all."""
+        """Call `checkpoint`; return the time from which the interval to the next one counts.
+
+        It is later after a slow checkpoint, so that checkpoints take at most a twentieth of the time.
+        """
         began = time.monotonic()
         self.checkpoint()
         return began + 20 * (time.monotonic() - began)
@@ -184,3 +169,23 @@ class Chat:
             raise UsageError(f"{self.model.name} has no chat template for a system prompt", "write it as text")
         # A base model gets the text so far.
         return "\n".join(message["content"] for message in self.messages[:-1])
+
+
+def reached_max_tokens(model: ChatModel, params: SamplingParams, metrics: Metrics) -> bool:
+    """Return whether max_tokens, and not the context, limited an answer that ended for its length.
+
+    A grammar closes an answer some tokens before the nearer of the two limits.
+    """
+    if params.max_tokens is None:
+        return False
+    is_nearer = metrics.prompt_tokens + params.max_tokens <= model.context
+    return metrics.output_tokens >= params.max_tokens or (params.grammar is not None and is_nearer)
+
+
+def length_limit(
+    model: ChatModel, params: SamplingParams, metrics: Metrics | None, *, flag: str = "/set max_tokens"
+) -> tuple[str, str]:
+    """Return the limit that ended an answer, and the remedy. flag: sets max_tokens in this interface"""
+    if metrics and reached_max_tokens(model, params, metrics):
+        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it go on"
+    return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"

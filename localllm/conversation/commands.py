@@ -24,124 +24,11 @@ from localllm.formatting import format_bytes, format_columns, format_table
 from localllm.request import SamplingParams
 from localllm.sampling import parse_logit_bias
 
-# The commands that save and find conversations, and the text format of their lists.
-
-MAX_LISTED = 20  # conversations shown in a list
-
-
-def title(session: Session, rest: str) -> str:
-    if rest:
-        session.title = normalize_title(rest)
-    return session.snapshot.title or "no title yet: the first question will be used"
-
-
-def save(session: Session, rest: str) -> str:
-    session.save_as(rest)
-    return f"saved, including future messages; /load {rest} continues it"
-
-
-def load(session: Session, rest: str) -> str:
-    model_name = session.load(rest).model
-    notice = f" (it used {model_name})" if model_name != session.llm.name else ""
-    return f"loaded {len(session.chat.messages)} messages{notice}"
-
-
-def sessions(session: Session, rest: str) -> str:
-    found = session.store.list()
-    if not found:
-        return "no conversation is saved yet"
-    more = f"\n{len(found) - MAX_LISTED} more: `localllm chats`" if len(found) > MAX_LISTED else ""
-    return f"{format_summaries(found[:MAX_LISTED])}{more}\n/load ID continues one"
-
-
-def format_summaries(summaries: list[SessionSummary]) -> str:
-    """Format conversations as a list."""
-    rows = [(summary.id, *_summary_columns(summary)) for summary in summaries]
-    return format_table([("ID", "CHANGED", "QUESTIONS", "MODEL", "TITLE"), *rows])
-
-
-def _summary_columns(summary: SessionSummary) -> tuple[str, ...]:
-    if summary.header is None:
-        return "-", "-", "-", summary.title
-    changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.header.changed))
-    return changed, str(summary.header.questions), summary.header.model, summary.title
-
-
-def search(session: Session, rest: str) -> str:
-    if not rest:
-        raise UsageError("/search needs words", "/search WORDS")
-    found = list(islice(session.store.search(rest), MAX_LISTED))
-    return "\n".join(map(format_hit, found)) if found else "no conversation has all of these words"
-
-
-def format_hit(hit: SearchHit) -> str:
-    """Format a found conversation with the match, in two lines."""
-    where = f"question {hit.question}, {hit.part}" if hit.question else hit.part
-    return f"{hit.summary.id}  {hit.summary.title}\n    {where}: {hit.before}{hit.match}{hit.after}"
-
-
-def export(session: Session, rest: str) -> str:
-    all_branches, name = rest.startswith("all "), rest.removeprefix("all ").strip()
-    path = expand_path(name)
-    file_format = path.suffix.removeprefix(".")
-    if file_format not in FORMATS:
-        raise UsageError("/export needs a Markdown or JSON file", "/export [all] FILE.md or FILE.json")
-    if not session.chat.turns and not all_branches:
-        raise UsageError("there are no messages yet")
-    try:
-        write_user_file(
-            path, export_text(session.snapshot, file_format, all_branches=all_branches), overwrite=False
-        )
-    except FileExistsError as error:
-        raise UsageError(f"{name} already exists", "use another file") from error
-    return f"exported to {name}"
-
-
-# Parameters as a user writes them: `/set parameter NAME VALUE`.
-
-# A conversation shows only text, so requesting log probabilities would have no visible effect; and a grammar
-# applies
-# to one answer only.
+MAX_LISTED = 20  # conversations in a list
+# Log probabilities would have no visible effect in a conversation, and a grammar applies to one answer only.
 PARAMETER_NAMES = [
     f.name for f in dataclasses.fields(SamplingParams) if not f.name.endswith(("logprobs", "grammar"))
 ]
-
-
-def with_parameter(params: SamplingParams, name: str, words: list[str]) -> SamplingParams:
-    """words: of the value; `none` resets it. Raises UsageError with a remedy."""
-    if name not in PARAMETER_NAMES:
-        similar = difflib.get_close_matches(name, PARAMETER_NAMES, n=2, cutoff=0.5)
-        suggestion = f"did you mean {' or '.join(similar)}? " if similar else ""
-        raise UsageError(f"there is no parameter {name}", f"{suggestion}/set parameter shows all")
-    if [word.lower() for word in words] == ["none"]:
-        return dataclasses.replace(params, **{name: getattr(SamplingParams(), name)})
-    if name in ("stop", "stop_ids", "logit_bias"):
-        values = {"stop": tuple, "stop_ids": _parse_token_ids, "logit_bias": parse_logit_bias}[name](words)
-        return dataclasses.replace(params, **{name: values})
-    if len(words) > 1:
-        raise UsageError(f"{name} takes one value", f"/set parameter {name} VALUE")
-    return dataclasses.replace(params, **{name: _parse_value(words[0])})
-
-
-def _parse_token_ids(words: list[str]) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in words)
-    except ValueError as error:
-        raise UsageError(f"{' '.join(words)} are not token ids", "use whole numbers") from error
-
-
-def _parse_value(word: str) -> object:
-    """Parse a number or boolean; anything else remains text, which SamplingParams rejects by name."""
-    words = {"true": True, "false": False}
-    if word.lower() in words:
-        return words[word.lower()]
-    for kind in (int, float):
-        try:
-            return kind(word)
-        except ValueError:
-            continue
-    return word
-
 
 EXCERPT_CHARACTERS = 50  # of a question in a list
 
@@ -156,6 +43,8 @@ class CommandResult:
 
 
 class Command(NamedTuple):
+    """A slash command. run: takes the session and the arguments, returns the result or text to show"""
+
     usage: str
     help: str
     run: Callable[[Session, str], CommandResult | str]
@@ -206,23 +95,23 @@ def _help(session: Session, rest: str) -> str:
 
 def _set(session: Session, rest: str) -> str:
     try:
-        what, *words = shlex.split(rest) or [""]
+        name, *words = shlex.split(rest) or [""]
     except ValueError as error:
         raise UsageError(f"cannot read {rest!r} ({error})", "close the quotes") from error
-    if what in ("verbose", "quiet") and not words:
-        session.verbose = what == "verbose"
-        return f"{what}: {'measurements' if session.verbose else 'nothing'} after each answer"
-    if what in ("think", "nothink") and not words:
-        switch = session.llm.template_arguments({}, think=what == "think")
+    if name in ("verbose", "quiet") and not words:
+        session.verbose = name == "verbose"
+        return f"{name}: {'measurements' if session.verbose else 'nothing'} after each answer"
+    if name in ("think", "nothink") and not words:
+        switch = session.llm.template_arguments({}, think=name == "think")
         session.chat.template_arguments |= switch
-        return f"{what}: the model {'thinks' if what == 'think' else 'does not think'} before it answers"
-    if what in ("history", "nohistory") and not words:
-        session.autosave = what == "history"
-        return f"{what}: new messages are {'saved' if session.autosave else 'not saved'}"
-    if what == "parameter" and len(words) >= 2:
+        return f"{name}: the model {'thinks' if name == 'think' else 'does not think'} before it answers"
+    if name in ("history", "nohistory") and not words:
+        session.autosave = name == "history"
+        return f"{name}: new messages are {'saved' if session.autosave else 'not saved'}"
+    if name == "parameter" and len(words) >= 2:
         session.chat.params = with_parameter(session.chat.params, words[0], words[1:])
         return f"{words[0]} = {getattr(session.chat.params, words[0])}"
-    if what == "parameter" and not words:
+    if name == "parameter" and not words:
         return _parameter_table(session.chat.params)
     raise UsageError(
         f"/set {rest} is unknown or incomplete" if rest else "/set needs arguments",
@@ -237,41 +126,37 @@ def _parameter_table(params: SamplingParams) -> str:
 def _show(session: Session, rest: str) -> str:
     llm, chat = session.llm, session.chat
     neutral = SamplingParams()
-    set_to = [
+    changed = [
         f"{name}={getattr(chat.params, name)}"
         for name in PARAMETER_NAMES
         if getattr(chat.params, name) != getattr(neutral, name)
     ]
     used = "unknown before the next answer" if chat.messages else "no messages yet"
-    kept = f", keys and values in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
+    kv_dtype = f", KV cache in {llm.kv_dtype}" if llm.kv_dtype != llm.dtype else ""
     if chat.used_tokens is not None:
         used = f"{chat.used_tokens} tokens used"
     return format_columns(
         [
             ("model", llm.name),
-            ("runs on", f"{llm.device} in {llm.dtype}, {format_bytes(llm.weight_bytes)} of weights{kept}"),
+            ("runs on", f"{llm.device} in {llm.dtype}, {format_bytes(llm.weight_bytes)} of weights{kv_dtype}"),
             ("context", f"{used}, {llm.context} at most"),
             ("messages", str(len(chat.messages))),
-            ("parameters", " ".join(set_to) or "all at their neutral values"),
+            ("parameters", " ".join(changed) or "all neutral"),
             ("system", chat.system or "-"),
             ("template", " ".join(f"{name}={value}" for name, value in chat.template_arguments.items()) or "-"),
         ]
     )
 
 
-def _clear(session: Session, rest: str) -> str:
-    had_words = bool(session.chat.root.children)
-    previous_id = session.start_new()
-    notice = (
-        f"; the previous one is saved, /load {previous_id} continues it"
-        if previous_id
-        else "; the previous one is discarded"
-    )
-    return f"a new conversation, with this system prompt and these parameters{notice if had_words else ''}"
+def _system(session: Session, rest: str) -> str:
+    if not rest:
+        return session.chat.system or "no system prompt; /system TEXT sets one"
+    session.chat.system = None if rest == "none" else strip_triple_quotes(rest)
+    return "system prompt removed" if rest == "none" else "system prompt set"
 
 
 def _edit(session: Session, rest: str) -> CommandResult:
-    turn = _newest(session, "to edit")
+    turn = _current_turn(session, "to edit")
     if not rest:
         return CommandResult(edit_text=session.edit(turn))
     session.edit(turn)
@@ -279,7 +164,7 @@ def _edit(session: Session, rest: str) -> CommandResult:
 
 
 def _regenerate(session: Session, rest: str) -> CommandResult:
-    turn = _newest(session, "to answer again")
+    turn = _current_turn(session, "to answer again")
     return CommandResult(start_answer=lambda: session.chat.regenerate(turn))
 
 
@@ -301,10 +186,10 @@ def _branch(session: Session, rest: str) -> str:
     if not branches:
         raise UsageError("there are no messages yet")
     if not rest:
-        here = session.chat.current.branch_end
+        current_end = session.chat.current.branch_end
         rows = [
             (
-                f"{'*' if end is here else ' '} {number}",
+                f"{'*' if end is current_end else ' '} {number}",
                 str(end.depth),
                 _excerpt(end.question),
                 _excerpt(end.answer),
@@ -318,22 +203,64 @@ def _branch(session: Session, rest: str) -> str:
     return f"on branch {rest}, after: {_excerpt(session.chat.current.question)}"
 
 
-def _newest(session: Session, what: str) -> Turn:
-    if session.chat.current.parent is None:
-        raise UsageError(f"there is no question {what}")
-    return session.chat.current
+def _clear(session: Session, rest: str) -> str:
+    had_turns = bool(session.chat.root.children)
+    previous_id = session.start_new()
+    notice = (
+        f"; the previous one is saved, /load {previous_id} continues it"
+        if previous_id
+        else "; the previous one is discarded"
+    )
+    return f"a new conversation, with this system prompt and these parameters{notice if had_turns else ''}"
 
 
-def _excerpt(text: str) -> str:
-    words = " ".join(text[: 4 * EXCERPT_CHARACTERS].split())
-    return words if len(words) <= EXCERPT_CHARACTERS else words[: EXCERPT_CHARACTERS - 1] + "…"
+def _title(session: Session, rest: str) -> str:
+    if rest:
+        session.title = normalize_title(rest)
+    return session.snapshot.title or "no title yet: the first question will be used"
 
 
-def _system(session: Session, rest: str) -> str:
+def _sessions(session: Session, rest: str) -> str:
+    summaries = session.store.list()
+    if not summaries:
+        return "no conversation is saved yet"
+    more = f"\n{len(summaries) - MAX_LISTED} more: `localllm chats`" if len(summaries) > MAX_LISTED else ""
+    return f"{format_summaries(summaries[:MAX_LISTED])}{more}\n/load ID continues one"
+
+
+def _search(session: Session, rest: str) -> str:
     if not rest:
-        return session.chat.system or "no system prompt; /system TEXT sets one"
-    session.chat.system = None if rest == "none" else strip_triple_quotes(rest)
-    return "system prompt removed" if rest == "none" else "system prompt set"
+        raise UsageError("/search needs words", "/search WORDS")
+    hits = list(islice(session.store.search(rest), MAX_LISTED))
+    return "\n".join(map(format_hit, hits)) if hits else "no conversation has all of these words"
+
+
+def _save(session: Session, rest: str) -> str:
+    session.save_as(rest)
+    return f"saved, including future messages; /load {rest} continues it"
+
+
+def _load(session: Session, rest: str) -> str:
+    model_name = session.load(rest).model
+    notice = f" (it used {model_name})" if model_name != session.llm.name else ""
+    return f"loaded {len(session.chat.messages)} messages{notice}"
+
+
+def _export(session: Session, rest: str) -> str:
+    all_branches, name = rest.startswith("all "), rest.removeprefix("all ").strip()
+    path = expand_path(name)
+    file_format = path.suffix.removeprefix(".")
+    if file_format not in FORMATS:
+        raise UsageError("/export needs a Markdown or JSON file", "/export [all] FILE.md or FILE.json")
+    if not session.chat.turns and not all_branches:
+        raise UsageError("there are no messages yet")
+    try:
+        write_user_file(
+            path, export_text(session.snapshot, file_format, all_branches=all_branches), overwrite=False
+        )
+    except FileExistsError as error:
+        raise UsageError(f"{name} already exists", "use another file") from error
+    return f"exported to {name}"
 
 
 def _leave(session: Session, rest: str) -> str:
@@ -351,12 +278,81 @@ COMMANDS = {
     "/redo": Command("/redo", "redo what was undone", _redo),
     "/branch": Command("/branch [NUMBER]", "list the branches, or switch to one", _branch),
     "/clear": Command("/clear, /new", "start a new conversation", _clear),
-    "/title": Command("/title [TEXT]", "set the conversation's title, or show it", title),
-    "/sessions": Command("/sessions", "list saved conversations, newest first", sessions),
-    "/search": Command("/search WORDS", "find saved conversations by their text", search),
-    "/save": Command("/save NAME", "save the conversation under a name", save),
-    "/load": Command("/load ID | NAME | last", "continue a saved conversation", load),
-    "/export": Command("/export [all] FILE.md | FILE.json", "export this branch, or all of them", export),
+    "/title": Command("/title [TEXT]", "set the conversation's title, or show it", _title),
+    "/sessions": Command("/sessions", "list saved conversations, newest first", _sessions),
+    "/search": Command("/search WORDS", "find saved conversations by their text", _search),
+    "/save": Command("/save NAME", "save the conversation under a name", _save),
+    "/load": Command("/load ID | NAME | last", "continue a saved conversation", _load),
+    "/export": Command("/export [all] FILE.md | FILE.json", "export this branch, or all of them", _export),
     "/bye": Command("/bye, /exit", "leave", _leave),
 }
 COMMANDS |= {"/?": COMMANDS["/help"], "/new": COMMANDS["/clear"], "/exit": COMMANDS["/bye"]}
+
+
+def format_summaries(summaries: list[SessionSummary]) -> str:
+    """Format conversations as a list."""
+    rows = [(summary.id, *_summary_columns(summary)) for summary in summaries]
+    return format_table([("ID", "CHANGED", "QUESTIONS", "MODEL", "TITLE"), *rows])
+
+
+def _summary_columns(summary: SessionSummary) -> tuple[str, ...]:
+    if summary.header is None:
+        return "-", "-", "-", summary.title
+    changed = time.strftime("%Y-%m-%d %H:%M", time.localtime(summary.header.changed))
+    return changed, str(summary.header.questions), summary.header.model, summary.title
+
+
+def format_hit(hit: SearchHit) -> str:
+    """Format a conversation with its match, in two lines."""
+    location = f"question {hit.question}, {hit.part}" if hit.question else hit.part
+    return f"{hit.summary.id}  {hit.summary.title}\n    {location}: {hit.before}{hit.match}{hit.after}"
+
+
+def with_parameter(params: SamplingParams, name: str, words: list[str]) -> SamplingParams:
+    """Return the parameters with one changed. words: the value, `none` resets it
+
+    Raises UsageError with a remedy for an unknown name or an invalid value.
+    """
+    if name not in PARAMETER_NAMES:
+        similar = difflib.get_close_matches(name, PARAMETER_NAMES, n=2, cutoff=0.5)
+        suggestion = f"did you mean {' or '.join(similar)}? " if similar else ""
+        raise UsageError(f"there is no parameter {name}", f"{suggestion}/set parameter shows all")
+    if [word.lower() for word in words] == ["none"]:
+        return dataclasses.replace(params, **{name: getattr(SamplingParams(), name)})
+    if name in ("stop", "stop_ids", "logit_bias"):
+        values = {"stop": tuple, "stop_ids": _parse_token_ids, "logit_bias": parse_logit_bias}[name](words)
+        return dataclasses.replace(params, **{name: values})
+    if len(words) > 1:
+        raise UsageError(f"{name} takes one value", f"/set parameter {name} VALUE")
+    return dataclasses.replace(params, **{name: _parse_value(words[0])})
+
+
+def _parse_token_ids(words: list[str]) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in words)
+    except ValueError as error:
+        raise UsageError(f"{' '.join(words)} are not token ids", "use whole numbers") from error
+
+
+def _parse_value(word: str) -> object:
+    """Parse a number or boolean; anything else remains text, which SamplingParams rejects by name."""
+    words = {"true": True, "false": False}
+    if word.lower() in words:
+        return words[word.lower()]
+    for parse in (int, float):
+        try:
+            return parse(word)
+        except ValueError:
+            continue
+    return word
+
+
+def _current_turn(session: Session, purpose: str) -> Turn:
+    if session.chat.current.parent is None:
+        raise UsageError(f"there is no question {purpose}")
+    return session.chat.current
+
+
+def _excerpt(text: str) -> str:
+    words = " ".join(text[: 4 * EXCERPT_CHARACTERS].split())
+    return words if len(words) <= EXCERPT_CHARACTERS else words[: EXCERPT_CHARACTERS - 1] + "…"

@@ -93,20 +93,21 @@ def _front_matter(conversation: SavedSession) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _turn_to_markdown(turn: Turn, shown: list[Turn]) -> Iterator[str]:
-    which = f", way {shown.index(turn) + 1} of {len(shown)}" if len(shown) > 1 else ""
-    yield f"## Question {turn.depth}{which}"
+def _turn_to_markdown(turn: Turn, siblings: list[Turn]) -> Iterator[str]:
+    """Yield the parts of a turn. siblings: the exported alternatives, including the turn"""
+    branch = f", branch {siblings.index(turn) + 1} of {len(siblings)}" if len(siblings) > 1 else ""
+    yield f"## Question {turn.depth}{branch}"
     yield _close_fences(turn.question)
     for file in turn.attachments:
         ending = file.name.rpartition(".")[2].lower()
         language = ending if LANGUAGE_PATTERN.fullmatch(ending) else ""
         yield f"{_escape_heading(file.name)}:\n\n{fence_text(file.text, language)}"
-    yield f"## Answer {turn.depth}{which}"
+    yield f"## Answer {turn.depth}{branch}"
     if turn.thoughts.strip():
         yield "\n".join(
             ["> (thinking)", ">", *(f"> {line}".rstrip() for line in turn.thoughts.strip().splitlines())]
         )
-    yield _close_fences(turn.answer) if turn.answer.strip() else "(nothing)"
+    yield _close_fences(turn.answer) if turn.answer.strip() else "(empty)"
     if turn.finish_reason is None:
         yield "(stopped)"
 

@@ -1,4 +1,4 @@
-"""A conversation as a person holds it: kept from each question on, gone on with later, its messages with files.
+"""A conversation and its file: saved with each question and answer, and continued later.
 
 Used by both the line editor and the app. Independent of terminals.
 """
@@ -20,6 +20,8 @@ from localllm.protocol.model import Model
 
 @dataclass
 class Session:
+    """A chat with its model and its file."""
+
     llm: Model
     chat: Chat
     folder: Path  # of saved conversations
@@ -32,8 +34,8 @@ class Session:
     file_version: FileVersion | None = None  # of the file when this process last accessed it
     saved_text: str = ""  # the file's contents, except for the time
     lock: RLock = field(default_factory=RLock, repr=False, compare=False)  # each answer is saved by its thread
-    untold: str = ""  # what a person should know of a checkpoint
-    began_unanswered: bool = False  # the file was begun with a question that has no answer yet
+    pending_notice: str = ""  # from a checkpoint, returned by the next `save`
+    began_unanswered: bool = False  # the file was created for a question that has no answer yet
 
     def __post_init__(self) -> None:
         self.chat.checkpoint = self.checkpoint
@@ -73,20 +75,22 @@ class Session:
         Raises UsageError if it cannot be written.
         """
         with self.lock:
-            told, self.untold = self.untold, ""
-            return self._save() or told
+            notice, self.pending_notice = self.pending_notice, ""
+            return self._save() or notice
 
     def checkpoint(self) -> None:
-        """Save while an answer is under way, so that whatever ends this process leaves the question and what was
-        said. What keeps it from being saved is told by `save`, when the answer is there."""
+        """Save while an answer is under way, so that the question and the text so far survive a crash.
+
+        If it cannot be written, `save` reports that after the answer.
+        """
         with self.lock, suppress(UsageError):
-            begins = self.id is None
-            self.untold = self._save() or self.untold
-            self.began_unanswered = self.began_unanswered or (begins and self.id is not None)
+            is_new = self.id is None
+            self.pending_notice = self._save() or self.pending_notice
+            self.began_unanswered = self.began_unanswered or (is_new and self.id is not None)
 
     def _save(self) -> str:
         if self.autosave and self.began_unanswered and self.id and not self.chat.root.children:
-            self.store.delete(self.id)  # the first question got no answer at all
+            self.store.delete(self.id)  # the first question got no answer
             self.id, self.file_version, self.saved_text, self.began_unanswered = None, None, "", False
         if not self.autosave or not self.chat.root.children:
             return ""

@@ -100,7 +100,7 @@ def write(path: Path, session: SavedSession) -> None:
 
 
 def to_text(session: SavedSession) -> str:
-    """Raises ValueError if a text has characters that cannot be encoded."""
+    """Return the contents of the file. Raises ValueError for values that JSON does not have."""
     turns, indices = list(session.root.descendants), {session.root: None}
     indices |= {turn: index for index, turn in enumerate(turns)}
     rest = {
@@ -157,7 +157,7 @@ def read_header(path: Path) -> SessionHeader:
 
 
 def read(path: Path) -> SavedSession:
-    """Raises UsageError if the file does not exist or is not a conversation."""
+    """Read a conversation. Raises UsageError if the file does not exist or is not a conversation."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise UsageError(f"{path} is too large for a conversation")
@@ -236,14 +236,14 @@ def _turn_by_index(index: Any, turns: list[Turn], root: Turn) -> Turn:
 
 
 def _metrics_from_json(numbers: Mapping[str, Any]) -> Metrics:
-    """A missing value was not measured, or was added in a later version."""
+    """Parse measurements. A missing value was not measured, or was added in a later version."""
     values: dict[str, Any] = {}
-    for name, kind in METRIC_TYPES.items():
-        value = numbers.get(name)
-        missing = 0 if kind is int else math.nan
-        values[name] = (
-            missing if value is None else _require_count(value) if kind is int else _require_seconds(value)
-        )
+    for name, metric_type in METRIC_TYPES.items():
+        value, is_count = numbers.get(name), metric_type is int
+        if value is None:
+            values[name] = 0 if is_count else math.nan
+        else:
+            values[name] = _require_count(value) if is_count else _require_seconds(value)
     return Metrics(**values, itl_s=())
 
 

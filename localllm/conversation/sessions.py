@@ -5,8 +5,8 @@ or given by the user; they are never paths.
 """
 
 import difflib
+import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 AUTOMATIC_NAME_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 NEWEST = "last"  # alias of the most recently changed one
 EXCERPT_CHARACTERS = 40  # on each side of a match
-MAX_TITLE_CHARACTERS = 200  # limit
+MAX_TITLE_CHARACTERS = 200
 FileVersion = tuple[int, int]  # inode, and modification time
 
 
@@ -53,11 +53,13 @@ class SearchHit:
 
 
 class SessionStore:
+    """The conversations in a folder."""
+
     def __init__(self, folder: Path):
         self.folder = folder
 
     def list(self) -> list[SessionSummary]:
-        """Newest first; only the first line of each file is read."""
+        """Return all conversations, newest first, reading only the first line of each file."""
         entries = []
         for path in self.folder.glob("*.json") if self.folder.is_dir() else ():
             try:
@@ -71,7 +73,7 @@ class SessionStore:
             except UsageError as error:
                 summary = SessionSummary(path.stem, None, status.st_size, error.message)
             entries.append((summary.header.changed if summary.header else status.st_mtime, path.stem, summary))
-        return [summary for *_, summary in sorted(entries, key=lambda one: one[:2], reverse=True)]
+        return [summary for *_, summary in sorted(entries, key=lambda entry: entry[:2], reverse=True)]
 
     def resolve(self, name: str) -> str:
         """Return the full name of a conversation from its name or a unique prefix; `last` is the newest.
@@ -98,7 +100,7 @@ class SessionStore:
         raise UsageError(f"no conversation is saved as {name}", remedy)
 
     def path(self, name: str) -> Path:
-        """Raises UsageError for an invalid name."""
+        """Return the file of a name. Raises UsageError for an invalid name."""
         if not NAME_PATTERN.fullmatch(name):
             raise UsageError(f"{name!r} is not a valid conversation name", "use letters, digits, dots and dashes")
         return self.folder / f"{name}.json"
@@ -152,21 +154,22 @@ class SessionStore:
 
     def search(self, words: str) -> Iterator[SearchHit]:
         """Yield conversations that contain every word, as a substring in upper or lower case; newest first.
+
         Damaged files are skipped.
         """
-        wanted = [word.lower() for word in words.split()]
-        for summary in self.list() if wanted else ():
+        lowered = [word.lower() for word in words.split()]
+        for summary in self.list() if lowered else ():
             if summary.header:
                 try:
                     conversation = session_file.read(self.path(summary.id))
                 except UsageError:  # damaged after its first line, or deleted meanwhile
                     continue
-                if hit := _search_hit(summary, conversation, wanted):
+                if hit := _search_hit(summary, conversation, lowered):
                     yield hit
 
     def _new_name(self, began: float) -> str:
         timestamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(began))
-        while self.path(name := f"{timestamp}-{secrets.token_hex(3)}").exists():
+        while self.path(name := f"{timestamp}-{os.urandom(3).hex()}").exists():
             pass
         return name
 
@@ -179,14 +182,15 @@ def normalize_title(text: str) -> str:
     return title
 
 
-def _search_hit(summary: SessionSummary, conversation: SavedSession, wanted: Sequence[str]) -> SearchHit | None:
-    missing, best, location = set(wanted), 0, None
+def _search_hit(summary: SessionSummary, conversation: SavedSession, words: Sequence[str]) -> SearchHit | None:
+    """Return the text with the most words, None unless the conversation has all of them. words: in lower case"""
+    missing, best, location = set(words), 0, None
     for turn, part, text in _searchable_texts(conversation):
         lowered = text.lower()
-        words_here = [word for word in wanted if word in lowered]
-        missing.difference_update(words_here)
-        if len(words_here) > best:
-            best, location = len(words_here), (turn, part, text, words_here[0])
+        matches = [word for word in words if word in lowered]
+        missing.difference_update(matches)
+        if len(matches) > best:
+            best, location = len(matches), (turn, part, text, matches[0])
     if missing or location is None:
         return None
     turn, part, text, word = location
@@ -206,7 +210,9 @@ def _collapse_whitespace(text: str) -> str:
 
 
 def _searchable_texts(conversation: SavedSession) -> Iterator[tuple[Turn | None, str, str]]:
-    """The title comes last: it usually equals the first question, which gives a more precise location."""
+    """Yield each text with its turn and part. The title is last: it usually equals the first question, which is a
+    more precise location.
+    """
     yield None, "system", conversation.system or ""
     for turn in conversation.root.descendants:
         yield turn, "question", turn.question

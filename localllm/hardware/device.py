@@ -128,7 +128,7 @@ def dtype_for(name: str, stored: str, device_type: str) -> str:
         if name not in DTYPES:
             raise UsageError(f"there is no dtype {name!r}", f"name auto, {', '.join(DTYPES)}")
         return name
-    preferred = {"BF16": "bfloat16", "F16": "float16"}.get(stored, "float32")
+    preferred = processor.NARROW_DTYPES.get(stored, "float32")
     if device_type == "cpu" and preferred != "float32":
         import torch
 

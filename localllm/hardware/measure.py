@@ -77,6 +77,11 @@ class Rates:
     share: float
     """Share of the threads' possible processor time that they got: 1 on a quiet machine, and on a GPU"""
 
+    @property
+    def from_busy_machine(self) -> bool:
+        """Whether other programs kept the machine too busy for these rates to be stored."""
+        return self.share < MIN_CPU_SHARE
+
 
 def measure_this_machine(
     device: str = "auto",
@@ -126,11 +131,11 @@ def device_rates(
         stored = _read(file, note)
         if setup in stored and not remeasure:
             return stored[setup]
-        is_small = buffer_bytes(device) < BUFFER_BYTES[device.type] // 2
+        is_small = not can_measure(device)
         rates = measure(device, dtype)
         if is_small:
             note("note: so little memory is free that caches may have been measured; the result is not saved")
-        elif rates.share < MIN_CPU_SHARE:
+        elif rates.from_busy_machine:
             busy = f"other programs kept {1 - rates.share:.0%} of the cores busy"
             note(f"note: {busy}, so the measurement is not saved")
         else:
@@ -152,6 +157,11 @@ def stored_rates(device: torch.device, dtype: torch.dtype, settings: Settings) -
 def buffer_bytes(device: torch.device) -> int:
     """Return the size of the buffer to stream through, smaller if little memory is free."""
     return min(BUFFER_BYTES[device.type], free_bytes(device) // 8)
+
+
+def can_measure(device: torch.device) -> bool:
+    """Return whether enough memory is free for rates that caches do not distort."""
+    return buffer_bytes(device) >= BUFFER_BYTES[device.type] // 2
 
 
 def measure(device: torch.device, dtype: torch.dtype, clock: Clock | None = None) -> Rates:

@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from localllm import __version__
 from localllm.errors import UsageError
@@ -32,6 +33,7 @@ BYTE_PRODUCTS = {
     "dotprod": ("dotprod",),
     "generic": (),
 }
+NARROW_DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # by safetensors' name
 INSTRUCTIONS = {  # as people write them
     "avx512vnni": "AVX-512 VNNI",
     "avxvnni": "AVX-VNNI",
@@ -40,7 +42,13 @@ INSTRUCTIONS = {  # as people write them
     "dotprod": "NEON with dot products",
     "generic": "those that every processor of its kind has",
 }
-NAMES = {"avxvnni": "x86-64-v3", "avx2": "x86-64-v3", "baseline": "x86-64"}  # LLVM's names
+# LLVM's generic processor of each level, and the features that code is compiled for, so that all processors of a
+# level share it. On Zen 5, the inner loops of 28 kernels are as long as with its own name and all of its features.
+X86_TARGETS = {"avx512": "x86-64-v4", "avx2": "x86-64-v3"}
+X86_FEATURES = {
+    "avx2": ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2"),
+    "avx512": ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"),
+}
 
 
 @functools.cache
@@ -106,14 +114,56 @@ def kernel_instructions() -> str:
 
 
 @functools.cache
-def target_cpu() -> str:
-    """Return LLVM's name of the processor that kernels are compiled for."""
-    import llvmlite.binding as llvm
+def kernels_supported() -> bool:
+    """Return whether this processor has the instructions that compiled kernels need, and is little-endian."""
+    machine = platform.machine().lower()
+    if forced_level() == "baseline":
+        return False
+    if machine in ("x86_64", "amd64"):
+        return reaches_level(features(), "avx2")
+    return machine in ("aarch64", "arm64")
 
-    level = forced_level()
-    if level in NAMES and host_features().get("sse2"):  # levels have names only on x86
-        return NAMES[level]
-    return llvm.get_host_cpu_name()
+
+def matrix_dtype_for(stored: str, dtype: str, device_type: str) -> str:
+    """Return the dtype in which a dense matrix is kept that x of `dtype` is multiplied with.
+
+    On a CPU, kernels widen 16 bits to float32 in registers, without a rounding: such matrices stay as stored.
+    stored: by safetensors' name; device_type: `cpu`, for this machine's, or `cuda`
+    """
+    if device_type == "cpu" and dtype == "float32" and kernels_supported():
+        return NARROW_DTYPES.get(stored, dtype)
+    return dtype
+
+
+class KernelTarget(NamedTuple):
+    """What kernels are compiled for."""
+
+    cpu: str  # LLVM's name
+    flags: str  # of features, as LLVM takes them: +avx2,-avx512f
+    byte_product: str  # one of BYTE_PRODUCTS
+
+
+@functools.cache
+def kernel_target() -> KernelTarget:
+    """Return the target of this processor, after LOCALLLM_CPU."""
+    return target_of(features())
+
+
+def target_of(features: Mapping[str, bool]) -> KernelTarget:
+    """Return the target of a processor with these features; on other processors than x86, of this one alone."""
+    product = byte_product(features)
+    level = next((level for level in X86_TARGETS if reaches_level(features, level)), None)
+    if level is None:
+        import llvmlite.binding as llvm
+
+        flags = [("+" if present else "-") + name for name, present in sorted(features.items())]
+        return KernelTarget(llvm.get_host_cpu_name(), ",".join(flags), product)
+    names = [*X86_FEATURES["avx2"], *(X86_FEATURES["avx512"] if level == "avx512" else ())]
+    vnni = {"avx512vnni", "avxvnni"} & set(BYTE_PRODUCTS[product])
+    flags = [("+" if features.get(name) else "-") + name for name in sorted({*names, *vnni})]
+    if level == "avx512":
+        flags.append("-prefer-256-bit")  # kernels are written for vectors of 512 bits
+    return KernelTarget(X86_TARGETS[level], ",".join(flags), product)
 
 
 def library_versions(libraries: Iterable[str]) -> dict[str, str | None]:

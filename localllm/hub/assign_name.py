@@ -6,6 +6,7 @@ from localllm.errors import ModelNotFound, UsageError
 from localllm.hub.catalog import CatalogEntry, catalog
 from localllm.hub.local_names import delete_edition, find_edition, read_aliases, save_edition, set_alias
 from localllm.hub.names import ALIAS_NAME, RepoName, is_path, parse_name, strip_latest
+from localllm.hub.resolve import edition_in_cache
 from localllm.hub.uploaded_blobs import remove_unused_uploads
 from localllm.modelfile.edition import Edition
 
@@ -71,7 +72,7 @@ def durable_target(source: str) -> str:
     names nor on the working directory. Raises ModelNotFound."""
     match parse_name(source):
         case RepoName() as repo:
-            return str(repo)
+            return str(edition_in_cache(repo))
         case CatalogEntry() as entry:
             return entry.name
         case Path() as path:

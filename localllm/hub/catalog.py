@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 PACKAGE_FOLDER = Path(__file__).parent.parent
@@ -56,10 +57,14 @@ def catalog() -> Mapping[str, CatalogEntry]:
 
 
 # Tags that Ollama appends to a size and that models.toml omits: they refer to the same model.
-TRAINING_WORDS = re.compile(r"-(?:instruct|chat|it)(?:-qat)?(?=-|$)|-(?:2507|0414)(?=-|$)")
+TRAINING_WORDS = re.compile(r"-(?:instruct|chat|it)(?:-qat)?(?=-|$)|-(?:2507|0414)(?=-|$)|-a\d+b(?=-)")
+TRAINED_IN_4_BITS = "-qat"
 FORMAT_SUFFIX = re.compile(r"-((?:ud-)?(?:i?q\d(?:_[a-z0-9]+)*|tq\d_\d|mxfp4|bf16|fp16|f16|f32))$")
+FORMAT_OR_BITS = re.compile(rf"{FORMAT_SUFFIX.pattern}|-int[48]$")
 MAX_NAME_CHARS = 200  # including the tag
+MAX_TRAINING_WORDS = 4
 SIXTEEN_BITS = ("bf16", "fp16", "f16")
+FOUR_BITS, EIGHT_BITS = ("Q4_K_M", "UD-Q4_K_M"), "Q8_0"
 
 
 def find_entry(name: str) -> CatalogEntry | None:
@@ -69,41 +74,76 @@ def find_entry(name: str) -> CatalogEntry | None:
     For a quantization that the catalogue does not list (`qwen3:8b-q6_K`), the entry is returned with that
     quantization, although the repository may lack it. Returns None if no entry matches.
     """
+    match = _match(name)
+    return match[1] if match else None
+
+
+def catalog_spelling(name: str) -> str | None:
+    """Return a name that `find_entry` finds as models.toml spells it, with its format if it states one."""
+    match = _match(name)
+    return match[0] if match else None
+
+
+def _match(name: str) -> tuple[str, CatalogEntry] | None:
     name = name.lower() if len(name) <= MAX_NAME_CHARS else ""
     for spelling in dict.fromkeys([name, *_without_training_words(name)]):
-        if entry := catalog().get(spelling):
-            return entry
+        in_4_bits = f"{spelling}-q4_k_m" if TRAINED_IN_4_BITS in name else spelling
+        for known in (in_4_bits, spelling):
+            if entry := catalog().get(known):
+                return known, entry
         if not (suffix := FORMAT_SUFFIX.search(spelling)):
             continue
-        plain = catalog().get(spelling[: suffix.start()])
+        plain_name = spelling[: suffix.start()]
+        plain = catalog().get(plain_name)
         if suffix[1] in SIXTEEN_BITS:
-            published = catalog().get(f"{spelling[: suffix.start()]}-bf16")
-            if published or (plain and plain.repo and not plain.quant):
-                return published or plain
+            if published := catalog().get(f"{plain_name}-bf16") or (published_entry(plain) if plain else None):
+                return published.name, published
+            if plain and plain.repo and not plain.quant:
+                return plain_name, plain
         elif plain and plain.quant:
-            return replace(plain, name=spelling, aliases=(), quant=suffix[1].upper(), bytes=None)
+            # `qwen3:4b` is a later model than `qwen3:4b-q4_k_m`, whose other formats have its name.
+            base = catalog().get(f"{plain_name}-q4_k_m", plain)
+            return spelling, replace(base, name=spelling, aliases=(), quant=suffix[1].upper(), bytes=None)
+        elif plain:  # `olmo-3:7b-instruct-q4_K_M`: with fewer words it would be another model
+            return None
     return None
 
 
 def _without_training_words(name: str) -> Iterator[str]:
-    """Yield the name without each of the words, then without all of them."""
-    for word in TRAINING_WORDS.finditer(name):
-        yield name[: word.start()] + name[word.end() :]
-    yield TRAINING_WORDS.sub("", name)
+    """Yield the name without one of the words, then without two, and so on; nothing for a name with too many."""
+    words = list(TRAINING_WORDS.finditer(name))
+    if len(words) > MAX_TRAINING_WORDS:
+        return
+    for count in range(1, len(words) + 1):
+        for removed in combinations(words, count):
+            spelling = name
+            for word in reversed(removed):
+                spelling = spelling[: word.start()] + spelling[word.end() :]
+            yield spelling
+
+
+def leaves_format_open(name: str, entry: CatalogEntry) -> bool:
+    """Whether a name states no format, so that the machine may choose among the entry's editions."""
+    return entry.quant in FOUR_BITS and not FORMAT_OR_BITS.search(name.lower())
+
+
+def published_entry(entry: CatalogEntry) -> CatalogEntry | None:
+    """Return the entry of the model as published, of which the given entry is a quantization."""
+    return catalog().get(f"{entry.name}-bf16")
+
+
+def editions_of(entry: CatalogEntry) -> tuple[CatalogEntry, ...]:
+    """Return the editions of a 4-bit entry in ascending order of bits: itself, Q8_0, and the model as published if
+    it is known. The repository may lack Q8_0."""
+    name = f"{entry.name}-q8_0"
+    eight_bits = catalog().get(name) or replace(entry, name=name, aliases=(), quant=EIGHT_BITS, bytes=None)
+    published = published_entry(entry)
+    return (entry, eight_bits, published) if published else (entry, eight_bits)
 
 
 def ungated_name(repo: str) -> str | None:
     """Return the name of an ungated copy of a gated repository, if there is one."""
     return next((entry.name for entry in catalog_entries() if entry.original == repo), None)
-
-
-def describe_edition(name: str) -> str | None:
-    """Return a line that states which quantization a plain name selects, or None if there is only one."""
-    entry = find_entry(name)
-    published = catalog().get(f"{entry.name}-bf16") if entry else None
-    if entry is None or published is None:
-        return None
-    return f"{entry.name} is {entry.repo} in {entry.quant}; {published.name} is the model as published"
 
 
 def bundled_folder(entry: CatalogEntry) -> Path | None:

@@ -9,12 +9,13 @@ import json
 from pathlib import Path
 
 from localllm.errors import DamagedModel, UsageError
-from localllm.files import read_json, write_atomic
+from localllm.files import explain_disk_errors, read_json, write_atomic
 from localllm.modelfile.edition import Edition, from_json, to_json
 from localllm.settings import Settings
 
 EDITION_SUFFIX = ".json"
 COLON_IN_FILE_NAME = "+"  # replaces the colon of a name in its file name; no name contains it
+WRITABLE_HOME = "set LOCALLLM_HOME to a folder that can"  # remedy
 
 
 def find_edition(name: str) -> Edition | None:
@@ -29,15 +30,16 @@ def find_edition(name: str) -> Edition | None:
 
 
 def save_edition(name: str, edition: Edition) -> None:
-    """Write an edition under a validated name. Raises UsageError if the file cannot be written."""
+    """Write an edition under a validated name. Raises NotWritable, DiskFull, or UsageError for other reasons."""
     _write(editions_folder() / f"{name.replace(':', COLON_IN_FILE_NAME)}{EDITION_SUFFIX}", to_json(edition))
 
 
 def delete_edition(name: str) -> None:
-    """Delete the file of an edition. Raises UsageError if it cannot be removed."""
+    """Delete the file of an edition. Raises NotWritable, or UsageError if it cannot be removed."""
     file = edition_files()[name]
     try:
-        file.unlink()
+        with explain_disk_errors(file.parent, WRITABLE_HOME):
+            file.unlink()
     except OSError as error:
         raise UsageError(f"{file} cannot be removed: {error.strerror}", "check the permissions") from error
 
@@ -72,7 +74,7 @@ def read_aliases() -> dict[str, str]:
 def set_alias(name: str, target: str | None) -> None:
     """Set the target of an alias, or remove the alias with None.
 
-    Raises UsageError if the file cannot be written, DamagedModel as `read_aliases`.
+    Raises like `save_edition`, and DamagedModel as `read_aliases`.
     """
     aliases = {other: value for other, value in read_aliases().items() if other != name}
     _write(aliases_file(), aliases | ({name: target} if target is not None else {}))
@@ -84,7 +86,8 @@ def aliases_file() -> Path:
 
 def _write(file: Path, content: object) -> None:
     try:
-        write_atomic(file, json.dumps(content, ensure_ascii=False, indent=1))
+        with explain_disk_errors(file.parent, WRITABLE_HOME):
+            write_atomic(file, json.dumps(content, ensure_ascii=False, indent=1))
     except OSError as error:
         raise UsageError(
             f"{file} cannot be written: {error.strerror}", "check the disk and permissions"

@@ -16,14 +16,14 @@ Parsing a name only checks whether a path exists; it reads neither the model nor
 import difflib
 import os.path
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 from urllib.parse import unquote
 
 from localllm.errors import ModelNotFound
 from localllm.files import expand_path
-from localllm.hub.catalog import CatalogEntry, catalog, find_entry
+from localllm.hub.catalog import CatalogEntry, catalog, catalog_spelling, find_entry, leaves_format_open
 from localllm.hub.local_names import edition_files, find_edition, read_aliases
 
 WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
@@ -45,15 +45,24 @@ class RepoName:
     repo: str
     revision: str = DEFAULT_REVISION
     quant: str | None = None  # Q4_K_M, or a file name
+    # Of a catalogue name without a format: it stands for any edition of the entry that is on this machine, or else
+    # for the one that `llm.edition_choice` chooses. The other fields are those of the 4-bit edition.
+    entry: CatalogEntry | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         revision = "" if self.revision == DEFAULT_REVISION else f"@{self.revision}"
         return f"{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
 
 
-def repo_of_entry(entry: CatalogEntry) -> RepoName | None:
-    """Return the repository of a catalogue entry, or None for the bundled model."""
-    return RepoName(entry.repo, entry.revision, entry.quant) if entry.repo else None
+def repo_of_entry(entry: CatalogEntry, name: str | None = None) -> RepoName | None:
+    """Return the repository of a catalogue entry, or None for the bundled model.
+
+    name: by which the entry was found, if not its own; a format in it determines the edition.
+    """
+    if entry.repo is None:
+        return None
+    is_open = leaves_format_open(name or entry.name, entry)
+    return RepoName(entry.repo, entry.revision, entry.quant, entry if is_open else None)
 
 
 def parse_name(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Path:
@@ -76,22 +85,20 @@ def parse_name(name: str, *, paths: bool = True) -> RepoName | CatalogEntry | Pa
 def strip_latest(name: str) -> str:
     """Remove the tag `:latest`, unless a name includes it, and spell a catalogue name as models.toml does."""
     plain = name.removesuffix(LATEST_TAG)
-    entry = None if name in catalog() else find_entry(plain)
-    if name == plain and entry is None:
+    spelling = None if name in catalog() else catalog_spelling(plain)
+    if name == plain and spelling is None:
         return name
     local_names = {*read_aliases(), *edition_files()}
     if name in local_names or name in catalog():
         return name
-    if entry is None or plain in local_names or is_path(plain):
-        return plain
-    return plain.lower() if plain.lower() in catalog() else entry.name
+    return plain if spelling is None or plain in local_names or is_path(plain) else spelling
 
 
 def _parse_target(name: str) -> RepoName | CatalogEntry | Path:
     if name.startswith("/"):  # the target of an alias
         return Path(name)
     if entry := find_entry(name):
-        return repo_of_entry(entry) or entry
+        return repo_of_entry(entry, name) or entry
     if match := REPO.fullmatch(_parse_url(name) if HUB_URL.match(name) else name):
         if ".." in (match["revision"] or ""):  # git does not allow such a name either
             _raise_not_found(name)

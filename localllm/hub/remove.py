@@ -30,6 +30,7 @@ from localllm.hub.hf_cache import (
 )
 from localllm.hub.model_files import INDEX_FILE, SINGLE_FILE
 from localllm.hub.names import RepoName, parse_name
+from localllm.hub.resolve import edition_in_cache
 
 LOCK_WAIT_S = 0.05
 
@@ -73,7 +74,7 @@ def removable_repo(name: str) -> RepoName:
     """Return the repository that a name refers to. Raises UsageError if the model was not downloaded."""
     match parse_name(name):
         case RepoName() as repo:
-            return repo
+            return edition_in_cache(repo)
         case CatalogEntry():
             raise UsageError(f"{name} is part of localllm and stays", "`localllm list` shows what was downloaded")
         case Path() as path:

@@ -5,8 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from localllm.errors import LocalLLMError, ModelNotFound, UnsupportedModel
-from localllm.hub.catalog import CatalogEntry, bundled_folder, catalog_entries
+from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UnsupportedModel
+from localllm.hub.catalog import CatalogEntry, bundled_folder, catalog_entries, editions_of
 from localllm.hub.gguf import choose_model, is_gguf, model_name, models_in_folder, models_in_snapshot
 from localllm.hub.hf_cache import cached_folder, cached_models
 from localllm.hub.local_names import edition_files, find_edition, read_aliases
@@ -81,11 +81,31 @@ def is_downloaded(repo: RepoName) -> bool:
     return path is not None and not missing_files(path)
 
 
+def edition_in_cache(repo: RepoName) -> RepoName:
+    """Return the edition of a catalogue name without a format that is in the cache and complete: of several, the
+    one with the fewest bits. Returns the repository itself if there is none, and for any other name.
+
+    Raises ModelNotFound if several models match.
+    """
+    for edition in editions_of(repo.entry) if repo.entry else ():
+        candidate = RepoName(edition.repo or repo.repo, edition.revision, edition.quant)
+        with suppress(
+            DamagedModel, UnsupportedModel
+        ):  # reading the files reports it, if there is no other edition
+            if (path := _path_in_cache(candidate)) and not missing_files(path):
+                return candidate
+    return repo
+
+
 def model_in_cache(repo: RepoName) -> Path | None:
     """Return the GGUF file, or the snapshot folder, complete or not, or None if it is not in the cache.
 
     Raises ModelNotFound if several models match.
     """
+    return _path_in_cache(edition_in_cache(repo))
+
+
+def _path_in_cache(repo: RepoName) -> Path | None:
     snapshot = cached_folder(repo.repo, repo.revision)
     if snapshot is None or (repo.quant is None and has_safetensors(snapshot)):
         return snapshot

@@ -15,6 +15,7 @@ from threading import Event
 from huggingface_hub import constants
 
 from localllm.errors import DamagedModel, ModelNotFound, NetworkError, UnsupportedModel
+from localllm.hub.file_download import writing_cache
 from localllm.hub.gguf import missing_part
 from localllm.hub.hf_cache import (
     REPO_FOLDER,
@@ -169,9 +170,10 @@ def repair(snapshot: Snapshot, states: Mapping[str, FileState], progress: PullPr
     repo = replace(snapshot.repo, revision=snapshot.commit)
     listing = fetch_listing(repo, progress.say)
     faulty = [path for path, state in states.items() if state in FAULTY]
-    for file in snapshot.files():
-        if states.get(file.path) is FileState.DAMAGED and listing.find(file.path):
-            file.content.unlink(missing_ok=True)
+    with writing_cache(repo_root(repo.repo)):
+        for file in snapshot.files():
+            if states.get(file.path) is FileState.DAMAGED and listing.find(file.path):
+                file.content.unlink(missing_ok=True)
     while files := tuple(file for path in faulty if (file := listing.find(path))):
         fetch_files(plan_files(listing, files), progress)
         faulty = snapshot.missing()  # a repaired index may name more files, and a GGUF model have another part

@@ -18,7 +18,7 @@ from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_runs_on
 from localllm.runtime.kernels.threads import threads_for, use_threads
-from localllm.runtime.model_loader import load_decoder, set_triton_cache_dir, warm_up
+from localllm.runtime.model_loader import compile_kernels, load_decoder, set_triton_cache_dir, warm_up
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.policy import SpeculativeDrafter
 from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost, estimate_gpu_cost
@@ -48,6 +48,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
     )
     if device.type != "cpu":
         set_triton_cache_dir(request.settings.cache)
+    threads = threads_for(plan.fit.weights.total, request.settings.threads)
     anonymous = anonymous_bytes()
     with contextlib.ExitStack() as undo:
         if template := plan.text.own.template:
@@ -57,7 +58,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             torch.inference_mode(),
             device_context(device),
             # More threads than may be used would wait for each other at the end of each operation.
-            use_threads(threads_for(plan.fit.weights.total, request.settings.threads)),
+            use_threads(threads),
             translate_device_errors(lambda: shortage_of(memory)),
         ):
             with phases("weights"):
@@ -75,12 +76,18 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             spec = CacheSpec(plan.fit.needs, device, plan.dtype, plan.kv_dtype, use_graphs, plan.deterministic)
             with phases("cache"):
                 engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], MAX_RUNNING)
-            if device.type != "cpu":
-                with phases("compile"):
+            with phases("compile"):
+                if device.type == "cpu":
+                    compile_kernels(engine.runner, engine.pool, threads)
+                else:
                     warm_up(engine)
+            if device.type != "cpu":
                 with phases("capture"):
                     engine.runner.capture_decode_step(plan.recommended)
             draft_spec, draft_model = add_drafter(engine, model, memory, request, use_graphs=use_graphs)
+            if draft_model and device.type == "cpu":
+                with phases("compile"):
+                    compile_kernels(draft_model.runner, draft_model.pool, threads)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         undo.pop_all()
     caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model)

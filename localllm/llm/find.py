@@ -16,6 +16,7 @@ from localllm.hardware.device import free_bytes
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
+from localllm.plan.expected import memory_of
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, model_needs
 from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds, MemoryPlan
 from localllm.quant.vectors import KV_DTYPES
@@ -62,7 +63,8 @@ def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, f
         return located
     from localllm.llm.fetch import LogProgress, fetch  # huggingface_hub takes 0.1 s to import
 
-    fetch(located, LogProgress(), lambda: FreeMemory(device.type, free_bytes(device)), options, force=force)
+    settings = Settings.from_environment()
+    fetch(located, LogProgress(), lambda: memory_of(device, free_bytes(device), settings), options, force=force)
     return resolve_model(name)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from localllm.arch.config import ModelConfig
 from localllm.errors import ContextOverflow, DoesNotFit, UsageError
 from localllm.hardware.device import dtype_name
-from localllm.hardware.measure import stored_rates
+from localllm.hardware.measure import Rates, can_measure, device_rates, stored_rates
 from localllm.hub.resolve import ModelRef
 from localllm.llm.cache_allocation import CacheAllocation
 from localllm.llm.decoder_embeddings import PoolingType, embed_inputs
@@ -136,6 +136,7 @@ class LLM:
         self.load_s = parts.origin.load_s
         self.load_phases = parts.origin.load_phases
         self.read_bytes_per_s = parts.origin.read_bytes_per_s
+        self.measured_rates: Rates | None = None  # by this process
         self.close = parts.close
         """End the engine and free its memory; unfinished answers fail with an error."""
 
@@ -169,13 +170,30 @@ class LLM:
 
     @property
     def reads(self) -> StepReads:
-        """Bytes that a decode step reads, and the stored read bandwidth of this machine, without measuring it."""
+        """Bytes that a decode step reads, and the measured bandwidth, None before `measure_rates`."""
         return self._reads
+
+    def measure_rates(self) -> None:
+        """Measure this machine's bandwidth for `reads` between two steps, unless its rates are known.
+
+        Takes less than a second. Rates of a busy machine are discarded; the others are stored. Nothing is measured
+        if little memory is free. Raises LocalLLMError after `close`.
+        """
+        engine, settings = self.worker.engine, self.origin.settings
+
+        def measure() -> Rates:
+            return device_rates(engine.device, engine.dtype, settings, remeasure=False, note=lambda text: None)
+
+        if self.reads.bandwidth is None and can_measure(engine.device):
+            rates = self.worker.call(measure)
+            if not rates.from_busy_machine:
+                self.measured_rates = rates
+                del self._reads
 
     @cached_property
     def _reads(self) -> StepReads:
         engine, settings = self.worker.engine, self.origin.settings
-        measured = stored_rates(engine.device, engine.dtype, settings)
+        measured = self.measured_rates or stored_rates(engine.device, engine.dtype, settings)
         reached = runs.median_rates(runs.read(settings.home / "runs.jsonl", lambda text: None), self.origin.setup)
         # As in a plan: a bandwidth that answers have reached is possible.
         bandwidth = max(measured.read, reached.bandwidth if reached else 0) if measured else None

@@ -50,6 +50,7 @@ class RequestOutput:
         self.stops = StopStrings(sequence.request.params.stop)
         self.events: queue.SimpleQueue[GenerationEvent | BaseException | None] = queue.SimpleQueue()
         self.deliver = deliver or self.events.put
+        self.token_count = 0
         self.call_count = 0
         self.call_ids: set[str] = set()
 
@@ -57,6 +58,7 @@ class RequestOutput:
         """Deliver the token of a step, and return whether a stop string ended the answer."""
         reason, deltas = event.finish_reason, []
         if event.token_id is not None:
+            self.token_count += 1
             self.sequence.stopwatch.record_token(event.drafted, accepted=event.accepted)
             # An end token is counted and reported, but not part of the text.
             if not event.is_end_token:
@@ -115,12 +117,13 @@ class RequestOutput:
         """Return the deltas before a stop string in the content, and whether there was one. Stop strings do not
         span reasoning or tool calls."""
         output: list[OutputDelta] = []
+        may_end = self.token_count > self.sequence.request.params.min_tokens
         for delta in deltas:
             if delta.kind is not EventType.CONTENT:
                 held_back = self.stops.finish()
                 output += [*([OutputDelta(EventType.CONTENT, held_back)] if held_back else []), delta]
                 continue
-            text, stopped = self.stops.push(delta.text)
+            text, stopped = self.stops.push(delta.text, may_end=may_end)
             output += [OutputDelta(EventType.CONTENT, text)] if text else []
             if stopped:
                 return output, True

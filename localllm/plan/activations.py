@@ -22,6 +22,7 @@ from localllm.arch.config import (
 from localllm.arch.cost import elements_read_per_token
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
+from localllm.plan.weights import dense_element_bytes, is_matrix
 from localllm.quant.packing import (
     ELEMENT_BYTES,
     GGUF_GPU_PACKED,
@@ -179,6 +180,8 @@ def dequantized_matrix_bytes(header: Header, dtype: str, device: str) -> int:
             continue
         if matrix and stays_packed(matrix.format, device):
             sizes.append(min(matrix.rows, PANEL_ROWS) * matrix.columns * e)  # dequantized in parts
+        if is_matrix(name, tensor) and dense_element_bytes(tensor, dtype, device) < e:
+            sizes.append(min(tensor.shape[0], PANEL_ROWS) * tensor.shape[1] * e)  # widened in parts
         if tensor.dtype == "U8" and len(tensor.shape) == 3:  # MXFP4, two values per byte: an index of 8 bytes each
             sizes.append(2 * tensor.elements * (8 + FLOAT32_BYTES))
     return max(sizes)

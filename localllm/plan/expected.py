@@ -6,6 +6,7 @@ Imports torch inside functions, like `device.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from localllm.hardware.device import device_name, dtype_name, resolve_device, re
 from localllm.hardware.measure import measure_this_machine, stored_rates
 from localllm.metrics import Metrics
 from localllm.plan import runs
-from localllm.plan.fit import Fit, LoadOptions, fit_model
+from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model
 from localllm.plan.measured import DECODE_SHARE, measure_matmul
 from localllm.plan.memory import TOKEN_BUDGET
 from localllm.plan.plan import Expectation
@@ -31,6 +32,25 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     import torch
+
+
+# Bytes of weights per second that a processor whose rate was never measured reads: a third of the peak of two
+# channels of DDR4-2666. A GPU reads all that it holds many times a second.
+ASSUMED_BANDWIDTH = {"cpu": 14e9, "cuda": math.inf}
+
+
+def measured_bandwidth(device: torch.device, dtype: str, settings: Settings) -> float | None:
+    """Return the bytes of unpacked weights per second that decoding reads, if this machine was measured.
+
+    dtype: a name, or `auto`
+    """
+    rates = stored_rates(device, resolve_dtype(dtype, "BF16", device), settings)
+    return DECODE_SHARE * rates.read if rates else None
+
+
+def memory_of(device: torch.device, memory_bytes: int, settings: Settings) -> FreeMemory:
+    """Return the memory with the bandwidth of the device, if that was measured."""
+    return FreeMemory(device.type, memory_bytes, measured_bandwidth(device, settings.dtype, settings))
 
 
 def expect_on_device(

@@ -19,6 +19,7 @@ from localllm.plan.memory import (
     BLOCK_SIZE,
     CACHED_CONTEXTS,
     MAX_RUNNING,
+    MIN_STATE_SLOTS,
     MemoryNeeds,
     MemoryPlan,
     allocate,
@@ -28,6 +29,7 @@ from localllm.plan.memory import (
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 from localllm.quant.packing import KV_8BIT_DTYPES
 
+COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -51,6 +53,7 @@ class FreeMemory:
 
     device_type: str
     memory_bytes: int
+    bandwidth: float | None = None  # bytes per second that decoding reads, if it was measured
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,13 @@ class Fit:
     @property
     def workspace(self) -> int:
         return self.memory.workspace if self.memory else self.needs.workspace(self.context)
+
+    @property
+    def required_bytes(self) -> int:
+        """Memory for one conversation that fills its context."""
+        states = self.memory.state_bytes if self.memory else MIN_STATE_SLOTS * self.needs.state_slot_bytes
+        cache = blocks_for(self.context) * self.needs.block_bytes
+        return self.weights.total + cache + states + self.workspace
 
     @property
     def concurrent_users(self) -> int:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
+from localllm.hardware.device import dtype_name
+from localllm.hardware.processor import matrix_dtype_for
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.packing import FP8, INT4, MXFP4, stays_packed
 
@@ -90,7 +92,7 @@ def sample_matrix(
     def fill_bytes(*shape: int) -> Tensor:
         return torch.full(shape, FILL_BYTE, dtype=torch.uint8, device=device)
 
-    def dense(rows: int, columns: int) -> Tensor:
+    def dense(rows: int, columns: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.full((rows, columns), 0.01, dtype=dtype, device=device)
 
     if isinstance(tensor, PackedMatrix):
@@ -114,6 +116,8 @@ def sample_matrix(
         parts = {"q": fill_bytes(*tensor.shape), "scale": fill_bytes(rows, groups)}
         return QuantizedTensor(MXFP4, (rows, groups * MXFP4_GROUP), parts)
     rows, columns = tensor.shape
+    if (kept := getattr(torch, matrix_dtype_for(tensor.dtype, dtype_name(dtype), device.type))) != dtype:
+        return dense(rows, columns, kept)
     if tensor.offset is not None and tensor.dtype != "F32":
         block_format = tensor.dtype.lower()
         return QuantizedTensor(

@@ -19,6 +19,7 @@ from localllm.checkpoint.matrices import (
     find_packed_matrix,
 )
 from localllm.errors import DamagedModel, UsageError
+from localllm.hardware.processor import matrix_dtype_for
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.packing import (
     ELEMENT_BYTES,
@@ -52,6 +53,7 @@ GGUF_PLAIN = ("f32", "f16", "bf16")  # converted to the model's dtype on a GPU
 GGUF_DTYPE_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 FLOAT32_BYTES = 4  # norms, convolution taps and router biases are float32 in every dtype
 MODEL_DTYPE_VECTORS = ("bias", "sinks")  # vectors in the model's dtype
+ENCODER_TABLES = ("embed_positions.", "embed_kinds.")  # added to embeddings in the model's dtype
 SPLIT_MATRIX = re.compile(r".*\.(kv_b_proj|k_b_proj|v_b_proj)\.\w+")
 CONVOLUTION_TAPS = re.compile(r".*\.(conv1d|conv)\.weight")
 # Layer matrices that quantizers leave unquantized: they are small and influential.
@@ -152,8 +154,8 @@ def use_of(name: str, tied: bool) -> str:
 def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, device: str) -> int:
     """Return the memory of a tensor as loaded.
 
-    Floats are in `dtype`, and so is FP8 without a kernel; GGUF matrices without another layout, and tables that
-    are looked up by row, stay as stored.
+    Floats are in `dtype`, and so is FP8 without a kernel; GGUF matrices without another layout, matrices that
+    kernels widen, and tables that are looked up by row stay as stored.
     """
     element, vector = ELEMENT_BYTES[dtype], len(tensor.shape) < 2
     if name.startswith(f"{PER_LAYER_TABLE}."):
@@ -172,7 +174,19 @@ def loaded_bytes(header: Header, name: str, tensor: TensorHeader, dtype: str, de
         return tensor.elements * element
     if CONVOLUTION_TAPS.fullmatch(name) or (vector and name.rpartition(".")[2] not in MODEL_DTYPE_VECTORS):
         return tensor.elements * FLOAT32_BYTES
-    return tensor.nbytes if tensor.offset is not None and not vector else tensor.elements * element
+    if tensor.offset is not None and not vector:
+        return tensor.nbytes
+    return tensor.elements * (dense_element_bytes(tensor, dtype, device) if is_matrix(name, tensor) else element)
+
+
+def is_matrix(name: str, tensor: TensorHeader) -> bool:
+    """Return whether products or the embedding read it as a matrix."""
+    return name.endswith(".weight") and len(tensor.shape) == 2 and not name.startswith(ENCODER_TABLES)
+
+
+def dense_element_bytes(tensor: TensorHeader, dtype: str, device: str) -> int:
+    """Return the bytes of an element of a dense matrix as loaded."""
+    return ELEMENT_BYTES[matrix_dtype_for(tensor.dtype, dtype, device)]
 
 
 def gguf_packed_bytes(tensor: TensorHeader, dtype: str, device: str) -> int | None:
@@ -230,8 +244,9 @@ def part_bytes(matrix: PackedMatrix, suffix: str, device: str) -> int:
 
 def is_multiplied(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
     """Return whether x is multiplied by it: a matrix of a layer, or the head."""
-    is_matrix = name.endswith(".weight") and len(tensor.shape) == 2
-    return is_matrix and (name.startswith("layers.") or use_of(name, config.tie_embeddings) == "head")
+    return is_matrix(name, tensor) and (
+        name.startswith("layers.") or use_of(name, config.tie_embeddings) == "head"
+    )
 
 
 def quantized_bytes(tensor: TensorHeader, quant: str, scale: int, device: str) -> int:

@@ -1,4 +1,4 @@
-"""What a conversation and the command line need of a model, whether it runs in this process or in a server."""
+"""Interfaces of a model, in this process or on a server, for conversations and the command line."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -9,17 +9,17 @@ from localllm.request import ChatRequest, GenerationEvent, Request, SamplingPara
 
 if TYPE_CHECKING:
     from localllm.metrics import StepReads
-    from localllm.receipts import receipt  # only those who want one wait for what it needs
+    from localllm.receipts import receipt  # imported only when a receipt is made
 
 
 class Stream(Iterator[GenerationEvent], Protocol):
     def close(self) -> None:
-        """Cancels it, from any thread: whoever waits for a piece finds the end at once."""
+        """Cancel the answer, from any thread. A reader that waits for an event gets the end at once."""
         ...
 
 
 class ChatModel(Protocol):
-    """What a conversation needs of an LLM."""
+    """The part of an LLM that a conversation needs."""
 
     @property
     def name(self) -> str: ...
@@ -40,7 +40,7 @@ class Tokenizer(Protocol):
 
 
 class Model(ChatModel, Protocol):
-    """What the command line needs of an LLM."""
+    """The part of an LLM that the command line needs."""
 
     @property
     def device(self) -> str: ...
@@ -58,6 +58,10 @@ class Model(ChatModel, Protocol):
     def block_tokens(self) -> int: ...
     @property
     def reads(self) -> "StepReads": ...
+    def measure_rates(self) -> None:
+        """Measure the bandwidth for `reads`, if the model runs in this process and the rates are unknown."""
+        ...
+
     @property
     def tokenizer(self) -> Tokenizer: ...
     def prepare(self, chat: ChatRequest) -> Request: ...

@@ -31,7 +31,7 @@ from localllm.errors import UsageError
 from localllm.files import explain_disk_errors, read_json
 from localllm.hub.model_files import INDEX_FILE, TEMPLATES_FOLDER, read_license, weight_files
 from localllm.quant.tensor import QuantizedTensor
-from localllm.quantize.check import artefact_bytes
+from localllm.quantize.check import artefact_bytes, quantized_layer_matrices
 from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors
 from localllm.quantize.source import (
     PARTIAL_SUFFIX,
@@ -212,7 +212,8 @@ class Artefact:
         write_durably(self.partial / INDEX_FILE, encode_json(index))
         copy_companion_files(self.header.path, self.partial, self.recipe)
         config = untie_head(self.header.config) if TIED_HEAD in names else dict(self.header.config)
-        config["quantization_config"] = quantization_config(schemes, sorted(unquantized))
+        widest = max(tensor.shape[-1] for tensor in quantized_layer_matrices(self.header))
+        config["quantization_config"] = quantization_config(schemes, sorted(unquantized), widest)
         write_durably(self.partial / CONFIG_FILE, encode_json(config))
 
     def _rest(self, names: set[str]) -> dict[str, Tensor]:

@@ -90,10 +90,9 @@ def artefact_bytes(header: Header, recipe: Recipe) -> int:
     sizes = 0
     for name, tensor in header.tensors.items():
         if is_quantized(name, tensor, config):
-            bits, group = (recipe.bits, recipe.group) if name.startswith("layers.") else (recipe.head_bits, None)
-            sizes += (
-                quantized_bytes(tensor, bits, group, symmetric=recipe.symmetric) if bits < 16 else tensor.nbytes
-            )
+            bits = recipe.bits if name.startswith("layers.") else recipe.head_bits
+            group, symmetric = (recipe.group, recipe.symmetric) if bits == recipe.bits else (None, True)
+            sizes += quantized_bytes(tensor, bits, group, symmetric=symmetric) if bits < 16 else tensor.nbytes
         if not is_quantized(name, tensor, config) or name == "embed_tokens.weight":
             sizes += tensor.nbytes
     return sizes + HEADER_BYTES * (len(config.layers) + 2)

@@ -2,9 +2,13 @@
 
 `int-quantized`: weight int8 [out, in], weight_scale [out, 1]. `pack-quantized`: weight_packed int32 [out, ceil(in
 * bits / 32)], the first code in the lowest bits, codes stored as signed integers plus half their range;
-weight_scale [out, groups]; weight_shape int64 [2]; weight_zero_point int32 [ceil(out * bits / 32), groups], packed
-the same way along the rows; weight_g_idx int32 [in], the group of each column if groups are not adjacent. Source:
-the `compressed-tensors` package, `compressors/pack_quantized`.
+weight_scale [out, groups]; weight_shape int64 [2]; weight_zero_point int8 [out, groups]; weight_g_idx int32 [in],
+the group of each column if groups are not adjacent. Source: the `compressed-tensors` package,
+`compressors/pack_quantized`.
+
+Groups with zero points are described as blocks of one row, because compressed-tensors packs the zero points of the
+strategies `group` and `channel` along the rows, and versions 0.18 to 0.20 cannot load these as long as the model
+is compressed: on the meta device, `compress` leaves them unpacked, so the shapes differ.
 
 This module handles neither files nor module names.
 """
@@ -39,11 +43,19 @@ class StorageScheme:
     def format(self) -> str:
         return "pack-quantized" if self.words else "int-quantized"
 
-    def config_group(self, targets: Sequence[str]) -> dict[str, Any]:
-        """Return the entry of `config_groups`."""
+    @property
+    def blocks(self) -> bool:
+        """Whether groups are described as blocks of one row, so that zero points are not packed."""
+        return self.words and not (self.symmetric or self.ordered)
+
+    def config_group(self, targets: Sequence[str], widest: int) -> dict[str, Any]:
+        """Return the entry of `config_groups`. widest: columns of the widest matrix"""
+        if self.blocks:
+            strategy = {"strategy": "block", "group_size": None, "block_structure": [1, self.group or widest]}
+        else:
+            strategy = {"strategy": "group" if self.group else "channel", "group_size": self.group or None}
         weights = {
-            **{"num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "dynamic": False},
-            **{"strategy": "group" if self.group else "channel", "group_size": self.group or None},
+            **{"num_bits": self.bits, "type": "int", "symmetric": self.symmetric, "dynamic": False, **strategy},
             "actorder": "group" if self.ordered else None,
         }
         activations = {
@@ -85,7 +97,9 @@ def to_stored_tensors(weight: QuantizedTensor, scheme: StorageScheme) -> dict[st
         return tensors
     tensors["weight_packed"] = pack_codes(codes.int() + offset, scheme.bits)
     tensors["weight_shape"] = torch.tensor(weight.shape)
-    if not scheme.symmetric:
+    if scheme.blocks:
+        tensors["weight_zero_point"] = signed_zeros(weight)
+    elif not scheme.symmetric:
         tensors["weight_zero_point"] = pack_codes(
             signed_zeros(weight).T.int() + offset, scheme.bits
         ).T.contiguous()
@@ -118,18 +132,20 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
     return (words << shifts).sum(2, dtype=torch.int32)
 
 
-def quantization_config(schemes: Mapping[str, StorageScheme], unquantized: Sequence[str]) -> dict[str, Any]:
+def quantization_config(
+    schemes: Mapping[str, StorageScheme], unquantized: Sequence[str], widest: int
+) -> dict[str, Any]:
     """Return the `quantization_config` of config.json.
 
-    schemes: of each quantized module; unquantized: modules with a matrix that is not quantized. The most frequent
-    scheme is assigned to every Linear, others are listed by module name.
+    schemes: of each quantized module; unquantized: modules with a matrix that is not quantized; widest: columns of
+    the widest matrix. The most frequent scheme is assigned to every Linear, others are listed by module name.
     """
     modules: dict[StorageScheme, list[str]] = {}
     for module, scheme in sorted(schemes.items()):
         modules.setdefault(scheme, []).append(module)
     ordered = sorted(modules, key=lambda scheme: (-len(modules[scheme]), scheme))
     groups = {
-        f"group_{i}": scheme.config_group([EVERY_LINEAR] if i == 0 else modules[scheme])
+        f"group_{i}": scheme.config_group([EVERY_LINEAR] if i == 0 else modules[scheme], widest)
         for i, scheme in enumerate(ordered)
     }
     formats = {scheme.format for scheme in ordered}

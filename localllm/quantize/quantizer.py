@@ -224,7 +224,9 @@ class LayerwiseQuantizer:
         name = "embed_tokens" if c.tie_embeddings else "lm_head"
         weight: Tensor | QuantizedTensor = source.dequantized_matrix(name, c.vocab_size, c.hidden_size)
         if self.recipe.head_bits == 8:
-            weight, error = round_to_nearest(weight, Grid(8, None, True, self.dtype))
+            # INT8 layers share their scheme with the head: transformers dequantizes a whole folder by one.
+            grid = self.grid() if self.recipe.bits == 8 else Grid(8, None, True, self.dtype)
+            weight, error = round_to_nearest(weight, grid)
             # Not part of the saved state, so the head is always quantized again.
             self.result.errors["lm_head"] = error
         self.write_part("head", {"lm_head.weight": weight})

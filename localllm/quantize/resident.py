@@ -69,6 +69,10 @@ class RecordingSource(WeightSource):
 
         return self.record(name, read)
 
+    def dense_matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return a matrix as any other tensor: methods compute with it."""
+        return self.tensor(name, rows, columns)
+
     def lookup_table(self, name: str, rows: int, columns: int) -> Tensor:
         def read() -> Tensor:
             table = super(RecordingSource, self).lookup_table(name, rows, columns)

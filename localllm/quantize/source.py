@@ -34,7 +34,7 @@ class Recipe:
     group: int | None = 128  # columns that share a scale; None: an entire row
     symmetric: bool = True
     activations: bool = False  # quantize activations to INT8 with a scale per token (W8A8)
-    head_bits: int = 8  # of the head, with a scale per row; 16: unquantized
+    head_bits: int = 8  # of the head, with the scheme of INT8 layers or a scale per row; 16: unquantized
 
 
 def check_source(header: Header, alternative: str = "") -> None:

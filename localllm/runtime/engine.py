@@ -32,7 +32,9 @@ from localllm.runtime.step_reports import StepObservation, StepReporter
 
 SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
     NOT_FINITE: lambda: LocalLLMError("the model computed NaN or infinity", "try --dtype float32"),
-    ALL_FORBIDDEN: lambda: UsageError("logit_bias forbids every token that may come", "allow at least one"),
+    ALL_FORBIDDEN: lambda: UsageError(
+        "logit_bias or min_tokens forbids every token that may come", "allow at least one"
+    ),
 }
 
 
@@ -345,13 +347,13 @@ class Engine:
 
     def append_token(self, sequence: Sequence, token: int, logprob: TokenLogprob | None) -> TokenEvent:
         """Append one token, and return its event with the finish reason if it ends the answer."""
-        params, constraint = sequence.request.params, sequence.constraint
+        constraint = sequence.constraint
         if token in SAMPLING_ERRORS:
             fault = constraint.fault if constraint else None
             return TokenEvent(sequence, finish_reason=FinishReason.ERROR, error=fault or SAMPLING_ERRORS[token]())
         sequence.token_ids.append(token)
         sequence.output_counts[token] += 1
-        is_end = token in params.stop_ids or (token in sequence.eos_ids and not params.ignore_eos)
+        is_end = token in sequence.end_ids
         if constraint and not is_end:
             constraint.advance(token)
         reason = None

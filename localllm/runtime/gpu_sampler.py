@@ -1,5 +1,6 @@
 """Sampling on a GPU for steps of any number of rows, with the same choices whether a step is captured or not."""
 
+import math
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, fields
 
@@ -13,7 +14,8 @@ from localllm.runtime.kernels.gpu.penalties import LogitBiases, TokenHistory
 from localllm.runtime.kernels.gpu.sampling import SamplingColumns, SamplingScratch, sample_tokens
 from localllm.runtime.sampler import SamplingSpec, sample
 
-MAX_BIASES = 1024  # tokens in a row's logit_bias; longer ones are left to `sampler.sample`
+MAX_BIASES = 1024  # biased and forbidden tokens of a row; more are left to `sampler.sample`
+RESERVED_END_TOKENS = 64  # of the model, in addition to stop_ids
 ROW_ALIGNMENT = 4  # rows: aligns columns to 16 bytes for every bucket
 DTYPE_WORDS = {torch.int64: 2, torch.int32: 1, torch.float32: 1}  # in units of 4 bytes
 COLUMN_DTYPES = [torch.int64] * 2 + [torch.int32] * 5 + [torch.float32] * 6  # of the columns, in order
@@ -34,7 +36,18 @@ def unsupported_reason(params: SamplingParams, vocab_size: int) -> str | None:
         return f"the vocabulary has more than {MAX_VOCABULARY:,} tokens"
     if len(params.logit_bias) > MAX_BIASES:
         return f"logit_bias names more than {MAX_BIASES:,} tokens"
+    end_tokens = len(params.stop_ids) + RESERVED_END_TOKENS
+    if params.min_tokens and len(params.logit_bias) + end_tokens > MAX_BIASES:
+        return f"logit_bias and stop_ids name more than {MAX_BIASES - RESERVED_END_TOKENS:,} tokens"
     return None
+
+
+def biases_of(spec: SamplingSpec, vocab_size: int) -> dict[int, float]:
+    """Return the biases of a row: its logit_bias, and -inf for tokens that it may not sample at this position."""
+    if not spec.forbidden_ids:
+        return dict(spec.params.logit_bias)
+    forbidden = {token: -math.inf for token in spec.forbidden_ids if token < vocab_size}
+    return {**spec.params.logit_bias, **forbidden}
 
 
 def variant_of(specs: list[SamplingSpec], vocab_size: int) -> SamplingVariant:
@@ -43,11 +56,13 @@ def variant_of(specs: list[SamplingSpec], vocab_size: int) -> SamplingVariant:
     history_slots = [spec.history_slot for spec in specs if spec.params.uses_penalties]
     if len(set(history_slots)) < len(history_slots):
         unsupported = "several tokens of a sequence with penalties"
+    if any(len(spec.forbidden_ids) > RESERVED_END_TOKENS + len(spec.params.stop_ids) for spec in specs):
+        unsupported = f"the model has more than {RESERVED_END_TOKENS} end tokens"
     if any(spec.masks for spec in specs):
         unsupported = "a grammar limits the tokens"
     if any(spec.draft_and_probs for spec in specs):
         unsupported = "drafts were sampled from a draft model"
-    has_penalties = any(p.logit_bias or p.uses_penalties for p in params)
+    has_penalties = any(s.forbidden_ids or s.params.logit_bias or s.params.uses_penalties for s in specs)
     return SamplingVariant(any(p.temperature > 0 for p in params), has_penalties, unsupported)
 
 
@@ -89,7 +104,7 @@ class BucketSampler:
     """
 
     def __init__(self, bucket: int, vocabulary: int, device: torch.device, histories: TokenHistories):
-        self.bucket, self.histories = bucket, histories
+        self.bucket, self.vocab_size, self.histories = bucket, vocabulary, histories
         self.packed = torch.zeros(packed_words(bucket), dtype=torch.int32, device=device)
         self.columns = unpack_columns(self.packed, bucket)
         self.scratch = SamplingScratch.allocate(bucket, vocabulary, device)
@@ -116,12 +131,12 @@ class BucketSampler:
         for i, column in enumerate(column_tensors(unpack_columns(packed, self.bucket))):
             column[: len(specs)] = torch.tensor([value[i] for value in values], dtype=column.dtype)
         upload_into(self.packed, packed)
-        biased = any(row.params.logit_bias for row in specs)
+        biases = [biases_of(row, self.vocab_size) for row in specs]
+        biased = any(biases)
         if biased or self.has_biases:
             token = torch.full((self.bucket, MAX_BIASES), -1, dtype=torch.int32)
             value = torch.zeros(self.bucket, MAX_BIASES)
-            for i, row in enumerate(specs):
-                bias = row.params.logit_bias
+            for i, bias in enumerate(biases):
                 token[i, : len(bias)] = torch.tensor(list(bias), dtype=torch.int32)
                 value[i, : len(bias)] = torch.tensor(list(bias.values()), dtype=torch.float32)
             upload_into(self.biases.token, token)
@@ -144,6 +159,7 @@ class BucketSampler:
 def is_next_position(row: SamplingSpec, before: SamplingSpec) -> bool:
     """Return whether `row` is the same row as in the step before, one position further."""
     same = row.params is before.params and row.token_ids is before.token_ids
+    same = same and row.forbidden_ids == before.forbidden_ids
     return same and (row.seed, row.position, row.history_slot) == (
         before.seed,
         before.position + 1,

@@ -12,9 +12,14 @@ from localllm.arch.pooling import Pooling
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.tensors import Weights
 from localllm.metrics import PhaseTimer
+from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.cpu.compile import compile_only, cpu_supported
+from localllm.runtime.kernels.threads import use_threads
+from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.model import Decoder, Encoder
 from localllm.runtime.pooling import Pooler
+from localllm.runtime.runner import Runner
 from localllm.runtime.weight_loader import CudaCopier, WeightLoader
 from localllm.runtime.weight_source import WeightSource
 
@@ -22,6 +27,7 @@ T = TypeVar("T")
 OnPart = Callable[[int, int], None]  # bytes of weights read so far, and in total
 
 WARM_UP_TOKENS = 64  # in the first warm-up step, which compiles the prefill kernels
+KERNEL_ROWS = (1, 2, 3, 4)  # tokens of steps on a CPU that call different kernels; more tokens call those of 4
 
 
 def load_decoder(
@@ -115,3 +121,25 @@ def warm_up(engine: Engine) -> None:
     for count in (min(WARM_UP_TOKENS, engine.block_count * engine.block_size), 1):
         engine.logits([0] * count)
     torch.cuda.synchronize(engine.device)
+
+
+def compile_kernels(runner: Runner, pool: BlockPool, threads: int) -> None:
+    """Compile the CPU kernels of prefill and decode steps, without computing: no weight is read.
+
+    threads: of later steps, on which the division of work depends.
+    """
+    if not cpu_supported():
+        return
+    with use_threads(threads), compile_only():
+        for count in KERNEL_ROWS:
+            state = SequenceState(pool)
+            try:
+                state.extend(count)
+                tokens, logit_index = [0] * count, list(range(count))
+                runner.launch(
+                    Batch.from_states([state], [tokens], logit_index, runner.device, pool.drain_copies())
+                )
+            except OutOfBlocks:
+                return  # no step has so many tokens
+            finally:
+                state.free()

@@ -1,10 +1,10 @@
 """Logits to tokens: each row has its own parameters, and its choice does not depend on the other rows.
 
-Order of operations, as in `transformers`: grammar, bias, penalties, temperature, top_k, top_p, min_p. Filters are
-thresholds on the value, so that tokens of equal probability are kept or dropped together and the result does not
-depend on the order in which a sort leaves them. Sampling inverts the cumulative distribution, in the order of the
-vocabulary, at a point that is a function of the row's seed and position alone. For a draft that was itself
-sampled, `rejection_weights` replaces the distribution.
+Order of operations, as in `transformers`: grammar, min_tokens, bias, penalties, temperature, top_k, top_p, min_p.
+Filters are thresholds on the value, so that tokens of equal probability are kept or dropped together and the
+result does not depend on the order in which a sort leaves them. Sampling inverts the cumulative distribution, in
+the order of the vocabulary, at a point that is a function of the row's seed and position alone. For a draft that
+was itself sampled, `rejection_weights` replaces the distribution.
 
 This is the reference of `gpu_sampler.py`, which does the same on a GPU without blocking the host.
 """
@@ -89,6 +89,7 @@ class SamplingSpec:
     history_slot: int = -1  # history slot on a device that computes penalties itself
     masks: MaskProvider | None = None  # of a grammar
     draft_index: int = 0  # index of this row's mask
+    forbidden_ids: tuple[int, ...] = ()  # end tokens, before min_tokens; ignored if a grammar allows nothing else
     draft_and_probs: tuple[int, Tensor] | None = None  # a sampled draft and its distribution [vocab]
 
 
@@ -97,7 +98,7 @@ def sample(logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
 
     Returns [N] int64 token ids, or NOT_FINITE or ALL_FORBIDDEN.
     """
-    apply_grammar(logits, specs)
+    apply_masks(logits, specs)
     apply_penalties(logits, specs)
     best = logits.max(-1)
     choice = best.indices
@@ -109,8 +110,8 @@ def sample(logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
     return choice.masked_fill_(best.values.isnan() | (best.values == torch.inf), NOT_FINITE)
 
 
-def apply_grammar(logits: Tensor, specs: list[SamplingSpec]) -> None:
-    """Set the logits of tokens that a grammar forbids to -inf, in place."""
+def apply_masks(logits: Tensor, specs: list[SamplingSpec]) -> None:
+    """Set the logits of tokens that a grammar or min_tokens forbids to -inf, in place."""
     for i, spec in enumerate(specs):
         if (forbidden := forbidden_tokens(spec, logits)) is not None:
             logits[i].masked_fill_(forbidden, -torch.inf)
@@ -119,9 +120,17 @@ def apply_grammar(logits: Tensor, specs: list[SamplingSpec]) -> None:
 def forbidden_tokens(spec: SamplingSpec, like: Tensor) -> Tensor | None:
     """Return [vocab] bool on the device of `like` [..., vocab]; None: all tokens are allowed."""
     mask = spec.masks()[spec.draft_index] if spec.masks else None
-    return (
-        None if mask is None else upload_tensor(torch.from_numpy(~unpack_mask(mask, like.shape[-1])), like.device)
-    )
+    vocab_size = like.shape[-1]
+    forbidden_ids = [token for token in spec.forbidden_ids if token < vocab_size]
+    if mask is None and not forbidden_ids:
+        return None
+    forbidden = np.zeros(vocab_size, np.bool_) if mask is None else ~unpack_mask(mask, vocab_size)
+    if forbidden_ids:
+        with_end_tokens = forbidden.copy()
+        with_end_tokens[forbidden_ids] = True
+        if mask is None or not with_end_tokens.all():  # a grammar that can only end wins
+            forbidden = with_end_tokens
+    return upload_tensor(torch.from_numpy(forbidden), like.device)
 
 
 def unpack_mask(mask: NDArray[np.int32], count: int) -> NDArray[np.bool_]:
@@ -165,6 +174,7 @@ def sample_drafts(logits: Tensor, specs: list[SamplingSpec]) -> tuple[Tensor, Te
     logits: [N, vocab] float32 of rows with temperature > 0, modified in place. Returns [N] token ids and the
     weights [N, vocab] that they were sampled from.
     """
+    apply_masks(logits, specs)
     apply_penalties(logits, specs)
     weights = filtered_probabilities(logits, specs)
     return invert_cumulative(weights, random_points(specs, DRAFT, logits.device)), weights

@@ -37,9 +37,12 @@ class Sequence:
     output_counts: Counter[int] = field(default_factory=Counter)
     prompt_logprobs_done: int = 0  # prompt positions whose requested log probabilities are computed
     finished: bool = False
+    end_ids: tuple[int, ...] = field(init=False)  # tokens that end the answer
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_ids)
+        params = self.request.params
+        self.end_ids = tuple(sorted({*params.stop_ids, *(() if params.ignore_eos else self.eos_ids)}))
 
     @property
     def computed(self) -> int:
@@ -116,10 +119,23 @@ class Sequence:
                 proposal = self.draft_ids[index], self.draft_probs[index]
             specs.append(
                 SamplingSpec(
-                    params, self.seed, position, token_ids, counts, self.token_slot, masks, index, proposal
+                    params,
+                    self.seed,
+                    position,
+                    token_ids,
+                    counts,
+                    self.token_slot,
+                    masks,
+                    index,
+                    forbidden_ids=self.forbidden_ids(position),
+                    draft_and_probs=proposal,
                 )
             )
         return specs
+
+    def forbidden_ids(self, position: int) -> tuple[int, ...]:
+        """Return the end tokens if the answer may not end with the token at this position."""
+        return self.end_ids if position - self.prompt_len < self.request.params.min_tokens else ()
 
     def clear_drafts(self) -> None:
         """Drop all drafts: they are verified together or not at all."""

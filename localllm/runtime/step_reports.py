@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localllm.metrics import Candidate, StepReport
-from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penalties, filtered_probabilities
+from localllm.runtime.sampler import SamplingSpec, apply_masks, apply_penalties, filtered_probabilities
 from localllm.runtime.scheduler import ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 
@@ -172,8 +172,11 @@ def filter_stages(logits: Tensor, spec: SamplingSpec) -> Iterator[tuple[str, Ten
     Applies the rules of `sampler.py` one by one, to tell which filter removed a token.
     """
     adjusted = logits.clone()[None]
-    apply_grammar(adjusted, [spec])
+    apply_masks(adjusted, [replace(spec, forbidden_ids=())])
     yield "grammar", (adjusted[0] > -torch.inf).double()
+    if spec.forbidden_ids:
+        apply_masks(adjusted, [spec])
+        yield "min_tokens", (adjusted[0] > -torch.inf).double()
     apply_penalties(adjusted, [spec])
     yield "logit_bias", (adjusted[0] > -torch.inf).double()
     params, disabled = spec.params, dict(NEUTRAL_FILTERS)

@@ -12,6 +12,8 @@ from torch import Tensor
 from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
 from localllm.checkpoint.tensors import Weights, check_finite
 from localllm.errors import DamagedModel
+from localllm.hardware.device import dtype_name
+from localllm.hardware.processor import matrix_dtype_for
 from localllm.metrics import PhaseTimer
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import FP8, W8A8, stays_packed
@@ -101,28 +103,44 @@ class WeightSource:
         return tuple(
             self.packed_or_dequantized(weight, name)
             if weight
-            else self.tensor(f"{name}.weight", names[name], columns)
+            else self.dense_matrix(f"{name}.weight", names[name], columns)
             for name, weight in quantized.items()
         )
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
         """Return [rows, columns], in its stored format if kernels support it."""
-        if blocks := take_blocks(self.weights, name, (rows, columns), plain=STORED_DTYPES[self.dtype]):
+        stored = self.weights.stored_header(f"{name}.weight")
+        plain = STORED_DTYPES[self.matrix_dtype(stored.dtype if stored else "")]
+        if blocks := take_blocks(self.weights, name, (rows, columns), plain=plain):
             return self.to_device(blocks)
         if packed := take_quantized(self.weights, name, (rows, columns)):
             return self.packed_or_dequantized(packed, name)
-        return self.tensor(f"{name}.weight", rows, columns)
+        return self.dense_matrix(f"{name}.weight", rows, columns)
+
+    def matrix_dtype(self, stored: str) -> torch.dtype:
+        """Return the dtype in which a dense matrix is kept. stored: its own, by safetensors' name"""
+        return getattr(torch, matrix_dtype_for(stored, dtype_name(self.dtype), self.device.type))
+
+    def dense_matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        """Return a matrix in the dtype in which products read it."""
+        stored = self.weights.take(name, (rows, columns))
+        dtype = self.matrix_dtype(STORED_DTYPES.get(stored.dtype, ""))
+        return self.checked_finite(name, stored.to(self.device, dtype))
 
     def dequantized_matrix(self, name: str, rows: int, columns: int) -> Tensor:
         """Return [rows, columns] dequantized, for a matrix that is used in slices."""
         weight = self.matrix(name, rows, columns)
-        return weight if isinstance(weight, Tensor) else dequantize(weight, self.dtype)
+        if isinstance(weight, Tensor):
+            return weight.to(torch.promote_types(weight.dtype, self.dtype))
+        return dequantize(weight, self.dtype)
 
     def stack_matrices(self, names: dict[str, int], columns: int) -> Tensor:
         """Return the unquantized matrices as one, stacked by rows."""
         # All are checked before memory is allocated: config.json may claim any size.
         mapped = {name: self.weights.take(f"{name}.weight", (rows, columns)) for name, rows in names.items()}
-        stacked = torch.empty(sum(names.values()), columns, dtype=self.dtype, device=self.device)
+        dtypes = {self.matrix_dtype(STORED_DTYPES.get(matrix.dtype, "")) for matrix in mapped.values()}
+        dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype
+        stacked = torch.empty(sum(names.values()), columns, dtype=dtype, device=self.device)
         offset = 0
         for name, rows in names.items():
             stacked[offset : offset + rows] = mapped[name]

@@ -1,10 +1,10 @@
-"""Who may ask: keys, the names that this machine is asked under, the pages of other origins, TLS. Decisions about
-headers alone; `guard.py` holds every request against them.
+"""Access control: API keys, Host and Origin checks, TLS. `guard.py` applies it to every request.
 
-A page of the web can make its visitor's browser send requests here. Under its own name that it points here (DNS
-rebinding), Host names a stranger; across origins, Origin or Sec-Fetch-Site does. All are refused, unless the name
-or the origin was listed. Pages of this machine and of its programs may ask, as with Ollama: no stranger can give a
-page such an origin. So may containers, under names of the private domain `internal`.
+A web page can make a visitor's browser send requests to this server. If its domain points here (DNS rebinding),
+the Host header names that domain; across origins, Origin or Sec-Fetch-Site gives it away. Such requests are
+refused unless the host or the origin is listed. As with Ollama, pages of this machine and of desktop apps are
+accepted, since no remote page can have their origins; so are containers, under names of the private domain
+`internal`.
 """
 
 import hashlib
@@ -24,27 +24,31 @@ LOCAL_ORIGIN = re.compile(
     r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|"
     r"(app|tauri|vscode-webview|vscode-file)://[A-Za-z0-9.@_-]*(:\d{1,5})?"
 )
-PRIVATE_DOMAIN = ".internal"  # which no public name server knows
-PREFLIGHT_MAX_AGE_S = 600  # for which a browser keeps the answer
+PRIVATE_DOMAIN = ".internal"  # reserved, so no public name server resolves it
+PREFLIGHT_MAX_AGE_S = 600  # how long browsers cache the preflight response
+MIN_KEY_LEN = 16  # characters; `openssl rand -hex 32` makes 64
+KEY = re.compile(r"[\x21-\x7e]+")
+HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """Without arguments: of this machine alone, without a key."""
+    """Which requests are accepted. The default accepts this machine alone, without a key."""
 
     keys: frozenset[bytes] = frozenset()
-    """SHA-256 of each; with any, every request needs one but those that `guard.OPEN` names."""
+    """SHA-256 digests of the keys. If there are any, every path but `guard.PUBLIC_PATHS` needs one."""
 
     host_names: frozenset[str] = frozenset()
-    """Hosts besides this machine's own."""
+    """Accepted values of Host besides this machine's own names."""
 
     origins: frozenset[str] = frozenset()
-    """Of pages that may ask and read; `*` is any."""
+    """Accepted origins of web pages; `*` accepts any."""
 
     is_exposed: bool = False
-    """Others can reach the address: its numbers, too, are this machine's own."""
+    """Whether other machines can reach the address; Host may then be any IP address."""
 
     tls: ssl.SSLContext | None = None
 
@@ -53,17 +57,20 @@ class AccessPolicy:
         return "https" if self.tls else "http"
 
     def check_host(self, headers: Headers, client: str = "") -> str:
-        """The Host header, with its port or without. client: the client's address. Raises OriginRefused where the
-        host is not this machine's own: a name that browsers resolve without asking a foreign name server."""
+        """The value of the Host header, with or without a port.
+
+        client: the client's IP address. Raises OriginRefused unless the host is this machine's own: a listed name,
+        or one that browsers resolve without a remote name server.
+        """
         hosts = header_values(headers, b"host")
         if len(hosts) == 1 and (self.is_own_host(hosts[0]) or is_private_name(hosts[0], client)):
             return hosts[0]
-        remedy = "ask as localhost or 127.0.0.1, or serve with --host-name"
+        remedy = "connect to localhost or 127.0.0.1, or serve with --host-name"
         raise OriginRefused(f"the Host header is {', '.join(hosts) or 'missing'}", remedy)
 
     def is_own_host(self, host: str) -> bool:
-        found = HOST_HEADER.fullmatch(host)
-        name = found["name"].strip("[]").lower() if found else ""
+        match = HOST_HEADER.fullmatch(host)
+        name = match["name"].strip("[]").lower() if match else ""
         if name == "localhost" or name in self.host_names:
             return True
         try:
@@ -75,7 +82,7 @@ class AccessPolicy:
     def check_origin(self, headers: Headers, host: str, *, is_page: bool) -> str | None:
         """The foreign origin whose page may read the answer; None where no page or our own asks. Raises Refused.
 
-        is_page: what is asked for is a page, to which any other may lead.
+        is_page: the path is a page, which other sites may link to.
         """
         origins = header_values(headers, b"origin")
         foreign = [origin for origin in origins if origin.lower() != f"{self.scheme}://{host}".lower()]
@@ -90,38 +97,41 @@ class AccessPolicy:
                 )
             ):
                 return origin
-            what = f"a page of {', '.join(origins)} may not ask here"
-            raise OriginRefused(what, "ask from a program, not a web page, or serve with --origin")
-        # Browsers leave Origin out where a page only shows a picture or follows a link, and tell so elsewhere.
-        site, mode, goal = (header_values(headers, b"sec-fetch-" + name) for name in (b"site", b"mode", b"dest"))
-        follows_link = is_page and mode == ["navigate"] and goal == ["document"]
-        if not (origins or follows_link or all(one in ("same-origin", "none") for one in site)):
-            raise OriginRefused("a page of another site may not ask here", "ask from a program, not a web page")
+            message = f"web pages of {', '.join(origins)} have no access"
+            raise OriginRefused(message, "use a program instead of a web page, or serve with --origin")
+        # Browsers send no Origin for images and links, but Sec-Fetch-Site.
+        site, mode, destination = (
+            header_values(headers, b"sec-fetch-" + name) for name in (b"site", b"mode", b"dest")
+        )
+        follows_link = is_page and mode == ["navigate"] and destination == ["document"]
+        if not (origins or follows_link or set(site) <= {"same-origin", "none"}):
+            raise OriginRefused("web pages of other sites have no access", "use a program instead of a web page")
         return None
 
     def check_key(self, headers: Headers) -> None:
-        """Raises NoKey. In the same time whichever key it is, and however much of it is right."""
+        """Raise MissingKey unless a key is valid. Takes the same time however much of a key is right."""
         if not self.keys:
             return
         sent = [*header_values(headers, b"x-api-key"), *map(_bearer, header_values(headers, b"authorization"))]
-        # Of each all are compared, and digests: how long one takes says nothing of a key.
-        matches = [hmac.compare_digest(key_digest(one), key) for one in sent for key in sorted(self.keys)]
+        # Every pair is compared, and by digest, so that timing reveals nothing about the keys.
+        matches = [hmac.compare_digest(key_digest(each), key) for each in sent for key in sorted(self.keys)]
         if not any(matches):
-            raise MissingKey("the key is not one of this server's" if any(sent) else "this server asks for a key")
+            raise MissingKey("the API key is wrong" if any(sent) else "this server requires an API key")
 
 
 def is_private_name(host: str, client: str) -> bool:
-    """Is it a name of the private domain, such as host.docker.internal, and asked by a machine nearby?"""
-    found = HOST_HEADER.fullmatch(host)
+    """Whether the host is in the private domain, such as host.docker.internal, and the client's address
+    private."""
+    match = HOST_HEADER.fullmatch(host)
     try:
         address = ipaddress.ip_address(client)
     except ValueError:
         return False
-    return bool(found) and found["name"].lower().endswith(PRIVATE_DOMAIN) and address.is_private
+    return bool(match) and match["name"].lower().endswith(PRIVATE_DOMAIN) and address.is_private
 
 
 def header_values(headers: Headers, name: bytes) -> list[str]:
-    """The values of a header, whose name is in small letters as ASGI has it."""
+    """All values of a header. name: in lower case, as in ASGI."""
     return [value.decode("latin-1") for key, value in headers if key == name]
 
 
@@ -134,14 +144,6 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-# Who may ask, as flags and files say it; what would let strangers in unawares is refused.
-
-MIN_KEY_LEN = 16  # characters; `openssl rand -hex 32` makes 64
-KEY = re.compile(r"[\x21-\x7e]+")
-HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
-ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
-
-
 def make_access_policy(
     host: str,
     keys: Sequence[str] = (),
@@ -151,93 +153,101 @@ def make_access_policy(
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
 ) -> AccessPolicy:
-    """host: where it listens; insecure: others may ask there without a key.
+    """Make a policy from the flags of `serve`.
 
-    Raises UsageError for what would let strangers in, or is no key, name or origin.
+    host: address to listen on; insecure: accept other machines without a key. Raises UsageError if the flags would
+    admit other machines or any web page without a key, and for a malformed key, host name or origin.
     """
-    is_wide = not parse_ip_address(host).is_loopback
+    is_exposed = not parse_ip_address(host).is_loopback
     for key in keys:
         _check_key(key)
     host_names, origins = [name.lower() for name in host_names], [origin.lower() for origin in origins]
     for name in host_names:
         if not HOST_NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name of a host", "give one without port or scheme: box.example.org")
+            raise UsageError(f"{name!r} is not a host name", "give it without port and scheme: box.example.org")
     for origin in origins:
         if origin != ANY_ORIGIN and not ORIGIN.fullmatch(origin):
-            raise UsageError(f"{origin!r} is no origin", "give it as browsers do: https://chat.example.org")
+            raise UsageError(f"{origin!r} is not an origin", "write it as browsers do: https://chat.example.org")
     if ANY_ORIGIN in origins and not keys:
-        raise UsageError("with --origin * any page of the web may ask", "give --api-key-file FILE, too")
-    if is_wide and not (keys or insecure):
-        what = f"{host} can be reached from other machines, and there is no key to keep strangers out"
-        raise UsageError(what, "give --api-key-file FILE, or --insecure to let anybody ask")
-    return AccessPolicy(frozenset(map(key_digest, keys)), frozenset(host_names), frozenset(origins), is_wide, tls)
+        raise UsageError("--origin * accepts any web page", "add --api-key-file FILE")
+    if is_exposed and not (keys or insecure):
+        message = f"{host} can be reached from other machines, and no API key is required"
+        raise UsageError(message, "add --api-key-file FILE, or --insecure to accept everybody")
+    return AccessPolicy(
+        frozenset(map(key_digest, keys)), frozenset(host_names), frozenset(origins), is_exposed, tls
+    )
 
 
 def access_warnings(access: AccessPolicy) -> list[str]:
-    """What whoever starts the server may not have thought of."""
+    """Warnings for the operator about an exposed address."""
     if access.is_exposed and not access.keys:
-        return ["warning: whoever reaches this address may ask, without a key"]
+        return ["warning: anybody who can reach this address has access, without a key"]
     if access.is_exposed and not access.tls:
-        return ["warning: keys and texts cross the network for all to read; --tls-cert FILE keeps them secret"]
+        return ["warning: keys and texts cross the network unencrypted; --tls-cert FILE enables TLS"]
     return []
 
 
 def parse_ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Raises UsageError where it is none: names are not looked up."""
+    """Parse an IP address, or `localhost`. Raises UsageError for other names: they are not resolved."""
     try:
         return ipaddress.ip_address("127.0.0.1" if host == "localhost" else host.strip("[]"))
     except ValueError:
-        raise UsageError(f"{host!r} is no address", "give 127.0.0.1, ::1 or another of this machine") from None
+        raise UsageError(
+            f"{host!r} is not an IP address", "use 127.0.0.1, ::1 or another one of this machine"
+        ) from None
 
 
 def read_keys(file: str | None) -> list[str]:
-    """One a line; none of no file. Raises UsageError where the file has none, or cannot be read."""
+    """API keys of a file, one per line; none if `file` is None. Raises UsageError for a file without keys, or that
+    cannot be read."""
     if file is None:
         return []
     try:
         lines = expand_path(file).read_text().splitlines()
     except (OSError, ValueError) as error:
-        raise UsageError(f"the keys in {file} cannot be read ({_why(error)})", "give a file of text") from None
+        raise UsageError(f"cannot read the keys in {file} ({_reason(error)})", "give a text file") from None
     if not (keys := [line.strip() for line in lines if line.strip()]):
-        raise UsageError(f"{file} holds no key", "write one a line")
+        raise UsageError(f"{file} contains no key", "write one per line")
     return keys
 
 
 def load_tls_context(certificate: str | None, key: str | None) -> ssl.SSLContext | None:
-    """By certificates and their key, in PEM. key: None where it stands in the same file; certificate: None for no
-    TLS. Raises UsageError for files that are not such."""
+    """TLS context of a certificate chain and its private key, both in PEM format; None without a certificate.
+
+    key: None if the key is in the certificate's file. Raises UsageError for unreadable or mismatched files.
+    """
     if certificate is None:
         if key is not None:
-            raise UsageError("--tls-key is given without --tls-cert", "give both")
+            raise UsageError("--tls-key needs --tls-cert", "give both")
         return None
 
     def refuse() -> str:
-        raise UsageError(f"the key in {key or certificate} is encrypted", "give one without a password")
+        raise UsageError(f"the key in {key or certificate} is encrypted", "use one without a password")
 
     files = [expand_path(file) for file in (certificate, key) if file is not None]
     for file in files:
         try:
             file.read_bytes()
         except OSError as error:
-            raise UsageError(f"{file} cannot be read ({_why(error)})", "give a file in PEM") from None
+            raise UsageError(f"cannot read {file} ({_reason(error)})", "give a file in PEM format") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         context.load_cert_chain(files[0], files[-1], refuse)
     except ssl.SSLError as error:
-        why = "the key is another's" if error.reason == "KEY_VALUES_MISMATCH" else "they are not both there in PEM"
-        what = f"{' and '.join(map(str, files))} are no certificate and its key: {why}"
-        raise UsageError(what, "give --tls-cert and --tls-key in PEM") from None
+        mismatch = error.reason == "KEY_VALUES_MISMATCH"
+        reason = "the key does not match the certificate" if mismatch else "one of them is not there in PEM format"
+        message = f"cannot load certificate and key from {' and '.join(map(str, files))}: {reason}"
+        raise UsageError(message, "give --tls-cert and --tls-key in PEM format") from None
     return context
 
 
 def _check_key(key: str) -> None:
     if len(key) < MIN_KEY_LEN or not KEY.fullmatch(key):
-        what = f"has {len(key)} characters" if len(key) < MIN_KEY_LEN else "has blanks or letters beyond ASCII"
-        raise UsageError(
-            f"a key {what}", f"give at least {MIN_KEY_LEN} letters and digits: `openssl rand -hex 32`"
-        )
+        fault = f"has {len(key)} characters" if len(key) < MIN_KEY_LEN else "has spaces or non-ASCII characters"
+        remedy = f"use at least {MIN_KEY_LEN} letters and digits: `openssl rand -hex 32`"
+        raise UsageError(f"an API key {fault}", remedy)
 
 
-def _why(error: Exception) -> str:
-    return getattr(error, "strerror", None) or "it is no text"
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or "it is not text"

@@ -1,16 +1,18 @@
-"""The application: the guard before it, a router an API, and what becomes of errors."""
+"""The ASGI application: middleware, one router per API, and error handlers.
 
-from collections.abc import Sequence
+Built on Starlette alone. Bodies are validated in `localllm.api`, whose errors name the field in each API's own
+format, so FastAPI would add routing and an OpenAPI listing only, at 90 ms of import time.
+"""
+
 from typing import Any, cast
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Match
 
-from localllm import __version__
 from localllm.errors import LocalLLMError, NoSuchRoute
 from localllm.server import (
     admin,
@@ -20,6 +22,7 @@ from localllm.server import (
     native_api,
     ollama,
     openai,
+    openapi,
     responses,
     store,
     web,
@@ -27,13 +30,11 @@ from localllm.server import (
 from localllm.server.access import AccessPolicy
 from localllm.server.guard import ConnectionLimits, Guard, error_response
 from localllm.server.inventory import Inventory
-from localllm.server.logs import RequestLogger
+from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
 from localllm.server.models import ModelPool
-from localllm.server.openapi import add_openapi_route
 from localllm.server.prometheus import ServerMetrics
 
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
-CLIENT_CLOSED_STATUS = 499  # nobody reads it; the logs of other servers have the number
+METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def create_app(
@@ -43,38 +44,40 @@ def create_app(
     *,
     log_prompts: bool = False,
     strict: bool = False,
-) -> FastAPI:
-    """Pages that describe the API are left out: they load scripts from elsewhere. log_prompts: log what is
-    asked, too; strict: refuse fields that have no effect."""
-    app = FastAPI(
-        title="localllm",
-        version=__version__,
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        redirect_slashes=False,
-    )
-    app.add_middleware(HeadRequests, routes=app.router.routes)
-    app.add_middleware(Guard, access=access, limits=limits)
-    sums = ServerMetrics(models)
-    app.add_middleware(RequestLogger, metrics=sums, log_prompts=log_prompts, strict=strict)
-    app.include_router(openai.router(models))
-    app.include_router(responses.responses_router(models))
-    app.include_router(anthropic.router(models))
+) -> Starlette:
+    """Build the application that serves `models`.
+
+    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect.
+    """
+    metrics = ServerMetrics(models)
     inventory = Inventory(models.aliases)
-    app.include_router(embeddings.router(models, inventory))
-    app.include_router(ollama.router(models, inventory))
-    app.include_router(store.router(models, inventory))
-    app.include_router(llama_server.router(models))
-    app.include_router(admin.router(models, sums))
-    app.include_router(native_api.router(models))
-    app.include_router(native_api.status_router(models, sums.recent_latencies))
-    app.include_router(web.router())
-    add_openapi_route(app)
-    app.add_exception_handler(LocalLLMError, handle_error)
-    app.add_exception_handler(HTTPException, handle_no_route)
-    app.add_exception_handler(ClientDisconnect, handle_disconnect)
-    app.add_exception_handler(Exception, handle_fault)
+    routers = (
+        openai.router(models),
+        responses.router(models),
+        anthropic.router(models),
+        embeddings.router(models, inventory),
+        ollama.router(models, inventory),
+        store.router(models, inventory),
+        llama_server.router(models),
+        admin.router(models, metrics),
+        native_api.router(models, metrics.recent_latencies),
+        web.router(),
+    )
+    routes = [route for router in routers for route in router.routes]
+    app = Starlette(
+        routes=[*routes, *openapi.router(routes).routes],
+        middleware=[
+            Middleware(RequestLogger, metrics=metrics, log_prompts=log_prompts, strict=strict),
+            Middleware(Guard, access=access, limits=limits),
+        ],
+        exception_handlers={
+            LocalLLMError: handle_error,
+            HTTPException: handle_no_route,
+            ClientDisconnect: handle_disconnect,
+            Exception: handle_fault,
+        },
+    )
+    app.router.redirect_slashes = False
     return app
 
 
@@ -82,47 +85,24 @@ async def handle_error(request: Request, error: Any) -> Response:
     return error_response(cast(LocalLLMError, error), request.url.path)
 
 
-class HeadRequests:
-    """Middleware: answers HEAD as GET without the content, where no route answers HEAD itself."""
-
-    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]):
-        self.app = app
-        self.routes = routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
-        if not is_head or is_routed(self.routes, scope):
-            await self.app(scope, receive, send)
-            return
-
-        async def send_head(message: Message) -> None:
-            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
-
-        await self.app({**scope, "method": "GET"}, receive, send_head)
-
-
-def allowed_methods(request: Request) -> list[str]:
-    """Those that routes of this path take."""
-    routes = request.app.router.routes
-    taken = {method for method in METHODS if is_routed(routes, {**request.scope, "method": method})}
-    return sorted(taken | ({"HEAD"} if "GET" in taken else set()))
-
-
-def is_routed(routes: Sequence[BaseRoute], scope: Scope) -> bool:
-    return any(route.matches(scope)[0] is Match.FULL for route in routes)
-
-
 async def handle_no_route(request: Request, error: Any) -> Response:
-    path = request.url.path
-    methods = allowed_methods(request)
+    """404 for an unknown path, 405 with Allow for a known one, 204 with Allow for OPTIONS."""
+    path, methods = request.url.path, allowed_methods(request)
     if methods and request.method == "OPTIONS":
         return Response(status_code=204, headers={"Allow": ", ".join([*methods, "OPTIONS"])})
     if allowed := ", ".join(methods):
         error.headers = {**(error.headers or {}), "Allow": allowed}
-        what, remedy = f"{path} does not take {request.method}", f"send {allowed}"
+        message, remedy = f"{path} does not accept {request.method}", f"send {allowed}"
     else:
-        what, remedy = f"{request.method} {path} is not served here", "GET /openapi.json lists what is"
-    return error_response(NoSuchRoute(what, remedy, error.status_code), path, error.headers)
+        message, remedy = f"there is no route {request.method} {path}", "GET /openapi.json lists all routes"
+    return error_response(NoSuchRoute(message, remedy, error.status_code), path, error.headers)
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """Methods for which some route matches the path, in alphabetical order."""
+    routes = request.app.router.routes
+    scopes = [{**request.scope, "method": method} for method in METHODS]
+    return [scope["method"] for scope in scopes if any(route.matches(scope)[0] is Match.FULL for route in routes)]
 
 
 async def handle_disconnect(_: Request, error: Any) -> Response:
@@ -130,5 +110,6 @@ async def handle_disconnect(_: Request, error: Any) -> Response:
 
 
 async def handle_fault(request: Request, error: Any) -> Response:
-    """The log has the trace; strangers are not told it."""
-    return error_response(LocalLLMError("a fault of localllm", "its log has more"), request.url.path)
+    """500 for an exception that no handler expects; the traceback goes to the log, not to the client."""
+    fault = LocalLLMError("internal error", "see the server's log for the traceback")
+    return error_response(fault, request.url.path)

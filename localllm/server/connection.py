@@ -1,7 +1,6 @@
-"""One connection: uvicorn's, with an end to everything that a client can drag out, and errors in our own words.
+"""HTTP connections: uvicorn's protocol with timeouts, a connection limit, and errors in the API's format.
 
-uvicorn waits for ever for a request's headers and for whoever does not read, and takes any number of connections.
-Knows nothing of what is asked.
+uvicorn alone waits forever for headers and for clients that do not read, and accepts any number of connections.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ TOO_MANY_CONNECTIONS = {"error": "too many connections are open; try again later
 
 class Connection(H11Protocol):
     def __init__(self, limits: ConnectionLimits, idle: "dict[Connection, None]", **rest: Any):
-        """idle: those of the server's connections that ask nothing, the longest idle first; rest: uvicorn's."""
+        """idle: the server's connections without a request, longest idle first; rest: uvicorn's arguments."""
         super().__init__(**rest)
         self.limits = limits
         self.idle = idle
@@ -30,22 +29,22 @@ class Connection(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """A request is here that has no whole answer."""
+        """Whether a request has arrived whose response is not complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        # Pauses as soon as the system takes no more, so that `stalled` sees whatever waits.
+        # Pause as soon as the kernel accepts no more, so that `check_reader` sees all unsent bytes.
         transport.set_write_buffer_limits(high=1, low=0)
         self.mark_idle()
         self.start_head_timer()
         if len(self.connections) <= self.max_connections:
             return
-        longest = next(iter(self.idle))
-        if longest is self:
+        longest_idle = next(iter(self.idle))
+        if longest_idle is self:
             self.refuse_connection()
         else:
-            longest.hang_up()
+            longest_idle.hang_up()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.idle.pop(self, None)
@@ -67,11 +66,11 @@ class Connection(H11Protocol):
             self.mark_idle()
 
     def mark_idle(self) -> None:
-        self.idle.pop(self, None)  # to the end
+        self.idle.pop(self, None)  # moves it to the end
         self.idle[self] = None
 
     def start_head_timer(self) -> None:
-        """From its first byte, or from the begin of the connection; what comes later gains no time."""
+        """Start the timeout of the headers, if it is not running: further bytes do not extend it."""
         if not self.head_timer:
             self.head_timer = self.loop.call_later(self.limits.head_timeout_s, self.head_timed_out)
 
@@ -80,19 +79,19 @@ class Connection(H11Protocol):
 
     def head_timed_out(self) -> None:
         if self.conn.trailing_data[0]:
-            what = f"the request's headers did not come within {self.limits.head_timeout_s:.3g} s"
-            self.refuse(MalformedRequest(what, 408))
+            message = f"the request headers did not arrive within {self.limits.head_timeout_s:.3g} s"
+            self.refuse(MalformedRequest(message, 408))
         else:
             self.hang_up()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's, called while it handles what h11 says of the fault; with h11's own status and words."""
+        """Override of uvicorn's, which calls it while it handles h11's error: respond with that error's status."""
         fault = sys.exc_info()[1]
         status = getattr(fault, "error_status_hint", 400)
-        self.refuse(MalformedRequest(f"that is no request ({fault})"[:200], status))
+        self.refuse(MalformedRequest(f"malformed HTTP request ({fault})"[:200], status))
 
     def refuse(self, error: LocalLLMError) -> None:
-        """The last that is said; nothing where an answer has begun."""
+        """Send an error and close. If a response has started, only close."""
         if self.is_busy and self.cycle.response_started:
             self.transport.abort()
             return
@@ -103,7 +102,7 @@ class Connection(H11Protocol):
         self.hang_up()
 
     def refuse_connection(self) -> None:
-        """Before anything is read, so in no API's own words."""
+        """Send 503 before the request is read, so in a format that is no particular API's."""
         body = json.dumps(TOO_MANY_CONNECTIONS).encode()
         head = "HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -111,7 +110,7 @@ class Connection(H11Protocol):
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Once what was said has been taken; `stalled` sees to those who do not take it."""
+        """Close once all output is sent; `check_reader` handles clients that do not read it."""
         self.idle.pop(self, None)
         self.cancel_head_timer()
         self.transport.close()
@@ -125,12 +124,12 @@ class Connection(H11Protocol):
         self.reader_timer = cancel_timer(self.reader_timer)
 
     def start_reader_timer(self) -> None:
-        waits = self.transport.get_write_buffer_size()
-        self.reader_timer = self.loop.call_later(self.limits.reader_timeout_s, self.check_reader, waits)
+        unsent = self.transport.get_write_buffer_size()
+        self.reader_timer = self.loop.call_later(self.limits.reader_timeout_s, self.check_reader, unsent)
 
-    def check_reader(self, waited: int) -> None:
-        """Break off where the client has taken next to nothing of `waited` bytes, and cancel its answer."""
-        if waited - self.transport.get_write_buffer_size() < self.limits.min_reader_bytes:
+    def check_reader(self, unsent: int) -> None:
+        """Abort the connection, and so its answer, if the client has read almost none of `unsent` bytes."""
+        if unsent - self.transport.get_write_buffer_size() < self.limits.min_reader_bytes:
             self.transport.abort()
         else:
             self.start_reader_timer()

@@ -1,5 +1,6 @@
-"""Stands before every route: who may ask, what is said to the pages of other origins, and how large and how slow a
-body may be. What it refuses reaches no route. Knows nothing of what is asked.
+"""Middleware before every route: access control, CORS, and limits on the size and speed of bodies.
+
+Also the error responses, in the format of the API that the path belongs to.
 """
 
 import asyncio
@@ -20,78 +21,76 @@ from localllm.protocol.events import error_to_json
 from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values
 from localllm.server.request_stats import current_request_stats
 
-# Errors as the API that was asked tells them: which one, its path says.
+PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # readable without a key; they reveal nothing
+UNAUTHENTICATED = "localllm.unauthenticated"  # set in the scope of requests without a key to these paths
+PAGE_PATHS = re.compile(r"/|/ui/?")  # which other sites may link to
+UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes to disk as they arrive
+HTTP_VERSIONS = ("1.0", "1.1")
+READ_METHODS = ("GET", "HEAD")
+CORS_METHODS = "GET, HEAD, POST, DELETE"
+CORS_EXPOSED = b"Retry-After, X-Request-Id, X-Localllm-Ignored, X-Localllm-Template"
+HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
+MAX_HEADER_NAMES_LEN = 1024  # characters
 
 
 def error_response(error: LocalLLMError, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """With Retry-After where the error knows when to ask again. The account of the request has it, too,
-    unless it is a fault of ours, or may have words of a prompt."""
-    account = current_request_stats()
-    if account and 400 <= error.http_status < 500 and not isinstance(error, PromptRefused):
-        account.error = str(error)
-    found = dict(headers or {})
-    if after := getattr(error, "retry_after", None):
-        found["Retry-After"] = str(after)
+    """Response of an error, in the format of the API that the path belongs to.
+
+    Client errors are also recorded for the request log, except those that may quote the prompt.
+    """
+    stats = current_request_stats()
+    if stats and 400 <= error.http_status < 500 and not isinstance(error, PromptRefused):
+        stats.error = str(error)
+    response_headers = dict(headers or {})
+    if retry_after := getattr(error, "retry_after", None):
+        response_headers["Retry-After"] = str(retry_after)
     if path.startswith("/v1/messages"):
-        found["request-id"] = f"req_{secrets.token_hex(12)}"
-        body = anthropic.error_object(error, found["request-id"])
+        response_headers["request-id"] = f"req_{secrets.token_hex(12)}"
+        body = anthropic.error_object(error, response_headers["request-id"])
     elif path.startswith("/localllm/"):
         body = error_to_json(error)
     else:
         body = {"error": str(error)} if path.startswith("/api/") else error_object(error)
-    return JSONResponse(body, error.http_status, found)
-
-
-# How long and how much a connection may take, whatever is asked over it.
+    return JSONResponse(body, error.http_status, response_headers)
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
+    """Limits of time and size for one connection, and on the number of connections."""
+
     max_connections: int = 512
-    """At once. Beyond, the one that has idled for longest makes room, and where all are at work the new one gets
-    503."""
+    """Open connections. Beyond that the longest idle one is closed, or, if none is idle, the new one gets 503."""
 
     head_timeout_s: float = 10.0
-    """Within which a request's line and headers come, and before them TLS is agreed upon."""
+    """Time for the request line and headers, and before them for the TLS handshake."""
 
     max_head_bytes: int = 64 * 2**10
 
     body_timeout_s: float = 60.0
-    """Within which a body comes."""
+    """Time for the whole body."""
 
     body_grace_s: float = 10.0
     min_body_bytes_per_s: float = 16 * 2**10
-    """Bytes a second, at least, on the average of a body behind its grace."""
+    """Minimum average speed of a body after `body_grace_s`."""
 
     max_body_bytes: int = 16 * 2**20
-    """A context of a million tokens is about 4 MB of text."""
+    """A million tokens are about 4 MB of text."""
 
     keep_alive_s: int = 30
-    """Of a connection with nothing asked."""
+    """How long an idle connection stays open."""
 
     reader_timeout_s: float = 30.0
-    """Within which a client takes `reader_bytes` of what waits for it, or all."""
+    """Time in which a client must read `min_reader_bytes` of the pending output, or all of it."""
 
     min_reader_bytes: int = 16 * 2**10
 
     def connection_limit(self) -> int:
-        """At most half of the files that this process may open: models and answers need some, too."""
+        """The limit on connections, at most half of the files that this process may open."""
         return max(1, min(self.max_connections, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
 
-PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # to be read without a key: they tell strangers nothing
-UNAUTHENTICATED = "localllm.stranger"  # is set in the scope of those who read them without a key
-PAGE_PATHS = re.compile(r"/|/ui/?")  # where links of other pages may lead
-UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes as they come
-HTTP_VERSIONS = ("1.0", "1.1")
-READ_METHODS = ("GET", "HEAD")
-CORS_METHODS = b"GET, HEAD, POST, DELETE"
-HEADER_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+( *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")  # names of headers
-MAX_HEADER_NAMES_LEN = 1024  # characters of those
-
-
 class Guard:
-    """Middleware."""
+    """Middleware that refuses requests before they reach a route."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy, limits: ConnectionLimits):
         self.app = app
@@ -106,17 +105,18 @@ class Guard:
             scope["headers"], receive, send, self.limits, is_limited=not UNLIMITED_PATHS.fullmatch(scope["path"])
         )
         try:
-            answer = self.check(scope, body)
+            response = self.check(scope, body)
         except LocalLLMError as error:
-            needs = {"WWW-Authenticate": "Bearer"} if isinstance(error, MissingKey) else {}
-            answer = error_response(error, scope["path"], needs)
-        await (answer or self.app)(scope, body.receive, body.send)
+            challenge = {"WWW-Authenticate": "Bearer"} if isinstance(error, MissingKey) else {}
+            response = error_response(error, scope["path"], challenge)
+        await (response or self.app)(scope, body.receive, body.send)
 
     def check(self, scope: Scope, body: "GuardedBody") -> Response | None:
-        """What to answer where no route is to. Raises LocalLLMError for what is refused."""
+        """Response of a CORS preflight; None for a request that goes to its route. Raises LocalLLMError for a
+        request that is refused."""
         headers, reading = scope["headers"], scope["method"] in READ_METHODS
         if scope["http_version"] not in HTTP_VERSIONS:
-            raise UsageError(f"HTTP/{scope['http_version']} is not spoken here", "send HTTP/1.1")
+            raise UsageError(f"HTTP/{scope['http_version']} is not supported", "send HTTP/1.1")
         host = self.access.check_host(headers, scope["client"][0] if scope.get("client") else "")
         is_page = reading and bool(PAGE_PATHS.fullmatch(scope["path"]))
         if self.access.origins or header_values(headers, b"origin"):
@@ -124,13 +124,10 @@ class Guard:
         if origin := self.access.check_origin(headers, host, is_page=is_page):
             body.cors_headers += [
                 (b"access-control-allow-origin", origin.encode("latin-1")),
-                (
-                    b"access-control-expose-headers",
-                    b"Retry-After, X-Request-Id, X-Localllm-Ignored, X-Localllm-Template",
-                ),
+                (b"access-control-expose-headers", CORS_EXPOSED),
             ]
             if scope["method"] == "OPTIONS" and header_values(headers, b"access-control-request-method"):
-                return preflight_response(headers)  # browsers send no key with it
+                return preflight_response(headers)  # browsers send no key with a preflight
         body.check_framing()
         try:
             self.access.check_key(headers)
@@ -143,25 +140,25 @@ class Guard:
 
 
 def preflight_response(headers: Headers) -> Response:
-    """To a browser that asks whether a page, whose origin may ask, may ask this way."""
-    found = {
-        "Access-Control-Allow-Methods": CORS_METHODS.decode(),
+    """Response of a CORS preflight from an accepted origin."""
+    allowed = {
+        "Access-Control-Allow-Methods": CORS_METHODS,
         "Access-Control-Max-Age": str(PREFLIGHT_MAX_AGE_S),
     }
     names = ", ".join(header_values(headers, b"access-control-request-headers"))
     if len(names) <= MAX_HEADER_NAMES_LEN and HEADER_NAMES.fullmatch(names):
-        found["Access-Control-Allow-Headers"] = names
-    return Response(status_code=204, headers=found)
+        allowed["Access-Control-Allow-Headers"] = names
+    return Response(status_code=204, headers=allowed)
 
 
 class GuardedBody:
-    """Counts a body as it comes, and hangs up on whoever was answered before its end: else the server would go on
-    reading a body without end."""
+    """Applies the limits to a body while it arrives, and closes the connection if the response starts before the
+    body has ended, as the server would go on reading it."""
 
     def __init__(
         self, headers: Headers, receive: Receive, send: Send, limits: ConnectionLimits, *, is_limited: bool
     ):
-        """is_limited: how much may come, and how long it may take in all."""
+        """is_limited: whether `max_body_bytes` and `body_timeout_s` apply."""
         self.lengths = header_values(headers, b"content-length")
         self.encodings = header_values(headers, b"transfer-encoding")
         self.is_incomplete = bool(self.encodings or set(self.lengths) - {"0"})
@@ -169,22 +166,22 @@ class GuardedBody:
         self.is_limited = is_limited
         self.received_bytes = 0
         self.started_at = monotonic()
-        self.cors_headers: list[tuple[bytes, bytes]] = []  # headers of the answer, whoever gives it
+        self.cors_headers: list[tuple[bytes, bytes]] = []  # added to the response
         self.receive_next, self.send_next = receive, send
 
     def check_framing(self) -> None:
-        """Raises UsageError where two servers in a row could disagree on where the body ends."""
+        """Raises UsageError if a proxy and this server could disagree on where the body ends."""
         if self.lengths and self.encodings:
             raise UsageError("a request has both Content-Length and Transfer-Encoding", "send one of them")
 
     def check_length(self) -> None:
-        """Raises TooLarge where the body announces that it is. One that lies is counted."""
-        most = self.limits.max_body_bytes
-        if self.is_limited and any(one.isdecimal() and int(one[:20]) > most for one in self.lengths):
-            raise BodyTooLarge(most)
+        """Raises BodyTooLarge by the announced length; `receive` counts the actual one."""
+        limit = self.limits.max_body_bytes
+        if self.is_limited and any(each.isdecimal() and int(each[:20]) > limit for each in self.lengths):
+            raise BodyTooLarge(limit)
 
     async def receive(self) -> Message:
-        """Raises TooLarge once more has come than may, and TooSlow where it does not come."""
+        """Raises BodyTooLarge and BodyTooSlow."""
         if not self.is_incomplete:
             return await self.receive_next()
         allowed = self.deadline_s()
@@ -192,8 +189,8 @@ class GuardedBody:
             async with asyncio.timeout(self.started_at + allowed - monotonic()):
                 message = await self.receive_next()
         except TimeoutError:
-            what = f"{self.received_bytes:,} bytes of the body came in {allowed:.3g} s"
-            raise BodyTooSlow(what, "send it faster, or less") from None
+            message = f"{self.received_bytes:,} bytes of the body arrived in {allowed:.3g} s"
+            raise BodyTooSlow(message, "send it faster, or send less") from None
         self.received_bytes += len(message.get("body", b""))
         if self.is_limited and self.received_bytes > self.limits.max_body_bytes:
             raise BodyTooLarge(self.limits.max_body_bytes)
@@ -201,15 +198,12 @@ class GuardedBody:
         return message
 
     def deadline_s(self) -> float:
-        """Behind its begin, until which more must have come."""
-        whole, so_far = (
-            self.limits.body_timeout_s,
-            self.limits.body_grace_s + self.received_bytes / self.limits.min_body_bytes_per_s,
-        )
-        return min(whole, so_far) if self.is_limited else so_far
+        """Seconds after the start of the body by which more of it must have arrived."""
+        deadline = self.limits.body_grace_s + self.received_bytes / self.limits.min_body_bytes_per_s
+        return min(self.limits.body_timeout_s, deadline) if self.is_limited else deadline
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start" and (self.is_incomplete or self.cors_headers):
-            hang_up = [(b"connection", b"close")] if self.is_incomplete else []
-            message = {**message, "headers": [*message["headers"], *self.cors_headers, *hang_up]}
+            close = [(b"connection", b"close")] if self.is_incomplete else []
+            message = {**message, "headers": [*message["headers"], *self.cors_headers, *close]}
         await self.send_next(message)

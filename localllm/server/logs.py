@@ -1,8 +1,8 @@
-"""The server's log: one line an event on stderr, as `key=value` or as JSON, and the middleware that writes one for
-each request.
+"""The request log: one line per event on stderr, as logfmt (`key=value`) or JSON, and its middleware.
 
-Whatever strangers sent (paths, names of models) is shown so that it stays inside its value: control characters,
-line ends and odd letters are escaped. Prompts are in it only where whoever started the server asked for that.
+Values that clients send, such as paths, are escaped to printable ASCII, so that no client can forge a line.
+Prompts are logged only with --log-prompts. Built on the standard library's `logging` with one formatter:
+structlog's logfmt renderer escapes line feeds alone, so that every value would have to be escaped before it.
 """
 
 import json
@@ -24,20 +24,20 @@ from localllm.api.body import IGNORED_FIELDS, IgnoredFields
 from localllm.server.request_stats import CURRENT_REQUEST, RequestStats
 
 if TYPE_CHECKING:
-    from localllm.server.prometheus import ServerMetrics  # torch, for which a wrong flag need not wait
+    from localllm.server.prometheus import ServerMetrics  # imports torch, which would delay errors about flags
 
 log = logging.getLogger("localllm.requests")
-CLIENT_CLOSED_STATUS = 499  # the status of an answer that nobody waited for, as other servers write it
-MAX_VALUE_LEN = 256  # characters of a path or a name
+CLIENT_CLOSED_STATUS = 499  # the client disconnected, as in the logs of nginx
+MAX_VALUE_LEN = 256  # characters
 IGNORED_HEADER = "X-Localllm-Ignored"
-TEMPLATE_HEADER = "X-Localllm-Template"  # with the name of the chat template that stands in for a missing one
+TEMPLATE_HEADER = "X-Localllm-Template"  # name of the chat template used instead of a missing one
 CHANGES_ANSWER_SUFFIX = ";changes-answer"
-HEADER_CHARACTERS = re.compile(r"[^A-Za-z0-9_.\[\]-]")  # that a name in a header does not have
-MAX_HEADER_NAME_LEN = 80  # characters of a field's name in a header
-MAX_CLIENTS = 1024  # of whom is known which fields they were told of
-OWN_PREFIX = "/localllm/"  # of routes whose client is of the same version: what it does not know is a fault
-QUIET_ROUTES = frozenset(("/metrics", "/ui/{name:path}"))  # routes that go without a line while they go well
-QUOTED_CHARACTERS = frozenset(' "=\\')  # words with one of these stand in quotes
+UNSAFE_IN_HEADER = re.compile(r"[^A-Za-z0-9_.\[\]-]")
+MAX_HEADER_NAME_LEN = 80  # characters of a field name in a header
+MAX_CLIENTS = 1024  # whose reported fields are remembered
+OWN_PREFIX = "/localllm/"  # routes of localllm's own client, for which an unknown field is an error
+QUIET_ROUTES = frozenset(("/metrics", "/ui/{name:path}"))  # successful requests are not logged
+UNQUOTED = re.compile(r"[!#-<>-\[\]-~]+")  # printable ASCII without space, quote, = and backslash
 
 
 class LogFormat(StrEnum):
@@ -47,7 +47,7 @@ class LogFormat(StrEnum):
 
 
 def configure_logging(log_format: LogFormat) -> None:
-    """Send this program's log, and what its libraries warn of, to stderr."""
+    """Send localllm's log and warnings of libraries to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter(log_format))
     root = logging.getLogger()
@@ -57,7 +57,7 @@ def configure_logging(log_format: LogFormat) -> None:
 
 
 class LogFormatter(logging.Formatter):
-    """One line a record, with the mapping `fields` where it has one."""
+    """One line per record: its attribute `fields`, a mapping, or else its message."""
 
     def __init__(self, log_format: LogFormat):
         super().__init__()
@@ -76,30 +76,22 @@ class LogFormatter(logging.Formatter):
 
 
 def format_fields(fields: Mapping[str, Any]) -> str:
-    """`key=value key="two words"`; what is None is left out."""
+    """`key=value key="two words"`, without values that are None."""
     return " ".join(f"{name}={quote_value(value)}" for name, value in fields.items() if value is not None)
 
 
 def quote_value(value: Any) -> str:
-    """As it is where it is one plain word, else as a string of JSON, which has no control characters."""
-    if (
-        isinstance(value, str)
-        and value.isascii()
-        and value.isprintable()
-        and value
-        and not set(value) & QUOTED_CHARACTERS
-    ):
-        return value
-    return escape(value)
+    """A plain word as it is, anything else as JSON."""
+    return value if isinstance(value, str) and UNQUOTED.fullmatch(value) else escape(value)
 
 
 def escape(value: Any) -> str:
-    """JSON in ASCII that a terminal does not obey: the one control character that JSON lets through is DEL."""
+    """JSON in printable ASCII; DEL is the one control character that JSON leaves alone."""
     return json.dumps(value).replace("\x7f", "\\u007f")
 
 
 class RequestLogger:
-    """Middleware around all others: gives each request an id and an account, and writes its line at the end."""
+    """Outermost middleware: gives each request an id and statistics, and logs it at the end."""
 
     def __init__(self, app: ASGIApp, metrics: "ServerMetrics", *, log_prompts: bool = False, strict: bool = False):
         """strict: refuse fields that have no effect."""
@@ -113,45 +105,41 @@ class RequestLogger:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        account, start, status, whole = (
-            RequestStats(secrets.token_hex(8), self.metrics, self.log_prompts),
-            now(),
-            500,
-            False,
-        )
+        stats = RequestStats(secrets.token_hex(8), self.metrics, self.log_prompts)
+        start, status, is_complete = time.perf_counter(), 500, False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status, whole
+            nonlocal status, is_complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = account.id
-                if account.ignored.names:
-                    headers[IGNORED_HEADER] = ignored_header(account.ignored)
-                if account.template:
-                    headers[TEMPLATE_HEADER] = account.template
+                headers["X-Request-Id"] = stats.id
+                if stats.ignored.names:
+                    headers[IGNORED_HEADER] = ignored_header(stats.ignored)
+                if stats.template:
+                    headers[TEMPLATE_HEADER] = stats.template
             await send(message)
-            whole = message["type"] == "http.response.body" and not message.get("more_body", False)
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
 
-        CURRENT_REQUEST.set(account)
-        IGNORED_FIELDS.set(None if self.strict or scope["path"].startswith(OWN_PREFIX) else account.ignored)
+        CURRENT_REQUEST.set(stats)
+        IGNORED_FIELDS.set(None if self.strict or scope["path"].startswith(OWN_PREFIX) else stats.ignored)
         try:
             await self.app(scope, receive, send_with_id)
-            status = status if whole or status >= 500 else CLIENT_CLOSED_STATUS
+            status = status if is_complete or status >= 500 else CLIENT_CLOSED_STATUS
         except Exception:
-            status = 500  # also where an answer had begun, which now breaks off
+            status = 500  # even if a response had started
             raise
         finally:
-            seconds = now() - start
+            seconds = time.perf_counter() - start
             route = getattr(scope.get("route"), "path", None)
             self.metrics.request_ended(scope["method"], route, status, seconds)
-            self.report_ignored(scope, account)
+            self.report_ignored(scope, stats)
             level = logging.DEBUG if route in QUIET_ROUTES and status < 400 else logging.INFO
-            log.log(level, "request", extra={"fields": request_fields(scope, account, status, seconds)})
+            log.log(level, "request", extra={"fields": request_fields(scope, stats, status, seconds)})
 
-    def report_ignored(self, scope: Scope, account: RequestStats) -> None:
-        """A line with the fields that had no effect, once a client, which is an address and a program."""
-        if not account.ignored.names:
+    def report_ignored(self, scope: Scope, stats: RequestStats) -> None:
+        """Log fields that had no effect, once per client, which is an address and a user agent."""
+        if not stats.ignored.names:
             return
         client = scope["client"][0] if scope.get("client") else ""
         program = Headers(scope=scope).get("user-agent", "")[:MAX_VALUE_LEN]
@@ -159,65 +147,61 @@ class RequestLogger:
         self.reported.move_to_end((client, program))
         if len(self.reported) > MAX_CLIENTS:
             self.reported.popitem(last=False)
-        if len(known) > MAX_CLIENTS or not (new := account.ignored.names.keys() - known):
+        if len(known) > MAX_CLIENTS or not (new := stats.ignored.names.keys() - known):
             return
         known |= new
-        names = {name: changes for name, changes in account.ignored.names.items() if name in new}
+        names = {name: changes for name, changes in stats.ignored.names.items() if name in new}
         fields = {
             "event": "ignored",
-            "id": account.id,
+            "id": stats.id,
             "client": client,
             "program": program or None,
             "path": scope["path"][:MAX_VALUE_LEN],
             "fields": ignored_header(IgnoredFields(names)),
         }
         changed = any(names.values())
-        fields |= {"note": "the answer is not what these ask for"} if changed else {}
+        fields |= {"note": "the answer would differ if these fields had an effect"} if changed else {}
         log.log(logging.WARNING if changed else logging.INFO, "ignored", extra={"fields": fields})
 
 
 def ignored_header(ignored: IgnoredFields) -> str:
-    """Names as a header can have them, whoever chose them."""
-    shown = {name: HEADER_CHARACTERS.sub("?", name[:MAX_HEADER_NAME_LEN]) or "?" for name in ignored.names}
+    """The fields as a header value, with unsafe characters replaced."""
+    shown = {name: UNSAFE_IN_HEADER.sub("?", name[:MAX_HEADER_NAME_LEN]) or "?" for name in ignored.names}
     return ", ".join(
         shown[name] + (CHANGES_ANSWER_SUFFIX if changes else "") for name, changes in ignored.names.items()
     )
 
 
-def request_fields(scope: Scope, account: RequestStats, status: int, seconds: float) -> dict[str, Any]:
-    """The line of one request. Tokens are of all its answers, times of the first."""
-    measured = account.metrics_list
+def request_fields(scope: Scope, stats: RequestStats, status: int, seconds: float) -> dict[str, Any]:
+    """Fields of a request's log line. Tokens are of all its answers, times of the first."""
+    metrics_list = stats.metrics_list
     client = scope.get("client")
     fields: dict[str, Any] = {
         "event": "request",
-        "id": account.id,
+        "id": stats.id,
         "client": client[0] if client else None,
         "method": scope["method"][:MAX_VALUE_LEN],
         "path": scope["path"][:MAX_VALUE_LEN],
         "status": status,
         "seconds": round(seconds, 4),
-        "error": account.error and account.error[:MAX_VALUE_LEN],
-        "model": account.model,
-        "template": account.template,
+        "error": stats.error and stats.error[:MAX_VALUE_LEN],
+        "model": stats.model,
+        "template": stats.template,
     }
-    if account.finish_reasons:
+    if stats.finish_reasons:
         fields |= {
-            "prompt_tokens": account.prompt_tokens,
-            "cached_tokens": sum(metrics.cached_tokens for metrics in measured),
-            "output_tokens": account.output_tokens,
-            "ttft": round_or_none(measured[0].ttft_s) if measured else None,
-            "tokens_per_s": round_or_none(measured[0].tokens_per_s) if measured else None,
-            "finish": ",".join(dict.fromkeys(account.finish_reasons)),
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_tokens": sum(metrics.cached_tokens for metrics in metrics_list),
+            "output_tokens": stats.output_tokens,
+            "ttft": round_or_none(metrics_list[0].ttft_s) if metrics_list else None,
+            "tokens_per_s": round_or_none(metrics_list[0].tokens_per_s) if metrics_list else None,
+            "finish": ",".join(dict.fromkeys(stats.finish_reasons)),
         }
-    if account.prompts:
-        fields["prompts"] = account.prompts
+    if stats.prompts:
+        fields["prompts"] = stats.prompts
     return fields
 
 
 def round_or_none(value: float) -> float | None:
-    """None for NaN: JSON has none."""
+    """Four decimals; None for NaN, which JSON does not have."""
     return round(value, 4) if value == value else None
-
-
-def now() -> float:
-    return time.perf_counter()

@@ -1,5 +1,7 @@
-"""Ollama's API, where models answer: `/api/generate`, `/api/chat`, `/api/ps`, `/api/version`, `/`. What is done
-with models that lie on the disk is in `store.py`; `localllm.api.ollama` reads and writes the bodies."""
+"""Routes of Ollama's API that run models: `/api/generate`, `/api/chat`, `/api/ps`, `/api/version`, `/`.
+
+`store.py` has those for models on disk; `localllm.api.ollama` has the formats.
+"""
 
 import asyncio
 import time
@@ -7,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -15,7 +16,6 @@ from localllm.api.ollama.bodies import ChatBody, GenerateBody
 from localllm.api.ollama.requests import OllamaChat, OllamaGenerate, parse_chat_request, parse_generate_request
 from localllm.api.ollama.responses import (
     ChunkWriter,
-    JsonObject,
     RequestTimes,
     empty_answer,
     error_object,
@@ -23,116 +23,111 @@ from localllm.api.ollama.responses import (
     merge_chunks,
 )
 from localllm.errors import LocalLLMError, ModelNotFound
-from localllm.llm.llm import collect_completion
 from localllm.request import GenerationEvent
-from localllm.request import Request as Prepared
 from localllm.server.answers import AnswerReader
-from localllm.server.body import read_model_body
 from localllm.server.inventory import Inventory
 from localllm.server.lease import Lease, LoadedModel
 from localllm.server.models import ModelPool
-from localllm.server.openapi import route_docs
-from localllm.server.sse import ndjson_line, ndjson_response, run_until_disconnect
-from localllm.text.grammar.result import check_answer
+from localllm.server.routing import JsonObject, RouteDocs, Router, read_model_body
+from localllm.server.streaming import NDJSON, StreamResponse, ndjson_line, run_until_disconnect
 
 OLLAMA_VERSION = "0.33.0"
-"""Of the Ollama whose API this is: clients look here for what they may ask."""
+"""The version of Ollama whose API this is; clients decide by it what they may send."""
 
-NDJSON_TYPE = "application/x-ndjson"
+GENERATE_EXAMPLE = {"model": "demo", "prompt": "Hello"}
 
 ParsedBody = OllamaChat | OllamaGenerate
 
 
-def router(models: ModelPool, inventory: Inventory) -> APIRouter:
-    routes = APIRouter()
+def router(models: ModelPool, inventory: Inventory) -> Router:
+    routes = Router()
 
-    @routes.post(
-        "/api/generate", **route_docs(GenerateBody, {"model": "demo", "prompt": "Hello"}, stream_type=NDJSON_TYPE)
-    )
+    @routes.post("/api/generate", RouteDocs(GenerateBody, GENERATE_EXAMPLE, stream_type=NDJSON))
     async def generate(request: Request) -> Response:
         return await answer(models, inventory, request, parse_generate_request)
 
-    @routes.post("/api/chat", **route_docs(ChatBody, {"model": "demo", "messages": []}, stream_type=NDJSON_TYPE))
+    @routes.post("/api/chat", RouteDocs(ChatBody, {"model": "demo", "messages": []}, stream_type=NDJSON))
     async def chat(request: Request) -> Response:
         return await answer(models, inventory, request, parse_chat_request)
 
     @routes.get("/api/ps")
-    async def ps() -> JsonObject:
+    async def ps(_: Request) -> JsonObject:
         return {"models": await asyncio.to_thread(running_models, list(models.loaded.values()), inventory)}
 
-    @routes.head("/api/version", include_in_schema=False)
     @routes.get("/api/version")
-    async def version() -> JsonObject:
+    async def version(_: Request) -> JsonObject:
         return {"version": OLLAMA_VERSION}
 
-    @routes.head("/", include_in_schema=False)
-    @routes.get("/", **route_docs(media_type="text/plain"))
-    async def root() -> Response:
+    @routes.get("/", RouteDocs(media_type="text/plain"))
+    async def root(_: Request) -> Response:
         return PlainTextResponse("Ollama is running")
 
     return routes
 
 
-def running_models(loaded: Sequence[LoadedModel], inventory: Inventory) -> list[JsonObject]:
-    """The models in memory, as `/api/ps` lists them; but for those whose files are gone, which tell nothing."""
-    found: list[JsonObject] = []
-    for one in loaded:
-        with suppress(LocalLLMError):
-            llm = one.llm
-            found.append(
-                {
-                    **inventory.details_of(one.name, llm.path).running_object(),
-                    "size": llm.memory.total,
-                    "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
-                    "expires_at": format_rfc3339(one.expires_at),
-                    "context_length": llm.context,
-                }
-            )
-    return found
-
-
 async def answer(
     models: ModelPool, inventory: Inventory, request: Request, parse: Callable[[Mapping[str, Any]], ParsedBody]
 ) -> Response:
-    """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
-    came = time.perf_counter()
-    asked = parse(await read_model_body(request, models))
-    if asked.is_load_only and asked.keep_alive == 0:
-        await unload_model(models, asked.model)
-        return JSONResponse(empty_answer(asked, "unload"))
-    lease = await lease_model(models, inventory, asked.model, asked.keep_alive, asked.num_ctx)
+    """Raises LocalLLMError for an invalid body, and for any failure before the first chunk is sent."""
+    arrived_at = time.perf_counter()
+    parsed = parse(await read_model_body(request, models))
+    if parsed.is_load_only and parsed.keep_alive == 0:
+        await unload_model(models, parsed.model)
+        return JSONResponse(empty_answer(parsed, "unload"))
+    lease = await lease_model(models, inventory, parsed.model, parsed.keep_alive, parsed.num_ctx)
     with lease:
-        if asked.is_load_only:
-            return JSONResponse(empty_answer(asked, "load"))
-        if isinstance(asked, OllamaChat):
+        if parsed.is_load_only:
+            return JSONResponse(empty_answer(parsed, "load"))
+        if isinstance(parsed, OllamaChat):
             lease.ensure_chat_template()
-        clock = RequestTimes(came, time.perf_counter())
-        # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
-        llm, prepared = await asyncio.to_thread(asked.prepare, lease.llm)
-        writer = ChunkWriter(asked, prepared, lease.token_texts, clock)
-        with ExitStack() as held:  # what is refused now has a status of its own
-            held.enter_context(lease.renew())
-            answers = held.enter_context(AnswerReader(llm, [prepared]))
-            if asked.stream:
-                return ndjson_response(stream_answer(answers, writer), held.pop_all())
-            return JSONResponse(await run_until_disconnect(request, complete_answer(answers, writer, prepared)))
+        times = RequestTimes(arrived_at, time.perf_counter())
+        # Rendering and encoding a long prompt takes time, during which other answers must go on.
+        llm, prepared = await asyncio.to_thread(parsed.prepare, lease.llm)
+        writer = ChunkWriter(parsed, prepared, lease.token_texts, times)
+        with ExitStack() as stack:  # submit now, so that a refusal gets its own status
+            stack.enter_context(lease.renew())
+            answers = stack.enter_context(AnswerReader(llm, [prepared]))
+            if parsed.stream:
+                return StreamResponse(stream_answer(answers, writer), stack.pop_all(), NDJSON)
+            return JSONResponse(await run_until_disconnect(request, complete_answer(answers, writer)))
+
+
+async def complete_answer(answers: AnswerReader, writer: ChunkWriter) -> JsonObject:
+    """Raises OutputInvalid for an answer that does not match its grammar, unless it was cut off."""
+    chunks: list[JsonObject] = []
+
+    def write(_: int, event: GenerationEvent) -> None:
+        chunks.extend(writer.chunks_for(event, time.perf_counter()))
+
+    await answers.completions(write)
+    return merge_chunks(chunks)
+
+
+async def stream_answer(answers: AnswerReader, writer: ChunkWriter) -> AsyncGenerator[bytes]:
+    """Lines up to the one with `done`, or up to an error."""
+    try:
+        async for _, event in answers:
+            for chunk in writer.chunks_for(event, time.perf_counter()):
+                yield ndjson_line(chunk)
+    except LocalLLMError as error:
+        yield ndjson_line(error_object(error))
 
 
 async def lease_model(
-    models: ModelPool, inventory: Inventory, name: str, keep_alive: float | None, wanted: int | None
+    models: ModelPool, inventory: Inventory, name: str, keep_alive: float | None, context: int | None
 ) -> Lease:
-    """With the room that is asked for, as far as the model knows so many tokens. Raises ModelNotFound in Ollama's
-    words, which its clients look for."""
+    """Lease a model. context: requested tokens, which the model's own maximum limits. Raises ModelNotFound in
+    Ollama's words, which its clients parse."""
     try:
         ref = models.resolve(name)
-        context = await asyncio.to_thread(inventory.context_for, ref, wanted)
+        context = await asyncio.to_thread(inventory.context_for, ref, context)
         return await models.lease(name, keep_alive, context, ref=ref)
     except ModelNotFound as error:
         raise model_not_found(name, error) from error
 
 
 async def unload_model(models: ModelPool, name: str) -> None:
-    """Of a model that nobody uses; of one that somebody does once they have ended."""
+    """Unload a model, now or when its running requests have ended. Raises ModelNotFound in Ollama's words."""
     try:
         ref = models.resolve(name)
     except ModelNotFound as error:
@@ -146,21 +141,19 @@ def model_not_found(name: str, error: ModelNotFound) -> ModelNotFound:
     return ModelNotFound(f"model '{name}' not found", error.remedy)
 
 
-async def complete_answer(answers: AnswerReader, writer: ChunkWriter, prepared: Prepared) -> JsonObject:
-    """Raises OutputInvalid as `check_answer`; of an answer that was cut, `done_reason` says so."""
-    pieces, chunks = list[GenerationEvent](), list[JsonObject]()
-    async for _, piece in answers:
-        pieces.append(piece)
-        chunks += writer.chunks_for(piece, time.perf_counter())
-    await asyncio.to_thread(check_answer, prepared, collect_completion(prepared, pieces), untrusted=True)
-    return merge_chunks(chunks)
-
-
-async def stream_answer(answers: AnswerReader, writer: ChunkWriter) -> AsyncGenerator[bytes]:
-    """Lines up to the one that is done; or up to one with an error, which is the last."""
-    try:
-        async for _, piece in answers:
-            for chunk in writer.chunks_for(piece, time.perf_counter()):
-                yield ndjson_line(chunk)
-    except LocalLLMError as error:
-        yield ndjson_line(error_object(error))
+def running_models(models: Sequence[LoadedModel], inventory: Inventory) -> list[JsonObject]:
+    """Loaded models as `/api/ps` lists them, without those whose files are gone."""
+    objects: list[JsonObject] = []
+    for loaded in models:
+        llm = loaded.llm
+        with suppress(LocalLLMError):
+            objects.append(
+                {
+                    **inventory.details_of(loaded.name, llm.path).running_object(),
+                    "size": llm.memory.total,
+                    "size_vram": 0 if llm.device == "cpu" else llm.memory.total,
+                    "expires_at": format_rfc3339(loaded.expires_at),
+                    "context_length": llm.context,
+                }
+            )
+    return objects

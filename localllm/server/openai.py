@@ -1,5 +1,5 @@
-"""OpenAI's API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`. `localllm.api.openai` reads and writes
-it."""
+"""Routes of OpenAI's API: `/v1/chat/completions`, `/v1/completions`, `/v1/models`. `localllm.api.openai` has the
+formats."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -17,7 +16,6 @@ from localllm import __version__
 from localllm.api.openai.bodies import ChatBody, CompletionBody
 from localllm.api.openai.requests import parse_chat_request, parse_completion_request
 from localllm.api.openai.responses import (
-    JsonObject,
     ResponseHeader,
     chat_completion_object,
     error_object,
@@ -27,63 +25,58 @@ from localllm.api.openai.streams import ChatStream, TextStream, usage_chunk
 from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import LocalLLMError
 from localllm.hub.resolve import installed_models
-from localllm.llm.llm import LLM, collect_completion
+from localllm.llm.llm import LLM
 from localllm.metrics import Metrics
-from localllm.request import GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
+from localllm.request import SamplingParams
 from localllm.server.answers import AnswerReader
-from localllm.server.body import read_model_body
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
-from localllm.server.openapi import route_docs
-from localllm.server.sse import SSE_DONE, StreamResponse, run_until_disconnect, sse_event
-from localllm.text.grammar.result import check_answer
+from localllm.server.routing import JsonObject, RouteDocs, Router, read_model_body
+from localllm.server.streaming import EVENT_STREAM, SSE_DONE, StreamResponse, run_until_disconnect, sse_event
 
-EVENT_STREAM = "text/event-stream"
-EXAMPLES: dict[str, JsonObject] = {
-    "chat": {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8},
-    "text": {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8},
-}
+CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+COMPLETION_EXAMPLE = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8}
 
 RequestParser = Callable[[Mapping[str, Any], SamplingParams], ParsedRequest]
 
 
-def router(models: ModelPool) -> APIRouter:
-    routes = APIRouter()
+def router(models: ModelPool) -> Router:
+    routes = Router()
 
-    @routes.post("/v1/chat/completions", **route_docs(ChatBody, EXAMPLES["chat"], stream_type=EVENT_STREAM))
-    @routes.post("/chat/completions", include_in_schema=False)
+    @routes.post("/v1/chat/completions", RouteDocs(ChatBody, CHAT_EXAMPLE, stream_type=EVENT_STREAM))
+    @routes.post("/chat/completions", in_schema=False)
     async def chat(request: Request) -> Response:
         return await answer(models, request, parse_chat_request)
 
-    @routes.post("/v1/completions", **route_docs(CompletionBody, EXAMPLES["text"], stream_type=EVENT_STREAM))
+    @routes.post("/v1/completions", RouteDocs(CompletionBody, COMPLETION_EXAMPLE, stream_type=EVENT_STREAM))
     async def completions(request: Request) -> Response:
         return await answer(models, request, parse_completion_request)
 
-    @routes.get("/v1/models", **route_docs())
-    @routes.get("/models", include_in_schema=False)
-    async def list_models() -> JsonObject:
-        """All of this machine, and those that were named at the start."""
-        return {"object": "list", "data": await asyncio.to_thread(all_models, models)}
+    @routes.get("/v1/models")
+    @routes.get("/models", in_schema=False)
+    async def list_models(_: Request) -> JsonObject:
+        """Installed models, and those named at start-up."""
+        return {"object": "list", "data": await asyncio.to_thread(model_objects, models)}
 
-    @routes.get("/v1/models/{name:path}", **route_docs())
-    async def model(name: str) -> JsonObject:
-        return model_object(models, name)
+    @routes.get("/v1/models/{name:path}")
+    async def model(request: Request) -> JsonObject:
+        return model_object(models, request.path_params["name"])
 
     return routes
 
 
-def all_models(models: ModelPool) -> list[JsonObject]:
-    """One that has gone meanwhile does not hide the others."""
-    found: list[JsonObject] = []
+def model_objects(models: ModelPool) -> list[JsonObject]:
+    """All models; one that was removed in the meantime is left out."""
+    objects: list[JsonObject] = []
     for name in dict.fromkeys([*models.aliases, *(ref.name for ref in installed_models())]):
         with suppress(LocalLLMError, OSError):
-            found.append(model_object(models, name))
-    return found
+            objects.append(model_object(models, name))
+    return objects
 
 
 def model_object(models: ModelPool, name: str) -> JsonObject:
-    """Raises ModelNotFound where it is not here."""
+    """Raises ModelNotFound if the model is not installed."""
     ref = models.resolve(name)
     loaded, created = models.loaded.get(ref.key), ref.path.stat().st_mtime
     head = {"id": name, "object": "model", "created": int(created), "owned_by": "localllm"}
@@ -91,72 +84,68 @@ def model_object(models: ModelPool, name: str) -> JsonObject:
 
 
 def system_fingerprint(llm: LLM) -> str:
-    """What answers depend on beside the request: who asks with one seed twice may compare."""
+    """Hash of everything but the request that an answer depends on. Equal fingerprints and seeds give equal
+    answers."""
     setup = (llm.name, llm.origin.quant, llm.device, llm.dtype, llm.kv_dtype, llm.deterministic, __version__)
     return f"fp_{hashlib.sha256(repr(setup).encode()).hexdigest()[:12]}"
 
 
 async def answer(models: ModelPool, request: Request, parse: RequestParser) -> Response:
-    """Raises LocalLLMError for a body that makes no sense, and what goes wrong before the first piece is sent."""
+    """Raises LocalLLMError for an invalid body, and for any failure before the first event is sent."""
     body = await read_model_body(request, models)
-    # What makes no sense loads no model; whose own parameters stand where the body has none.
+    # Parsed twice: an invalid body must not load a model, whose own parameters are the defaults.
     lease = await models.lease(parse(body, SamplingParams()).model)
     with lease:
         if parse is parse_chat_request:
             lease.ensure_chat_template()
-        asked = parse(body, lease.llm.default_params)
-        name = f"{'chatcmpl' if asked.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
-        stamp = ResponseHeader(name, int(time.time()), lease.name, system_fingerprint(lease.llm))
-        # A long prompt takes its time to be rendered and encoded; answers go on meanwhile.
-        prepared = await asyncio.to_thread(asked.prepare, lease.llm)
-        if asked.stream:
-            return StreamResponse(stream_answer(lease, asked, stamp, prepared), lease.renew())
-        return JSONResponse(await run_until_disconnect(request, complete_answer(lease, asked, stamp, prepared)))
+        parsed = parse(body, lease.llm.default_params)
+        response_id = f"{'chatcmpl' if parsed.is_chat else 'cmpl'}-{secrets.token_hex(12)}"
+        header = ResponseHeader(response_id, int(time.time()), lease.name, system_fingerprint(lease.llm))
+        # Rendering and encoding a long prompt takes time, during which other answers must go on.
+        prepared = await asyncio.to_thread(parsed.prepare, lease.llm)
+        if parsed.stream:
+            return StreamResponse(stream_answer(lease, parsed, header, prepared), lease.renew())
+        return JSONResponse(await run_until_disconnect(request, complete_answer(lease, parsed, header, prepared)))
 
 
 async def complete_answer(
-    lease: Lease, parsed: ParsedRequest, stamp: ResponseHeader, prepared: Sequence[Prepared]
+    lease: Lease, parsed: ParsedRequest, header: ResponseHeader, prepared: Sequence[Prepared]
 ) -> JsonObject:
-    said: list[list[GenerationEvent]] = [[] for _ in prepared]
+    """Raises OutputInvalid for an answer that does not match its grammar."""
     with AnswerReader(lease.llm, prepared, parsed.answers_per_prompt) as answers:
-        async for place, piece in answers:
-            said[place].append(piece)
-    dones = [collect_completion(request, pieces) for request, pieces in zip(prepared, said, strict=True)]
-    for request, done in zip(prepared, dones, strict=True):
-        await asyncio.to_thread(check_answer, request, done, untrusted=True)
-    if parsed.is_chat:
-        return chat_completion_object(stamp, parsed, dones, lease.token_texts)
-    return text_completion_object(stamp, parsed, dones, lease.token_texts)
+        completions = await answers.completions()
+    completion_object = chat_completion_object if parsed.is_chat else text_completion_object
+    return completion_object(header, parsed, completions, lease.token_texts)
 
 
 async def stream_answer(
-    lease: Lease, parsed: ParsedRequest, stamp: ResponseHeader, prepared: Sequence[Prepared]
+    lease: Lease, parsed: ParsedRequest, header: ResponseHeader, prepared: Sequence[Prepared]
 ) -> AsyncGenerator[bytes]:
-    """Events up to [DONE]; or up to an error object, which is the last."""
-    measured: dict[int, Metrics] = {}
-    made: list[bytes] = []
-    begun = False
+    """Events up to [DONE], or up to an error object. Raises LocalLLMError if the answer cannot start."""
+    metrics: dict[int, Metrics] = {}
+    pending: list[bytes] = []  # events to be sent together
+    started = False
     writers = [
-        ChatStream(stamp, parsed, lease.token_texts, place)
+        ChatStream(header, parsed, lease.token_texts, index)
         if parsed.is_chat
-        else TextStream(stamp, parsed, request, lease.token_texts, place)
-        for place, request in enumerate(prepared)
+        else TextStream(header, parsed, request, lease.token_texts, index)
+        for index, request in enumerate(prepared)
     ]
     try:
         with AnswerReader(lease.llm, prepared, parsed.answers_per_prompt) as answers:
-            async for place, piece in answers:
-                made += map(sse_event, writers[place].chunks_for(piece))
-                if piece.metrics:
-                    measured[place] = piece.metrics
-                if made and not answers.has_more:
-                    begun = True
-                    yield b"".join(made)
-                    made.clear()
+            async for index, event in answers:
+                pending += map(sse_event, writers[index].chunks_for(event))
+                if event.metrics:
+                    metrics[index] = event.metrics
+                if pending and not answers.has_more:
+                    started = True
+                    yield b"".join(pending)
+                    pending.clear()
     except LocalLLMError as error:
-        if not begun and not made:  # `EventStream` gives it a status of its own
+        if not started and not pending:  # nothing was sent: the response gets the error's status
             raise
-        yield b"".join([*made, sse_event(error_object(error))])
+        yield b"".join([*pending, sse_event(error_object(error))])
         return
     if parsed.include_usage:
-        yield sse_event(usage_chunk(stamp, parsed, [measured[place] for place in sorted(measured)]))
+        yield sse_event(usage_chunk(header, parsed, [metrics[index] for index in sorted(metrics)]))
     yield SSE_DONE

@@ -1,8 +1,8 @@
-"""What a server has done so far and does now, as Prometheus reads it (`/metrics`).
+"""Metrics for Prometheus (`/metrics`).
 
-What ends is added up here, so that it outlives the model it was asked of; what is now is asked of the engines when
-somebody reads. Labels are names of models that were loaded, routes, methods and statuses: strangers make no new
-ones. The definitions of the times are those of `metrics.py`.
+Finished answers are counted here, so that counts outlive their model; current state is read from the engines on
+each scrape. Labels are loaded models, routes, methods and statuses, so clients cannot create new ones. Times are
+defined in `metrics.py`.
 """
 
 import math
@@ -17,13 +17,13 @@ from localllm.server.models import ModelPool
 from localllm.server.native_api import free_memory
 from localllm.server.request_stats import RecentLatencies
 
-disable_created_metrics()  # a series of times beside each count, which nobody asked for
+disable_created_metrics()  # no `_created` series beside each counter
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# Seconds: of a token of a small model on a GPU up to an answer of ten minutes.
+# From one token of a small model on a GPU to an answer of ten minutes.
 ITL_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 E2E_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-OTHER_LABEL = "other"  # the route of what is not served
+OTHER_LABEL = "other"  # route of unknown paths
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 
 Sample = tuple[str, str, float]  # name, help, value
@@ -31,7 +31,7 @@ MetricFamily = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
 class ServerMetrics:
-    """One server's."""
+    """Counters and histograms of one server, and a collector for its current state."""
 
     def __init__(self, models: ModelPool):
         self.models = models
@@ -46,25 +46,32 @@ class ServerMetrics:
             return Counter(f"localllm_{name}", text, labels, registry=self.registry)
 
         self.ttft = histogram("time_to_first_token", "Arrival until the first token.", TTFT_BUCKETS_S, "model")
-        self.itl = histogram("inter_token_latency", "Gaps between tokens of an answer.", ITL_BUCKETS_S, "model")
-        self.queue = histogram("queue", "Arrival until the first token is scheduled.", TTFT_BUCKETS_S, "model")
+        self.itl = histogram(
+            "inter_token_latency", "Time between consecutive tokens of an answer.", ITL_BUCKETS_S, "model"
+        )
+        self.queue = histogram("queue", "Arrival until the request is first scheduled.", TTFT_BUCKETS_S, "model")
         self.prefill = histogram("prefill", "First scheduling until the first token.", TTFT_BUCKETS_S, "model")
         self.e2e = histogram("e2e", "Arrival until the last token.", E2E_BUCKETS_S, "model")
         self.http = histogram(
-            "http_request", "From the first byte to the last.", E2E_BUCKETS_S, "method", "route", "status"
+            "http_request",
+            "HTTP request until the last byte of the response.",
+            E2E_BUCKETS_S,
+            "method",
+            "route",
+            "status",
         )
-        self.answers = counter("answers", "Answers that ended, by why.", "model", "finish_reason")
-        self.prompt = counter("prompt_tokens", "Tokens of prompts.", "model")
-        self.cached = counter("cached_tokens", "Of them, found in the cache.", "model")
-        self.output = counter("output_tokens", "Tokens of answers.", "model")
-        self.drafted = counter("draft_tokens", "Guesses that were verified.", "model")
-        self.accepted = counter("accepted_tokens", "Of them, right.", "model")
+        self.answers = counter("answers", "Finished answers.", "model", "finish_reason")
+        self.prompt = counter("prompt_tokens", "Prompt tokens.", "model")
+        self.cached = counter("cached_tokens", "Prompt tokens found in the prefix cache.", "model")
+        self.output = counter("output_tokens", "Answer tokens.", "model")
+        self.drafted = counter("draft_tokens", "Draft tokens that were verified.", "model")
+        self.accepted = counter("accepted_tokens", "Draft tokens that were accepted.", "model")
 
     def answer_ended(
-        self, model: str, why: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int
+        self, model: str, reason: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int
     ) -> None:
-        """An answer of an account."""
-        self.answers.labels(model, why).inc()
+        """Count a finished answer. output_tokens: used if there are no metrics, as the answer was cancelled."""
+        self.answers.labels(model, reason).inc()
         self.prompt.labels(model).inc(prompt_tokens)
         if metrics is None:
             self.output.labels(model).inc(output_tokens)
@@ -90,28 +97,28 @@ class ServerMetrics:
             gaps.observe(gap)
 
     def request_ended(self, method: str, route: str | None, status: int, seconds: float) -> None:
-        """An HTTP request, answered or left."""
+        """Count an HTTP request. route: its path template; None for an unknown path."""
         known = route is not None and method in METHODS
         self.http.labels(method if known else OTHER_LABEL, route if known else OTHER_LABEL, status).observe(
             seconds
         )
 
     def exposition(self) -> bytes:
-        """The exposition. Asks engines what they do, so not for the event loop."""
+        """The metrics in Prometheus' text format. Blocks on the engines."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """What is now, and what engines and models count themselves."""
+        """Current state, and counters of pool and engines. Called by the registry on each scrape."""
         loaded = list(self.models.loaded.values())
         events = CounterMetricFamily(
-            "localllm_model_events", "What became of models: loaded, unloaded, resized, failed.", labels=["event"]
+            "localllm_model_events", "Models loaded, unloaded, resized, failed to load.", labels=["event"]
         )
-        for what, count in self.models.events.counts.items():
-            events.add_metric([what], count)
+        for event_type, count in self.models.events.counts.items():
+            events.add_metric([event_type], count)
         yield events
-        yield GaugeMetricFamily("localllm_models_loaded", "Models in memory.", value=len(loaded))
+        yield GaugeMetricFamily("localllm_models_loaded", "Loaded models.", value=len(loaded))
         yield GaugeMetricFamily(
-            "localllm_models_loading", "Loads under way.", value=len(self.models.pending_loads)
+            "localllm_models_loading", "Model loads in progress.", value=len(self.models.pending_loads)
         )
         yield from model_metrics(loaded, gauge_samples, GaugeMetricFamily)
         yield from model_metrics(loaded, counter_samples, CounterMetricFamily)
@@ -121,35 +128,35 @@ class ServerMetrics:
         yield free
 
     def describe(self) -> Iterable[Metric]:
-        """Asked when it is registered, before there is anything to tell."""
+        """Called at registration; the metrics are not known yet."""
         return ()
 
 
 def model_metrics(
-    loaded: Iterable[LoadedModel], numbers: Callable[[LoadedModel], Iterator[Sample]], family_type: MetricFamily
+    models: Iterable[LoadedModel], samples: Callable[[LoadedModel], Iterator[Sample]], family_type: MetricFamily
 ) -> Iterator[Metric]:
-    """A metric for every number, with a value for every model."""
+    """One metric per sample name, with a value per model."""
     families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {}
-    for one in loaded:
-        for name, text, value in numbers(one):
+    for loaded in models:
+        for name, text, value in samples(loaded):
             family = families.setdefault(name, family_type(f"localllm_{name}", text, labels=["model"]))
-            family.add_metric([one.llm.name], value)
+            family.add_metric([loaded.llm.name], value)
     yield from families.values()
 
 
-def gauge_samples(one: LoadedModel) -> Iterator[Sample]:
-    stats = one.llm.stats()
-    yield "running", "Answers that bring tokens.", stats.running
-    yield "waiting", "Answers that wait for their first step.", stats.waiting
-    yield "kv_blocks", "Blocks of the cache.", stats.blocks
-    yield "kv_blocks_used", "Of them, in use by answers.", stats.used_blocks
-    yield "kv_blocks_cached", "Of them, kept for prompts that begin alike.", stats.cached_blocks
-    yield "weight_bytes", "Memory of the weights.", one.llm.weight_bytes
-    yield "context_tokens", "Room for prompt and answer.", one.llm.context
+def gauge_samples(loaded: LoadedModel) -> Iterator[Sample]:
+    stats = loaded.llm.stats()
+    yield "running", "Running requests.", stats.running
+    yield "waiting", "Queued requests.", stats.waiting
+    yield "kv_blocks", "Blocks of the KV cache.", stats.blocks
+    yield "kv_blocks_used", "Blocks in use by requests.", stats.used_blocks
+    yield "kv_blocks_cached", "Unused blocks kept for prefix caching.", stats.cached_blocks
+    yield "weight_bytes", "Memory of the weights.", loaded.llm.weight_bytes
+    yield "context_tokens", "Maximum tokens of prompt and answer.", loaded.llm.context
 
 
-def counter_samples(one: LoadedModel) -> Iterator[Sample]:
-    """Since the model was loaded."""
-    stats = one.llm.stats()
-    yield "kv_blocks_evicted", "Blocks of the cache whose content gave way.", stats.evicted_blocks
-    yield "preemptions", "Answers put back to make room.", stats.preemptions
+def counter_samples(loaded: LoadedModel) -> Iterator[Sample]:
+    """Counts since the model was loaded."""
+    stats = loaded.llm.stats()
+    yield "kv_blocks_evicted", "Evicted KV cache blocks.", stats.evicted_blocks
+    yield "preemptions", "Preempted requests.", stats.preemptions

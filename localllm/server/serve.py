@@ -1,52 +1,65 @@
-"""The server's process: where it listens, when it is ready, and how it ends.
+"""The server process: listening socket, start-up and shutdown.
 
-The first SIGTERM or Ctrl-C ends it gracefully: nothing new is taken, answers under way have `DRAIN_S` to end. The
-second ends it at once.
+The first SIGTERM or Ctrl-C shuts it down gracefully: no new requests are accepted, and answers in progress have
+`DRAIN_TIMEOUT_S` to finish. The second ends it at once.
 """
 
 import asyncio
 import logging
+import math
 import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from localllm.errors import UsageError
+from localllm.formatting import format_seconds
 from localllm.server.access import parse_ip_address
 from localllm.server.connection import Connection
 from localllm.server.guard import ConnectionLimits
 
 DEFAULT_PORT = 11434
 DRAIN_TIMEOUT_S = 30
-SEND_BUFFER_BYTES = 64 * 2**10  # that the system keeps for a client who does not read; else it may be megabytes
-BACKLOG = 1024  # connections that wait to be accepted
-ACCEPT_BATCH = 128  # in one go, and so open at once beyond the limit
+SEND_BUFFER_BYTES = 64 * 2**10  # kernel buffer of each connection; the default grows to megabytes
+BACKLOG = 1024  # connections waiting to be accepted
+ACCEPT_BATCH = 128  # connections accepted per wake-up, which may exceed the limit for a moment
 
 
 class Server(uvicorn.Server):
+    """uvicorn's server with connection limits, a TLS handshake timeout, and a second stage of shutdown."""
+
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         listener: socket.socket,
         on_listening: Callable[[str], object],
         on_shutdown: Callable[[], Awaitable[None]],
         on_abort: Callable[[], object] = lambda: None,
         *,
-        remark: Callable[[str], object] = lambda words: None,
+        notify: Callable[[str], object] = lambda message: None,
         model_names: Sequence[str] = (),
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
+        on_closing: Callable[[], object] = lambda: None,
+        exit_when_idle_s: float = math.inf,
+        is_loading: Callable[[], bool] = lambda: False,
     ):
-        """listener: as `bind` gives it; on_listening: is told where it listens, once it does; on_shutdown: is
-        awaited once all
-        answers have ended; on_abort: is called when answers under way have no time left, also those that wait;
-        remark: is told what else a person may want to know; model_names: of models that are loaded."""
+        """Create the server.
+
+        listener: socket as returned by `bind`; on_listening: called with "listening on URL" once it accepts
+        connections; on_shutdown: awaited after the last answer; on_abort: called when running and queued answers
+        have no time left; notify: called with further messages for the operator; model_names: names of the loaded
+        models, for such a message; on_closing: called before it stops to accept connections; exit_when_idle_s:
+        time without requests after which it shuts down; is_loading: whether a model is being loaded, so that it
+        is not idle.
+        """
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -60,18 +73,23 @@ class Server(uvicorn.Server):
             timeout_keep_alive=limits.keep_alive_s,
         )
         super().__init__(config)
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings let strangers fill the log
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # its warnings let clients fill the log
         self.limits = limits
         self.tls = tls
         self.listener = listener
         self.on_listening = on_listening
-        self.remark = remark
+        self.notify = notify
         self.model_names = model_names
         self.on_shutdown = on_shutdown
         self.on_abort = on_abort
+        self.on_closing = on_closing
+        self.exit_when_idle_s = exit_when_idle_s
+        self.is_loading = is_loading
+        self.last_active_at = time.monotonic()
+        self.seen_requests = 0
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """uvicorn's own knows no limits of connections, and no time-out of TLS."""
+        """Start listening, as uvicorn does, but with `Connection` and a TLS handshake timeout."""
         connect = partial(Connection, self.limits, {}, config=self.config, server_state=self.server_state)
         listening = await asyncio.get_running_loop().create_server(
             lambda: connect(app_state=self.lifespan.state),
@@ -80,20 +98,39 @@ class Server(uvicorn.Server):
             backlog=ACCEPT_BATCH,
             ssl_handshake_timeout=self.limits.head_timeout_s if self.tls else None,
         )
-        self.listener.listen(BACKLOG)  # which asyncio takes for the number that it accepts in one go
+        self.listener.listen(
+            BACKLOG
+        )  # asyncio also uses its `backlog` as the number of connections to accept at once
         self.servers = [listening]
         self.started = True
+        self.last_active_at = time.monotonic()
         url = listener_url(self.listener, "https" if self.tls else "http")
         self.on_listening(f"listening on {url}")
-        self.remark(f"{', '.join(self.model_names) or 'no model'} loaded; a page to chat is at {url}/ui")
+        self.notify(f"{', '.join(self.model_names) or 'no model'} loaded; chat page at {url}/ui")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Shut down after `exit_when_idle_s`. Called ten times a second."""
+        if not self.should_exit and self.idle_s() > self.exit_when_idle_s:
+            self.notify(f"no request for {format_seconds(self.exit_when_idle_s)}; shutting down")
+            self.request_exit()
+        return await super().on_tick(counter)
+
+    def idle_s(self) -> float:
+        """Seconds since the last request ended; 0 during requests and loads."""
+        requests = self.server_state.total_requests
+        if self.server_state.tasks or self.is_loading() or requests != self.seen_requests:
+            self.seen_requests, self.last_active_at = requests, time.monotonic()
+        return time.monotonic() - self.last_active_at
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.on_closing()
         await super().shutdown(sockets)
         await self.on_shutdown()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's own raises the signal again at the end: SIGTERM would kill the process that has drained."""
+        """Handle signals without raising them again at the end, as uvicorn does: SIGTERM would kill the drained
+        process with a non-zero status."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -107,46 +144,48 @@ class Server(uvicorn.Server):
                 loop.remove_signal_handler(number)
 
     def request_exit(self) -> None:
-        if self.should_exit:  # for the second time: their clients are gone, and so answers are cancelled
+        """Drain on the first call; close all connections, which cancels their answers, on the second."""
+        if self.should_exit:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
             self.on_abort()
             return
         self.should_exit = True
         if answers := len(self.server_state.tasks):
-            self.remark(
-                f"{answers} under way have {DRAIN_TIMEOUT_S} s to end; the next Ctrl-C or SIGTERM breaks them off"
-            )
+            message = f"waiting up to {DRAIN_TIMEOUT_S} s for running requests ({answers})"
+            self.notify(f"{message}; Ctrl-C or SIGTERM again cancels them")
         asyncio.get_running_loop().call_later(DRAIN_TIMEOUT_S, self.request_exit)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
-        """Comes back when it has ended."""
+        """Serve until shutdown."""
         asyncio.run(self.serve(sockets or [self.listener]))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """An address of this machine, taken before a model is loaded for it; `access_of` says which ones may be had.
-    port 0: any that is free.
+    """Bind a listening socket, before models are loaded. port: 0 for any free port.
 
-    Raises UsageError for an address that is none of this machine, and for a port that is taken.
+    Raises UsageError if the address is not an address of this machine, or the port is taken.
     """
-    place = parse_ip_address(host)
-    listener = socket.socket(socket.AF_INET if place.version == 4 else socket.AF_INET6)
+    address = parse_ip_address(host)
+    listener = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # of all that are accepted
-        listener.bind((str(place), port))
-        listener.listen(BACKLOG)  # else two that share the address would find out only now
+        listener.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES
+        )  # inherited by accepted connections
+        listener.bind((str(address), port))
+        listener.listen(BACKLOG)  # fails now if another process shares the address
     except (OSError, OverflowError) as error:
         listener.close()
-        why = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise UsageError(
-            f"port {port} of {host} cannot be had ({why})",
-            "another server may have it, such as Ollama or one of ours: give another --port; 0 is any",
+            f"cannot listen on port {port} of {host} ({reason})",
+            "another server, such as Ollama, may be using it: choose another --port, or 0 for any free one",
         ) from None
     return listener
 
 
 def listener_url(listener: socket.socket, scheme: str = "http") -> str:
+    """URL of a bound socket."""
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

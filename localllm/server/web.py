@@ -1,7 +1,7 @@
-"""The page at `/ui`: files of `localllm/server/web`, read once, and the headers that keep the page to itself.
+"""The chat page at `/ui`: files of `localllm/server/web`, read at start-up, with strict security headers.
 
-What a browser may do with the page is little: nothing from elsewhere, no script or style inside the document, no
-text as HTML (Trusted Types), no frame around it. Knows nothing of models; the page asks `/v1` for them.
+They forbid content from other hosts, inline scripts and styles, HTML from strings (Trusted Types) and framing. The
+page itself talks to `/v1`.
 """
 
 import hashlib
@@ -11,10 +11,11 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Self
 
-from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+
+from localllm.server.routing import Router
 
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -23,7 +24,7 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
     "LICENSE": "text/plain; charset=utf-8",
 }
-"""Content types by the ends of names. What ends otherwise is not served."""
+"""Content types by the end of the file name. Other files are not served."""
 
 CONTENT_SECURITY_POLICY = {
     "default-src": "'none'",
@@ -38,7 +39,7 @@ CONTENT_SECURITY_POLICY = {
     "trusted-types": "'none'",
 }
 HEADERS = {
-    "Cache-Control": "no-cache",  # ask each time whether it is still the same
+    "Cache-Control": "no-cache",  # revalidate on each use
     "Content-Security-Policy": "; ".join(f"{name} {value}" for name, value in CONTENT_SECURITY_POLICY.items()),
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -49,7 +50,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class StaticFile:
-    """A file as it is sent."""
+    """A file with its response headers."""
 
     content: bytes
     headers: dict[str, str]
@@ -60,35 +61,36 @@ class StaticFile:
         return cls(content, {**HEADERS, "Content-Type": content_type, "ETag": tag})
 
     def response(self, request: Request) -> Response:
-        """The file, or 304 to whoever has it already."""
+        """The file, or 304 if the client has it already."""
         tags = request.headers.get("if-none-match", "").replace("W/", "").split(",")
         if self.headers["ETag"] in map(str.strip, tags):
             return Response(status_code=304, headers=self.headers)
         return Response(self.content, headers=self.headers)
 
 
-def router() -> APIRouter:
-    routes = APIRouter()
+def router() -> Router:
+    routes = Router(in_schema=False)
     pages = dict(read_files(files("localllm.server") / "web"))
 
-    @routes.get("/ui", include_in_schema=False)
+    @routes.get("/ui")
     async def index(request: Request) -> Response:
         return pages["index.html"].response(request)
 
-    @routes.get("/ui/{name:path}", include_in_schema=False)
-    async def page(request: Request, name: str) -> Response:
-        if found := pages.get(name or "index.html"):
-            return found.response(request)
+    @routes.get("/ui/{name:path}")
+    async def page(request: Request) -> Response:
+        if file := pages.get(request.path_params["name"] or "index.html"):
+            return file.response(request)
         raise HTTPException(404)
 
     return routes
 
 
 def read_files(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, StaticFile]]:
-    """The files below a folder, each by its path from there. A path that a browser sends is only looked up among
-    these."""
+    """Files below a folder with their relative paths. Request paths are looked up in these, never on disk."""
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from read_files(entry, f"{prefix}{entry.name}/")
-        elif kind := next((kind for end, kind in CONTENT_TYPES.items() if entry.name.endswith(end)), None):
-            yield f"{prefix}{entry.name}", StaticFile.from_content(entry.read_bytes(), kind)
+        elif content_type := next(
+            (value for end, value in CONTENT_TYPES.items() if entry.name.endswith(end)), None
+        ):
+            yield f"{prefix}{entry.name}", StaticFile.from_content(entry.read_bytes(), content_type)

@@ -58,6 +58,7 @@ class LiteralMarker:
     def __init__(self, literals: Collection[str]):
         self._sorted = sorted(literals)
         self._longest = max(map(len, literals), default=0)
+        self._starts = {text[:2] for text in literals}
         # A tokenizer with only these tokens finds them in one pass, longest first, like the model's own.
         self._finder = tokenizers.Tokenizer(tokenizers.models.BPE())
         self._finder.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in literals])
@@ -92,7 +93,9 @@ class LiteralMarker:
         start, end = marks
         parts: list[str] = []
         done = 0
-        for begin, stop in self._finder.encode(text).offsets:
+        # The finder takes a second per MB; most texts contain no beginning of a literal.
+        may_have_literals = any(start in text for start in self._starts)
+        for begin, stop in self._finder.encode(text).offsets if may_have_literals else ():
             parts += text[done:begin], start, text[begin:stop], end
             done = stop
         marked = "".join(parts) + text[done:]

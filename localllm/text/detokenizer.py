@@ -129,9 +129,11 @@ class StopStrings:
         self.matched: str | None = None
         """The stop string that ended the text."""
 
-    def push(self, text: str) -> tuple[str, bool]:
+    def push(self, text: str, *, may_end: bool = True) -> tuple[str, bool]:
         """Return the text that can be released, and whether a stop string was found; nothing is released after
         that.
+
+        may_end: whether a stop string that is completed by this text counts
         """
         if self.matched is not None or not self._root:
             return ("" if self.matched is not None else text), self.matched is not None
@@ -142,7 +144,7 @@ class StopStrings:
             self._begun.append((position, self._root))
             self._begun = [(start, node[character]) for start, node in self._begun if character in node]
             for start, node in self._begun:
-                if _END in node:
+                if may_end and _END in node:
                     self.matched = node[_END]
                     return self._give(start), True
         return self._give(self._begun[0][0] if self._begun else len(self._held)), False

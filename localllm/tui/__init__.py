@@ -1,7 +1,7 @@
-"""The app in a terminal."""
+"""The terminal UI: a chat app and the board of `localllm top`."""
 
 import os
 
-# How often a second the screen may be drawn: what a key has changed waits for the next time, and where drawing
-# took longer than that for the one after it. Textual reads this when it is imported; 60 stands there.
+# Frames per second at most: a change by a key is drawn in the next frame. Textual's default is 60, and it reads
+# this when it is imported.
 os.environ.setdefault("TEXTUAL_FPS", "240")

@@ -1,7 +1,4 @@
-"""The app in a terminal: a model is made ready, then a conversation is held with it.
-
-Knows the machine and its models by `Machine` alone.
-"""
+"""The chat app: loads a model, then shows the conversation with it. It reaches models through `Machine` only."""
 
 import asyncio
 import gc
@@ -24,32 +21,12 @@ from localllm.tui.models_screen import FirstRunScreen
 from localllm.tui.picker import ModelChosen
 from localllm.tui.themes import apply_theme, use_ansi_colors
 
-# Python's collector of garbage, kept from holding up keys: what there is when a conversation begins it need not
-# go through again and again, which takes a tenth of a second, and all of what came since only now and then.
-GC_THRESHOLDS: Final = (700, 10, 1000)  # the last is 10 as Python has it: all was gone through once a second
-
-
-def freeze_garbage() -> None:
-    """What is there now, once it holds no garbage; until `let_go`."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-
-
-def unfreeze_garbage() -> None:
-    """What was left out may be garbage now, such as a model that is closed."""
-    gc.unfreeze()
-
-
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ChatApp(App[int]):
-    """name: of a model, None to choose one; begin: the conversation with one that has become ready; home: where
-    the theme is kept.
-
-    `fault` is what kept it from a conversation, and `ended_by` the signal that ended it: both are for whoever has
-    the terminal after it.
+    """The app of `localllm run`. After it has ended, `error` is why no conversation began, and `exit_signal` the
+    signal that ended it.
     """
 
     TITLE = "localllm"
@@ -60,6 +37,9 @@ class ChatApp(App[int]):
     ]
 
     def __init__(self, machine: Machine, name: str | None, begin: Callable[[Model], Session], home: Path):
+        """name: the model, None to let the user choose one; begin: returns the session with a loaded model; home:
+        folder of the theme file
+        """
         super().__init__(ansi_color=use_ansi_colors())
         self.machine = machine
         self.model_name = name
@@ -67,7 +47,7 @@ class ChatApp(App[int]):
         self.home = home
         self.model: Model | None = None
         self.session: Session | None = None
-        self.early_input: list[Key | Paste] = []  # what is typed before there is a prompt, which is for it
+        self.early_input: list[Key | Paste] = []  # typed while the model loads; passed on to the prompt
         self.error: Exception | None = None
         self.exit_signal: signal.Signals | None = None
 
@@ -84,26 +64,26 @@ class ChatApp(App[int]):
         self.push_screen(FirstRunScreen(self.machine), self.load_or_exit)
 
     def load_or_exit(self, name: str | None) -> None:
-        """Make a model ready, and talk with it; None: nothing was wanted."""
+        """Load a model and start the chat; None exits."""
         if name is None:
             self.exit(0)
             return
-        before, self.model_name = self.model_name, name
-        opening = LoadScreen(self.machine, name)
+        previous_name, self.model_name = self.model_name, name
+        screen = LoadScreen(self.machine, name)
 
         def opened(model: Model | None) -> None:
             if model is not None:
                 self.start_chat(model)
-            elif before is None:
+            elif previous_name is None:
                 self.model_name = None
                 self.choose_model()
-            elif before != name:  # the one so far has made room, and is wanted again
-                self.load_or_exit(before)
+            elif previous_name != name:  # go back to the model that was closed to free its memory
+                self.load_or_exit(previous_name)
             else:
-                self.error = opening.load_task.error
+                self.error = screen.load_task.error
                 self.exit(return_code=1)
 
-        self.push_screen(opening, opened)
+        self.push_screen(screen, opened)
 
     def on_key(self, event: Key) -> None:
         if not self.lacks_prompt:
@@ -119,22 +99,22 @@ class ChatApp(App[int]):
 
     @property
     def lacks_prompt(self) -> bool:
-        """Is there nothing yet that what is typed could be for?"""
+        """Whether typed text has no destination yet, because the model is still loading."""
         return not self.screen.takes_answers if isinstance(self.screen, LoadScreen) else self.focused is None
 
     def get_key_display(self, binding: Binding) -> str:
         return key_name(super().get_key_display(binding))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A conversation has its own Ctrl-C."""
+        """Leave Ctrl-C to the chat screen, which has its own action."""
         return action != "back_out" or not isinstance(self.screen, ChatScreen)
 
     def action_back_out(self) -> None:
-        """Ctrl-C in a list, a question or on the way to a model is Escape."""
+        """Treat Ctrl-C as Escape in lists, dialogs and while loading."""
         self.simulate_key("escape")
 
     def start_chat(self, model: Model) -> None:
-        """Talk with a model: go on with the conversation, or begin one."""
+        """Continue the conversation with this model, or begin one."""
         self.model = model
         freeze_garbage()
         try:
@@ -143,12 +123,12 @@ class ChatApp(App[int]):
             else:
                 self.session = self.start_session(model)
             self.push_screen(ChatScreen(self.session, self.machine, self.early_input))
-        except Exception as fault:  # told where the terminal is a plain one again
-            self.error = fault
+        except Exception as error:  # reported after the terminal is restored
+            self.error = error
             self.exit(return_code=1)
 
     async def on_model_chosen(self, chosen: ModelChosen) -> None:
-        """Another one goes on with the conversation. The one so far goes first, so that there is room."""
+        """Continue the conversation with another model. The current one is closed first, to free its memory."""
         if isinstance(self.screen, ChatScreen) and not self.screen.is_busy():
             await self.pop_screen()
             if self.model:
@@ -164,3 +144,21 @@ class ChatApp(App[int]):
     def on_unmount(self) -> None:
         if self.model:
             self.model.close()
+
+
+# A full garbage collection takes 0.1 s and would delay keys: objects that exist when a conversation begins are
+# frozen, and full collections are made rare. The default of the last threshold is 10, about one full collection
+# per second.
+GC_THRESHOLDS: Final = (700, 10, 1000)
+
+
+def freeze_garbage() -> None:
+    """Exclude all current objects from garbage collection, after collecting once."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+
+
+def unfreeze_garbage() -> None:
+    """Include frozen objects again, which may have become garbage, such as a closed model."""
+    gc.unfreeze()

@@ -1,18 +1,15 @@
-"""A conversation on the screen: what was said above, the numbers below it, the prompt at the bottom."""
+"""The chat screen: the transcript, the metrics below it, and the prompt at the bottom."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal
-from textual.content import Content
 from textual.events import Key, Paste
 from textual.highlight import highlight
-from textual.reactive import reactive
-from textual.timer import Timer
-from textual.widget import Widget
 from textual.widgets import Footer, Static
 
 from localllm.conversation.chat import AnswerEvents
@@ -21,81 +18,25 @@ from localllm.conversation.session import Session
 from localllm.conversation.turn import Turn
 from localllm.errors import LocalLLMError, UsageError
 from localllm.formatting import printable
-from localllm.protocol.model import Model
-from localllm.tui.answering import AnswerEnd, AnswerObserver, AnswerThread, TimedEvent
+from localllm.tui.answer_thread import AnswerObserver, AnswerThread
 from localllm.tui.inspector.panel import Inspector
-from localllm.tui.live_metrics import IDLE_NUMBERS, AnswerPhase, LiveMetrics, LiveNumbers, render_metrics
 from localllm.tui.machine import Machine
+from localllm.tui.metrics_strip import MetricsStrip
 from localllm.tui.picker import CommandChosen, SessionChosen
 from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.view import Transcript
 from localllm.tui.turn_screen import TurnScreen
 
-# The numbers under a conversation: of the answer under way, and dimmed of the last one until the next.
-FRAME_S = 1 / 30
-
-
-class MetricsStrip(Widget):
-    """Two lines of live metrics, redrawn at most thirty times a second and only when they change."""
-
-    DEFAULT_CSS = """
-    MetricsStrip {
-        height: 2;
-        padding: 0 1;
-        text-wrap: nowrap;
-        text-overflow: clip;
-        &.-idle { text-style: dim; }
-    }
-    """
-
-    numbers: reactive[LiveNumbers] = reactive(IDLE_NUMBERS)
-
-    def __init__(self, model: Model, clock: Callable[[], float] = time.perf_counter):
-        """clock: what the times of events are by."""
-        super().__init__(classes="-idle")
-        self.model = model
-        self.clock = clock
-        self.live: LiveMetrics | None = None
-        self.frames: Timer | None = None
-
-    def on_mount(self) -> None:
-        self.frames = self.set_interval(FRAME_S, self.update_numbers, pause=self.live is None)
-
-    def begin(self, began: float) -> None:
-        self.live = LiveMetrics(began, self.model.reads)
-        self.update_numbers()
-        if self.frames:
-            self.frames.resume()
-
-    def follow(self, events: Sequence[TimedEvent]) -> None:
-        if self.live:
-            self.live.follow(events)
-
-    def end(self, outcome: AnswerEnd) -> None:
-        if self.frames:
-            self.frames.pause()
-        if self.live:
-            self.live.end()
-        self.update_numbers()
-
-    def update_numbers(self) -> None:
-        if self.live:
-            self.numbers = self.live.numbers(self.clock())
-
-    def watch_numbers(self, before: LiveNumbers, after: LiveNumbers) -> None:
-        self.set_class(after.phase in (AnswerPhase.IDLE, AnswerPhase.ENDED), "-idle")
-
-    def render(self) -> Content:
-        return render_metrics(self.numbers, self.model.context, self.size.width)
-
-
 FRAMES_PER_S = 30
-SPLIT_MIN_COLUMNS = 110  # columns from which the inspector stands beside the conversation, and not in its place
-DOUBLE_INTERRUPT_S = 2.0  # within which a second Ctrl-C leaves
-STOP_TIMEOUT_S = 5.0  # that an answer is given to end, when the app is left
+SPLIT_MIN_COLUMNS = 110  # the inspector is beside the conversation from this width on, otherwise in its place
+DOUBLE_INTERRUPT_S = 2.0  # a second Ctrl-C within this time exits
+STOP_TIMEOUT_S = 5.0  # for an answer to end when the app exits
+MAX_RATE_ATTEMPTS = 3  # measurements of the machine's bandwidth, which fail while other programs keep it busy
 
 
 class ChatScreen(TurnScreen):
+    """Sends messages and commands, and shows answers as they arrive."""
+
     BINDING_GROUP_TITLE = "Chat"
     BINDINGS: ClassVar = [
         Binding("tab", "app.focus_next", "Turns"),
@@ -116,28 +57,29 @@ class ChatScreen(TurnScreen):
     }
     """
 
-    def __init__(self, session: Session, machine: Machine, early: list[Key | Paste]):
-        """early: what was typed before there was a prompt; it is taken."""
+    def __init__(self, session: Session, machine: Machine, early_input: list[Key | Paste]):
+        """early_input: keys and pastes from before the prompt existed; the screen empties the list"""
         super().__init__()
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (SPLIT_MIN_COLUMNS, "-wide")]
-        self.early_input = early
+        self.early_input = early_input
         self.session, self.machine = session, machine
         self.model, self.chat = session.llm, session.chat
         self.answer_thread: AnswerThread | None = None
-        self.question = ""  # of the answer under way, as it was typed
-        self.save_message = ""  # when the answer was kept
+        self.question = ""  # of the answer under way, as typed
+        self.save_message = ""  # a notice from saving the answer
         self.transcript = Transcript(self.chat)
         self.inspector = Inspector(self.model)
         self.strip = MetricsStrip(self.model)
         self.prompt = Prompt(session.folder.parent / "history", command_help())
-        self.side = Horizontal(self.transcript, self.inspector, id="middle")
+        self.panels = Horizontal(self.transcript, self.inspector, id="middle")
         self.observers: list[AnswerObserver] = [self.transcript, self.inspector, self.strip]
         self.interrupted_at = -DOUBLE_INTERRUPT_S
+        self.rate_attempts = 0
 
     def compose(self) -> ComposeResult:
-        told = printable(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
-        yield Static(told, id="head", markup=False)
-        yield self.side
+        head = printable(f"{self.model.name} · {self.model.device} · context {self.model.context:,}")
+        yield Static(head, id="head", markup=False)
+        yield self.panels
         yield self.strip
         yield self.prompt
         yield Footer(compact=True, show_command_palette=False)
@@ -147,12 +89,28 @@ class ChatScreen(TurnScreen):
         self.set_focus(self.prompt.editor)
         while self.early_input:
             self.prompt.editor.post_message(self.early_input.pop(0))
-        # The first block of code would else wait 0.1 s for what colours it.
+        # Loads pygments now, so that the first code block does not wait 0.1 s for it.
         self.run_worker(lambda: highlight("x = 1", language="python"), thread=True)
         if not self.model.has_chat_template:
             self.say(f"{self.model.name} has no chat template: it continues the text of this conversation")
 
-    # What was typed, and its answer
+        self.call_later(self.measure_rates)
+
+    def measure_rates(self) -> None:
+        """Measure the machine's bandwidth for the roofline on a thread, while no answer is under way."""
+        is_known = self.model.reads.bandwidth is not None
+        if is_known or self.answer_thread or self.rate_attempts >= MAX_RATE_ATTEMPTS:
+            return
+        self.rate_attempts += 1
+
+        def measure() -> None:
+            with suppress(LocalLLMError):  # the model was closed meanwhile
+                self.model.measure_rates()
+                self.app.call_from_thread(self.strip.update_reads)
+
+        self.run_worker(measure, thread=True)
+
+    # Messages and answers
 
     def on_prompt_sent(self, sent: Prompt.Sent) -> None:
         if sent.text.startswith("/"):
@@ -169,39 +127,38 @@ class ChatScreen(TurnScreen):
         self.action_help()
 
     def is_busy(self) -> bool:
-        """Is an answer under way? Says so."""
+        """Return whether an answer is under way, and notify the user if so."""
         if self.answer_thread:
             self.say("an answer is under way; Escape stops it")
         return self.answer_thread is not None
 
     def run_command(self, line: str) -> None:
-        """What begins with a slash. One that is refused goes from the prompt; the arrow up brings it back."""
+        """Run a slash command. A rejected one leaves the prompt too; arrow up brings it back."""
         if line.split()[:1] in (["/help"], ["/?"]):
             self.action_help()
             return
         if self.is_busy():
             self.prompt.text = line
             return
-        at = self.chat.current
+        current = self.chat.current
         try:
-            done = execute(self.session, line)
+            result = execute(self.session, line)
         except EOFError:
             self.app.exit(0)
             return
         except LocalLLMError as error:
             self.say(str(error), "error")
             return
-        if self.chat.current is not at:
+        if self.chat.current is not current:
             self.transcript.show_branch()
-        if done.text:
-            self.transcript.show_message(done.text)
-        if done.edit_text is not None:
-            self.prompt.edit(done.edit_text)
-        if done.start_answer:  # /edit TEXT or /regenerate: something else in place of the newest turn
-            words = line.split(maxsplit=1)[1:]
-            self.start_answer(
-                strip_triple_quotes(words[0]) if words else at.question, done.start_answer, at.parent
-            )
+        if result.text:
+            self.transcript.show_message(result.text)
+        if result.edit_text is not None:
+            self.prompt.edit(result.edit_text)
+        if result.start_answer:  # /edit TEXT or /regenerate: an alternative to the current turn
+            arguments = line.split(maxsplit=1)[1:]
+            question = strip_triple_quotes(arguments[0]) if arguments else current.question
+            self.start_answer(question, result.start_answer, current.parent)
 
     def on_command_chosen(self, chosen: CommandChosen) -> None:
         self.prompt.focus()
@@ -220,49 +177,52 @@ class ChatScreen(TurnScreen):
         self.transcript.show_branch()
 
     def start_answer(self, question: str, ask: Callable[[], AnswerEvents], after: Turn | None) -> None:
-        """Show the question and its answer as it comes; after: the turn that they follow."""
+        """Show a question, and its answer as it arrives. after: the preceding turn, None for the root"""
         self.question = question
         self.chat.inspect = self.inspector.inspect
         self.transcript.show_question(question, after or self.chat.root)
         self.prompt.busy = True
         self.answer_thread = AnswerThread(lambda: self.ask_and_save(ask), self.chat.stop)
-        for watcher in self.observers:
-            watcher.begin(self.answer_thread.began)
+        for observer in self.observers:
+            observer.begin(self.answer_thread.began)
 
     def ask_and_save(self, ask: Callable[[], AnswerEvents]) -> AnswerEvents:
-        """The answer, which is kept where it ends: on its own thread, as a file may take its time."""
+        """Yield the answer, and save the conversation at its end, on the answer's thread since writing may be
+        slow.
+        """
         try:
             yield from ask()
         finally:
             self.save_message = self.session.save()
 
     def deliver_events(self) -> None:
-        """What came since the last frame, to those who show it."""
+        """Pass the events since the last frame to the observers."""
         if not self.answer_thread:
             return
-        came, ended = self.answer_thread.drain()
-        for watcher in self.observers if came else ():
-            watcher.follow(came)
-        if ended:
+        events, outcome = self.answer_thread.drain()
+        for observer in self.observers if events else ():
+            observer.follow(events)
+        if outcome:
             self.answer_thread = None
-            for watcher in self.observers:
-                watcher.end(ended)
+            for observer in self.observers:
+                observer.end(outcome)
             if self.transcript.failed:
                 self.prompt.text = self.prompt.text or self.question
             if self.save_message:
                 self.say(self.save_message, "warning")
                 self.save_message = ""
             self.prompt.busy = False
+            self.call_later(self.measure_rates)
 
     # Panels, stopping, leaving
 
     async def action_inspector(self) -> None:
-        """Open it beside the conversation, or close it."""
+        """Open the inspector, or close it."""
         await self.close_settings()
         self.toggle_inspector()
 
     def toggle_inspector(self) -> None:
-        """The keyboard stays with the prompt: Tab leads into the inspector."""
+        """Open or close the inspector; the prompt keeps the focus, and Tab moves it into the inspector."""
         self.inspector.toggle()
         self.set_class(self.inspector.display, "-inspecting")
         self.set_focus(self.prompt.editor)
@@ -273,7 +233,7 @@ class ChatScreen(TurnScreen):
         await super().action_settings()
 
     async def action_back(self) -> None:
-        """Escape: out of what is innermost."""
+        """Stop the answer, or leave the innermost mode or panel."""
         if self.answer_thread:
             self.answer_thread.stop()
         elif self.session.editing:
@@ -284,9 +244,9 @@ class ChatScreen(TurnScreen):
             self.prompt.focus()
 
     def action_interrupt(self) -> None:
-        """Ctrl-C: copy what is selected, else stop, else clear the line, else a second one leaves."""
+        """Copy the selection, otherwise stop the answer, otherwise clear the prompt; a second Ctrl-C exits."""
         if selected := self.get_selected_text():
-            self.copy(selected, "the selection is copied")
+            self.copy(selected, "selection copied")
             self.clear_selection()
         elif self.answer_thread and not self.answer_thread.stopping:
             self.answer_thread.stop()
@@ -297,7 +257,7 @@ class ChatScreen(TurnScreen):
             self.app.exit(0)
         else:
             self.interrupted_at = time.monotonic()
-            self.say("Ctrl-C again leaves, as Ctrl-D does")
+            self.say("press Ctrl-C again to exit, or Ctrl-D")
 
     def action_leave(self) -> None:
         if not self.prompt.text:
@@ -307,6 +267,6 @@ class ChatScreen(TurnScreen):
         (self.transcript.action_page_up if step < 0 else self.transcript.action_page_down)()
 
     def on_unmount(self) -> None:
-        """What was said so far is kept, however the app is left."""
+        """Stop the answer and save its text so far, however the app exits."""
         if self.answer_thread:
             self.answer_thread.stop_and_join(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Questions that are asked in the middle of the screen: yes or no, or one line. Escape is no answer."""
+"""Modal dialogs: a yes/no question, and an input of one line. Escape cancels and returns None."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -30,7 +30,7 @@ class Dialog(ModalScreen[ScreenResultType]):
             border: round $primary;
         }
         .question { width: 100%; margin-bottom: 1; }
-        .fault { width: 100%; height: auto; color: $error; }
+        .error { width: 100%; height: auto; color: $error; }
         Horizontal { height: auto; align-horizontal: right; }
         Button { margin-left: 2; }
     }
@@ -38,7 +38,7 @@ class Dialog(ModalScreen[ScreenResultType]):
 
 
 class Confirm(Dialog[bool]):
-    """Gives True where the person says yes; whoever only presses Enter keeps what is."""
+    """Returns True for yes. The focus starts on no, so Enter alone changes nothing."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "dismiss(True)", "Yes"),
@@ -50,10 +50,10 @@ class Confirm(Dialog[bool]):
     def __init__(self, question: str, yes: str, no: str = "Cancel"):
         super().__init__()
         self.question = question
-        self.words = (no, yes)
+        self.labels = (no, yes)
 
     def compose(self) -> ComposeResult:
-        no, yes = self.words
+        no, yes = self.labels
         with VerticalScroll(can_focus=False):
             yield Static(self.question, classes="question", markup=False)
             with Horizontal():
@@ -66,12 +66,12 @@ class Confirm(Dialog[bool]):
 
 
 class LineInput(Dialog[str]):
-    """Gives one line.
-
-    check: raises LocalLLMError for a line that will not do, whose words are shown; then it is asked again.
-    """
+    """Returns a line of text."""
 
     def __init__(self, question: str, text: str = "", check: Callable[[str], object] = lambda line: None):
+        """text: initial text; check: raises LocalLLMError for an invalid line, which is shown until the line is
+        valid
+        """
         super().__init__()
         self.question = question
         self.text = text
@@ -81,13 +81,13 @@ class LineInput(Dialog[str]):
         with VerticalScroll(can_focus=False):
             yield Static(self.question, classes="question", markup=False)
             yield Input(self.text)
-            yield Static(classes="fault", markup=False)
+            yield Static(classes="error", markup=False)
 
     @on(Input.Submitted)
     def answer(self, submitted: Input.Submitted) -> None:
         try:
             self.validate_line(submitted.value)
-        except LocalLLMError as fault:
-            self.query_one(".fault", Static).update(printable(str(fault)))
+        except LocalLLMError as error:
+            self.query_one(".error", Static).update(printable(str(error)))
         else:
             self.dismiss(submitted.value)

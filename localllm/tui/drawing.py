@@ -1,4 +1,7 @@
-"""Text of one line in so many cells of the screen: East Asian letters and emoji take two."""
+"""Text of a given width in terminal cells, bars of block characters, and widgets drawn line by line.
+
+East Asian characters and emoji take two cells.
+"""
 
 import math
 from abc import abstractmethod
@@ -15,7 +18,7 @@ from localllm.formatting import one_line
 
 
 def truncate(text: str, width: int) -> str:
-    """At most `width` cells; what was left out is an ellipsis at the end."""
+    """Return the text in one line of at most `width` cells, with an ellipsis if it is cut."""
     text = one_line(text)
     if cell_len(text) <= width:
         return text
@@ -23,40 +26,42 @@ def truncate(text: str, width: int) -> str:
 
 
 def align_left(text: str, width: int) -> str:
-    """Exactly `width` cells, with blanks behind."""
+    """Return the text in exactly `width` cells, padded on the right."""
     return set_cell_size(truncate(text, width), width)
 
 
 def align_right(text: str, width: int) -> str:
-    """Exactly `width` cells, with blanks before."""
+    """Return the text in exactly `width` cells, padded on the left."""
     text = truncate(text, width)
     return " " * (width - cell_len(text)) + text
 
-
-# Bars of block characters in eighths of a cell, lying and standing; they are read without colour as well.
 
 VERTICAL_EIGHTHS = " ▁▂▃▄▅▆▇█"
 HORIZONTAL_EIGHTHS = " ▏▎▍▌▋▊▉█"
 ROUND_STEPS = (1, 1.5, 2, 3, 5, 7, 10)
 
 
-def bar(share: float, width: int, empty: str = " ") -> str:
-    """A lying bar over `share` (0 to 1) of `width` cells; empty: what stands in the others. What is more than
-    nothing is seen."""
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    eighths = max(eighths, int(share > 0))
-    whole, part = divmod(eighths, 8)
-    drawn = "█" * whole + (HORIZONTAL_EIGHTHS[part] if part else "")
-    return drawn + empty * (width - len(drawn))
+def bar(fraction: float, width: int, empty: str = " ") -> str:
+    """Return a horizontal bar over `fraction` (0 to 1) of `width` cells, visible for any fraction above 0.
+
+    empty: character of the other cells
+    """
+    eighths = round(min(max(fraction, 0.0), 1.0) * width * 8)
+    eighths = max(eighths, int(fraction > 0))
+    full_cells, remainder = divmod(eighths, 8)
+    filled = "█" * full_cells + (HORIZONTAL_EIGHTHS[remainder] if remainder else "")
+    return filled + empty * (width - len(filled))
 
 
-def bar_levels(values: Sequence[float], top: float) -> list[int]:
-    """How many eighths each value is high; what is more than nothing is seen, what is above `top` is cut."""
-    return [max(int(value > 0), round(min(value / top, 1.0) * 8)) if top > 0 else 0 for value in values]
+def bar_levels(values: Sequence[float], top: float, height: int = 1) -> list[int]:
+    """Return the height of each value in eighths of a cell, at least 1 above 0; `top` and above fill `height`
+    cells.
+    """
+    return [max(int(value > 0), round(min(value / top, 1.0) * 8 * height)) if top > 0 else 0 for value in values]
 
 
 def round_up_scale(value: float) -> float:
-    """The next round number from `value`: a scale that stays as it is while values waver."""
+    """Return the next round number, for a scale that is stable while values fluctuate."""
     if not (math.isfinite(value) and value > 0):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -66,7 +71,7 @@ def round_up_scale(value: float) -> float:
 def sparkline(
     values: Sequence[float], width: int, *, top: float, style: str = "", above_style: str = ""
 ) -> Content:
-    """The newest values, a cell each, the newest at the right; above_style: the style of those that are cut."""
+    """Return one cell per value, the newest on the right. above_style: style of values above `top`"""
     shown = values[-width:] if width > 0 else ()
     ticks = [
         Content.styled(VERTICAL_EIGHTHS[level], above_style if value > top else style)
@@ -76,25 +81,22 @@ def sparkline(
 
 
 def vertical_bars(values: Sequence[float], height: int, top: float) -> list[str]:
-    """Standing bars over several lines, the uppermost first; each line has a cell for each value."""
-    eighths = [max(int(value > 0), round(min(value / top, 1.0) * 8 * height)) for value in values]
+    """Return vertical bars, one column per value, as `height` lines from top to bottom."""
+    levels = bar_levels(values, top, height)
     return [
-        "".join(VERTICAL_EIGHTHS[min(max(eighth - 8 * line, 0), 8)] for eighth in eighths)
+        "".join(VERTICAL_EIGHTHS[min(max(level - 8 * line, 0), 8)] for level in levels)
         for line in reversed(range(height))
     ]
 
 
-# A part of the screen that is drawn line by line.
-
-
 class LineWidget(Widget):
-    """Every line by itself: together, lines of many colours take several times as long."""
+    """Renders each line separately, which for many styles per line is several times as fast as one Content."""
 
     DEFAULT_CSS = "LineWidget { width: 1fr; height: 1fr; text-wrap: nowrap; text-overflow: clip; }"
 
     @abstractmethod
     def lines(self) -> list[Content]:
-        """As of now; those that are wider than the widget are cut, as are those that it has no room for."""
+        """Return the current lines; they are cropped to the widget's size."""
 
     def render_lines(self, crop: Region) -> list[Strip]:
         width, height = self.size

@@ -1,5 +1,6 @@
-"""The text of the prompt: keys as shells have them, and pastes of any size, which stand folded while they are
-written about. What Enter, the arrows and Escape do at its edges, the prompt around it says.
+"""The text editor in the prompt, with the keys of shells and long pastes folded to a placeholder.
+
+Its `EditorHost` decides about Enter, Tab, Escape, and the arrows at the edges.
 """
 
 import re
@@ -16,16 +17,16 @@ from textual.widgets.text_area import Location
 from localllm.conversation.attach import dropped_file_references
 from localllm.formatting import printable
 
-# What terminals without a protocol for keys send for Alt+Enter, and Textual reads as Enter alone.
+# Terminals without a key protocol send this for Alt+Enter, and Textual reads it as Enter.
 cast(dict[str, Any], ANSI_SEQUENCES_KEYS)["\x1b\r"] = (SimpleNamespace(value="alt+enter"),)
 
 FOLDED_PASTE = re.compile(r"\[paste (\d+): [\d,]+ (?:lines|characters)\]")
-MAX_PASTE_LINES, MAX_PASTE_CHARACTERS = 30, 3000  # of a paste that is shown as it is
+MAX_PASTE_LINES, MAX_PASTE_CHARACTERS = 30, 3000  # longer pastes are folded
 NEW_LINE_KEYS = ("shift+enter", "alt+enter", "ctrl+j")
 
 
 class EditorHost(Protocol):
-    """What the editor asks the prompt. Each says whether it has done something about it."""
+    """The editor's parent. Each method returns whether it has handled the key."""
 
     def enter(self) -> bool: ...
     def up(self, at_edge: bool) -> bool: ...
@@ -56,33 +57,32 @@ class Editor(TextArea):
     }
     """
 
-    def __init__(self, around: EditorHost, placeholder: str):
+    def __init__(self, host: EditorHost, placeholder: str):
         super().__init__(compact=True, highlight_cursor_line=False, placeholder=placeholder)
-        self.host = around
-        self.pastes: dict[str, str] = {}  # what stands folded, by its number
+        self.host = host
+        self.pastes: dict[str, str] = {}  # folded ones, by number
 
     @property
     def full_text(self) -> str:
-        """The text with all that stands folded in it."""
-        return FOLDED_PASTE.sub(lambda found: self.pastes.get(found[1], found[0]), self.text)
+        """The text with folded pastes expanded."""
+        return FOLDED_PASTE.sub(lambda match: self.pastes.get(match[1], match[0]), self.text)
 
     def replace_text(self, text: str) -> None:
-        """In place of what is there."""
+        """Replace everything, folding a long text."""
         self.load_text(self.fold_paste(text))
         self.move_cursor(self.document.end)
 
     def fold_paste(self, text: str) -> str:
-        """What is shown of it: itself, unless it is too long to be looked at here."""
-        lines = len(text.removesuffix("\n").split("\n"))
-        if lines <= MAX_PASTE_LINES and len(text) <= MAX_PASTE_CHARACTERS:
+        """Return a placeholder for a long text, otherwise the text itself."""
+        size = folded_size(text)
+        if not size:
             return printable(text)
         number = str(len(self.pastes) + 1)
         self.pastes[number] = text
-        size = f"{lines:,} lines" if lines > 1 else f"{len(text):,} characters"
         return f"[paste {number}: {size}]"
 
     async def _on_key(self, event: Key) -> None:
-        asked = {
+        handler = {
             "enter": self.host.enter,
             "tab": self.host.tab,
             "escape": self.host.escape,
@@ -90,20 +90,23 @@ class Editor(TextArea):
         }.get(event.key)
         if event.key in NEW_LINE_KEYS:
             self.insert("\n")
-        elif not (asked and asked()) and not await self._run_bound_action(event.key):
+        elif not (handler and handler()) and not await self._run_bound_action(event.key):
             return
         event.stop()
         event.prevent_default()
 
     async def _run_bound_action(self, key: str) -> bool:
-        """What the key is bound to here, at once. Textual does it when the key has come up to the screen, and
-        letters that came together with it, as in a slow terminal, would stand in the text before."""
-        bound = self._bindings.key_to_bindings.get(key, ())
-        return any([await self.app.run_action(binding.action, self) for binding in bound])
+        """Run the actions bound to a key immediately; return whether there are any.
+
+        Textual would run them after the key has bubbled up to the screen, so that letters that arrive together
+        with it, as from a slow terminal, would be inserted before.
+        """
+        bindings = self._bindings.key_to_bindings.get(key, ())
+        return any([await self.app.run_action(binding.action, self) for binding in bindings])
 
     async def _on_paste(self, event: Paste) -> None:
         event.stop()
-        event.prevent_default()  # it would be put in once more
+        event.prevent_default()  # TextArea would insert it as well
         text = event.text.replace("\r\n", "\n").replace("\r", "\n")
         self.replace(
             dropped_file_references(text) or self.fold_paste(text),
@@ -122,19 +125,19 @@ class Editor(TextArea):
             super().action_cursor_down(select)
 
     def action_delete_left(self) -> None:
-        if folded := self._paste_at_cursor(ends=True):
-            self.delete(*folded)
+        if paste := self._paste_at_cursor(ends=True):
+            self.delete(*paste)
         else:
             super().action_delete_left()
 
     def action_delete_right(self) -> None:
-        if folded := self._paste_at_cursor(ends=False):
-            self.delete(*folded)
+        if paste := self._paste_at_cursor(ends=False):
+            self.delete(*paste)
         else:
             super().action_delete_right()
 
     def action_delete_or_leave(self) -> None:
-        """Ctrl-D, which on an empty line is the screen's."""
+        """Delete to the right; on an empty prompt, leave Ctrl-D to the screen."""
         if not self.text:
             raise SkipAction
         self.action_delete_right()
@@ -151,15 +154,23 @@ class Editor(TextArea):
         super().action_cursor_page_down()
 
     def _skip_if_fully_visible(self) -> None:
-        """Of a text that is seen as a whole: then the screen's are meant."""
+        """Leave page keys to the screen if the whole text is visible."""
         if self.wrapped_document.height <= self.size.height:
             raise SkipAction
 
     def _paste_at_cursor(self, *, ends: bool) -> tuple[Location, Location] | None:
-        """The paste that ends, or begins, at the cursor: it goes whole, as half of its name stands for nothing."""
+        """Return the range of the folded paste that ends, or begins, at the cursor; it is deleted as a whole."""
         row, column = self.cursor_location
         if self.selection.is_empty:
-            for found in FOLDED_PASTE.finditer(self.document[row]):
-                if found[1] in self.pastes and column == (found.end() if ends else found.start()):
-                    return (row, found.start()), (row, found.end())
+            for match in FOLDED_PASTE.finditer(self.document[row]):
+                if match[1] in self.pastes and column == (match.end() if ends else match.start()):
+                    return (row, match.start()), (row, match.end())
         return None
+
+
+def folded_size(text: str) -> str:
+    """Return the size of a text that is too long to show, in lines or characters; "" for a shorter one."""
+    line_count = len(text.removesuffix("\n").split("\n"))
+    if line_count <= MAX_PASTE_LINES and len(text) <= MAX_PASTE_CHARACTERS:
+        return ""
+    return f"{line_count:,} lines" if line_count > 1 else f"{len(text):,} characters"

@@ -1,4 +1,8 @@
-"""All keys of the screen below and all slash commands, each with what it does; type to search."""
+"""The help screen: all keys of the screen below it and all slash commands, with search.
+
+Keys are read from the bindings themselves; those of Textual's own widgets, which edit text and move in lists, are
+left out.
+"""
 
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -17,57 +21,11 @@ from textual.widgets import Footer, Input, Static
 from localllm.conversation.commands import COMMANDS
 from localllm.tui.drawing import align_left
 
-# What every key does where one is, read from the bindings themselves. Those of Textual's widgets are left out:
-# they edit text and move in lists as everywhere.
-
 PACKAGE_PREFIX = "localllm."
 KEY_ABBREVIATIONS = {"pgup": "PgUp", "pgdn": "PgDn"}
 
-
-class KeyBinding(NamedTuple):
-    keys: str  # as people read them
-    meaning: str
-    action: str
-    node: DOMNode  # whose action it is
-    group: str  # where it counts
-
-
-def key_name(shown: str) -> str:
-    """As it stands on keyboards, of Textual's name for it: F1, Tab, ^C; letters stay as they are typed."""
-    return shown if len(shown) == 1 else KEY_ABBREVIATIONS.get(shown, shown.title())
-
-
-def key_bindings(screen: Screen[Any]) -> list[KeyBinding]:
-    """Of a screen, its widgets and its app, each once; several keys for one action stand together."""
-    nodes: list[DOMNode] = [screen, *screen.query("*"), screen.app]
-    found: dict[tuple[str, str, str], KeyBinding] = {}
-    for node in nodes:
-        for place, binding in _bindings(node):
-            name = screen.app.get_key_display(binding)
-            which = (place, binding.action, binding.description)
-            if which not in found:
-                found[which] = KeyBinding(name, binding.description, binding.action, node, place)
-            elif name not in found[which].keys.split(", "):
-                found[which] = found[which]._replace(keys=f"{found[which].keys}, {name}")
-    return list(found.values())
-
-
-def _bindings(node: DOMNode) -> Iterator[tuple[str, Binding]]:
-    """With the name of the place where each counts."""
-    for kind in reversed(type(node).__mro__):
-        if kind is App:
-            palette = Binding(node.app.COMMAND_PALETTE_BINDING, "command_palette", "Command palette")
-            bindings = [*Binding.make_bindings(App.BINDINGS), palette]
-        elif kind.__module__.startswith(PACKAGE_PREFIX) and "BINDINGS" in vars(kind):
-            bindings = Binding.make_bindings(vars(kind)["BINDINGS"])
-        else:
-            continue
-        place = "Everywhere" if isinstance(node, App) else node.BINDING_GROUP_TITLE or type(node).__name__
-        yield from ((place, binding) for binding in bindings if binding.description)
-
-
-NAME_COLUMN_CELLS = 28  # cells of the column of keys and commands
-HelpSection = tuple[str, list[tuple[str, str]]]
+NAME_COLUMN_CELLS = 28  # of keys and commands
+HelpSection = tuple[str, list[tuple[str, str]]]  # a heading, and rows of names and descriptions
 
 
 class HelpScreen(Screen[None]):
@@ -118,40 +76,84 @@ class HelpScreen(Screen[None]):
     def draw(self) -> None:
         words, region = self.query_one(Input).value.casefold().split(), self.query_one(VerticalScroll).size
         if not region.width:
-            return  # it is not laid out yet
-        shown = render_help(self.sections, words, max(region.width - 2, NAME_COLUMN_CELLS + 20))
-        self.query_one("VerticalScroll > Static", Static).update(shown)
+            return  # before the first layout
+        page = render_help(self.sections, words, max(region.width - 2, NAME_COLUMN_CELLS + 20))
+        self.query_one("VerticalScroll > Static", Static).update(page)
 
     def action_scroll(self, how: str) -> None:
         getattr(self.query_one(VerticalScroll), f"scroll_{how}")(animate=False)
 
 
 def help_sections(screen: Screen) -> list[HelpSection]:
-    """Keys by the place where they count, then the commands."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    """Return the keys of a screen by the part of it where they apply, then the slash commands."""
+    sections: dict[str, list[tuple[str, str]]] = {}
     for key in key_bindings(screen):
-        found.setdefault(key.group, []).append((key.keys, key.meaning))
+        sections.setdefault(key.group, []).append((key.keys, key.meaning))
     commands = list(dict.fromkeys((command.usage, command.help) for command in COMMANDS.values()))
-    return [*found.items(), ("Commands", commands)]
+    return [*sections.items(), ("Commands", commands)]
 
 
 def render_help(sections: Iterable[HelpSection], words: list[str], width: int) -> Content:
-    """What has all the words, under its headings, in so many cells."""
+    """Return the rows that contain all words, in casefold, below their headings."""
     lines: list[Content] = []
     for heading, rows in sections:
-        kept = [row for row in rows if all(word in f"{heading} {row[0]} {row[1]}".casefold() for word in words)]
-        if kept:
+        matches = [row for row in rows if all(word in f"{heading} {row[0]} {row[1]}".casefold() for word in words)]
+        if matches:
             lines += [
                 Content.styled(heading, "bold $primary"),
-                *(_help_line(*row, width) for row in kept),
+                *(_help_line(*row, width) for row in matches),
                 Content(""),
             ]
-    return Content("\n").join(lines or [Content("nothing is called that")])
+    return Content("\n").join(lines or [Content("no matches")])
 
 
 def _help_line(name: str, meaning: str, width: int) -> Content:
-    """The meaning beside the name, or below it where that is long."""
+    """Return the meaning beside the name, or below a long name."""
     indent = " " * NAME_COLUMN_CELLS
     lines = textwrap.wrap(meaning, width - NAME_COLUMN_CELLS) or [""]
     beside = align_left(name, NAME_COLUMN_CELLS) if cell_len(name) < NAME_COLUMN_CELLS else f"{name}\n{indent}"
     return Content.assemble((beside, "bold"), f"\n{indent}".join(lines))
+
+
+class KeyBinding(NamedTuple):
+    """Keys with the same action."""
+
+    keys: str  # as printed on keyboards
+    meaning: str
+    action: str
+    node: DOMNode  # on which the action runs
+    group: str  # heading: the part of the screen where the keys apply
+
+
+def key_bindings(screen: Screen[Any]) -> list[KeyBinding]:
+    """Return the bindings of a screen, its widgets and its app, with the keys of an action joined."""
+    nodes: list[DOMNode] = [screen, *screen.query("*"), screen.app]
+    joined: dict[tuple[str, str, str], KeyBinding] = {}
+    for node in nodes:
+        for group, binding in _bindings(node):
+            name = screen.app.get_key_display(binding)
+            key = (group, binding.action, binding.description)
+            if key not in joined:
+                joined[key] = KeyBinding(name, binding.description, binding.action, node, group)
+            elif name not in joined[key].keys.split(", "):
+                joined[key] = joined[key]._replace(keys=f"{joined[key].keys}, {name}")
+    return list(joined.values())
+
+
+def _bindings(node: DOMNode) -> Iterator[tuple[str, Binding]]:
+    """Yield the described bindings of a node with their heading."""
+    for cls in reversed(type(node).__mro__):
+        if cls is App:
+            palette = Binding(node.app.COMMAND_PALETTE_BINDING, "command_palette", "Command palette")
+            bindings = [*Binding.make_bindings(App.BINDINGS), palette]
+        elif cls.__module__.startswith(PACKAGE_PREFIX) and "BINDINGS" in vars(cls):
+            bindings = Binding.make_bindings(vars(cls)["BINDINGS"])
+        else:
+            continue
+        group = "Everywhere" if isinstance(node, App) else node.BINDING_GROUP_TITLE or ""
+        yield from ((group, binding) for binding in bindings if binding.description)
+
+
+def key_name(shown: str) -> str:
+    """Return a key as printed on keyboards: F1, Tab, ^C; letters stay as typed."""
+    return shown if len(shown) == 1 else KEY_ABBREVIATIONS.get(shown, shown.title())

@@ -1,66 +1,92 @@
-"""What the app needs of the machine that it runs on: models, and how far one is on its way. `cli` has it."""
+"""What the app needs of this machine: listing and opening models, as `cli.machine.LocalMachine` does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from localllm.formatting import format_bytes, one_line
 from localllm.protocol.model import Model
 
 if TYPE_CHECKING:
-    from localllm.hub.pull import PullProgress  # with the Hub's library 0.1 s that not everybody need wait for
+    from localllm.hub.pull import PullProgress  # huggingface_hub takes 0.1 s to import
+
+
+class Machine(Protocol):
+    def offers(self) -> "Sequence[ModelOffer]":
+        """Return local models first, then those of the catalogue. Reads model headers, so call it from a thread.
+
+        Raises LocalLLMError if the flags name a device or data type that this machine lacks.
+        """
+        ...
+
+    def open(self, name: str, watch: "LoadObserver") -> Model:
+        """Return a model that is ready to answer, pulled and quantized first where needed.
+
+        A running server that has the model answers instead. Raises Cancelled, LocalLLMError and OSError.
+        """
+        ...
 
 
 @dataclass(frozen=True)
 class ModelOffer:
-    """A model that could be run, as a list shows it; None where it is not known."""
+    """A model that could be run, as a list shows it; None for what is unknown."""
 
     name: str
-    about: str  # one line: what it is good for, or what keeps it from running
-    parameters: str
-    bytes: int | None  # of its files
+    about: str  # one line: what it is good for, or why it cannot run
+    parameters: str  # such as 4.02B, or -
+    bytes: int | None  # size of its files
     license: str | None
-    is_here: bool  # no download is needed
+    is_here: bool  # needs no download
     fits: bool | None
-    needs_bytes: int | None  # of memory, with its context
-    free_bytes: int | None  # of the memory that it would take
-    tokens_per_s: float | None  # about, by what this machine was measured to do
+    needs_bytes: int | None  # memory for the weights and the context
+    free_bytes: int | None  # on the device it would run on
+    tokens_per_s: float | None  # estimate from this machine's measured rates
     recommended: bool = False  # for this machine
 
 
 class LoadObserver(Protocol):
-    """Follows a model on its way, from several threads. Raises Cancelled in any of its methods to break off."""
+    """Receives the progress of opening a model, from any thread. A method may raise Cancelled to stop it."""
 
     @property
     def pull(self) -> "PullProgress":
-        """Follows the download, which is the phase of that name."""
+        """Observer of the download phase."""
         ...
 
     def about(self, offer: ModelOffer) -> None:
-        """What it is, before it is downloaded."""
+        """Receive a description of the model before its download."""
         ...
 
     def phase(self, name: str) -> None:
-        """`download`, `quantize`, or one of docs/cli.md's phases of loading has begun."""
+        """Begin a phase: `download`, `quantize`, or a phase of loading as in docs/cli.md."""
         ...
 
     def part(self, done: int, total: int) -> None:
-        """Of the phase: bytes of weights that were read, parts of the model that were quantized."""
+        """Report progress in the current phase: bytes of weights read, or parts of the model quantized."""
         ...
 
     def note(self, text: str) -> None: ...
 
 
 class Cancelled(Exception):
-    """The person does not want it any more."""
+    """The user has cancelled opening a model."""
 
 
-class Machine(Protocol):
-    def offers(self) -> Sequence[ModelOffer]:
-        """Models here first, then those of the catalogue. Reads headers, which takes a moment: not for the thread
-        of the screen."""
-        ...
+def memory_and_speed(offer: ModelOffer) -> str:
+    """Return `fits: 5.2 GB of 23.5 GB; about 118 tokens/s`, without what is unknown."""
+    memory = ""
+    if offer.needs_bytes is not None and offer.free_bytes is not None:
+        needs, free = format_bytes(offer.needs_bytes), format_bytes(offer.free_bytes)
+        memory = f"fits: {needs} of {free}" if offer.fits else f"does not fit: needs {needs}, {free} free"
+    speed = f"about {approximate_rate(offer.tokens_per_s)}" if offer.tokens_per_s else ""
+    return f"{memory}; {speed}" if memory and speed else memory or speed
 
-    def open(self, name: str, watch: LoadObserver) -> Model:
-        """A model that is ready, pulled and quantized before where that is to be done; one that a running server
-        has is asked there. Raises Cancelled and LocalLLMError."""
-        ...
+
+def approximate_rate(tokens_per_s: float) -> str:
+    """Return an estimated speed without meaningless digits."""
+    return f"{tokens_per_s:.0f} tokens/s" if tokens_per_s >= 2 else f"{tokens_per_s:.1f} tokens/s"
+
+
+def parameters_and_license(offer: ModelOffer) -> str:
+    """Return `4.02B parameters · apache-2.0`."""
+    license = one_line(offer.license) if offer.license else "unknown licence"
+    return f"{offer.parameters} parameters · {license}" if offer.parameters != "-" else license

@@ -1,4 +1,4 @@
-"""The models that could be talked to: those here, then the catalogue's, with what each takes and gives here."""
+"""The list of models, local ones first, with their size, memory and estimated speed on this machine."""
 
 import threading
 from collections.abc import Sequence
@@ -10,28 +10,35 @@ from textual.widgets import Static
 from localllm.formatting import format_bytes, three_digits
 from localllm.tui.dialogs import Confirm
 from localllm.tui.drawing import align_left, align_right, truncate
-from localllm.tui.machine import Machine, ModelOffer
-from localllm.tui.offers import memory_and_speed, parameters_and_license
+from localllm.tui.machine import Machine, ModelOffer, memory_and_speed, parameters_and_license
 from localllm.tui.picker import Picker
 
 LOCAL_MARK, REMOTE_MARK = "●", "↓"
-LICENSE_MIN_WIDTH = 96  # cells of the list from which there is room for the licence
+LICENSE_MIN_WIDTH = 96  # the licence is shown from this width of the list on
 COLUMN_WIDTHS = (10, 9, 22, 9)  # of parameters, files, memory, speed
 LICENSE_WIDTH = 16
 
+NO_MODELS_TEXT = (
+    "A model is downloaded once from the Hugging Face Hub, and verified.\n"
+    "Then it runs on this machine only. demo is included and needs no network."
+)
+LOCAL_MODELS_TEXT = "Local models are listed first. Others are downloaded once, and verified."
+RECOMMENDATION_REASON = "the strongest that fits with room to spare and answers faster than one reads"
+BUNDLED_MODEL = "demo"
+
 
 class ModelsScreen(Picker[ModelOffer, str]):
-    """Gives the name of the model that was chosen, None where none was."""
+    """Returns the name of the chosen model, None if none was chosen."""
 
     title_text = "Models"
     search_hint = "type a name, a size, a licence …"
-    empty_text = "no model is called that"
+    empty_text = "no matching models"
 
     def __init__(self, machine: Machine):
         super().__init__()
         self.machine = machine
         self.offers: Sequence[ModelOffer] | None = None
-        self.offers_lock = threading.Lock()  # more may be typed before they are there
+        self.offers_lock = threading.Lock()  # searches may start before the first has listed them
 
     def find(self, query: str) -> Sequence[ModelOffer]:
         with self.offers_lock:
@@ -64,7 +71,7 @@ class ModelsScreen(Picker[ModelOffer, str]):
     def details(self, row: ModelOffer) -> Content:
         best = " · recommended for this machine" if row.recommended else ""
         files = "" if row.bytes is None else f" · {format_bytes(row.bytes)}"
-        where = "on this machine" if row.is_here else "to be downloaded"
+        where = "on this machine" if row.is_here else "not downloaded"
         lines = [Content.assemble((truncate(row.name, 200), "bold"), best), Content(truncate(row.about, 1000))]
         lines.append(Content.styled(fit_summary(row), "$error" if row.fits is False else ""))
         lines.append(Content(truncate(f"{parameters_and_license(row)}{files}, {where}", 1000)))
@@ -74,7 +81,7 @@ class ModelsScreen(Picker[ModelOffer, str]):
         if row.fits is not False:
             self.dismiss(row.name)
             return
-        question = f"{truncate(row.name, 200)} {fit_summary(row)}. Try it all the same?"
+        question = f"{truncate(row.name, 200)} {fit_summary(row)}. Try it anyway?"
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -83,14 +90,53 @@ class ModelsScreen(Picker[ModelOffer, str]):
         self.app.push_screen(Confirm(question, "Try", "No"), answered)
 
 
+class FirstRunScreen(ModelsScreen):
+    """The list of models when `localllm run` names none; returns None to exit."""
+
+    DEFAULT_CSS = "FirstRunScreen #first_run { height: auto; padding: 0 1; }"
+    title_text = "Which model?"
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="first_run", markup=False)
+        yield from super().compose()
+
+    def find(self, query: str) -> Sequence[ModelOffer]:
+        return first_run_order(super().find(query))
+
+    def show_items(self, rows: Sequence[ModelOffer], error: Exception | None) -> None:
+        introduction = LOCAL_MODELS_TEXT if has_local_models(self.offers or ()) else NO_MODELS_TEXT
+        self.query_one("#first_run", Static).update(introduction)
+        super().show_items(rows, error)
+
+    def details(self, row: ModelOffer) -> Content:
+        details = super().details(row)
+        return Content("\n").join([details, Content(RECOMMENDATION_REASON)]) if row.recommended else details
+
+
+def has_local_models(offers: Sequence[ModelOffer]) -> bool:
+    """Return whether there are local models besides the bundled one."""
+    return any(offer.is_here and offer.name != BUNDLED_MODEL for offer in offers)
+
+
+def first_run_order(offers: Sequence[ModelOffer]) -> Sequence[ModelOffer]:
+    """Return downloaded models first, then the recommended one, the bundled one, others that fit, and the rest."""
+
+    def rank(offer: ModelOffer) -> int:
+        if offer.is_here and offer.name != BUNDLED_MODEL:
+            return 0
+        if offer.recommended:
+            return 1
+        if offer.is_here:
+            return 2
+        return 3 if offer.fits else 4
+
+    return sorted(offers, key=rank)
+
+
 def fit_summary(offer: ModelOffer) -> str:
-    """Whether it fits, with how much of how much memory, and how fast it would be."""
-    unmeasured = {
-        True: "fits",
-        False: "does not fit",
-        None: "may fit or not: what it takes of memory is not known",
-    }
-    return memory_and_speed(offer) if offer.needs_bytes is not None else unmeasured[offer.fits]
+    """Return whether the model fits, its memory, and its estimated speed."""
+    without_size = {True: "fits", False: "does not fit", None: "memory requirement unknown"}
+    return memory_and_speed(offer) if offer.needs_bytes is not None else without_size[offer.fits]
 
 
 def _memory_column(offer: ModelOffer) -> str:
@@ -106,59 +152,5 @@ def _name_width(width: int) -> int:
 
 
 def _searchable_text(offer: ModelOffer) -> str:
-    """All words of it that can be searched for."""
+    """Return the text to search in, in casefold."""
     return f"{offer.name} {offer.parameters} {offer.license or ''} {offer.about}".casefold()
-
-
-# Which model? The list of all, the one for this machine with its reason, and what happens when one is chosen.
-
-NO_MODELS_TEXT = (
-    "A model is downloaded once, from the Hugging Face Hub, and verified.\n"
-    "Then it runs on this machine alone. demo is here and needs no network."
-)
-LOCAL_MODELS_TEXT = "Models that are here come first. Another is downloaded once, and verified."
-RECOMMENDATION_REASON = "the strongest that fits with room to spare and answers faster than one reads"
-BUNDLED_MODEL = "demo"
-
-
-class FirstRunScreen(ModelsScreen):
-    """Gives the name of the model that was chosen, None to leave."""
-
-    DEFAULT_CSS = "FirstRunScreen #first_run { height: auto; padding: 0 1; }"
-    title_text = "Which model?"
-
-    def compose(self) -> ComposeResult:
-        yield Static(id="first_run", markup=False)
-        yield from super().compose()
-
-    def find(self, query: str) -> Sequence[ModelOffer]:
-        return first_run_order(super().find(query))
-
-    def show_items(self, rows: Sequence[ModelOffer], fault: Exception | None) -> None:
-        said = LOCAL_MODELS_TEXT if has_local_models(self.offers or ()) else NO_MODELS_TEXT
-        self.query_one("#first_run", Static).update(said)
-        super().show_items(rows, fault)
-
-    def details(self, row: ModelOffer) -> Content:
-        told = super().details(row)
-        return Content("\n").join([told, Content(RECOMMENDATION_REASON)]) if row.recommended else told
-
-
-def has_local_models(offers: Sequence[ModelOffer]) -> bool:
-    """Is a model here beside the one that comes with the program?"""
-    return any(offer.is_here and offer.name != BUNDLED_MODEL for offer in offers)
-
-
-def first_run_order(offers: Sequence[ModelOffer]) -> Sequence[ModelOffer]:
-    """What was fetched by the person first, then the one for this machine, the boxed one, what fits, the rest."""
-
-    def rank(offer: ModelOffer) -> int:
-        if offer.is_here and offer.name != BUNDLED_MODEL:
-            return 0
-        if offer.recommended:
-            return 1
-        if offer.is_here:
-            return 2
-        return 3 if offer.fits else 4
-
-    return sorted(offers, key=rank)

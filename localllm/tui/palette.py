@@ -1,4 +1,4 @@
-"""What the command palette finds: actions with a key, slash commands, models, kept conversations, themes."""
+"""Entries of the command palette: actions with a key, slash commands, models, saved conversations, themes."""
 
 import asyncio
 import itertools
@@ -17,22 +17,24 @@ from localllm.conversation.session_file import SessionHeader
 from localllm.conversation.sessions import SessionStore
 from localllm.tui.drawing import truncate
 from localllm.tui.help_screen import key_bindings
-from localllm.tui.machine import Machine
+from localllm.tui.machine import Machine, ModelOffer
 from localllm.tui.models_screen import fit_summary
 from localllm.tui.picker import CommandChosen, ModelChosen, SessionChosen
 
-MAX_NAME_CELLS = 60  # cells of a name
-EXCLUDED_ACTIONS = ("command_palette", "dismiss")  # actions that make no sense from the palette
+MAX_NAME_CELLS = 60
+EXCLUDED_ACTIONS = ("command_palette", "dismiss")  # pointless in the palette
 
 
 class PaletteEntry(NamedTuple):
+    """A name to search for, and what choosing it does."""
+
     name: str
     description: str
     run: Callable[[], Any]
 
 
 class PaletteHost(Protocol):
-    """What the palette needs of the screen that it is opened on."""
+    """A screen on which the palette can be opened."""
 
     machine: Machine
 
@@ -41,9 +43,9 @@ class PaletteHost(Protocol):
 
 
 class EntryProvider(Provider):
-    """Things that are found by their name. Only those of `shown_at_once` stand there before anything is typed."""
+    """Searches entries by name and description. Subclasses collect the entries."""
 
-    listed_initially = False
+    listed_initially = False  # whether entries are listed before anything is typed
 
     def __init__(self, screen: Screen[Any], *rest: Any):
         super().__init__(screen, *rest)
@@ -63,15 +65,15 @@ class EntryProvider(Provider):
         return partial(self.screen.post_message, message)
 
     async def discover(self) -> Hits:
-        for name, meaning, do in self.entries if self.listed_initially else ():
-            yield DiscoveryHit(Content(name), do, name, _as_content(meaning))
+        for name, description, run in self.entries if self.listed_initially else ():
+            yield DiscoveryHit(Content(name), run, name, _as_content(description))
 
     async def search(self, query: str) -> Hits:
         matcher = self.matcher(query)
-        for name, meaning, do in self.entries:
-            score = max(matcher.match(name), matcher.match(meaning) / 2)
+        for name, description, run in self.entries:
+            score = max(matcher.match(name), matcher.match(description) / 2)
             if score > 0:
-                yield Hit(score, Content(name), do, name, _as_content(meaning))
+                yield Hit(score, Content(name), run, name, _as_content(description))
 
 
 class ActionProvider(EntryProvider):
@@ -91,7 +93,7 @@ class CommandProvider(EntryProvider):
     listed_initially = True
 
     async def collect(self) -> Iterable[PaletteEntry]:
-        """One that cannot do without words is begun in the prompt; the others are done at once."""
+        """Commands that need arguments are put into the prompt, others run immediately."""
         commands = {command.usage: command.help for command in COMMANDS.values()}
         return [
             PaletteEntry(usage, help, self.post(CommandChosen(*fixed_part(usage))))
@@ -100,7 +102,7 @@ class CommandProvider(EntryProvider):
 
 
 class ModelProvider(EntryProvider):
-    """They take a moment, for which nobody waits: they are found as soon as they are there."""
+    """Lists models on a thread, since that takes a moment: they are found once they are listed."""
 
     async def collect(self) -> Iterable[PaletteEntry]:
         self.offers_task = asyncio.create_task(asyncio.to_thread(self.fetch_entries))
@@ -109,14 +111,13 @@ class ModelProvider(EntryProvider):
     def fetch_entries(self) -> Sequence[PaletteEntry]:
         try:
             offers = self.host.machine.offers()
-        except Exception:  # the screen of models says what is wrong
+        except Exception:  # shown by the list of models
             return ()
-        return [
-            PaletteEntry(
-                f"model {truncate(o.name, MAX_NAME_CELLS)}", fit_summary(o), self.post(ModelChosen(o.name))
-            )
-            for o in offers
-        ]
+        return [self.entry(offer) for offer in offers]
+
+    def entry(self, offer: ModelOffer) -> PaletteEntry:
+        name = f"model {truncate(offer.name, MAX_NAME_CELLS)}"
+        return PaletteEntry(name, fit_summary(offer), self.post(ModelChosen(offer.name)))
 
     async def search(self, query: str) -> Hits:
         if self.offers_task.done():
@@ -130,12 +131,12 @@ class ModelProvider(EntryProvider):
 
 class SessionProvider(EntryProvider):
     async def collect(self) -> Iterable[PaletteEntry]:
-        kept = await asyncio.to_thread(self.host.session_store.list)
-        return [self.entry(one.id, one.title, one.header) for one in kept if one.header]
+        summaries = await asyncio.to_thread(self.host.session_store.list)
+        return [self.entry(summary.id, summary.header) for summary in summaries if summary.header]
 
-    def entry(self, id: str, title: str, head: SessionHeader) -> PaletteEntry:
-        told = f"conversation with {truncate(head.model, MAX_NAME_CELLS)}"
-        return PaletteEntry(truncate(title, MAX_NAME_CELLS), told, self.post(SessionChosen(id)))
+    def entry(self, id: str, header: SessionHeader) -> PaletteEntry:
+        description = f"conversation with {truncate(header.model, MAX_NAME_CELLS)}"
+        return PaletteEntry(truncate(header.title, MAX_NAME_CELLS), description, self.post(SessionChosen(id)))
 
 
 class ThemeProvider(EntryProvider):
@@ -143,16 +144,16 @@ class ThemeProvider(EntryProvider):
         return [self.entry(name) for name in sorted(self.app.available_themes)]
 
     def entry(self, name: str) -> PaletteEntry:
-        return PaletteEntry(f"theme {name}", "colours of the app", lambda: setattr(self.app, "theme", name))
+        return PaletteEntry(f"theme {name}", "colour theme of the app", lambda: setattr(self.app, "theme", name))
 
 
 def fixed_part(usage: str) -> tuple[str, bool]:
-    """A command as far as it is the same each time, and whether it can do without more: `/load NAME` cannot."""
+    """Return a command without its arguments, and whether it works without any: `/load NAME` does not."""
     usage = usage.split(",")[0]
     fixed = " ".join(itertools.takewhile(lambda word: word[0] != "[" and not word.isupper(), usage.split()))
     return fixed, not re.sub(r"\[[^]]*\]", "", usage.removeprefix(fixed)).strip()
 
 
 def _as_content(text: str) -> str:
-    """Text that the palette takes for markup, unless it is content already."""
+    """Return text as content, because the palette would parse a string as markup."""
     return cast(str, Content(text))

@@ -1,6 +1,6 @@
-"""A screen that lists things, of which one is chosen: type to search, arrows and mouse move, Enter chooses.
+"""A screen to choose one item of a list: type to search, arrows and the mouse move, Enter chooses.
 
-What is listed, and how it looks, is said by those who inherit. Finding may take its time: a thread does it.
+Subclasses define the items and their appearance. Items are searched on a thread, since that may take a while.
 """
 
 from collections.abc import Sequence
@@ -19,45 +19,17 @@ from textual.worker import get_current_worker
 
 from localllm.formatting import printable
 
-# What a person has chosen in a list or in the palette: messages to the screen of the conversation.
-
-
-class ModelChosen(Message):
-    """The conversation is to go on with this model."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self.name = name
-
-
-class SessionChosen(Message):
-    """This kept conversation is to be gone on with."""
-
-    def __init__(self, id: str):
-        super().__init__()
-        self.id = id
-
-
-class CommandChosen(Message):
-    """A slash command is to be done; it is to be finished in the prompt first where it is not whole."""
-
-    def __init__(self, line: str, is_whole: bool):
-        super().__init__()
-        self.line = line
-        self.is_complete = is_whole
-
-
 Row = TypeVar("Row")
 Chosen = TypeVar("Chosen")
-MAX_ROWS = 200  # laid out at once, so that each key is answered soon; a search finds the others
-DETAILS_MIN_COLUMNS = 110  # columns from which details stand beside the list, not below it
 
 
 class Search(Input):
+    BINDING_GROUP_TITLE = "Lists"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "submit", "Choose", key_display="⏎")]
 
 
 class Rows(OptionList):
+    BINDING_GROUP_TITLE = "Lists"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "select", "Choose", key_display="⏎")]
     DEFAULT_CSS = """
     Rows, Rows:focus {
@@ -79,7 +51,7 @@ class Rows(OptionList):
     """
 
     class Resized(Message):
-        """Its lines are to be laid out anew."""
+        """The rows need a new layout."""
 
     def on_resize(self) -> None:
         self.post_message(self.Resized())
@@ -92,8 +64,8 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         Binding("escape", "dismiss(None)", "Close"),
         Binding("up", "move('cursor_up')", "Move up", show=False),
         Binding("down", "move('cursor_down')", "Move down", show=False),
-        Binding("pageup", "move('page_up')", "A page up", show=False),
-        Binding("pagedown", "move('page_down')", "A page down", show=False),
+        Binding("pageup", "move('page_up')", "Page up", show=False),
+        Binding("pagedown", "move('page_down')", "Page down", show=False),
     ]
     DEFAULT_CSS = """
     Picker {
@@ -104,17 +76,18 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
             & > .input--placeholder { color: $text-muted; }
         }
         #columns { height: 1; padding: 0 2 0 1; color: $text-muted; }
-        #found { height: 1fr; }
+        #results { height: 1fr; }
         #list { height: 1fr; width: 1fr; }
-        #said { height: auto; max-height: 50%; padding: 0 1; display: none; }
+        #status { height: auto; max-height: 50%; padding: 0 1; display: none; }
         #details { height: auto; max-height: 8; padding: 0 1; border-top: solid $panel; }
-        &.-wide #found { layout: horizontal; }
+        #status.error { color: $error; }
+        &.-wide #results { layout: horizontal; }
         &.-wide #details { width: 52; height: 1fr; max-height: 100%; border-top: none; border-left: solid $panel; }
     }
     """
     title_text = ""
     search_hint = "type to search"
-    empty_text = "nothing is found"
+    empty_text = "no matches"
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,30 +95,32 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         self.shown_items: Sequence[Row] = ()
 
     def find(self, query: str) -> Sequence[Row]:
-        """On a thread of its own; what it raises is shown in place of the list."""
+        """Return the items that match `query`. Called on a thread; an exception is shown in place of the list."""
         raise NotImplementedError
 
     def columns(self, width: int) -> str:
-        """What stands above the columns of the list; empty: nothing."""
+        """Return the header line of the list, "" for none."""
         return ""
 
     def item_line(self, row: Row, width: int) -> Content:
-        """One line of so many cells."""
+        """Return an item as one line of `width` cells."""
         raise NotImplementedError
 
     def details(self, row: Row) -> Content:
+        """Return the description of the selected item."""
         raise NotImplementedError
 
     def choose(self, row: Row) -> None:
+        """Act on the item that the user has chosen."""
         raise NotImplementedError
 
     def compose(self) -> ComposeResult:
         yield Static(self.title_text, id="title", markup=False)
         yield Search(placeholder=self.search_hint, id="search", select_on_focus=False)
-        with Container(id="found"):
+        with Container(id="results"):
             with Vertical(id="list"):
                 yield Static(id="columns", markup=False)
-                yield Static(id="said", markup=False)
+                yield Static(id="status", markup=False)
                 yield Rows(markup=False)
             with VerticalScroll(id="details", can_focus=False):
                 yield Static(markup=False)
@@ -164,52 +139,52 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
 
     @property
     def selected(self) -> Row | None:
-        """The row that the cursor is on."""
-        place = self.list.highlighted
-        return self.shown_items[place] if place is not None else None
+        """The item under the cursor."""
+        index = self.list.highlighted
+        return self.shown_items[index] if index is not None else None
 
     @on(Input.Changed, "#search")
     def search(self) -> None:
-        """Look for what the person has typed by now, unless the screen was left."""
+        """Search for the text in the input on a thread, unless the screen is closed."""
         if not self.is_attached:
             return
         query = self.query_one(Search).value
         self.run_worker(lambda: self.run_search(query), thread=True, exclusive=True, group="find")
 
     def run_search(self, query: str) -> None:
-        worker, rows, fault = get_current_worker(), (), None
+        worker, rows, error = get_current_worker(), (), None
         try:
             rows = self.find(query)
-        except Exception as error:  # whatever it is, the screen says it and lives on
-            fault = error
+        except Exception as caught:  # shown, whatever it is
+            error = caught
         if not worker.is_cancelled:
-            self.app.call_from_thread(self.show_items, rows, fault)
+            self.app.call_from_thread(self.show_items, rows, error)
 
-    def show_items(self, rows: Sequence[Row], fault: Exception | None) -> None:
-        if not self.is_attached:  # it was left meanwhile
+    def show_items(self, rows: Sequence[Row], error: Exception | None) -> None:
+        if not self.is_attached:  # the screen was closed meanwhile
             return
         self.items = rows
         self.list.loading = False
-        said = printable(str(fault)) if fault else "" if rows else self.empty_text
+        message = printable(str(error)) if error else "" if rows else self.empty_text
         if len(rows) > MAX_ROWS:
-            said = f"the first {MAX_ROWS} of {len(rows):,}; type more to find the others"
-        note = self.query_one("#said", Static)
-        note.update(said)
-        note.display = bool(said)
-        note.set_class(fault is not None, "fault")
+            message = f"the first {MAX_ROWS} of {len(rows):,}; type to narrow the search"
+        status = self.query_one("#status", Static)
+        status.update(message)
+        status.display = bool(message)
+        status.set_class(error is not None, "error")
         self.draw()
 
     @on(Rows.Resized)
     def draw(self) -> None:
-        """Lay the rows out for the width that there is; the cursor stays where it was."""
-        before, width = self.selected, self.list.scrollable_content_region.width
-        if not width:  # not laid out yet
+        """Lay out the rows for the current width, with the cursor on the same item as before."""
+        previous, width = self.selected, self.list.scrollable_content_region.width
+        if not width:  # before the first layout
             return
         self.shown_items = self.items[:MAX_ROWS]
         self.query_one("#columns", Static).update(self.columns(width))
         self.list.set_options(self.item_line(row, width) for row in self.shown_items)
         if self.shown_items:
-            self.list.highlighted = next((place for place, row in enumerate(self.shown_items) if row == before), 0)
+            self.list.highlighted = next((i for i, row in enumerate(self.shown_items) if row == previous), 0)
         self.show_details()
 
     @on(OptionList.OptionHighlighted)
@@ -223,7 +198,7 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
         self.refresh_bindings()
 
     async def action_move(self, how: str) -> None:
-        """The list moves while its search is typed in."""
+        """Move in the list while the search input has the focus."""
         await self.list.run_action(how)
 
     @on(Input.Submitted, "#search")
@@ -231,3 +206,35 @@ class Picker(Screen[Chosen], Generic[Row, Chosen]):
     def choose_selected(self) -> None:
         if (row := self.selected) is not None:
             self.choose(row)
+
+
+MAX_ROWS = 200  # in the list, so that keys stay fast; searching finds the rest
+DETAILS_MIN_COLUMNS = 110  # details are beside the list from this width on, otherwise below it
+
+
+# Messages to the chat screen about a choice in a list or in the command palette.
+
+
+class ModelChosen(Message):
+    """Continue the conversation with this model."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+
+class SessionChosen(Message):
+    """Continue this saved conversation."""
+
+    def __init__(self, id: str):
+        super().__init__()
+        self.id = id
+
+
+class CommandChosen(Message):
+    """Run this slash command; an incomplete one is put into the prompt for the user to complete."""
+
+    def __init__(self, line: str, is_complete: bool):
+        super().__init__()
+        self.line = line
+        self.is_complete = is_complete

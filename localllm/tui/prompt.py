@@ -1,7 +1,7 @@
-"""Where a person writes to the model: a text of several lines, what was written before, and what may be completed.
+"""The prompt: a text editor with history and completion. Independent of models.
 
-It knows no model. What it cannot decide alone it leaves to the screen: Ctrl-C, Ctrl-D on an empty line, Ctrl-Z,
-Tab, Escape and the page keys reach that where there is nothing to be done about them here.
+Keys that it does not handle reach the screen: Ctrl-C, Ctrl-Z, Ctrl-D on an empty line, and Tab, Escape and the
+page keys where they have no effect here.
 """
 
 import asyncio
@@ -22,88 +22,30 @@ from textual.widgets import TextArea
 from localllm.files import reason_of
 from localllm.formatting import one_line
 from localllm.tui.editor import Editor
-from localllm.tui.offers import Suggestion, Suggestions, ends_in_file_reference, suggest_commands, suggest_files
-
-# What was written before, in the file of the plain line editor, whose format is that of prompt_toolkit: a
-# comment with the time, then each line of a message after a plus sign. That library would take 0.1 s to import.
-MAX_READ_BYTES = 2**20  # from the end of the file: thousands of messages
-
-
-class PromptHistory:
-    """`entries` are the messages, oldest first: those of the file when they are first wanted, and those since."""
-
-    def __init__(self, file: Path):
-        self.file = file
-        self.cached_entries: list[str] | None = None
-
-    @property
-    def entries(self) -> list[str]:
-        if self.cached_entries is None:
-            self.cached_entries = read_history(self.file)
-        return self.cached_entries
-
-    def add(self, text: str) -> None:
-        """Unless it is the same as the last one. Raises OSError where the file cannot be written."""
-        if self.entries[-1:] == [text]:
-            return
-        self.entries.append(text)
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lines = "".join(f"+{line}\n" for line in text.split("\n"))
-        entry = f"\n# {datetime.now()}\n{lines}".encode(errors="replace")
-        # In one piece: others may append to it at the same time.
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, entry)
-        finally:
-            os.close(descriptor)
-
-    def search(self, words: str) -> list[str]:
-        """Messages that have every word, newest first, each once."""
-        wanted = words.lower().split()
-        return [text for text in dict.fromkeys(reversed(self.entries)) if all(w in text.lower() for w in wanted)]
-
-
-def read_history(file: Path) -> list[str]:
-    """Oldest first; nothing where there is no file that can be read."""
-    try:
-        with file.open("rb") as opened:
-            opened.seek(max(0, os.fstat(opened.fileno()).st_size - MAX_READ_BYTES))
-            content = opened.read(MAX_READ_BYTES)
-    except OSError:
-        return []
-    if len(content) == MAX_READ_BYTES:  # the first is cut
-        content = content[content.find(b"\n#") + 1 :]
-    entries: list[str] = []
-    lines: list[str] = []
-    for line in [*content.decode(errors="replace").split("\n"), ""]:
-        if line.startswith("+"):
-            lines.append(line[1:])
-        elif lines:
-            entries.append("\n".join(lines))
-            lines = []
-    return entries
-
-
-PLACEHOLDER = "Say something, or ? for help"
-QUEUED_TITLE = " sent when the answer is there; Esc takes it back "
-BUSY_TITLE = " Esc stops the answer "
-EDITING_TITLE = " Enter asks this instead, on a branch of its own; Esc leaves it as it was "
-SEARCHING_TITLE = " what was written before: type words, Enter takes one, Esc leaves "
+from localllm.tui.suggestions import (
+    MAX_SUGGESTIONS,
+    Suggestion,
+    Suggestions,
+    ends_in_file_reference,
+    suggest_commands,
+    suggest_files,
+)
 
 
 class Prompt(Vertical):
-    """commands: names with their slash and what they do, as they are completed."""
+    """Posts `Sent` for each message and command."""
 
     class Sent(Message):
-        """A message, or a command with its slash."""
+        """The user has sent a message, or a command with its slash."""
 
         def __init__(self, text: str):
             super().__init__()
             self.text = text
 
     class HelpWanted(Message):
-        """By a question mark in the empty prompt."""
+        """The user has typed a question mark into the empty prompt."""
 
+    BINDING_GROUP_TITLE = "Prompt"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "search", "Search history", show=False)]
     DEFAULT_CSS = """
     Prompt {
@@ -115,22 +57,21 @@ class Prompt(Vertical):
     """
 
     busy = reactive(False)
-    """An answer is under way: what is sent meanwhile waits for its end. Set by the screen."""
+    """Whether an answer is under way: a message is then sent after its end. Set by the screen."""
 
     def __init__(self, history_file: Path, commands: Sequence[tuple[str, str]] = ()):
+        """commands: names with their slash, and descriptions, for completion"""
         super().__init__(id="prompt")
         self.history = PromptHistory(history_file)
         self.commands = commands
         self.suggestions = Suggestions()
         self.editor = Editor(self, PLACEHOLDER)
         self.is_queued = False
-        self.is_editing = False  # what stands here was asked before, and is asked otherwise
-        self.text_before_search: str | None = None  # what stood here before the history was searched, while it is
-        self.history_index: int | None = None  # in the history
-        self.completed_text: str | None = (
-            None  # what was put here, until it is changed: there is nothing to complete
-        )
-        self.text_before_history = ""  # what stood here before an earlier message was looked at
+        self.is_editing = False  # an earlier question
+        self.text_before_search: str | None = None  # None unless the history is being searched
+        self.text_before_history = ""
+        self.history_index: int | None = None  # of the entry shown, None for the user's own text
+        self.completed_text: str | None = None  # set by the program: offers no completion until it is changed
 
     def compose(self) -> ComposeResult:
         yield self.suggestions
@@ -142,13 +83,13 @@ class Prompt(Vertical):
 
     @text.setter
     def text(self, text: str) -> None:
-        """Such as a message that could not be answered."""
+        """Replace the text, for example with a message that got no answer."""
         self.history_index, self.is_editing = None, False
         self._set_editor_text(text)
         self._update_title()
 
     def edit(self, text: str) -> None:
-        """A message that is asked otherwise, until another text stands here."""
+        """Let the user edit an earlier question."""
         self.text, self.is_editing = text, True
         self._update_title()
 
@@ -165,16 +106,16 @@ class Prompt(Vertical):
             self._send()
         self._update_title()
 
-    # What the editor asks
+    # As the editor's host
 
     def enter(self) -> bool:
-        offer = self.suggestions.selected
-        if offer and (
+        suggestion = self.suggestions.selected
+        if suggestion and (
             self.text_before_search is not None
             or self.suggestions.moved
-            or _completes_command(offer, self.editor.text)
+            or _completes_command(suggestion, self.editor.text)
         ):
-            self._accept(offer)
+            self._accept(suggestion)
         elif self.text_before_search is not None:
             self.escape()
         elif self.busy and self.text.strip():
@@ -184,14 +125,14 @@ class Prompt(Vertical):
         return True
 
     def tab(self) -> bool:
-        if offer := self.suggestions.selected:
-            self._accept(offer)
-        return offer is not None
+        if suggestion := self.suggestions.selected:
+            self._accept(suggestion)
+        return suggestion is not None
 
     def escape(self) -> bool:
         if self.text_before_search is not None:
-            before, self.text_before_search = self.text_before_search, None
-            self._set_editor_text(before)
+            text, self.text_before_search = self.text_before_search, None
+            self._set_editor_text(text)
         elif self.suggestions.selected:
             self.suggestions.suggest([])
         elif self.is_queued:
@@ -215,7 +156,7 @@ class Prompt(Vertical):
     # History
 
     def action_search(self) -> None:
-        """Ctrl-R; once more goes on to the next one."""
+        """Search the history; if already searching, go to the next match."""
         if self.text_before_search is None:
             self.text_before_search = self.text
             self._update_title()
@@ -224,7 +165,7 @@ class Prompt(Vertical):
             self.suggestions.move(1)
 
     def _navigate(self, step: int, at_edge: bool) -> bool:
-        """Through what is offered, else through the history."""
+        """Move in the suggestions, or at the edge of the text in the history; return whether either was done."""
         if self.suggestions.selected:
             self.suggestions.move(step)
         elif not at_edge:
@@ -235,15 +176,15 @@ class Prompt(Vertical):
 
     def _recall(self, step: int) -> None:
         entries = self.history.entries
-        place = (len(entries) if self.history_index is None else self.history_index) + step
-        if place < 0 or (self.history_index is None and step > 0):
+        index = (len(entries) if self.history_index is None else self.history_index) + step
+        if index < 0 or (self.history_index is None and step > 0):
             return
         if self.history_index is None:
             self.text_before_history = self.text
-        self.history_index = place if place < len(entries) else None
-        self._set_editor_text(self.text_before_history if self.history_index is None else entries[place])
+        self.history_index = index if index < len(entries) else None
+        self._set_editor_text(self.text_before_history if self.history_index is None else entries[index])
 
-    # What is offered
+    # Completion
 
     def on_text_area_changed(self, changed: TextArea.Changed) -> None:
         changed.stop()
@@ -263,37 +204,36 @@ class Prompt(Vertical):
             self.suggestions.suggest([])
 
     def on_suggestions_taken(self) -> None:
-        if offer := self.suggestions.selected:
-            self._accept(offer)
+        if suggestion := self.suggestions.selected:
+            self._accept(suggestion)
         self.focus()
 
     @property
     def _line_to_cursor(self) -> str:
-        """Up to the cursor."""
+        """The current line up to the cursor."""
         row, column = self.editor.cursor_location
         return self.editor.document[row][:column]
 
     @work(exclusive=True)
     async def _suggest_files(self, line: str) -> None:
-        """From a thread, as a folder may lie far away."""
-        found = await asyncio.to_thread(suggest_files, line)
+        """List files on a thread, since the folder may be on a network."""
+        files = await asyncio.to_thread(suggest_files, line)
         if line == self._line_to_cursor:
-            self.suggestions.suggest(found)
+            self.suggestions.suggest(files)
 
     def _suggest_history(self) -> None:
-        self.suggestions.suggest([Suggestion(text) for text in self.history.search(self.editor.text)[:200]])
+        matches = self.history.search(self.editor.text)[:MAX_SUGGESTIONS]
+        self.suggestions.suggest([Suggestion(text) for text in matches])
 
-    def _accept(self, offer: Suggestion) -> None:
+    def _accept(self, suggestion: Suggestion) -> None:
         if self.text_before_search is not None:
             self.text_before_search = None
-            self._set_editor_text(offer.text)
+            self._set_editor_text(suggestion.text)
             self._update_title()
             return
         row, column = self.editor.cursor_location
-        rest = "" if offer.text.endswith("/") else " "
-        self.editor.replace(
-            offer.text + rest, (row, offer.start_column), (row, column), maintain_selection_offset=False
-        )
+        text = suggestion.text if suggestion.text.endswith("/") else f"{suggestion.text} "
+        self.editor.replace(text, (row, suggestion.start_column), (row, column), maintain_selection_offset=False)
 
     # Sending
 
@@ -305,8 +245,8 @@ class Prompt(Vertical):
         try:
             self.history.add(text)
         except OSError as error:
-            why = one_line(f"this is kept in no history: {reason_of(error)}")
-            self.notify(why, severity="warning", markup=False)
+            reason = one_line(f"the message is not saved in the history: {reason_of(error)}")
+            self.notify(reason, severity="warning", markup=False)
         self.text = ""
         self.editor.pastes.clear()
         self.post_message(self.Sent(text))
@@ -316,20 +256,89 @@ class Prompt(Vertical):
         self.completed_text = self.editor.text
         self.suggestions.suggest([])
 
-    def _set_queued(self, waits: bool) -> None:
-        self.is_queued = waits
+    def _set_queued(self, is_queued: bool) -> None:
+        self.is_queued = is_queued
         self._update_title()
 
     def _update_title(self) -> None:
-        told = (
+        titles = (
             (self.is_queued, QUEUED_TITLE),
             (self.text_before_search is not None, SEARCHING_TITLE),
             (self.is_editing, EDITING_TITLE),
             (self.busy, BUSY_TITLE),
         )
-        self.border_title = next((words for holds, words in told if holds), "")
+        self.border_title = next((title for applies, title in titles if applies), "")
 
 
-def _completes_command(offer: Suggestion, text: str) -> bool:
-    """Is it a command that was begun, and no other word?"""
-    return text.startswith("/") and offer.text != text
+def _completes_command(suggestion: Suggestion, text: str) -> bool:
+    """Return whether the suggestion completes a command that is partly typed."""
+    return text.startswith("/") and suggestion.text != text
+
+
+PLACEHOLDER = "Say something, or ? for help"
+QUEUED_TITLE = " sent after this answer; Esc takes it back "
+BUSY_TITLE = " Esc stops the answer "
+EDITING_TITLE = " Enter sends this on a new branch; Esc cancels "
+SEARCHING_TITLE = " search history: type words, Enter takes one, Esc cancels "
+
+MAX_READ_BYTES = 2**20  # of the history, from its end: thousands of messages
+
+
+class PromptHistory:
+    """Earlier messages, shared with the line editor of `--plain`.
+
+    The format of the file is prompt_toolkit's, which would take 0.1 s to import: a comment with the time, then
+    each line of a message after a plus sign.
+    """
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.cached_entries: list[str] | None = None
+
+    @property
+    def entries(self) -> list[str]:
+        """All messages, oldest first."""
+        if self.cached_entries is None:
+            self.cached_entries = read_history(self.file)
+        return self.cached_entries
+
+    def add(self, text: str) -> None:
+        """Append a message, unless it repeats the last one. Raises OSError if the file cannot be written."""
+        if self.entries[-1:] == [text]:
+            return
+        self.entries.append(text)
+        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lines = "".join(f"+{line}\n" for line in text.split("\n"))
+        entry = f"\n# {datetime.now()}\n{lines}".encode(errors="replace")
+        # In one write, since other processes may append at the same time.
+        descriptor = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, entry)
+        finally:
+            os.close(descriptor)
+
+    def search(self, words: str) -> list[str]:
+        """Return messages that contain every word, newest first, without repetitions."""
+        lowered = words.lower().split()
+        return [text for text in dict.fromkeys(reversed(self.entries)) if all(w in text.lower() for w in lowered)]
+
+
+def read_history(file: Path) -> list[str]:
+    """Return the messages in a file, oldest first; empty if it cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, os.fstat(opened.fileno()).st_size - MAX_READ_BYTES))
+            content = opened.read(MAX_READ_BYTES)
+    except OSError:
+        return []
+    if len(content) == MAX_READ_BYTES:  # the first entry is incomplete
+        content = content[content.find(b"\n#") + 1 :]
+    entries: list[str] = []
+    lines: list[str] = []
+    for line in [*content.decode(errors="replace").split("\n"), ""]:
+        if line.startswith("+"):
+            lines.append(line[1:])
+        elif lines:
+            entries.append("\n".join(lines))
+            lines = []
+    return entries

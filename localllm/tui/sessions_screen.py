@@ -1,6 +1,4 @@
-"""The conversations that are kept, newest first: searched by what was said, gone on with, renamed, deleted,
-exported.
-"""
+"""The list of saved conversations, newest first: search, continue, rename, delete and export them."""
 
 import re
 import time
@@ -29,17 +27,141 @@ from localllm.tui.dialogs import Confirm, Dialog, LineInput
 from localllm.tui.drawing import align_left, align_right, truncate
 from localllm.tui.picker import MAX_ROWS, Picker
 
-# Where a conversation is to be written, as what, and how much of it. Nothing is overwritten unasked.
-
 FORMAT_NAMES = {"md": "Markdown", "json": "JSON"}
-MAX_NAME_CHARACTERS = 60  # characters of a name that is made from a title
+MAX_NAME_CHARACTERS = 60  # of a file name from a title
+
+COLUMN_WIDTHS = (17, 5, 18)  # time, number of questions, model
+
+COLUMN_ALIGNMENTS = (align_left, align_right, align_left)
+
+
+@dataclass(frozen=True)
+class SessionItem:
+    """A conversation in the list."""
+
+    summary: SessionSummary
+    hit: SearchHit | None = None  # match of the search, None without one
+
+
+class SessionsScreen(Picker[SessionItem, str]):
+    """Returns the id of the conversation to continue, None if none was chosen."""
+
+    title_text = "Conversations"
+    search_hint = "type words to search for …"
+    empty_text = "no matching conversations"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+r", "rename", "Rename"),
+        Binding("ctrl+s", "export", "Export"),
+        Binding("ctrl+x", "delete", "Delete", priority=True),
+    ]
+
+    def __init__(self, sessions: SessionStore):
+        super().__init__()
+        self.store = sessions
+
+    def find(self, query: str) -> Sequence[SessionItem]:
+        if not query.split():
+            return [SessionItem(summary) for summary in self.store.list()]
+        worker, items = get_current_worker(), []
+        for hit in islice(self.store.search(query), MAX_ROWS + 1):
+            items.append(SessionItem(hit.summary, hit))
+            if worker.is_cancelled:  # a newer search has begun
+                break
+        return items
+
+    def columns(self, width: int) -> str:
+        changed, questions, model = COLUMN_WIDTHS
+        return (
+            align_left("changed", changed)
+            + align_right("turns", questions)
+            + "  "
+            + align_left("model", model)
+            + " title"
+        )
+
+    def item_line(self, row: SessionItem, width: int) -> Content:
+        header = row.summary.header
+        values = (_format_time(header.changed), str(header.questions), header.model) if header else ("-", "-", "-")
+        changed, questions, model = (
+            align(text, cells) for align, text, cells in zip(COLUMN_ALIGNMENTS, values, COLUMN_WIDTHS, strict=True)
+        )
+        columns = changed + questions + "  " + model + " "
+        return Content(columns + truncate(row.summary.title, width - sum(COLUMN_WIDTHS) - 3))
+
+    def details(self, row: SessionItem) -> Content:
+        summary, header = row.summary, row.summary.header
+        lines = [Content.styled(truncate(summary.title, 400), "bold")]
+        if header is None:
+            lines.append(Content.styled(truncate(summary.error, 1000), "$error"))
+        else:
+            model, began = truncate(header.model, 200), _format_time(header.began)
+            lines.append(Content(f"{header.questions} questions to {model}, begun {began}"))
+        if hit := row.hit:
+            where = f"question {hit.question}, {hit.part}: " if hit.question else f"{hit.part}: "
+            before, match, after = map(one_line, (hit.before, hit.match, hit.after))
+            lines.append(Content.assemble((where, "$text-muted"), before, (match, "bold underline"), after))
+        lines.append(Content.styled(f"{one_line(summary.id)}, {format_bytes(summary.nbytes)}", "$text-muted"))
+        return Content("\n").join(lines)
+
+    def choose(self, row: SessionItem) -> None:
+        if row.summary.header is None:
+            self.notify(one_line(row.summary.error), severity="error", markup=False)
+            return
+        self.dismiss(row.summary.id)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Allow only deletion for a damaged file; None shows an action as disabled."""
+        if action not in ("rename", "export", "delete"):
+            return True
+        return True if self.selected and (action == "delete" or self.selected.summary.header) else None
+
+    def action_rename(self) -> None:
+        if not (row := self.selected):
+            return
+        name = row.summary.id
+
+        def rename(title: str | None) -> None:
+            if title is not None:
+                self.run_change(lambda: self.store.rename(name, title))
+
+        self.app.push_screen(LineInput("New title", one_line(row.summary.title), normalize_title), rename)
+
+    def action_delete(self) -> None:
+        if not (row := self.selected):
+            return
+        name = row.summary.id
+
+        def delete(yes: bool | None) -> None:
+            if yes:
+                self.run_change(lambda: self.store.delete(name))
+
+        question = f"Delete “{truncate(row.summary.title, 120)}”? This cannot be undone."
+        self.app.push_screen(Confirm(question, "Delete", "Keep"), delete)
+
+    def action_export(self) -> None:
+        if row := self.selected:
+            name = row.summary.id
+            self.app.push_screen(ExportScreen(lambda: self.store.read(name)[0], row.summary.title))
+
+    def run_change(self, change: Callable[[], object]) -> None:
+        """Run a change of the saved conversations on a thread, show any error, and update the list."""
+
+        def run() -> None:
+            try:
+                change()
+            except LocalLLMError as error:
+                self.app.call_from_thread(self.notify, one_line(str(error)), severity="error", markup=False)
+            self.app.call_from_thread(self.search)
+
+        self.run_worker(run, thread=True, group="change")
+
+
+def _format_time(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 class ExportScreen(Dialog[Path]):
-    """Gives the file that was written.
-
-    read: gives the conversation, on a thread; folder: where it is written, the current one where it is None.
-    """
+    """Asks for a file, a format and a part of a conversation, and returns the path of the exported file."""
 
     DEFAULT_CSS = """
     ExportScreen {
@@ -50,6 +172,9 @@ class ExportScreen(Dialog[Path]):
     """
 
     def __init__(self, read: Callable[[], SavedSession], title: str, folder: Path | None = None):
+        """read: returns the conversation, called on a thread; folder: base of relative paths, None for the working
+        folder
+        """
         super().__init__()
         self.read = read
         self.session_title = title
@@ -59,14 +184,14 @@ class ExportScreen(Dialog[Path]):
         with VerticalScroll(can_focus=False):
             yield Static("Export the conversation", classes="question", markup=False)
             with RadioSet(id="format", compact=True):
-                for place, form in enumerate(FORMATS):
-                    yield RadioButton(FORMAT_NAMES[form], value=not place, name=form, compact=True)
+                for i, file_format in enumerate(FORMATS):
+                    yield RadioButton(FORMAT_NAMES[file_format], value=i == 0, name=file_format, compact=True)
             with RadioSet(id="part", compact=True):
                 yield RadioButton("this branch", value=True, compact=True)
-                yield RadioButton("the whole tree", name="everything", compact=True)
+                yield RadioButton("all branches", name="everything", compact=True)
             yield Label("file")
             yield Input(export_file_name(self.session_title, FORMATS[0]), select_on_focus=False)
-            yield Static(classes="fault", markup=False)
+            yield Static(classes="error", markup=False)
             with Horizontal():
                 yield Button("Cancel", id="cancel", compact=True)
                 yield Button("Export", id="export", variant="primary", compact=True)
@@ -83,7 +208,7 @@ class ExportScreen(Dialog[Path]):
 
     @on(RadioSet.Changed, "#format")
     def update_suffix(self) -> None:
-        """The file ends as its format is called, whatever else a person has named it."""
+        """Change the suffix of the file name to that of the chosen format."""
         box = self.query_one(Input)
         stem, dot, ending = box.value.rpartition(".")
         if dot and ending in FORMATS:
@@ -107,11 +232,11 @@ class ExportScreen(Dialog[Path]):
             self.write(path, overwrite=False)
 
     def write(self, path: Path, *, overwrite: bool) -> None:
-        form, everything = self.file_format, self.all_branches
+        file_format, all_branches = self.file_format, self.all_branches
 
-        def work() -> None:
+        def export() -> None:
             try:
-                text = export_text(self.read(), form, all_branches=everything)
+                text = export_text(self.read(), file_format, all_branches=all_branches)
                 write_user_file(path, text, overwrite=overwrite)
             except FileExistsError:
                 then = partial(self.confirm_overwrite, path)
@@ -121,10 +246,10 @@ class ExportScreen(Dialog[Path]):
                 then = partial(self.close_with, path)
             self.app.call_from_thread(self.run_if_attached, then)
 
-        self.run_worker(work, thread=True, exclusive=True)
+        self.run_worker(export, thread=True, exclusive=True)
 
     def run_if_attached(self, then: Callable[[], None]) -> None:
-        if self.is_attached:  # else the person has left it meanwhile
+        if self.is_attached:  # not closed meanwhile
             then()
 
     def confirm_overwrite(self, path: Path) -> None:
@@ -137,11 +262,11 @@ class ExportScreen(Dialog[Path]):
                 self.write(path, overwrite=True)
 
         self.app.push_screen(
-            Confirm(f"{one_line(str(path))} is there already. Overwrite it?", "Overwrite"), answered
+            Confirm(f"{one_line(str(path))} already exists. Overwrite it?", "Overwrite"), answered
         )
 
-    def show_error(self, fault: str) -> None:
-        self.query_one(".fault", Static).update(printable(fault))
+    def show_error(self, message: str) -> None:
+        self.query_one(".error", Static).update(printable(message))
 
     def close_with(self, path: Path) -> None:
         self.notify(f"exported to {one_line(str(path))}", markup=False)
@@ -149,138 +274,6 @@ class ExportScreen(Dialog[Path]):
 
 
 def export_file_name(title: str, file_format: str) -> str:
-    """Of the words of a title, without anything that a shell or a file system takes for something else."""
+    """Return a file name from the words of a title, without special characters of shells and file systems."""
     words = "-".join(re.findall(r"\w+", title.lower()))[:MAX_NAME_CHARACTERS].strip("-_")
     return f"{words or 'conversation'}.{file_format}"
-
-
-COLUMN_WIDTHS = (17, 5, 18)  # of the time, the number of questions, the model
-COLUMN_ALIGNMENTS = (align_left, align_right, align_left)
-
-
-@dataclass(frozen=True)
-class SessionItem:
-    summary: SessionSummary
-    hit: SearchHit | None = None  # where the words stand that were looked for
-
-
-class SessionsScreen(Picker[SessionItem, str]):
-    """Gives the id of the conversation to go on with, None where none was chosen."""
-
-    title_text = "Conversations"
-    search_hint = "type words that were said …"
-    empty_text = "no conversation is kept that has these words"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+r", "rename", "Rename"),
-        Binding("ctrl+s", "export", "Export"),
-        Binding("ctrl+x", "delete", "Delete", priority=True),
-    ]
-
-    def __init__(self, sessions: SessionStore):
-        super().__init__()
-        self.store = sessions
-
-    def find(self, query: str) -> Sequence[SessionItem]:
-        if not query.split():
-            return [SessionItem(summary) for summary in self.store.list()]
-        worker, found = get_current_worker(), []
-        for hit in islice(self.store.search(query), MAX_ROWS + 1):
-            found.append(SessionItem(hit.summary, hit))
-            if worker.is_cancelled:  # more was typed meanwhile
-                break
-        return found
-
-    def columns(self, width: int) -> str:
-        changed, questions, model = COLUMN_WIDTHS
-        return (
-            align_left("changed", changed)
-            + align_right("asked", questions)
-            + "  "
-            + align_left("model", model)
-            + " title"
-        )
-
-    def item_line(self, row: SessionItem, width: int) -> Content:
-        head = row.summary.header
-        facts = (_format_time(head.changed), str(head.questions), head.model) if head else ("-", "-", "-")
-        changed, questions, model = (
-            place(text, cells) for place, text, cells in zip(COLUMN_ALIGNMENTS, facts, COLUMN_WIDTHS, strict=True)
-        )
-        begin = changed + questions + "  " + model + " "
-        return Content(begin + truncate(row.summary.title, width - sum(COLUMN_WIDTHS) - 3))
-
-    def details(self, row: SessionItem) -> Content:
-        summary, head = row.summary, row.summary.header
-        lines = [Content.styled(truncate(summary.title, 400), "bold")]
-        if head is None:
-            lines.append(Content.styled(truncate(summary.error, 1000), "$error"))
-        else:
-            lines.append(
-                Content(
-                    f"{head.questions} questions to {truncate(head.model, 200)}, begun {_format_time(head.began)}"
-                )
-            )
-        if hit := row.hit:
-            where = f"question {hit.question}, {hit.part}: " if hit.question else f"{hit.part}: "
-            before, match, after = map(one_line, (hit.before, hit.match, hit.after))
-            lines.append(Content.assemble((where, "$text-muted"), before, (match, "bold underline"), after))
-        lines.append(Content.styled(f"{one_line(summary.id)}, {format_bytes(summary.nbytes)}", "$text-muted"))
-        return Content("\n").join(lines)
-
-    def choose(self, row: SessionItem) -> None:
-        if row.summary.header is None:
-            self.notify(one_line(row.summary.error), severity="error", markup=False)
-            return
-        self.dismiss(row.summary.id)
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """A damaged file can be deleted, and no more; None: shown as not to be had now."""
-        if action not in ("rename", "export", "delete"):
-            return True
-        return True if self.selected and (action == "delete" or self.selected.summary.header) else None
-
-    def action_rename(self) -> None:
-        if not (row := self.selected):
-            return
-        name = row.summary.id
-
-        def rename(title: str | None) -> None:
-            if title is not None:
-                self.run_change(lambda: self.store.rename(name, title))
-
-        self.app.push_screen(
-            LineInput("What is it to be called?", one_line(row.summary.title), normalize_title), rename
-        )
-
-    def action_delete(self) -> None:
-        if not (row := self.selected):
-            return
-        name = row.summary.id
-
-        def delete(yes: bool | None) -> None:
-            if yes:
-                self.run_change(lambda: self.store.delete(name))
-
-        question = f"Delete “{truncate(row.summary.title, 120)}”? It cannot be brought back."
-        self.app.push_screen(Confirm(question, "Delete", "Keep"), delete)
-
-    def action_export(self) -> None:
-        if row := self.selected:
-            name = row.summary.id
-            self.app.push_screen(ExportScreen(lambda: self.store.read(name)[0], row.summary.title))
-
-    def run_change(self, work: Callable[[], object]) -> None:
-        """Do it on a thread, say what went wrong, and look again."""
-
-        def run() -> None:
-            try:
-                work()
-            except LocalLLMError as error:
-                self.app.call_from_thread(self.notify, one_line(str(error)), severity="error", markup=False)
-            self.app.call_from_thread(self.search)
-
-        self.run_worker(run, thread=True, group="change")
-
-
-def _format_time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -1,7 +1,7 @@
-"""The settings of a conversation beside it: system prompt, thinking, how tokens are drawn.
+"""The settings panel beside the conversation: system prompt, thinking, and sampling parameters.
 
-What is typed counts from the next answer on; what makes no sense is told beside its field, and the last sensible
-value stays.
+Changes apply from the next answer on. An invalid value is explained below its field, and the last valid one stays
+in use.
 """
 
 import dataclasses
@@ -35,83 +35,8 @@ FIELDS = (
     "max_tokens",
     "stop",
 )
-HINT = "For the next answer on. ● is not what the model recommends; Ctrl-R takes all of these back."
+HINT = "Applies from the next answer on. ● differs from the model's recommendation; Ctrl-R resets all."
 TEMPLATE_DEFAULT, ON, OFF = "default", "on", "off"
-
-
-class Setting(Vertical):
-    """One field of SamplingParams. An empty one is what the model recommends."""
-
-    DEFAULT_CSS = """
-    Setting {
-        height: auto;
-        margin-bottom: 1;
-        Horizontal { height: 1; }
-        Label { width: 20; }
-        Input, Input:focus { width: 1fr; height: 1; border: none; padding: 0 1; background: $surface; }
-        Input:focus { background: $panel; text-style: bold; }
-        Input > .input--placeholder { color: $text-muted; }
-        .meaning { color: $text-muted; height: auto; padding-left: 2; }
-        .fault { color: $error; height: auto; padding-left: 2; display: none; }
-        &.-changed Label { color: $primary; text-style: bold; }
-        &.-wrong .fault { display: block; }
-        &.-wrong .meaning { display: none; }
-    }
-    """
-
-    def __init__(self, chat: Chat, field: str):
-        super().__init__(id=field)
-        self.chat = chat
-        self.field = field
-        self.shown_text = ""  # by us: what differs from it was typed
-
-    def compose(self) -> ComposeResult:
-        with Horizontal():
-            yield Label(markup=False)
-            yield Input()
-        yield Static(classes="meaning", markup=False)
-        yield Static(classes="fault", markup=False)
-
-    @property
-    def recommended(self) -> Any:
-        return getattr(self.chat.model.default_params, self.field)
-
-    def reload(self) -> None:
-        """Show what the conversation has now."""
-        self.shown_text = value_to_text(getattr(self.chat.params, self.field))
-        box = self.query_one(Input)
-        box.value = self.shown_text
-        box.placeholder = value_to_text(self.recommended) or "none"
-        self.show_error("")
-
-    def on_mount(self) -> None:
-        self.reload()
-
-    @on(Input.Changed)
-    def change(self, changed: Input.Changed) -> None:
-        changed.stop()
-        if changed.value == self.shown_text:
-            return
-        self.shown_text = changed.value
-        fault = ""
-        try:
-            if text := changed.value.strip():
-                self.chat.params = with_parameter(self.chat.params, self.field, split_value(self.field, text))
-            else:
-                self.chat.params = dataclasses.replace(self.chat.params, **{self.field: self.recommended})
-        except UsageError as error:
-            fault = one_line(str(error))
-        self.show_error(fault)
-
-    def show_error(self, fault: str) -> None:
-        """Say what is wrong, if anything is, and whether it is another value than the recommended one."""
-        differs = getattr(self.chat.params, self.field) != self.recommended
-        self.set_class(differs, "-changed")
-        self.set_class(bool(fault), "-wrong")
-        self.query_one(Label).update(("● " if differs else "  ") + self.field)
-        was = f"Recommended: {value_to_text(self.recommended) or 'none'}. " if differs else ""
-        self.query_one(".meaning", Static).update(was + PARAMETER_HELP[self.field])
-        self.query_one(".fault", Static).update(fault)
 
 
 class SettingsPanel(VerticalScroll):
@@ -139,7 +64,7 @@ class SettingsPanel(VerticalScroll):
     def __init__(self, chat: Chat):
         super().__init__(id="settings", can_focus=False)
         self.chat = chat
-        self.thinking_arguments: dict[str, dict[str, Any]] = {}  # what the template is told for it, by the choice
+        self.thinking_arguments: dict[str, dict[str, Any]] = {}  # template arguments for ON and OFF
         self.system_shown = ""
 
     def compose(self) -> ComposeResult:
@@ -160,14 +85,14 @@ class SettingsPanel(VerticalScroll):
         if not self.chat.model.has_chat_template:
             system = self.query_one(TextArea)
             system.disabled = True
-            # As content: a text would be read as markup.
-            system.placeholder = Content(f"{one_line(self.chat.model.name)} has no chat template for one")
+            # Content, because a string would be parsed as markup.
+            system.placeholder = Content(f"{one_line(self.chat.model.name)} has no chat template for it")
         self.reload()
-        self.run_worker(self.find_thinking_switch, thread=True)  # a model in a server is asked there
+        self.run_worker(self.find_thinking_switch, thread=True)  # may send a request to a server
 
     @property
     def first_field(self) -> Widget:
-        """What is to have the focus when it is opened."""
+        """The field to focus when the panel is opened."""
         system = self.query_one(TextArea)
         return self.query(Input).first() if system.disabled else system
 
@@ -175,7 +100,7 @@ class SettingsPanel(VerticalScroll):
         self.reload()
 
     def reload(self) -> None:
-        """Show what the conversation has now, which may have been changed elsewhere."""
+        """Show the conversation's current settings, which commands may have changed."""
         self.system_shown = printable(self.chat.system or "")
         self.query_one(TextArea).text = self.system_shown
         for setting in self.query(Setting):
@@ -183,31 +108,32 @@ class SettingsPanel(VerticalScroll):
         self.show_thinking()
 
     def find_thinking_switch(self) -> None:
-        """Whether the template has a switch for thinking, and what it is told then."""
-        asked = self.chat.model.template_arguments
+        """Show the thinking switch if the chat template has one."""
         try:
-            thinking = {word: asked({}, think=word == ON) for word in (ON, OFF)}
+            arguments = {
+                choice: self.chat.model.template_arguments({}, think=choice == ON) for choice in (ON, OFF)
+            }
         except LocalLLMError:
-            return  # it has none
-        self.app.call_from_thread(self.enable_thinking, thinking)
+            return
+        self.app.call_from_thread(self.enable_thinking, arguments)
 
-    def enable_thinking(self, thinking: dict[str, dict[str, Any]]) -> None:
-        self.thinking_arguments = thinking
-        if self.is_attached:  # else it was closed meanwhile
+    def enable_thinking(self, arguments: dict[str, dict[str, Any]]) -> None:
+        self.thinking_arguments = arguments
+        if self.is_attached:  # not closed meanwhile
             self.query_one("#think").display = True
             self.show_thinking()
 
     def show_thinking(self) -> None:
-        told = self.chat.template_arguments.items()
-        said = (word for word, arguments in self.thinking_arguments.items() if arguments.items() <= told)
-        self.query_one(Select).value = next(said, TEMPLATE_DEFAULT)
+        current = self.chat.template_arguments.items()
+        choices = (choice for choice, arguments in self.thinking_arguments.items() if arguments.items() <= current)
+        self.query_one(Select).value = next(choices, TEMPLATE_DEFAULT)
 
     @on(Select.Changed)
     def set_thinking(self, changed: Select.Changed) -> None:
         switch = self.thinking_arguments.get(str(changed.value), {})
         names = {name for arguments in self.thinking_arguments.values() for name in arguments}
-        kept = {name: value for name, value in self.chat.template_arguments.items() if name not in names}
-        self.chat.template_arguments = kept | switch
+        others = {name: value for name, value in self.chat.template_arguments.items() if name not in names}
+        self.chat.template_arguments = others | switch
 
     @on(TextArea.Changed)
     def set_system_prompt(self, changed: TextArea.Changed) -> None:
@@ -216,22 +142,98 @@ class SettingsPanel(VerticalScroll):
             self.chat.system = self.system_shown if self.system_shown.strip() else None
 
     def action_reset(self) -> None:
-        """Draw tokens as the model recommends; the system prompt stays."""
+        """Reset the sampling parameters to the model's recommendation; the system prompt stays."""
         self.chat.params = self.chat.model.default_params
         self.reload()
 
 
+class Setting(Vertical):
+    """An input for one field of SamplingParams; empty means the model's recommendation."""
+
+    DEFAULT_CSS = """
+    Setting {
+        height: auto;
+        margin-bottom: 1;
+        Horizontal { height: 1; }
+        Label { width: 20; }
+        Input, Input:focus { width: 1fr; height: 1; border: none; padding: 0 1; background: $surface; }
+        Input:focus { background: $panel; text-style: bold; }
+        Input > .input--placeholder { color: $text-muted; }
+        .meaning { color: $text-muted; height: auto; padding-left: 2; }
+        .error { color: $error; height: auto; padding-left: 2; display: none; }
+        &.-changed Label { color: $primary; text-style: bold; }
+        &.-wrong .error { display: block; }
+        &.-wrong .meaning { display: none; }
+    }
+    """
+
+    def __init__(self, chat: Chat, field: str):
+        super().__init__(id=field)
+        self.chat = chat
+        self.field = field
+        self.shown_text = ""  # as set by the program, to recognize changes by the user
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield Label(markup=False)
+            yield Input()
+        yield Static(classes="meaning", markup=False)
+        yield Static(classes="error", markup=False)
+
+    @property
+    def recommended(self) -> Any:
+        return getattr(self.chat.model.default_params, self.field)
+
+    def reload(self) -> None:
+        """Show the current value."""
+        self.shown_text = value_to_text(getattr(self.chat.params, self.field))
+        box = self.query_one(Input)
+        box.value = self.shown_text
+        box.placeholder = value_to_text(self.recommended) or "none"
+        self.show_error("")
+
+    def on_mount(self) -> None:
+        self.reload()
+
+    @on(Input.Changed)
+    def change(self, changed: Input.Changed) -> None:
+        changed.stop()
+        if changed.value == self.shown_text:
+            return
+        self.shown_text = changed.value
+        message = ""
+        try:
+            if text := changed.value.strip():
+                self.chat.params = with_parameter(self.chat.params, self.field, split_value(self.field, text))
+            else:
+                self.chat.params = dataclasses.replace(self.chat.params, **{self.field: self.recommended})
+        except UsageError as error:
+            message = one_line(str(error))
+        self.show_error(message)
+
+    def show_error(self, message: str) -> None:
+        """Show an error, "" for none, and whether the value in use differs from the recommendation."""
+        differs = getattr(self.chat.params, self.field) != self.recommended
+        self.set_class(differs, "-changed")
+        self.set_class(bool(message), "-wrong")
+        self.query_one(Label).update(("● " if differs else "  ") + self.field)
+        recommended = f"Recommended: {value_to_text(self.recommended) or 'none'}. " if differs else ""
+        self.query_one(".meaning", Static).update(recommended + PARAMETER_HELP[self.field])
+        self.query_one(".error", Static).update(message)
+
+
 def value_to_text(value: Any) -> str:
-    """A field as a person types it; empty: none."""
+    """Return a value as the user would type it, "" for None."""
     if isinstance(value, tuple):
         return shlex.join(printable(word.replace("\n", "\\n").replace("\t", "\\t")) for word in value)
     return "" if value is None else str(value)
 
 
 def split_value(field: str, text: str) -> list[str]:
-    """What a person typed: texts of `stop` stand in quotes where they have blanks, with \\n for a line end.
+    """Split the text of a field into values: only `stop` has several, in quotes if they contain spaces, with \\n
+    for a line break.
 
-    Raises UsageError where a quote is not closed.
+    Raises UsageError for an unclosed quote.
     """
     if field != "stop":
         return [text]

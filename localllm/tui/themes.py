@@ -1,4 +1,4 @@
-"""Two themes of our own, and the file that remembers which one a person has chosen."""
+"""The app's two themes, and the file that stores the user's choice."""
 
 import os
 from pathlib import Path
@@ -12,11 +12,11 @@ from localllm.formatting import one_line
 
 THEME_FILE = "theme"
 MAX_NAME_BYTES = 64
-ANSI_THEME = "ansi-dark"  # the terminal's own colours, which are readable on its own ground
+ANSI_THEME = "ansi-dark"  # uses the terminal's own colours
 
 
 def _theme(name: str, accent: str, on_accent: str, muted: str, background: str, **rest: Any) -> Theme:
-    """One accent for all that is chosen, focused or pressed. Everything is readable on ground and panels."""
+    """Return a theme with one accent colour; all text is readable on background, surface and panel."""
     return Theme(
         name,
         primary=accent,
@@ -65,27 +65,28 @@ LIGHT = _theme(
 
 
 def use_ansi_colors() -> bool | None:
-    """`ansi_color` of an app: with NO_COLOR it sends none at all, where Textual by itself sends greys."""
+    """Return `ansi_color` for an app: with NO_COLOR, Textual would otherwise still send shades of grey."""
     return True if os.environ.get("NO_COLOR") else None
 
 
 def apply_theme(app: App[Any], home: Path) -> None:
-    """Give a running app our themes and the one that was chosen last, and keep each choice from now on."""
+    """Register the themes in a running app, apply the stored choice, and store each later choice."""
     for theme in (DARK, LIGHT):
         app.register_theme(theme)
     name = read_theme(home)
     if name is not None and name not in app.available_themes:
-        app.notify(f"{home / THEME_FILE} names no theme: {one_line(name)!r}", severity="warning", markup=False)
+        message = f"{home / THEME_FILE} names an unknown theme: {one_line(name)!r}"
+        app.notify(message, severity="warning", markup=False)
         name = None
     if app.console.color_system == "standard" and not (name or "").startswith("ansi-"):
         name = ANSI_THEME
     app.theme = name or DARK.name
-    # The signal of this first theme comes when everything is drawn, and is no choice.
+    # The signal of this first theme arrives after the first frame, and is not a choice of the user.
     app.call_later(app.theme_changed_signal.subscribe, app, lambda theme: _write_theme(app, home, theme.name))
 
 
 def read_theme(home: Path) -> str | None:
-    """The name in the file; None where there is none."""
+    """Return the stored name, None if there is none."""
     try:
         with (home / THEME_FILE).open("rb") as file:
             return file.read(MAX_NAME_BYTES).decode(errors="replace").strip()
@@ -99,4 +100,4 @@ def _write_theme(app: App[Any], home: Path, name: str) -> None:
     try:
         write_atomic(home / THEME_FILE, name + "\n")
     except OSError as error:
-        app.notify(f"the theme cannot be kept: {error.strerror}", severity="warning", markup=False)
+        app.notify(f"the theme cannot be saved: {error.strerror}", severity="warning", markup=False)

@@ -1,4 +1,4 @@
-"""One model of a server as lines of text: the same on a terminal that is drawn anew and in a pipe."""
+"""Snapshots of a running server, and their text for `localllm top`, the same in a terminal and in a pipe."""
 
 import dataclasses
 import math
@@ -13,133 +13,155 @@ from localllm.formatting import format_bytes, format_rate, format_seconds, forma
 from localllm.metrics import Slot
 from localllm.tui.drawing import bar
 
-# What a server says of itself at one moment, and what two moments tell of its speed. Plain data from JSON.
-
 PERCENTS = (50, 95, 99)
 
 
 @dataclass(frozen=True)
 class ModelSnapshot:
-    """One model at one moment."""
+    """State of one loaded model."""
 
     name: str
     device: str
     dtype: str
     context: int
     bytes: int
-    until: float | None  # when it is unloaded, in seconds since 1970; None: never
+    until: float | None  # time of unloading, in seconds since 1970; None for never
     users: int
     running: int
     waiting: int
     blocks: int
     used_blocks: int
     cached_blocks: int
-    counts: Mapping[str, Any]  # since it was loaded
-    recent: Mapping[str, Any]  # percentiles of the newest answers
+    counts: Mapping[str, Any]  # totals since loading
+    recent: Mapping[str, Any]  # percentiles of recent answers
     slots: tuple[Slot, ...]
 
     @property
     def used_fraction(self) -> float:
-        """The share of the cache that answers use."""
+        """Fraction of the KV cache that is in use."""
         return self.used_blocks / self.blocks if self.blocks else 0.0
 
-    def percentiles(self, of: str) -> tuple[float, ...]:
-        """p50, p95 and p99 in seconds, NaN where there was no answer; of: `ttft`, `itl` or `queue`."""
-        found = self.recent[of]
-        return tuple(math.nan if found[f"p{p}_s"] is None else found[f"p{p}_s"] for p in PERCENTS)
+    def percentiles(self, metric: str) -> tuple[float, ...]:
+        """Return p50, p95 and p99 in seconds, NaN without answers. metric: `ttft`, `itl` or `queue`"""
+        values = self.recent[metric]
+        return tuple(math.nan if values[f"p{p}_s"] is None else values[f"p{p}_s"] for p in PERCENTS)
 
 
 @dataclass(frozen=True)
 class ServerSnapshot:
-    """A server at one moment."""
+    """State of a server."""
 
     version: str
     at: float  # seconds since 1970, by the server's clock
-    free_bytes: Mapping[str, int]  # of each device
+    free_bytes: Mapping[str, int]  # by device
     models: tuple[ModelSnapshot, ...]
-    loading: tuple[str, ...]
+    loading: tuple[str, ...]  # names
 
 
 @dataclass(frozen=True)
 class Throughput:
-    """What a model did between two moments; shares are None where nothing happened."""
+    """A model's speed between two snapshots; fractions are None if there were no such tokens."""
 
-    output_per_s: float
-    prefill_per_s: float  # prompt tokens that were computed, not found in the cache
-    found: float | None  # the share of prompt tokens that was found
-    accepted: float | None  # the share of draft tokens that was right
+    output_per_s: float  # tokens
+    prefill_per_s: float  # prompt tokens computed, without cached ones
+    found: float | None  # fraction of prompt tokens found in the cache
+    accepted: float | None  # fraction of draft tokens accepted
 
 
 def fetch_snapshot(server: ServerClient) -> ServerSnapshot:
-    """Raises NoServer, OtherServer and what the server says; LocalLLMError for one of another version."""
-    found = check_server_name(server.request_json("/localllm/top"), server.url)
+    """Ask a server for its state. Raises LocalLLMError if it is unreachable or not this version of localllm."""
+    fields = check_server_name(server.request_json("/localllm/top"), server.url)
     try:
         return ServerSnapshot(
-            str(found["version"]),
-            float(found["at"]),
-            {str(device): int(count) for device, count in found["free_bytes"].items()},
-            tuple(map(_model_snapshot, found["models"])),
-            tuple(map(str, found["loading"])),
+            str(fields["version"]),
+            float(fields["at"]),
+            {str(device): int(count) for device, count in fields["free_bytes"].items()},
+            tuple(map(_model_snapshot, fields["models"])),
+            tuple(map(str, fields["loading"])),
         )
     except (LookupError, TypeError, ValueError, AttributeError):
         raise version_mismatch(server.url) from None
 
 
-def _model_snapshot(found: Mapping[str, Any]) -> ModelSnapshot:
-    fields = {field.name: found[field.name] for field in dataclasses.fields(ModelSnapshot)}
-    fields["slots"] = tuple(Slot(**slot) for slot in found["slots"])
-    return ModelSnapshot(**fields)
+def _model_snapshot(fields: Mapping[str, Any]) -> ModelSnapshot:
+    values = {field.name: fields[field.name] for field in dataclasses.fields(ModelSnapshot)}
+    values["slots"] = tuple(Slot(**slot) for slot in fields["slots"])
+    return ModelSnapshot(**values)
 
 
 def throughput_between(before: ServerSnapshot | None, now: ServerSnapshot, name: str) -> Throughput | None:
-    """None where there is nothing to compare with: a first look, or a model that was loaded meanwhile."""
-    old = next((one for one in before.models if one.name == name), None) if before else None
-    new = next(one for one in now.models if one.name == name)
+    """Return a model's throughput; None for the first snapshot, or if the model was loaded in between."""
+    old = next((model for model in before.models if model.name == name), None) if before else None
+    new = next(model for model in now.models if model.name == name)
     if before is None or old is None or now.at <= before.at:
         return None
-    if new.counts["steps"] < old.counts["steps"]:  # it was loaded anew
+    if new.counts["steps"] < old.counts["steps"]:  # it was loaded again
         return None
 
-    def more(count: str) -> int:
+    def increase(count: str) -> int:
         return new.counts[count] - old.counts[count]
 
     seconds = now.at - before.at
-    prompt, found = more("prompt_tokens"), more("cached_tokens")
+    prompt_tokens, cached_tokens = increase("prompt_tokens"), increase("cached_tokens")
     return Throughput(
-        more("output_tokens") / seconds,
-        (prompt - found) / seconds,
-        _fraction(found, prompt),
-        _fraction(more("accepted_tokens"), more("draft_tokens")),
+        increase("output_tokens") / seconds,
+        (prompt_tokens - cached_tokens) / seconds,
+        _fraction(cached_tokens, prompt_tokens),
+        _fraction(increase("accepted_tokens"), increase("draft_tokens")),
     )
 
 
-def _fraction(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _fraction(part: float, total: float) -> float | None:
+    return part / total if total else None
 
 
 BAR_CELLS = 20
-SLOT_COLUMNS = ("ID", "AGE", "PROMPT", "FOUND", "ANSWER", "TOKENS/S", "STATE")
+SLOT_COLUMNS = ("ID", "AGE", "PROMPT", "CACHED", "ANSWER", "TOKENS/S", "STATE")
 
 
-def server_line(glance: ServerSnapshot, url: str) -> str:
-    free = ", ".join(f"{format_bytes(count)} free on {device}" for device, count in glance.free_bytes.items())
-    return one_line(f"localllm {glance.version} at {url}, {free}")
+def render_plain(
+    snapshot: ServerSnapshot, url: str, throughputs: Sequence[Throughput | None], max_slots: int = 20
+) -> str:
+    """Return the whole state of a server as text, for a pipe."""
+    parts = [server_line(snapshot, url)]
+    for model, throughput in zip(snapshot.models, throughputs, strict=True):
+        lines = [
+            model_line(model, time.time()),
+            *speed_lines(throughput),
+            load_line(model),
+            *latency_lines(model),
+            *cache_lines(model),
+            *slot_lines(model.slots, max_slots),
+        ]
+        parts.append("\n".join(lines))
+    if not snapshot.models:
+        parts.append("no model is loaded")
+    parts += [f"{one_line(name)}  loading" for name in snapshot.loading]
+    return "\n\n".join(parts)
+
+
+def server_line(snapshot: ServerSnapshot, url: str) -> str:
+    free = ", ".join(f"{format_bytes(count)} free on {device}" for device, count in snapshot.free_bytes.items())
+    return one_line(f"localllm {snapshot.version} at {url}, {free}")
 
 
 def model_line(model: ModelSnapshot, now: float) -> str:
+    """Return a model's name, device and size, and when it will be unloaded. now: in seconds since 1970"""
     if model.users:
-        left = "in use"
+        unloads = "in use"
+    elif model.until is None:
+        unloads = "stays loaded"
     else:
-        left = "kept for ever" if model.until is None else f"kept {format_seconds(max(0.0, model.until - now))}"
-    where = f"{model.device} {model.dtype}, {format_bytes(model.bytes)}, context {model.context:,}, {left}"
-    return one_line(f"{model.name}  {where}")
+        unloads = f"unloads in {format_seconds(max(0.0, model.until - now))}"
+    details = f"{model.device} {model.dtype}, {format_bytes(model.bytes)}, context {model.context:,}, {unloads}"
+    return one_line(f"{model.name}  {details}")
 
 
-def speed_lines(now: Throughput | None) -> list[str]:
-    """now: None where there was no look before."""
+def speed_lines(throughput: Throughput | None) -> list[str]:
+    """Return speeds since the previous snapshot, None for the first one."""
     return [
-        f"decode  {format_rate(now.output_per_s) if now else '-'}",
-        f"prefill {format_rate(now.prefill_per_s) if now else '-'}",
+        f"decode  {format_rate(throughput.output_per_s) if throughput else '-'}",
+        f"prefill {format_rate(throughput.prefill_per_s) if throughput else '-'}",
     ]
 
 
@@ -160,19 +182,19 @@ def latency_lines(model: ModelSnapshot) -> list[str]:
 
 
 def cache_lines(model: ModelSnapshot) -> list[str]:
-    """What answers use of the KV cache, and what share of all prompt tokens was found there."""
+    """Return the use of the KV cache, the cache's hit rate, and the acceptance rate of draft tokens."""
     lines = [f"KV ▕{bar(model.used_fraction, BAR_CELLS)}▏ {model.used_fraction:.0%} of {model.blocks:,} blocks"]
-    for name, part, whole, what in (
-        ("cache", "cached_tokens", "prompt_tokens", "prompt tokens found"),
-        ("drafts", "accepted_tokens", "draft_tokens", "draft tokens right"),
+    for name, part, total, description in (
+        ("cache", "cached_tokens", "prompt_tokens", "prompt tokens cached"),
+        ("drafts", "accepted_tokens", "draft_tokens", "draft tokens accepted"),
     ):
-        if count := model.counts[whole]:
-            lines.append(f"{name:<8}{model.counts[part] / count:.0%} of {count:,} {what}")
+        if count := model.counts[total]:
+            lines.append(f"{name:<8}{model.counts[part] / count:.0%} of {count:,} {description}")
     return lines
 
 
 def slot_lines(slots: Sequence[Slot], max_rows: int) -> list[str]:
-    """A row for each request, oldest first; max_rows: rows."""
+    """Return a table of at most `max_rows` requests, oldest first."""
     if not slots:
         return ["no requests"]
     shown = slots if len(slots) <= max_rows else slots[: max(1, max_rows - 1)]
@@ -199,23 +221,3 @@ def slot_state(slot: Slot) -> str:
     if slot.output_tokens:
         return "decode"
     return f"prefill {slot.computed / slot.prompt_tokens:.0%}" if slot.prompt_tokens else "prefill"
-
-
-def render_plain(
-    glance: ServerSnapshot, url: str, throughputs: Sequence[Throughput | None], max_slots: int = 20
-) -> str:
-    """All of it, for a pipe."""
-    parts = [server_line(glance, url)]
-    for model, now in zip(glance.models, throughputs, strict=True):
-        about = [
-            model_line(model, time.time()),
-            *speed_lines(now),
-            load_line(model),
-            *latency_lines(model),
-            *cache_lines(model),
-        ]
-        parts.append("\n".join([*about, *slot_lines(model.slots, max_slots)]))
-    if not glance.models:
-        parts.append("no model is loaded")
-    parts += [f"{one_line(name)}  loading" for name in glance.loading]
-    return "\n\n".join(parts)

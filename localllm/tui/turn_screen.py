@@ -1,4 +1,4 @@
-"""What is done to a turn that was chosen: asked otherwise, answered again, left for another, copied, saved."""
+"""The parts of the chat screen that open other screens, and that act on a turn: edit, regenerate, copy, save."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +30,14 @@ from localllm.tui.settings_panel import SettingsPanel
 from localllm.tui.transcript.turn_view import TurnView
 from localllm.tui.transcript.view import Transcript
 
-# The screen of a conversation, as far as it opens others: settings beside it; help, models and kept
-# conversations above it. What a person chooses there is told by messages, to whoever knows what to do about it.
+TEXT_SUFFIX = ".txt"
 
 
 class PanelScreen(Screen[None]):
-    """Who inherits lays out `side`, in which panels stand, has an inspector, and handles the messages of
-    `wishes.py`."""
+    """Opens help, models and saved conversations, and settings beside the conversation.
+
+    Subclasses lay out `panels`, implement `action_inspector`, and handle the messages of `picker.py`.
+    """
 
     COMMANDS: ClassVar = {ActionProvider, CommandProvider, ModelProvider, SessionProvider, ThemeProvider}
     BINDING_GROUP_TITLE = "Conversation"
@@ -50,8 +51,8 @@ class PanelScreen(Screen[None]):
 
     machine: Machine
     session: Session
-    side: Widget
-    previous_focus: Widget | None = None  # when settings were opened
+    panels: Widget  # contains the conversation, and settings once they are opened
+    previous_focus: Widget | None = None  # before settings were opened
 
     @property
     def session_store(self) -> SessionStore:
@@ -61,15 +62,15 @@ class PanelScreen(Screen[None]):
         self.app.push_screen(HelpScreen())
 
     async def action_settings(self) -> None:
-        """Open them beside the conversation, or close them."""
+        """Open the settings beside the conversation, or close them."""
         if not await self.close_settings():
             self.previous_focus = self.focused
             panel = SettingsPanel(self.session.chat)
-            await self.side.mount(panel)
+            await self.panels.mount(panel)
             self.set_focus(panel.first_field)
 
     async def close_settings(self) -> bool:
-        """Whether they were open."""
+        """Close the settings; return whether they were open."""
         panels = self.query(SettingsPanel)
         is_open = bool(panels)
         await panels.remove()
@@ -83,43 +84,16 @@ class PanelScreen(Screen[None]):
     def action_sessions(self) -> None:
         self.app.push_screen(SessionsScreen(self.session_store), self._post_choice(SessionChosen))
 
-    def _post_choice(self, wish: Callable[[str], Message]) -> Callable[[str | None], None]:
-        def chosen(name: str | None) -> None:
+    def _post_choice(self, make_message: Callable[[str], Message]) -> Callable[[str | None], None]:
+        def post(name: str | None) -> None:
             if name is not None:
-                self.post_message(wish(name))
+                self.post_message(make_message(name))
 
-        return chosen
-
-
-# Where a block of code is to be saved.
-TEXT_SUFFIX = ".txt"
-
-
-def code_file_name(language: str) -> str:
-    """A file's name as the language has it; language: as the model named it."""
-    try:
-        patterns = get_lexer_by_name(language).filenames
-    except ClassNotFound:
-        return "code" + TEXT_SUFFIX
-    ending = Path(patterns[0]).suffix if patterns else ""
-    return "code" + (ending if ending.removeprefix(".").isalnum() else TEXT_SUFFIX)
-
-
-def code_file_path(written: str) -> Path:
-    """Raises UsageError for what is no place for a file."""
-    path = expand_path(written.strip())
-    try:
-        if path.is_dir():  # also no name at all: the folder that one is in
-            raise UsageError(f"{path} is a folder", "name a file")
-        if not path.parent.is_dir():
-            raise UsageError(f"there is no folder {path.parent}", "make it first")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be looked for: {error.strerror}", "name another file") from error
-    return path
+        return post
 
 
 class TurnScreen(PanelScreen):
-    """Who inherits asks, and does commands."""
+    """Acts on the selected turn, otherwise on the newest one. Subclasses start answers and run commands."""
 
     chat: Chat
     transcript: Transcript
@@ -135,16 +109,16 @@ class TurnScreen(PanelScreen):
         raise NotImplementedError
 
     def say(self, text: str, severity: str = "information") -> None:
-        """A word that goes by itself."""
+        """Show a notification."""
         self.notify(printable(text), severity=severity, markup=False)  # pyright: ignore[reportArgumentType]
 
     def selected_view(self, *, while_busy: bool = False) -> TurnView | None:
-        """The chosen turn, else the newest; None, and a word about it, where there is none to act on now."""
+        """Return the selected turn, otherwise the newest; None, with a notification, if there is none."""
         if not while_busy and self.is_busy():
             return None
         view = self.transcript.selected or (self.transcript.views[-1] if self.transcript.views else None)
         if view is None or view.turn is None:
-            self.say("nothing has been said yet")
+            self.say("the conversation is empty")
             return None
         return view
 
@@ -163,11 +137,11 @@ class TurnScreen(PanelScreen):
         view = self.selected_view()
         if not view or not view.turn:
             return
-        ways = view.turn.siblings
-        if len(ways) < 2:
-            self.say("there is one branch here; e and r begin others")
+        siblings = view.turn.siblings
+        if len(siblings) < 2:
+            self.say("there is only one branch here; e and r begin others")
             return
-        turn = ways[(ways.index(view.turn) + step) % len(ways)]
+        turn = siblings[(siblings.index(view.turn) + step) % len(siblings)]
         self.chat.switch_to(turn)
         self.transcript.show_branch(turn)
         self.save_session()
@@ -182,8 +156,8 @@ class TurnScreen(PanelScreen):
 
     def save_session(self) -> None:
         try:
-            if told := self.session.save():
-                self.say(told)
+            if notice := self.session.save():
+                self.say(notice)
         except UsageError as error:
             self.say(str(error), "error")
 
@@ -191,6 +165,11 @@ class TurnScreen(PanelScreen):
         view = self.transcript.live or self.selected_view(while_busy=True)
         if view:
             view.fold_thoughts()
+
+    def action_unfold(self) -> None:
+        view = self.transcript.live or self.selected_view(while_busy=True)
+        if view:
+            view.fold()
 
     # Copying
 
@@ -201,7 +180,7 @@ class TurnScreen(PanelScreen):
     def action_copy_answer(self) -> None:
         view = self.selected_view(while_busy=True)
         if view and view.turn:
-            self.copy(printable(view.turn.answer), "the answer is copied")
+            self.copy(printable(view.turn.answer), "answer copied")
 
     def action_copy_address(self, address: str) -> None:
         self.copy(printable(address), f"copied: {address}")
@@ -211,30 +190,30 @@ class TurnScreen(PanelScreen):
         if view and not view.select_code(step):
             self.say("there is no code in this answer")
 
-    def action_copy_code(self, place: int | None = None) -> None:
+    def action_copy_code(self, index: int | None = None) -> None:
         view = self.selected_view(while_busy=True)
-        code = view and view.select_code(0, place)
+        code = view and view.select_code(0, index)
         if code:
-            self.copy(code.text, "the code is copied")
+            self.copy(code.text, "code copied")
         elif view:
             self.say("there is no code in this answer")
 
-    def action_save_code(self, place: int | None = None) -> None:
+    def action_save_code(self, index: int | None = None) -> None:
         view = self.selected_view(while_busy=True)
-        code = view and view.select_code(0, place)
+        code = view and view.select_code(0, index)
         if code:
             self.run_worker(self.save_code(code.text, code_file_name(code.piece.language)))
         elif view:
             self.say("there is no code in this answer")
 
     async def save_code(self, code: str, name: str) -> None:
-        """Ask where to, and for leave where there is something already."""
-        written = await self.app.push_screen_wait(LineInput("Save the code as", name, code_file_path))
-        if written is None:
+        """Ask for the file name, and before overwriting a file."""
+        file_name = await self.app.push_screen_wait(LineInput("Save the code as", name, code_file_path))
+        if file_name is None:
             return
         text = f"{code}\n"
         try:
-            path = code_file_path(written)
+            path = code_file_path(file_name)
             try:
                 write_user_file(path, text, overwrite=False)
             except FileExistsError:
@@ -246,3 +225,26 @@ class TurnScreen(PanelScreen):
             self.say(str(error), "error")
         else:
             self.say(f"saved as {path}")
+
+
+def code_file_path(text: str) -> Path:
+    """Return the path that the user has typed. Raises UsageError if no file can be written there."""
+    path = expand_path(text.strip())
+    try:
+        if path.is_dir():  # also for an empty text, which is the working folder
+            raise UsageError(f"{path} is a folder", "name a file")
+        if not path.parent.is_dir():
+            raise UsageError(f"there is no folder {path.parent}", "create it first")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be accessed: {error.strerror}", "name another file") from error
+    return path
+
+
+def code_file_name(language: str) -> str:
+    """Return a file name with the usual suffix of a language, as named by the model."""
+    try:
+        patterns = get_lexer_by_name(language).filenames
+    except ClassNotFound:
+        return "code" + TEXT_SUFFIX
+    ending = Path(patterns[0]).suffix if patterns else ""
+    return "code" + (ending if ending.removeprefix(".").isalnum() else TEXT_SUFFIX)

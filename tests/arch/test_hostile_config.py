@@ -1,4 +1,4 @@
-"""Numbers and kinds in config.json that no model has: refused in one sentence, before any memory is asked for."""
+"""Impossible values in config.json are rejected in one sentence before any memory is allocated."""
 
 import json
 from pathlib import Path
@@ -66,12 +66,12 @@ LLAMA = {
         ("GptOss", {"swiglu_alpha": 1.5, "num_local_experts": 4, "num_experts_per_tok": 2}),
     ],
 )
-def test_what_would_change_the_numbers_is_not_passed_over(family: str, changes: dict[str, Any]) -> None:
+def test_a_field_that_changes_results_is_never_ignored(family: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModel):
         parse_config(LLAMA | {"architectures": [f"{family}ForCausalLM"]} | changes)
 
 
-def test_a_norm_without_its_epsilon_is_not_guessed() -> None:
+def test_a_missing_norm_epsilon_is_an_error() -> None:
     with pytest.raises(DamagedModel, match="lacks rms_norm_eps"):
         parse_config({name: value for name, value in LLAMA.items() if name != "rms_norm_eps"})
 

@@ -1,4 +1,4 @@
-"""Input and output without an engine: whatever is left of an output, a run goes on with it or refuses."""
+"""Input and output of a batch without an engine: a run resumes any partial output, or refuses it."""
 
 import io
 import json
@@ -49,7 +49,7 @@ def answer_all(source: Path, out: Path, stop_after: int = 100, ran: Any = RAN, *
         opened.close()
 
 
-def test_wherever_an_output_was_cut_the_run_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:
+def test_a_run_resumed_at_any_byte_writes_the_same_output(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     answer_all(source, out)
     whole = out.read_bytes()
@@ -64,14 +64,14 @@ def test_wherever_an_output_was_cut_the_run_ends_with_the_same_bytes(source: Pat
         assert job.counts.resumed == whole[:end].count(b"\n")
 
 
-def test_a_run_goes_on_again_and_again(source: Path, tmp_path: Path) -> None:
+def test_a_run_can_resume_repeatedly(source: Path, tmp_path: Path) -> None:
     answer_all(source, tmp_path / "once")
     for _ in range(4):
         answer_all(source, tmp_path / "often", stop_after=2)
     assert (tmp_path / "often").read_bytes() == (tmp_path / "once").read_bytes()
 
 
-def test_counts_are_of_the_whole_file(source: Path, tmp_path: Path) -> None:
+def test_counts_cover_the_complete_file(source: Path, tmp_path: Path) -> None:
     job = answer_all(source, tmp_path / "out", stop_after=4)
     assert (job.counts.total, job.counts.resumed, job.nothing_left) == (6, 0, False)
     job = answer_all(source, tmp_path / "out")
@@ -116,7 +116,7 @@ def test_lines_that_are_not_ours_are_refused_with_their_number(source: Path, tmp
         assert out.read_bytes() == b"".join(wrong)
 
 
-def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> None:
+def test_a_foreign_file_is_left_untouched(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.write_text("my notes")
     with pytest.raises(UsageError, match=r"already exists, but there is no out\.state"):
@@ -127,14 +127,14 @@ def test_a_file_of_somebody_else_is_left_alone(source: Path, tmp_path: Path) -> 
     assert out.read_text() == "my notes"
 
 
-def test_what_an_empty_output_was_begun_with_does_not_count(source: Path, tmp_path: Path) -> None:
+def test_the_settings_of_an_empty_output_are_ignored(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     answer_all(source, out, stop_after=0)
     assert answer_all(source, out, seed=4).counts.resumed == 0
     assert json.loads(state_path(out).read_text())["asked"]["seed"] == 4
 
 
-def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+def test_two_processes_cannot_write_the_same_file(tmp_path: Path) -> None:
     first = OutputFile(tmp_path / "out")
     with pytest.raises(UsageError, match="another process is writing"):
         OutputFile(tmp_path / "out")
@@ -142,13 +142,13 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     OutputFile(tmp_path / "out").close()
 
 
-def test_an_output_that_cannot_be_is_one_sentence(tmp_path: Path) -> None:
+def test_an_unwritable_output_is_one_error_message(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing" / "out"):
         with pytest.raises(UsageError, match="cannot be written"):
             OutputFile(path)
 
 
-def test_an_input_that_changes_meanwhile_is_told(source: Path, tmp_path: Path) -> None:
+def test_an_input_that_changes_during_the_run_is_reported(source: Path, tmp_path: Path) -> None:
     out = OutputFile(tmp_path / "out")
     with source.open("rb") as file:
         job = Job(file, out, ASKED)
@@ -160,7 +160,7 @@ def test_an_input_that_changes_meanwhile_is_told(source: Path, tmp_path: Path) -
     out.close()
 
 
-def test_a_stream_goes_into_a_new_file_and_is_not_gone_on_with(source: Path, tmp_path: Path) -> None:
+def test_input_from_a_stream_starts_a_new_file_and_never_resumes(source: Path, tmp_path: Path) -> None:
     def job_of(out: OutputStream) -> Job:
         read, write = os.pipe()
         os.write(write, source.read_bytes())

@@ -1,4 +1,4 @@
-"""Lines as people write them, and the lines that answer them, in the form of OpenAI's batches."""
+"""Input and output lines in the form of OpenAI's batches."""
 
 import json
 from typing import Any
@@ -36,7 +36,7 @@ def read(text: Any, number: int = 1, seed: int = 0) -> BatchLine:
         (GOOD | {"priority": 1}, "unknown_parameter", "priority"),
     ],
 )
-def test_a_line_that_is_no_request_says_why(text: Any, code: str, param: str | None) -> None:
+def test_an_invalid_line_reports_the_reason(text: Any, code: str, param: str | None) -> None:
     line = read(text, 17)
     assert line.error is not None
     answer = line.invalid_line_object(line.error)
@@ -48,7 +48,7 @@ def test_a_line_that_is_no_request_says_why(text: Any, code: str, param: str | N
     )
 
 
-def test_a_request_that_fails_is_told_as_over_http() -> None:
+def test_a_failed_request_has_the_error_body_of_http() -> None:
     answer = read(GOOD).failure_object(ContextOverflow(100, 64, "give --context 200"))
     assert answer["error"] is None and answer["custom_id"] == "a"
     assert answer["response"]["status_code"] == 400

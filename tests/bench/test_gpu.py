@@ -1,4 +1,4 @@
-"""The harness of bench/gpu.sh at tiny shapes on a processor: no number that it gives means anything."""
+"""The harness of bench/gpu.sh with tiny shapes on a CPU; its numbers mean nothing."""
 
 import json
 import re
@@ -27,6 +27,7 @@ MINUTES = 600  # seconds that all parts may take, with what lies between them
 VERDICTS = ("goal", "accepted", "below")
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("part", ["ceilings", "roofline", "prefill", "kernels", "rivals"])
 def test_a_part_gives_rows_that_a_table_shows(part: str) -> None:
     rows = list(import_module(f"bench.gpu.{part}").measure(SETTING))
@@ -128,7 +129,7 @@ def headers(folder: Path) -> int:
     return sum(8 + int.from_bytes(start, "little") for start in starts)
 
 
-def test_what_pytest_tells_becomes_rows() -> None:
+def test_pytest_outcomes_become_rows() -> None:
     report = ElementTree.fromstring(
         '<testsuite><testcase name="good"/><testcase name="bad"><failure message="it is&#10;wrong"/></testcase>'
         '<testcase name="not here"><skipped message="no GPU"/></testcase></testsuite>'

@@ -1,5 +1,4 @@
-"""Rates of streams beside each other, against an engine that is simulated step by step; bytes and operations of
-their steps, counted one by one."""
+"""Rates of concurrent streams against an engine simulated step by step; bytes and operations are counted."""
 
 import random
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""What a result says of where it was measured."""
+"""The machine section of a result."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
 
 
-def test_the_commit_is_told_with_a_mark_where_files_differ(tmp_path: Path) -> None:
+def test_the_commit_is_marked_where_files_differ(tmp_path: Path) -> None:
     git(tmp_path, "init")
     (tmp_path / "file").write_text("a")
     git(tmp_path, "add", "file")
@@ -27,7 +27,7 @@ def test_the_commit_is_told_with_a_mark_where_files_differ(tmp_path: Path) -> No
     assert git_commit(tmp_path) == f"{clean}-dirty"
 
 
-def test_what_lies_in_a_checkout_of_something_else_has_no_commit(tmp_path: Path) -> None:
+def test_a_foreign_checkout_gives_no_commit(tmp_path: Path) -> None:
     git(tmp_path, "init")
     (tmp_path / "below").mkdir()
     assert git_commit(tmp_path / "below") is None
@@ -48,17 +48,17 @@ def test_noise_is_never_hidden(others: float, stolen: float, said: str | None) -
     assert warning is None if said is None else warning and warning.startswith(said)
 
 
-def test_what_another_program_takes_is_heard() -> None:
+def test_load_of_other_programs_is_measured() -> None:
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as loop:
         listener = NoiseMeter()
         time.sleep(0.5)
         noise = listener.stop()
         loop.kill()
     assert noise.others > 0
-    assert noise.seconds == pytest.approx(0.5, rel=0.5)
+    assert 0.5 <= noise.seconds < 10
 
 
-def test_the_most_memory_can_be_counted_anew() -> None:
+def test_peak_memory_can_be_reset() -> None:
     place = resolve_device("cpu")
     held = b"a" * 200_000_000
     before = peak_bytes(place)

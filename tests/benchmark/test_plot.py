@@ -1,4 +1,4 @@
-"""Plots are pictures of what was measured."""
+"""Plots of benchmark results."""
 
 import xml.etree.ElementTree
 from collections.abc import Callable
@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-from matplotlib import image
 
 from localllm.benchmark import plot
 from localllm.benchmark.result import BenchmarkResult
@@ -23,6 +22,8 @@ def result(tiny: Callable[[str], Path], settings: Settings) -> BenchmarkResult:
 
 
 def test_a_png_holds_a_picture(result: BenchmarkResult, tmp_path: Path) -> None:
+    from matplotlib import image
+
     file = tmp_path / "a.PNG"
     plot.draw_result(result, file)
     pixels = image.imread(file, format="png")
@@ -46,7 +47,7 @@ def test_an_svg_names_all_panels(result: BenchmarkResult, tmp_path: Path) -> Non
     assert all(f"<!-- {name} -->" in text for name in names)
 
 
-def test_only_what_differs_is_drawn_over(tiny: Callable[[str], Path], settings: Settings, tmp_path: Path) -> None:
+def test_only_varying_parameters_are_axes(tiny: Callable[[str], Path], settings: Settings, tmp_path: Path) -> None:
     edition = load_subject(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
     result = run_benchmark([edition], BenchmarkPlan(ScenarioGrid((8,), (0,), (1,), (1,)), 1))  # without any gap
     assert len(list(plot.result_panels(result))) == 2
@@ -60,12 +61,12 @@ def test_other_formats_are_refused(name: str, tmp_path: Path) -> None:
         plot.check_plot(tmp_path / name)
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_does_not_exist_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         plot.check_plot(tmp_path / "nowhere" / "a.png")
 
 
-def test_without_matplotlib_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_the_remedy_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'localllm\[plot\]'"):
         plot.check_plot(tmp_path / "a.png")

@@ -1,5 +1,5 @@
-"""Benchmarks of real models: every number of the report follows from its raw gaps, and from what the steps read.
-What the numbers are is not tested: machines differ."""
+"""Benchmarks of real models: every reported number follows from raw gaps and from the bytes that steps read.
+Absolute values are not tested, as machines differ."""
 
 import csv
 import io
@@ -134,11 +134,11 @@ def test_csv_and_markdown_have_a_row_a_scenario(measured: tuple[Subject, Benchma
     assert all(line.startswith("- ") for line in lines[len(table) + 1 :])
 
 
-def test_the_page_says_what_ran_and_what_really_came(measured: tuple[Subject, BenchmarkResult]) -> None:
+def test_the_page_states_the_run_and_the_actual_counts(measured: tuple[Subject, BenchmarkResult]) -> None:
     subject, result = measured
     text = format_benchmark(result)
     assert f"model       {subject.name}" in text
-    assert "2 rounds after one to warm up, greedy, without drafts, prompts of random tokens" in text
+    assert "2 rounds after a warm-up round, greedy, without drafts, prompts of random tokens" in text
     [row] = [line.split() for line in text.splitlines() if line.startswith("3 x 40+6 at 37  ")][:1]
     assert row[-3:] == ["45", "32", "6"]
 
@@ -198,7 +198,7 @@ def test_bytes_are_counted_by_step_and_not_by_token(tiny: Write, settings: Setti
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_drafts_are_made_only_where_they_are_asked_for(tiny: Write, settings: Settings, drafts: bool) -> None:
+def test_drafts_are_made_only_on_request(tiny: Write, settings: Settings, drafts: bool) -> None:
     edition = of(tiny("Llama 3.x"), settings)
 
     def load(context: int) -> LLM:
@@ -268,7 +268,7 @@ def test_prompts_cut_from_a_text_are_its_tokens_behind_three_others(tiny: Write,
     assert any(first[3:] == (ids * 2)[at : at + 27] for at in range(len(ids)))
 
 
-def test_two_that_memory_does_not_hold_together_are_refused(
+def test_two_models_that_do_not_fit_together_are_refused(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edition = of("demo", settings)
@@ -285,7 +285,7 @@ def test_two_rounds_are_too_few_to_compare(tiny: Write, settings: Settings) -> N
         compare_models(edition, edition, BenchmarkPlan(ASKED, 2))
 
 
-def test_what_cannot_run_is_told_with_its_reason(tiny: Write, settings: Settings) -> None:
+def test_a_model_that_cannot_run_is_reported_with_the_reason(tiny: Write, settings: Settings) -> None:
     edition = of(tiny("Llama 3.x"), settings)
     result = run_benchmark([edition], BenchmarkPlan(ScenarioGrid((20, 5000), outputs=(2,)), 1))
     [measured] = result.models

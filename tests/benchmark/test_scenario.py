@@ -1,4 +1,4 @@
-"""Lists become scenarios, within what a model knows."""
+"""Lists of lengths become scenarios within the limits of a model."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_each_length_is_measured_with_each_depth_and_batch() -> None:
     ]
 
 
-def test_what_is_named_twice_is_measured_once() -> None:
+def test_duplicates_are_measured_once() -> None:
     assert ScenarioGrid((5, 5), (0,), (1, 1), (2,)).scenarios(100) == [Scenario(5, 0, 1, 2)]
 
 
@@ -27,7 +27,7 @@ def test_the_usual_lengths_fit_every_model(context: int, depths: tuple[int, ...]
     assert len(within) == sum(depth < context - 1 for depth in depths)
 
 
-def test_what_is_asked_for_is_not_made_shorter() -> None:
+def test_requested_lengths_are_not_shortened() -> None:
     [found] = ScenarioGrid((600,), outputs=(10,)).scenarios(512)
     assert (found.prompt, found.output) == (600, 10)
     assert unrunnable_reason(found, 512) == "610 tokens per stream, but the model supports 512"
@@ -46,12 +46,12 @@ def test_numbers_are_read_from_a_list(asked: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ["", "1,", "x", "1.5", "-3", "0", "²", "9" * 12])
-def test_what_is_no_number_is_named(asked: str) -> None:
+def test_an_invalid_number_is_named(asked: str) -> None:
     with pytest.raises(UsageError, match="--batch holds"):
         parse_numbers(asked, "--batch")
 
 
-def test_nothing_asked_stays_nothing_and_depth_may_be_0() -> None:
+def test_an_empty_list_stays_empty_and_depth_may_be_0() -> None:
     assert parse_numbers(None, "--prompt") is None
     assert parse_numbers("0,16", "--depth", 0) == (0, 16)
 

@@ -60,7 +60,7 @@ def test_its_weights_stay_packed(llm: LLM) -> None:
     assert llm.weight_bytes < 7_000_000
 
 
-def test_in_float32_it_is_what_transformers_makes_of_its_weights(model: Any) -> None:  # noqa: F811
+def test_in_float32_its_logits_are_those_of_transformers(model: Any) -> None:  # noqa: F811
     with localllm.load("demo", dtype="float32") as llm:
         ids = llm.tokenizer.encode("Once upon a time, there was a little fox.")
         torch.testing.assert_close(llm.logits(ids), model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=0)
@@ -91,7 +91,7 @@ def test_parts_of_text_are_joined(llm: LLM) -> None:
     )
 
 
-def test_a_model_says_what_it_is(llm: LLM) -> None:
+def test_model_properties(llm: LLM) -> None:
     assert repr(llm).startswith("<LLM demo on ")
     assert localllm.__version__[0].isdigit()
 

@@ -1,4 +1,4 @@
-"""The boxed model's folder: its layout, its template, and whole answers to the documented prompts."""
+"""The folder of the bundled model: layout, template, and complete answers to the documented prompts."""
 
 import json
 from pathlib import Path
@@ -128,5 +128,5 @@ def test_a_list_without_a_title_is_copied(model, tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "prompt", ["write a python program that sorts a list", "translate 'good morning' to French"]
 )
-def test_what_it_cannot_do_is_refused(model, tokenizer: Tokenizer, prompt: str) -> None:
+def test_impossible_requests_are_declined(model, tokenizer: Tokenizer, prompt: str) -> None:
     assert "I am only a small demo model" in answer(model, tokenizer, prompt)

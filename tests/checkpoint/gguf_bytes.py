@@ -1,4 +1,4 @@
-"""GGUF files written byte by byte, so that a test can make any of the bytes wrong."""
+"""GGUF files written byte by byte, so that a test can corrupt any of them."""
 
 import struct
 from collections.abc import Iterable

@@ -89,8 +89,14 @@ def gptq(
 
 
 def pack_quantized(
-    weight: Tensor, bits: int = 4, group: int = 32, symmetric: bool = True, actorder: bool = False
+    weight: Tensor,
+    bits: int = 4,
+    group: int = 32,
+    symmetric: bool = True,
+    actorder: bool = False,
+    blocks: bool = False,
 ) -> Stored:
+    """blocks: groups are blocks of one row, whose zero points are not packed."""
     columns = weight.shape[1]
     group_of = in_turn(columns, group)
     if actorder:
@@ -101,7 +107,9 @@ def pack_quantized(
         "weight_scale": scale,
         "weight_shape": torch.tensor(weight.shape),
     }
-    if not symmetric:
+    if blocks:
+        tensors["weight_zero_point"] = (zero - 2 ** (bits - 1)).to(torch.int8)
+    elif not symmetric:
         tensors["weight_zero_point"] = in_words(zero.T.numpy(), bits).T.contiguous()
     if actorder:
         tensors["weight_g_idx"] = group_of.int()
@@ -183,6 +191,15 @@ LAYOUTS: dict[str, tuple[Writer, dict[str, Any]]] = {
         partial(pack_quantized, symmetric=False),
         compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, symmetric=False),
     ),
+    **{
+        f"W{bits}A16, blocks of a row, zero points": (
+            partial(pack_quantized, bits=bits, symmetric=False, blocks=True),
+            compressed(
+                "pack-quantized", num_bits=bits, strategy="block", block_structure=[1, 32], symmetric=False
+            ),
+        )
+        for bits in (4, 8)
+    },
     "W4A16, actorder": (
         partial(pack_quantized, actorder=True),
         compressed("pack-quantized", num_bits=4, strategy="group", group_size=32, actorder="group"),

@@ -1,4 +1,4 @@
-"""What a broken or hostile model folder gets: one sentence that names the fault, and the documented exit code."""
+"""A damaged or hostile model folder gives one sentence that names the fault, and the documented exit code."""
 
 import json
 import random
@@ -63,14 +63,14 @@ def test_an_extra_tensor_is_named(folder: Path) -> None:
     assert "model.surprise.weight" in error_of(folder).message
 
 
-def test_a_wrong_shape_is_told_with_both(folder: Path) -> None:
+def test_a_wrong_shape_is_reported_with_both(folder: Path) -> None:
     edit_tensors(folder, lambda t: t.update({QUERY: t[QUERY].T.contiguous()}))
     message = error_of(folder).message
     assert QUERY in message and "[48, 60]" in message and "[60, 48]" in message
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_weight_that_is_no_number_is_found(folder: Path, value: float) -> None:
+def test_a_weight_that_is_not_a_number_is_detected(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
     assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
@@ -127,7 +127,7 @@ def test_a_hostile_header(folder: Path, edit: Callable[[dict[str, Any]], object]
 
 
 @pytest.mark.parametrize("shape", [[0, 2, 2], [10_000, 0, 2]])
-def test_experts_that_take_no_room(folder: Path, shape: list[int]) -> None:
+def test_experts_of_size_zero(folder: Path, shape: list[int]) -> None:
     empty = {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}
     rewrite_header(folder, lambda h: h.update({"model.layers.0.mlp.experts.down_proj": empty}))
     assert "is not a stack of experts" in error_of(folder).message
@@ -180,7 +180,7 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     assert "contains no a.safetensors" in error_of(folder).message
 
 
-def test_a_tensor_in_two_shards_is_one_too_many(folder: Path) -> None:
+def test_a_tensor_in_two_shards_is_an_error(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     save_file({NORM: tensors[NORM]}, folder / "more.safetensors")
     index = {"weight_map": {QUERY: "model.safetensors", NORM: "more.safetensors"}}
@@ -256,7 +256,7 @@ def test_a_quantization_that_does_not_run_is_named(folder: Path, layout: dict[st
 @pytest.mark.parametrize(
     "layout", ["gptq", [], {"quant_method": 5}, {"config_groups": [1]}, {"config_groups": {"a": 1}}]
 )
-def test_a_quantization_that_makes_no_sense(folder: Path, layout: object) -> None:
+def test_an_invalid_quantization(folder: Path, layout: object) -> None:
     edit_config(folder, quantization_config=layout)
     assert isinstance(error_of(folder), DamagedModel)
 
@@ -298,7 +298,7 @@ def tensors_of(header):
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", ["float", "quantized"])
-def test_a_flipped_bit_in_a_header_is_told_as_damage(tmp_path, kind, seed):
+def test_a_flipped_bit_in_a_header_is_reported_as_damage(tmp_path, kind, seed):
     folder = tmp_path / "model"
     if kind == "quantized":
         shutil.copytree(PACKAGE_FOLDER / "boxed" / "demo", folder)

@@ -34,7 +34,7 @@ def flip(file: Path, at: int) -> None:
     file.write_bytes(content)
 
 
-def test_every_file_that_an_answer_depends_on_is_hashed_and_no_other(model: Path) -> None:
+def test_exactly_the_files_that_determine_an_answer_are_hashed(model: Path) -> None:
     (model / "README.md").write_text("not read")
     (model / "additional_chat_templates").mkdir()
     (model / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
@@ -61,7 +61,7 @@ def test_all_parts_of_a_gguf_model_are_hashed(tmp_path: Path) -> None:
     assert [file.path for file in digest_model(tmp_path / names[0])] == names
 
 
-def test_one_bit_of_a_small_file_is_another_model(model: Path) -> None:
+def test_one_changed_bit_of_a_small_file_changes_the_digest(model: Path) -> None:
     before = digest_model(model)
     flip(model / "model.safetensors", -1)
     [(old, new)] = [(a, b) for a, b in zip(before, digest_model(model), strict=True) if not a.matches(b)]
@@ -70,14 +70,14 @@ def test_one_bit_of_a_small_file_is_another_model(model: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 4_999, 295_904, 299_999], ids=["first", "begin", "slice", "last"])
-def test_what_is_sampled_of_a_large_file_is_compared(large: Path, at: int) -> None:
+def test_samples_of_a_large_file_are_compared(large: Path, at: int) -> None:
     before = of_weights(large)
     assert (before.sha256, before.matches(of_weights(large))) == (None, True)
     flip(large / "model.safetensors", at)
     assert not before.matches(of_weights(large))
 
 
-def test_a_large_file_that_was_cut_or_written_over_is_another(large: Path) -> None:
+def test_a_truncated_or_overwritten_large_file_changes_the_digest(large: Path) -> None:
     before, file = of_weights(large), large / "model.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1])
@@ -86,7 +86,7 @@ def test_a_large_file_that_was_cut_or_written_over_is_another(large: Path) -> No
     assert not before.matches(of_weights(large))
 
 
-def test_the_hash_of_the_hub_is_taken_from_the_name_of_the_content(large: Path, tmp_path: Path) -> None:
+def test_the_hubs_hash_is_read_from_the_blob_name(large: Path, tmp_path: Path) -> None:
     weights = large / "model.safetensors"
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     blob = tmp_path / "blobs" / sha256
@@ -103,5 +103,5 @@ def test_the_hash_of_the_hub_is_taken_from_the_name_of_the_content(large: Path, 
     assert combine_digests(digest_model(by_itself))[1] == "samples"
 
 
-def test_files_of_which_nothing_is_known_of_both_are_not_taken_for_the_same() -> None:
+def test_files_without_a_common_hash_are_not_considered_equal() -> None:
     assert not FileDigest("a", 5, "x", None).matches(FileDigest("a", 5, None, "y"))

@@ -11,7 +11,7 @@ from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint
 
 
-def test_a_folder_says_what_its_files_say(tmp_path: Path) -> None:
+def test_facts_of_a_folder(tmp_path: Path) -> None:
     facts = summarize_model(write_model(tmp_path))
     assert (facts.architecture, facts.context) == ("LlamaForCausalLM", 4096)
     assert facts.layers == (("attention (4 heads, 4 KV heads of 16), MLP of 128", 2),)
@@ -29,7 +29,7 @@ def test_a_quantization_is_named_also_where_it_does_not_run(tmp_path: Path) -> N
     assert facts.quantization == "gptq" and "in 3 bits" in str(facts.refused)
 
 
-def test_layers_of_several_kinds_are_told_apart(tmp_path: Path) -> None:
+def test_layer_types_are_distinguished(tmp_path: Path) -> None:
     kind, changes = FAMILIES["gpt-oss"]
     make_checkpoint(tmp_path, kind, **changes)
     facts = summarize_model(tmp_path)

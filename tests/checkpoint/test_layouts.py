@@ -1,4 +1,4 @@
-"""Each layout of quantized weights, matrix by matrix: what words mean, and what is said of senseless files."""
+"""Each layout of quantized weights, matrix by matrix, and the errors for inconsistent files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,7 +49,7 @@ def load(tensors: dict[str, Tensor], quantization: Any, rows: int, columns: int)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 40), columns=st.integers(1, 150), seed=st.integers(0, 99))
-def test_a_product_is_that_with_the_weight_it_stands_for(layout: str, rows: int, columns: int, seed: int) -> None:
+def test_products_match_the_dequantized_weight(layout: str, rows: int, columns: int, seed: int) -> None:
     torch.manual_seed(seed)
     if layout.startswith(("awq", "gptq")):  # what these layouts can hold
         rows, columns = 8 * rows, 8 * columns
@@ -162,7 +162,7 @@ NOT_STATED = "has zero points, but config.json says symmetric"
         ("fp8, blocks", changed("weight", lambda w: w.view(torch.int8)), "is stored as I8, which config.json"),
     ],
 )
-def test_tensors_that_make_no_sense(layout: str, edit: Callable[[Tensors], Tensors], words: str) -> None:
+def test_invalid_tensors(layout: str, edit: Callable[[Tensors], Tensors], words: str) -> None:
     writer, quantization = LAYOUTS[layout]
     tensors, _ = writer(torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(DamagedModel) as caught:
@@ -211,7 +211,7 @@ def test_scales_that_two_groups_of_columns_would_fit() -> None:
         ("int-quantized", {"quant_method": "mxfp4"}, "there is a tensor 'x.weight', but config.json says"),
     ],
 )
-def test_a_config_that_tells_of_other_tensors(layout: str, quantization: Any, words: str) -> None:
+def test_a_config_that_contradicts_the_tensors(layout: str, quantization: Any, words: str) -> None:
     tensors, _ = LAYOUTS[layout][0](torch.randn(ROWS, COLUMNS, generator=torch.Generator().manual_seed(0)))
     with pytest.raises(DamagedModel) as caught:
         load(tensors, quantization, ROWS, COLUMNS)
@@ -240,7 +240,7 @@ def test_a_scale_as_a_power_of_two() -> None:
     assert isinstance(matrix, Tensor) and torch.equal(matrix, exact)
 
 
-def test_products_of_8_bits_are_those_of_whole_numbers() -> None:
+def test_eight_bit_products_are_exact_integer_products() -> None:
     tensors, _ = published.int_quantized(torch.randn(33, 50))
     matrix = load(tensors, published.W8A8[1], 33, 50)
     x = torch.randn(4, 50)
@@ -297,6 +297,6 @@ def test_what_does_not_run_is_refused_with_the_reason(quantization: dict[str, An
     ],
     ids=range(9),
 )
-def test_nonsense_is_damage(quantization: dict[str, Any]) -> None:
+def test_nonsense_is_reported_as_damage(quantization: dict[str, Any]) -> None:
     with pytest.raises(DamagedModel):
         read_quantization({"quantization_config": quantization})

@@ -1,4 +1,4 @@
-"""No mutation of a model file crashes, hangs or fills the memory: it is read, or refused in a sentence."""
+"""No mutation of a model file crashes, hangs or exhausts memory: it is read, or refused with one error message."""
 
 import json
 import subprocess
@@ -12,7 +12,6 @@ import pytest
 
 from tests.tiny import make_checkpoint
 
-COUNT = 10_000
 TIME_LIMIT = 240  # seconds for all, which take five alone; a hang that no signal ends is found by it
 
 
@@ -64,16 +63,17 @@ def mutations(kind: str, file: Path, count: int, seed: int) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
-def test_mutated_headers_end_in_a_sentence(tmp_path: Path, kind: str) -> None:
+def test_mutated_headers_end_in_an_error_message(tmp_path: Path, kind: str, count: int) -> None:
     if kind == "gguf":
         file = tmp_path / "model.gguf"
         write_gguf(file)
     else:
         make_checkpoint(tmp_path, "Llama", num_hidden_layers=1, vocab_size=32)
         file = tmp_path / "model.safetensors"
-    result = mutations(kind, file, COUNT, seed=0)
+    result = mutations(kind, file, count, seed=0)
     assert not result["failures"]
     assert result["slowest_s"] < 1
-    assert result["ends"]["read"] > COUNT / 100  # some mutations change nothing that matters
-    assert result["ends"]["DamagedModel"] > COUNT / 4
+    assert result["ends"]["read"] > count / 100  # some mutations change nothing that matters
+    assert result["ends"]["DamagedModel"] > count / 4

@@ -1,4 +1,4 @@
-"""Headers read from a hub equal those read from the disk, and cost little more than themselves."""
+"""Headers read from a hub equal those read from disk, and transfer little more than themselves."""
 
 import pytest
 
@@ -27,14 +27,14 @@ def described(header):
     return tensors, header.config, header.generation_config, header.stored_bytes
 
 
-def test_of_one_file(hub, cache):
+def test_header_of_one_file(hub, cache):
     hub.add("org/tiny", DEMO)
     assert described(header_of("org/tiny")) == described(read_header(DEMO))
     assert hub.sent("model.safetensors") <= remote.SAFETENSORS_FIRST_BYTES
     assert not cache.exists()
 
 
-def test_of_several_files(hub, cache, tmp_path):
+def test_header_of_several_files(hub, cache, tmp_path):
     make_checkpoint(tmp_path / "one", "Qwen3").save_pretrained(tmp_path / "many", max_shard_size="100KB")
     assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
     (tmp_path / "many" / "tokenizer.json").write_text("{}")
@@ -54,7 +54,7 @@ def test_of_a_gguf_file_whose_header_ends_somewhere(hub, cache, monkeypatch, fir
     assert hub.sent(file.name) <= max(first, 2 * ends)
 
 
-def test_what_is_in_the_cache_is_not_asked_for(hub, cache):
+def test_cached_files_are_not_requested(hub, cache):
     hub.add("org/tiny", DEMO)
     watcher = Watcher()
     pull(plan_pull(parse_name("org/tiny"), watcher.say), watcher)
@@ -78,7 +78,7 @@ def test_a_header_longer_than_the_first_request(hub, cache, monkeypatch):
         (weights()[:-1], "its tensors need"),
     ],
 )
-def test_a_damaged_header_is_told_as_the_hub_s(hub, cache, content, message):
+def test_a_damaged_header_is_reported_as_the_hubs(hub, cache, content, message):
     hub.add("org/tiny", model_files(**{"model.safetensors": content}))
     with pytest.raises(DamagedModel, match=f"^org/tiny/model.safetensors is damaged: {message}"):
         header_of("org/tiny")
@@ -93,7 +93,7 @@ def test_a_damaged_gguf_file_costs_no_more_than_its_most(hub, cache, monkeypatch
     assert hub.sent("g.gguf") <= 8000
 
 
-def test_a_config_that_came_wrong_is_refused(hub, cache):
+def test_a_damaged_config_is_rejected(hub, cache):
     hub.add("org/tiny", DEMO)
     hub.disturb(faults.flipped(3), "config.json", times=None)
     with pytest.raises(DamagedModel, match=r"config.json of org/tiny does not have the digest that the Hub"):

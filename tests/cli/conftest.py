@@ -69,6 +69,6 @@ def program():
 
     def run(*arguments, **options):
         options = {"input": b"", "capture_output": True} | options
-        return subprocess.run([sys.executable, LAUNCHER, *arguments], timeout=60, **options)
+        return subprocess.run([sys.executable, LAUNCHER, *arguments], timeout=200, **options)
 
     return run

@@ -1,6 +1,6 @@
-"""An engine without a model: it answers by rules, so that tests of the command line need no weights.
+"""A fake engine that answers by rules, so that tests of the command line need no weights.
 
-`install()` puts it where the command line looks for the real one.
+`install()` replaces the real engine with it.
 """
 
 import sys
@@ -194,6 +194,9 @@ class FakeLLM:
 
     def _logprobs(self, character):
         return (TokenLogprob(ord(character), -0.5, ((ord(character), -0.5), (0, float("-inf")))),)
+
+    def measure_rates(self):
+        pass
 
     def record(self, metrics, home, note):
         pass

@@ -1,4 +1,4 @@
-"""The program with the fake engine behind it: `python tests/cli/launch.py run FOLDER ...`."""
+"""Run the program with the fake engine: `python tests/cli/launch.py run FOLDER ...`."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""`localllm batch` as a process of its own, with a real model: killed, interrupted, piped, and what it says."""
+"""`localllm batch` as a process with a real model: killed, interrupted, piped, and its output."""
 
 import json
 import os
@@ -77,20 +77,21 @@ def answers(model: str, source: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.mark.slow
-def test_a_thousand_lines_broken_off_four_times_give_the_same_file(
+def test_a_thousand_lines_interrupted_four_times_give_the_same_file(
     model: str, source: Path, answers: bytes, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.jsonl"
     sizes = sorted(random.sample(range(1, len(answers) * 3 // 4), 4))
     reached = []
     for size, how in zip(sizes, (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGKILL), strict=True):
+        before = out.stat().st_size if out.exists() else 0
         process = start(source, "-o", out, "--model", model)
-        until_written(process, out, size)
+        until_written(process, out, max(size, before + 1))  # not while Python itself starts
         process.send_signal(how)
         code, _, err = finish(process)
         ended = (-how, "")
         if how is signal.SIGINT:
-            ended = (130, "broken off; the same command goes on where it stopped\n")
+            ended = (130, "interrupted; run the same command again to resume\n")
         assert (code, err) == ended, f"before byte {size} of {sizes}"
         reached.append(out.stat().st_size)
     assert 0 < reached[0] < reached[-1] < len(answers)
@@ -101,7 +102,7 @@ def test_a_thousand_lines_broken_off_four_times_give_the_same_file(
 
 
 @pytest.mark.slow
-def test_answers_stand_in_the_order_of_the_input(answers: bytes, source: Path) -> None:
+def test_answers_are_in_input_order(answers: bytes, source: Path) -> None:
     asked = [None if row == "no JSON" else json.loads(row)["custom_id"] for row in source.read_text().splitlines()]
     rows = rows_of(answers.decode())
     assert [row["custom_id"] for row in rows] == asked
@@ -110,7 +111,7 @@ def test_answers_stand_in_the_order_of_the_input(answers: bytes, source: Path) -
     assert len({json.dumps(choice) for choice in said}) > LINES / 2  # else a swap would not show
 
 
-def test_the_same_command_again_finds_everything_there(model: str, source: Path, tmp_path: Path) -> None:
+def test_repeating_a_finished_command_computes_nothing(model: str, source: Path, tmp_path: Path) -> None:
     short, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     short.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[:9]))
     assert finish(start(short, "-o", out, "--model", model, "--seed", 1))[0] == 0
@@ -140,7 +141,7 @@ WRONG = [
 
 
 @pytest.mark.slow
-def test_lines_that_fail_are_told_in_their_place_and_the_run_goes_on(model: str, tmp_path: Path) -> None:
+def test_failed_lines_are_reported_in_order_and_the_run_continues(model: str, tmp_path: Path) -> None:
     piped = "\n".join([*map(json.dumps, WRONG), "no JSON", *map(json.dumps, WRONG[4:5])]).encode()
     out = tmp_path / "out.jsonl"
     process = start("-", "-o", out, "--model", model, "--context", 512, "--json", stdin=subprocess.PIPE)
@@ -160,7 +161,7 @@ def test_lines_that_fail_are_told_in_their_place_and_the_run_goes_on(model: str,
         None,
     ]
     assert [choice["text"][0] for choice in rows[8]["response"]["body"]["choices"]] == ["a", "b"]
-    assert (code, "9 of 11 lines have failed" in err) == (9, True)
+    assert (code, "9 of 11 requests failed" in err) == (9, True)
     summary = json.loads(printed)
     assert (summary["lines"], summary["ok"], summary["failed"], summary["kept"]) == (11, 2, 9, 0)
     usage = [row["response"]["body"]["usage"] for row in rows if status[rows.index(row)] == 200]
@@ -172,7 +173,7 @@ def test_lines_that_fail_are_told_in_their_place_and_the_run_goes_on(model: str,
 
 
 @pytest.mark.slow
-def test_an_answer_that_breaks_its_schema_fails_alone_and_one_that_was_cut_says_so(
+def test_an_answer_that_breaks_its_schema_fails_alone_and_truncation_is_reported(
     model: str, tmp_path: Path
 ) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "Yes"}}}
@@ -194,7 +195,7 @@ def test_an_answer_that_breaks_its_schema_fails_alone_and_one_that_was_cut_says_
     assert stopped["response"]["status_code"] == 500
     assert "the answer is not JSON" in stopped["response"]["body"]["error"]["message"]
     assert "nested" in deep["error"]["message"]
-    assert (code, "2 of 4 lines have failed" in err) == (9, True)
+    assert (code, "2 of 4 requests failed" in err) == (9, True)
 
 
 @pytest.mark.slow
@@ -207,7 +208,7 @@ def test_a_pipe_gets_the_lines_and_nothing_else(model: str, answers: bytes, sour
 
 
 @pytest.mark.slow
-def test_what_makes_no_sense_is_refused_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
+def test_invalid_options_are_rejected_before_the_model_is_loaded(source: Path, tmp_path: Path) -> None:
     for arguments, says in (
         ((source, "--model", "x", "--json"), "cannot both go to stdout"),
         ((tmp_path / "none", "--model", "x"), "cannot be read: No such file"),

@@ -1,4 +1,4 @@
-"""`localllm bench` with real models: its forms of output, and its exit codes."""
+"""`localllm bench` with real models: output formats and exit codes."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ def bench(capsys, monkeypatch):
     return run
 
 
-def test_a_page_for_people(bench):
+def test_text_output(bench):
     code, out, err = bench("demo", *SHORT)
     assert (code, err) == (0, "")
     titles = ("date ", "processor ", "model ", "ceilings ", "SPEED, tokens/s", "LATENCY", "ROOFLINE")
@@ -84,26 +84,26 @@ def test_two_models_are_compared(bench, tmp_path):
     ("arguments", "said"),
     [
         (("demo", "demo"), "2 models are named; name one, or two with --compare"),
-        (("--compare", "demo"), "--compare takes two; name two models, or one with --quant none,int8, say"),
-        (("--compare", "a", "b", "c"), "--compare takes two"),
-        (("demo", "--json", "--csv"), "three forms of one answer; ask for one of them"),
+        (("--compare", "demo"), "--compare needs two models; name two, or one with --quant none,int8"),
+        (("--compare", "a", "b", "c"), "--compare needs two models"),
+        (("demo", "--json", "--csv"), "--json, --csv and --markdown cannot be combined; leave out all but one"),
         (("demo", "--plot", "a.gif"), "a.gif is neither a PNG nor an SVG file; use a name that ends in .png"),
         (("demo", "--repeat", 0), "--repeat is 0; give a whole number from 1"),
         (("demo", "--prompt", "1,x"), "--prompt holds 'x'; give whole numbers from 1, as in 128,512"),
-        (("demo", "--quant", "int3"), "--quant holds 'int3'; name none, int8 or int4"),
+        (("demo", "--quant", "int3"), "--quant contains 'int3'; give none, int8 or int4"),
         (("demo", "--batch", 33), "demo can run none of the scenarios: the engine runs at most 32 streams"),
         (("demo", "--prompt", 9999), "10023 tokens per stream, but the model supports 1024"),
         (("demo", "--compare", "demo", "--repeat", 2), "2 rounds are too few to compare; use --repeat 3 or more"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(bench, arguments, said):
+def test_invalid_options_are_rejected_in_one_line(bench, arguments, said):
     code, out, err = bench(*arguments)
     assert (code, out) == (2, "")
     assert said in err
     assert err.count("\n") == 1
 
 
-def test_a_model_that_is_not_there(bench):
+def test_a_model_that_does_not_exist(bench):
     code, _, err = bench("nowhere/at/all")
     assert code == 8
     assert err.startswith("error: ")

@@ -57,7 +57,7 @@ def test_words_are_searched(localllm, names):
     )
     hit = json.loads(localllm("chats", "ten", "--json")[1])
     assert (hit[0]["id"], hit[0]["place"]["part"], hit[0]["place"]["match"]) == (names[1], "question", "ten")
-    assert localllm("chats", "wolf") == (0, "", "no conversation has all of these words\n")
+    assert localllm("chats", "wolf") == (0, "", "no conversation contains all of these words\n")
 
 
 def test_a_conversation_is_exported(localllm, names, tmp_path):
@@ -81,7 +81,7 @@ def test_conversations_are_deleted_all_or_none(localllm, names, home):
     assert list(home.glob("*.json")) == []
 
 
-def test_a_damaged_file_is_listed_and_told(localllm, names, home):
+def test_a_damaged_file_is_listed_and_reported(localllm, names, home):
     (home / "broken.json").write_text("{")
     code, out, err = localllm("chats")
     assert code == 0 and "broken" in out and "broken.json is not JSON" in err
@@ -101,12 +101,12 @@ def test_a_damaged_file_is_listed_and_told(localllm, names, home):
         (["--export", "last", "-o", "none/x.md"], "cannot be written"),
     ],
 )
-def test_what_makes_no_sense_is_refused(localllm, names, words, told):
+def test_invalid_options_are_rejected(localllm, names, words, told):
     code, out, err = localllm("chats", *words)
     assert (code, out) == (2, "")
     assert told in err
 
 
-def test_one_answer_goes_on_with_nothing(localllm, model, names):
+def test_flags_of_one_answer_resume_no_conversation(localllm, model, names):
     code, _, err = localllm("run", model, "hello", "--resume", "last")
-    assert code == 2 and "--resume goes on with a conversation, and here is one question" in err
+    assert code == 2 and "--resume is for conversations, and there is a prompt" in err

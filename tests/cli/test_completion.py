@@ -1,4 +1,4 @@
-"""The Tab key: what is offered, and that real shells put it into the line."""
+"""Tab completion: the offered words, and their insertion by real shells."""
 
 import json
 import os
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from localllm.cli.complete import COMPLETION_VARIABLE, completions, split_words
-from tests.cli.test_terminal import Terminal
+from localllm.__main__ import COMPLETION_VARIABLE
+from localllm.cli.complete import completions, split_words
+from tests.cli.test_repl import Terminal
 from tests.hub.folders import SNAPSHOT, write_cached, write_model
-from tools.cli_docs import COMMAND_TABLE, words
+from tools.cli_docs import COMMAND_TABLE, command_table
 
 ROOT = Path(__file__).parents[2]
 CTRL_A = "\x01"
@@ -32,8 +33,8 @@ def words_at(line):
 
 
 def test_the_words_are_those_of_the_commands():
-    assert COMMAND_TABLE.read_text(encoding="utf-8") == words(), (
-        "words.json is stale: run `python tools/cli_docs.py`"
+    assert COMMAND_TABLE.read_text(encoding="utf-8") == command_table(), (
+        "commands.json is stale: run `python tools/cli_docs.py`"
     )
 
 
@@ -41,6 +42,11 @@ def test_the_words_are_those_of_the_commands():
     ("line", "expected"),
     [
         ("localllm sh", ["show"]),
+        ("localllm help sh", ["show"]),
+        ("localllm help show ", []),
+        ("localllm run demo --activations ", ["auto", "24", "16", "8"]),
+        ("localllm diff demo demo --kv-dtype-b f", ["fp8"]),
+        ("localllm plan demo --quant q4", ["q4_k_m"]),
         ("localllm --ver", ["--version"]),
         ("localllm run --no-", ["--no-think", "--no-draft"]),
         ("localllm run demo --device ", ["auto", "cpu", "cuda"]),
@@ -81,7 +87,7 @@ def test_the_words_are_those_of_the_commands():
         ("localllm run demo --stop-id ", []),
     ],
 )
-def test_what_is_offered_fits_the_place(line, expected):
+def test_offers_fit_the_position(line, expected):
     assert words_at(line) == expected
 
 
@@ -122,11 +128,11 @@ def test_models_of_the_cache_are_offered_with_their_editions(tmp_path):
 def test_names_that_the_user_gave_are_offered(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "aliases.json").write_text(json.dumps({"mine": "qwen3:8b", "not a name": "x"}))
-    assert ("mine", "one of your names") in completions("localllm run mi")
+    assert ("mine", "an alias") in completions("localllm run mi")
     assert "not a name" not in words_at("localllm run ")
 
 
-def test_kept_conversations_are_offered_where_one_is_named(tmp_path):
+def test_saved_conversations_are_completed(tmp_path):
     assert words_at("localllm run demo --resume ") == []
     (tmp_path / "home" / "chats").mkdir(parents=True)
     for name in ("fox", "moon"):
@@ -136,7 +142,7 @@ def test_kept_conversations_are_offered_where_one_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"a": 1, "a": 2}'])
-def test_a_damaged_file_of_names_hides_no_other(tmp_path, content):
+def test_a_damaged_alias_file_hides_no_other_names(tmp_path, content):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "aliases.json").write_text(content)
     assert words_at("localllm run dem") == ["demo"]
@@ -160,7 +166,7 @@ def ask(line):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
 
-def test_an_answer_imports_nothing_that_takes_time(tmp_path):
+def test_completion_imports_nothing_slow(tmp_path):
     for i in range(100):
         write_cached(tmp_path / "cache", f"someone/model-{i}")
     done = ask("localllm run ")
@@ -217,7 +223,7 @@ SHELLS = {
 
 
 @pytest.mark.parametrize("name", SHELLS)
-def test_a_shell_puts_into_the_line_what_is_meant(shell, tmp_path, here, name):
+def test_shells_insert_the_completion(shell, tmp_path, here, name):
     (write_cached(tmp_path / "cache", "someone/their-GGUF") / "their-Q4_K_M.gguf").touch()
     write_model(here / "tinsel-model")
     (here / "notes.txt").touch()

@@ -1,4 +1,4 @@
-"""`localllm create`, and the commands that take what it made."""
+"""`localllm create`, and the commands that use its result."""
 
 import json
 
@@ -14,7 +14,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def test_an_edition_is_made_run_shown_copied_and_removed(tmp_path, real):
+def test_a_created_model_is_run_shown_copied_and_removed(tmp_path, real):
     (tmp_path / "Modelfile").write_text(CAT)
     assert real("create", "mycat")[:2] == (0, "mycat\n")
     said = real("run", "mycat", "Hi")[1]
@@ -50,7 +50,7 @@ def test_a_path_begins_at_the_folder_of_the_modelfile(tmp_path, real):
         ("x", None, 2, "cannot be read"),
     ],
 )
-def test_what_cannot_be_made_leaves_nothing_behind(tmp_path, real, name, text, code, told):
+def test_a_failed_create_leaves_nothing_behind(tmp_path, real, name, text, code, told):
     if text is not None:
         (tmp_path / "Modelfile").write_text(text)
     found, _, err = real("create", name)

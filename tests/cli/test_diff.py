@@ -1,4 +1,4 @@
-"""`localllm diff` with real models: what it prints, as a table and as JSON, and its exit codes."""
+"""`localllm diff` with real models: table, JSON and exit codes."""
 
 import json
 import subprocess
@@ -69,13 +69,13 @@ def test_the_program_compares_safetensors_with_gguf():
     assert max(map(len, page.splitlines())) <= 80
     lines = {line.split("  ")[0]: " ".join(line.split("  ")[1:]).strip() for line in page.splitlines()}
     assert (lines["reference"], lines["compared"]) == ("stories260K", "stories260K-f32")
-    assert lines["perplexity changes by"] == "0.00% ± 0.00%"
-    assert lines["same likeliest token"] == "100.00% ± 0.00%"
-    assert page.count("64 of 64 tokens are the same") == 2
+    assert lines["perplexity change"] == "0.00% ± 0.00%"
+    assert lines["same top token"] == "100.00% ± 0.00%"
+    assert page.count("64 of 64 tokens are identical") == 2
 
 
 @pytest.mark.slow
-def test_a_text_of_ones_own_from_a_file_and_from_stdin(diff, tmp_path, monkeypatch):
+def test_a_custom_text_from_a_file_and_from_stdin(diff, tmp_path, monkeypatch):
     file = tmp_path / "text.txt"
     file.write_text("Once upon a time there was a fox. " * 40)
     code, out, err = diff("demo", "demo", "--text", file, "--window", 50, "--json")
@@ -110,7 +110,7 @@ def test_a_text_of_ones_own_from_a_file_and_from_stdin(diff, tmp_path, monkeypat
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(diff, arguments, code, message):
+def test_invalid_options_are_rejected(diff, arguments, code, message):
     found, out, err = diff(*arguments)
     assert (found, out) == (code, "")
     assert message in err
@@ -134,20 +134,20 @@ def test_text_that_is_not_utf8_is_refused(diff, tmp_path):
     assert (code, "is not valid UTF-8 at byte 3" in err) == (2, True)
 
 
-def test_show_tells_the_report_of_a_model_that_has_one(localllm, tmp_path):
+def test_show_prints_a_quality_report(localllm, tmp_path):
     folder = write_model(tmp_path / "tiny")
     write_report(QUALITY, folder)
     code, out, err = localllm("show", str(folder))
     assert (code, err) == (0, "")
     assert "hidden size" in out
-    assert "KL divergence, nats     0.01230 ± 0.000400 on average" in out
+    assert "KL divergence, nats   0.01230 ± 0.000400 on average" in out
     shown = json.loads(localllm("show", str(folder), "--json")[1])
     assert shown["quality"]["distance"]["same_top"] == {"value": 0.951, "error": 0.0042}
     (folder / REPORT_FILE).unlink()
     assert json.loads(localllm("show", str(folder), "--json")[1])["quality"] is None
 
 
-def test_show_tells_a_report_that_cannot_be_read_and_the_rest(localllm, tmp_path):
+def test_show_reports_an_unreadable_report_and_prints_the_rest(localllm, tmp_path):
     folder = write_model(tmp_path / "tiny")
     (folder / REPORT_FILE).write_text('{"version": 1, "reference": 3}')
     code, out, err = localllm("show", str(folder))

@@ -1,4 +1,4 @@
-"""`localllm embed`, and what `list`, `show` and `plan` say of an embedder."""
+"""`localllm embed`, and `list`, `show` and `plan` of an embedder."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import localllm as library
-from tests.embedding.checkpoints import MEAN, make_encoder, sentence_transformer
+from tests.llm.encoder_checkpoints import MEAN, make_encoder, sentence_transformer
 
 TEXTS = ["the cat sat", "a dog runs slowly", "un red mat"]
 
@@ -38,13 +38,13 @@ def test_each_text_becomes_a_line(real: Any, folder: Path, vectors: np.ndarray) 
         assert np.array_equal(np.array([json.loads(line) for line in out.splitlines()], np.float32), vectors)
 
 
-def test_json_tells_of_tokens_and_of_what_was_cut(real: Any, folder: Path) -> None:
+def test_json_reports_tokens_and_truncation(real: Any, folder: Path) -> None:
     code, out, err = real("embed", str(folder), "--json", "--truncate", "--dimensions", "7", "cat", "cat " * 30)
     first, second = map(json.loads, out.splitlines())
     assert code == 0
     assert (first["index"], first["tokens"], first["truncated"], len(first["embedding"])) == (0, 3, 0, 7)
     assert (second["index"], second["tokens"], second["truncated"]) == (1, 24, 8)
-    assert "text 2 was cut, 8 tokens are left out" in err
+    assert "text 2 was truncated by 8 tokens" in err
 
 
 def test_a_prompt_of_the_model_is_put_before(real: Any, folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_more_lines_than_are_embedded_together(real: Any, folder: Path, vectors:
 @pytest.mark.parametrize(
     ("arguments", "piped", "code", "told"),
     [
-        ((), b"", 2, "there is nothing to embed"),
+        ((), b"", 2, "no texts are given"),
         ((), b"cat\n\ndog", 2, "line 2 of stdin is empty"),
         ((), b"cat\n\xff", 2, "line 2 of stdin is not valid UTF-8"),
         (("",), b"", 2, "a text to embed is empty"),
@@ -70,7 +70,7 @@ def test_more_lines_than_are_embedded_together(real: Any, folder: Path, vectors:
         (("cat", "--context", "65"), b"", 2, "a context of 65 tokens"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_options_are_rejected(
     arguments: Any, piped: bytes, code: int, told: str, real: Any, folder: Path
 ) -> None:
     found, _, err = real("embed", str(folder), *arguments, piped=piped)
@@ -89,7 +89,7 @@ def test_an_embedder_does_not_chat(real: Any, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("quantize", "-o", "out"), ("run", "--quant", "int8", "hello"), ("bench",)])
-def test_what_is_for_tokens_is_refused(arguments: Any, real: Any, folder: Path, tmp_path: Path) -> None:
+def test_token_options_are_rejected(arguments: Any, real: Any, folder: Path, tmp_path: Path) -> None:
     command, *rest = arguments
     code, out, err = real(
         command, str(folder), *(str(tmp_path / each) if each == "out" else each for each in rest)
@@ -107,7 +107,7 @@ def test_show_and_plan_know_an_embedder(real: Any, folder: Path) -> None:
         weights, memory = embedder.weight_bytes, embedder.memory
     assert code == 0 and facts["architecture"] == "NomicBertModel"
     assert facts["parameters"] * 4 == facts["weight_bytes"] == weights
-    assert facts["dimensions"] == 48 and "gives vectors" in real("show", str(folder))[1]
+    assert facts["dimensions"] == 48 and "computes embeddings" in real("show", str(folder))[1]
     assert facts["kv_bytes_per_token"] == 0 and memory.cache_bytes == 0
     code, out, _ = real("plan", str(folder), "--device", "cpu", "--json")
     planned = json.loads(out)

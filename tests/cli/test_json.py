@@ -1,4 +1,4 @@
-"""Every `--json`: that what commands print is what docs/schemas say, and nothing else."""
+"""Every `--json` output matches its schema in docs/schemas."""
 
 import copy
 import json
@@ -83,7 +83,7 @@ def test_an_answer(checked, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_needs_no_answer(checked, tmp_path, monkeypatch):
+def test_output_of_commands_without_an_answer(checked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(checked("embed", "demo", "one", "two")) == 2
     checked("template", "demo", "Hello")
@@ -150,12 +150,12 @@ def test_a_server(checked, demo):  # noqa: F811
         checked("bench", "--against", url, *load)
 
 
-def test_a_server_that_is_told_to_let_go(checked, demo):  # noqa: F811
+def test_output_of_stop(checked, demo):  # noqa: F811
     with serving(demo) as url:
         checked("stop", "demo", "--server", url)
 
 
-def test_a_field_more_or_less_is_no_longer_what_the_schema_says(checked):
+def test_an_extra_or_missing_field_violates_the_schema(checked):
     [prompt] = checked("template", "demo", "Hello")
     for wrong in (prompt | {"more": 1}, {"prompt": ""}, prompt | {"token_ids": ["1"]}):
         with pytest.raises(ValidationError):

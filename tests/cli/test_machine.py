@@ -1,13 +1,17 @@
-"""The models of this machine: what is offered, and how one is opened and left."""
+"""Models of this machine: offers, loading and cancelling."""
 
 import gc
+import socket
 import threading
+import time
 import weakref
 
 import pytest
 
-from localllm.cli.machine import connect_or_load
-from localllm.errors import ModelNotFound
+from localllm.cli.machine import connect_or_load, connect_to_server
+from localllm.client import model as client_model
+from localllm.client import server as client_server
+from localllm.errors import ModelNotFound, ServerTooSlow
 from localllm.hub.catalog import PACKAGE_FOLDER
 from localllm.hub.partial_file import PARTIAL_SUFFIX
 from localllm.quantize.store import list_artefacts
@@ -69,26 +73,26 @@ class Told:
         self.check()
 
 
-PHASES = ["import", "header", "tokenizer", "device", "weights", "cache"]
+PHASES = ["import", "header", "tokenizer", "device", "weights", "cache", "compile"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_loading_is_broken_off_at_any_phase_and_leaves_nothing(phase):
-    connect_or_load({**FLAGS, "model": "demo"}, watch=Told()).close()
+def test_loading_can_be_cancelled_in_any_phase_and_leaves_nothing(phase):
+    connect_or_load({**FLAGS, "model": "demo"}, observer=Told()).close()
     before = {thread.name for thread in threading.enumerate()}
     told = Told(lambda told: told.phases[-1:] == [phase])
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "demo"}, watch=told)
+        connect_or_load({**FLAGS, "model": "demo"}, observer=told)
     assert told.phases[-1] == phase
     assert {thread.name for thread in threading.enumerate()} <= before
-    connect_or_load({**FLAGS, "model": "demo"}, watch=Told()).close()
+    connect_or_load({**FLAGS, "model": "demo"}, observer=Told()).close()
 
 
 def layers():
     return [thing for thing in gc.get_objects() if type(thing).__name__ == "Layer"]
 
 
-def test_weights_that_were_read_are_let_go_when_loading_is_broken_off():
+def test_weights_that_were_read_are_let_go_when_loading_is_interrupted():
     made, before = [], {id(layer) for layer in layers()}  # of models of other tests
 
     def half(told):
@@ -98,7 +102,7 @@ def test_weights_that_were_read_are_let_go_when_loading_is_broken_off():
         return False
 
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "demo"}, watch=Told(half))
+        connect_or_load({**FLAGS, "model": "demo"}, observer=Told(half))
     gc.collect()
     assert made
     assert not [reference for reference in made if reference() is not None]
@@ -110,9 +114,9 @@ def stored_bytes(path):
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
-def test_bytes_of_weights_are_told_up_to_all_of_them():
+def test_progress_covers_all_weight_bytes():
     told = Told()
-    with connect_or_load({**FLAGS, "model": "demo"}, watch=told):
+    with connect_or_load({**FLAGS, "model": "demo"}, observer=told):
         done = [done for phase, done, _ in told.parts if phase == "weights"]
         [total] = {total for phase, _, total in told.parts if phase == "weights"}
         assert done == sorted(done)
@@ -122,42 +126,78 @@ def test_bytes_of_weights_are_told_up_to_all_of_them():
     assert list(dict.fromkeys(told.phases)) == PHASES
 
 
-def test_a_pull_is_broken_off_and_goes_on_where_it_was(hub, cache):
+def test_a_cancelled_pull_resumes(hub, cache):
     hub.add("org/tiny", DEMO)
     hub.rate = 20_000_000
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "org/tiny"}, watch=Told(lambda told: told.came > 2_000_000))
+        connect_or_load({**FLAGS, "model": "org/tiny"}, observer=Told(lambda told: told.came > 2_000_000))
     assert list(cache.rglob(f"*{PARTIAL_SUFFIX}"))
     again = Told()
-    connect_or_load({**FLAGS, "model": "org/tiny"}, watch=again).close()
+    connect_or_load({**FLAGS, "model": "org/tiny"}, observer=again).close()
     assert 0 < again.order.missing_bytes < again.order.total_bytes - 1_000_000
     assert again.came == again.order.missing_bytes
     assert again.offer.bytes == again.order.total_bytes
     assert again.offer.fits
 
 
-def test_quantizing_is_broken_off_and_goes_on_where_it_was(home):
+def test_cancelled_quantization_resumes(home):
     flags = {**FLAGS, "model": str(shared("TinyStories-656K-hf")), "quant": "int8"}
     with pytest.raises(Cancelled):
-        connect_or_load(flags, watch=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
+        connect_or_load(flags, observer=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
     [left] = list_artefacts(home)
     assert not left.complete
     again = Told()
-    connect_or_load(flags, watch=again).close()
+    connect_or_load(flags, observer=again).close()
     [left] = list_artefacts(home)
     assert left.complete
-    assert "it is kept for the next time" in again.notes[0]
+    assert "the result is cached for later runs" in again.notes[0]
     assert again.phases[0] == "quantize"
     assert again.parts[-1][0] == "weights"
 
 
-def test_a_wrong_name_is_told_before_anything_is_loaded():
+def test_a_wrong_name_is_reported_before_anything_is_loaded():
     told = Told()
     with pytest.raises(ModelNotFound):
-        connect_or_load({**FLAGS, "model": "qwen3:0.6"}, watch=told)
+        connect_or_load({**FLAGS, "model": "qwen3:0.6"}, observer=told)
     assert not told.phases
 
 
 def test_the_flags_of_the_command_count_for_each_model_that_is_opened():
     with this_machine(context=64, dtype="float32").open("demo", Told()) as model:
         assert (model.context, model.dtype) == (64, "float32")
+
+
+def test_a_slow_server_is_waited_for_and_its_model_not_loaded_again(monkeypatch):
+    """It accepts at once and answers later than a connection may take."""
+    monkeypatch.setattr(client_server, "CONNECT_TIMEOUT_S", 0.2)
+    reply = b'{"error": {"kind": "ModelNotFound", "message": "not loaded"}}'
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("LOCALLLM_HOST", f"127.0.0.1:{listener.getsockname()[1]}")
+
+        def answer():
+            connected = listener.accept()[0]
+            with connected:
+                connected.recv(2**16)
+                time.sleep(0.6)
+                connected.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: %d\r\n\r\n" % len(reply) + reply)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        notes = []
+        assert connect_to_server({**FLAGS, "model": "demo", "local": False, "verbose": True}, notes.append) is None
+        thread.join()
+    assert notes == ["note: not loaded; loading the model in this process"]
+
+
+def test_a_server_that_accepts_and_never_answers_is_an_error(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("LOCALLLM_HOST", f"127.0.0.1:{listener.getsockname()[1]}")
+        monkeypatch.setattr(client_model, "REPLY_TIMEOUT_S", 0.3)
+        with pytest.raises(ServerTooSlow, match=r"did not answer within 0\.3 s; try again, or .* `run --local`"):
+            connect_or_load({**FLAGS, "model": "demo", "local": False})
+
+
+def test_without_a_server_the_model_is_loaded_here(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("LOCALLLM_HOST", f"127.0.0.1:{listener.getsockname()[1]}")
+    assert connect_to_server({**FLAGS, "model": "demo", "local": False}) is None

@@ -1,4 +1,4 @@
-"""The manual: that it says what the program says, is well-formed, and can be read."""
+"""The manual pages match the program, are well-formed and render."""
 
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ from localllm.cli.app import COMMANDS
 from tools.man_docs import FOLDER, pages, text
 
 
-def test_the_pages_say_what_the_program_and_its_documentation_say():
+def test_the_manual_matches_help_and_documentation():
     stale = "the manual is stale: run `python tools/cli_docs.py`"
     assert {file: file.read_text(encoding="utf-8") for file in FOLDER.glob("*")} == pages(), stale
 
@@ -22,7 +22,7 @@ def test_every_command_has_a_page_and_the_program_one_with_settings_and_exit_cod
 
 
 @pytest.mark.skipif(not shutil.which("groff"), reason="groff is not installed here")
-def test_groff_has_nothing_to_warn_of():
+def test_groff_gives_no_warnings():
     for file in FOLDER.glob("*.1"):
         done = subprocess.run(["groff", "-ww", "-man", "-Tutf8", "-z", file], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, ""), file.name
@@ -44,5 +44,5 @@ def test_man_shows_flags_that_can_be_copied():
         ("see [there](page.md#part)", "see there"),
     ],
 )
-def test_no_word_is_taken_for_a_command_of_roff(words, roff):
+def test_no_line_is_parsed_as_a_roff_command(words, roff):
     assert text(words) == roff

@@ -11,7 +11,7 @@ def rows(text):
     return {line.split()[0]: line for line in text.splitlines()}
 
 
-def test_list_shows_what_is_here_first(localllm, tmp_path):
+def test_list_shows_downloaded_models_first(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
     write_cached(tmp_path / "cache", "someone/their-model")
     write_cached(tmp_path / "cache", "an/encoder", architectures=["BertModel"])
@@ -35,7 +35,7 @@ def test_list_shows_what_is_here_first(localllm, tmp_path):
     }  # the boxed model and one that does not run are here, too
 
 
-def test_without_all_only_what_is_here_is_listed(localllm, tmp_path):
+def test_without_all_only_downloaded_models_are_listed(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B")
     (write_cached(tmp_path / "cache", "Qwen/Qwen3-8B") / "model.safetensors").unlink()
     code, out, err = localllm("list")
@@ -58,7 +58,7 @@ def test_list_as_json_has_the_same_models(localllm, tmp_path):
     )
 
 
-def test_list_tells_the_size_of_what_would_be_downloaded(localllm):
+def test_list_shows_the_download_size(localllm):
     assert "~16 GB" in rows(localllm("list", "--all")[1])["qwen3:8b-bf16"]
     entries = {entry["name"]: entry for entry in json.loads(localllm("list", "--all", "--json")[1])}
     assert entries["qwen3:8b-bf16"]["download_bytes"] == 16_000_000_000
@@ -129,12 +129,12 @@ def test_show_of_one_gguf_model_of_several(localllm, tmp_path):
     assert "theirs-Q8_0.gguf" in err
 
 
-def test_show_of_a_model_that_is_not_here_says_how_to_get_it(localllm):
+def test_show_of_a_missing_model_says_how_to_pull_it(localllm):
     code, out, _ = localllm("show", "llama3.2:1b-bf16")
     assert code == 0
     assert "not here" in out
     assert "unsloth/Llama-3.2-1B-Instruct" in out
-    assert "download     ~2.5 GB" in out
+    assert "download      ~2.5 GB" in out
     assert "localllm pull llama3.2:1b-bf16" in out
 
 
@@ -156,11 +156,11 @@ def test_show_names_a_damaged_file(localllm, tmp_path, damage):
 def test_a_folder_of_the_same_name_as_an_alias_needs_a_path(localllm, tmp_path, monkeypatch):
     write_model(tmp_path / "demo")
     monkeypatch.chdir(tmp_path)
-    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.BOXED
+    assert json.loads(localllm("show", "demo", "--json")[1])["state"] == models.State.BUNDLED
     assert json.loads(localllm("show", "./demo", "--json")[1])["state"] == models.State.FOLDER
 
 
-def test_a_family_that_does_not_run_and_nonsense_are_told_and_hide_nothing(localllm, tmp_path):
+def test_unsupported_and_damaged_models_are_reported_and_hide_no_others(localllm, tmp_path):
     write_cached(tmp_path / "cache", "Qwen/Qwen3-4B", architectures=["GPT2ForCausalLM"])
     odd = write_cached(tmp_path / "cache", "Qwen/Qwen3-8B")
     (odd / "generation_config.json").write_text('{"temperature": -3}')

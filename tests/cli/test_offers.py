@@ -1,4 +1,4 @@
-"""What models are offered, and which one is recommended."""
+"""Offered and recommended models."""
 
 import json
 import subprocess
@@ -13,8 +13,8 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.cli import offers as module
 from localllm.cli.offers import (
-    ASSUMED_READ_BYTES_PER_S,
-    MAX_MEMORY_FRACTION,
+    ASSUMED_BANDWIDTH,
+    COMFORTABLE_SHARE,
     MIN_TOKENS_PER_S,
     OVERHEAD_BYTES,
     Candidate,
@@ -66,14 +66,14 @@ def candidate(name, billions, gigabytes, active=None, gated=False, **fields):
     return Candidate(offer(name, **known), billions, active or billions, int(gigabytes * GB), gated)
 
 
-def test_models_that_are_here_come_first_and_every_name_of_the_catalogue_is_there(here):
+def test_downloaded_models_come_first_and_the_catalogue_is_complete(here):
     found = list(here().values())
     assert found[0].name == "demo"
     assert [each.is_here for each in found] == sorted((each.is_here for each in found), reverse=True)
     assert {entry.name for entry in catalog_entries() if not entry.embeds} <= {each.name for each in found}
 
 
-def test_what_is_here_fits_by_the_plan_itself(here):
+def test_the_fit_of_a_downloaded_model_comes_from_its_plan(here):
     demo = here()["demo"]
     header = read_header(PACKAGE_FOLDER / "boxed" / "demo")
     planned = fit_model(
@@ -99,7 +99,7 @@ def test_the_flag_quant_makes_models_of_the_catalogue_smaller_and_leaves_files_o
 
 
 @pytest.mark.parametrize("entry", [entry for entry in COUNTED if entry.bytes], ids=lambda entry: entry.name)
-def test_beside_weights_a_usual_context_needs_about_what_is_allowed_for_it(entry):
+def test_the_context_allowance_is_near_a_usual_context(entry):
     config = parse_config(REAL_CONFIGS[model_of(entry)])
     needs = MemoryNeeds(entry.name, config, WeightBytes(entry.bytes, 0, 0, 0), "cpu", "bfloat16", "bfloat16")
     memory = allocate_minimum(needs, min(4096, config.max_context))
@@ -107,7 +107,7 @@ def test_beside_weights_a_usual_context_needs_about_what_is_allowed_for_it(entry
     assert beside < OVERHEAD_BYTES + entry.bytes / 6 or entry.name in MANY_KEYS
 
 
-def test_a_download_is_offered_and_what_keeps_it_from_running_is_told(here, hub, cache):
+def test_an_offer_says_what_keeps_it_from_running(here, hub, cache):
     hub.add("org/whole", PACKAGE_FOLDER / "boxed" / "demo")
     pull(plan_pull(RepoName("org/whole"), print), Watcher())
     assert here()["org/whole"].is_here
@@ -117,7 +117,7 @@ def test_a_download_is_offered_and_what_keeps_it_from_running_is_told(here, hub,
     assert "model.safetensors" in here()["org/whole"].about
 
 
-def test_a_download_that_was_broken_off_is_not_here_and_offered_as_the_catalogue_has_it(here, hub, cache):
+def test_a_partial_download_is_offered_as_in_the_catalogue(here, hub, cache):
     repo, before = "HuggingFaceTB/SmolLM2-135M-Instruct", here()["smollm2:135m-bf16"]
     hub.add(repo, PACKAGE_FOLDER / "boxed" / "demo")
     plan = plan_pull(RepoName(repo), print)
@@ -138,12 +138,12 @@ def test_a_download_that_was_broken_off_is_not_here_and_offered_as_the_catalogue
     assert here()["smollm2:135m-bf16"].is_here
 
 
-def test_no_speed_is_told_where_none_was_measured_and_none_is_measured_for_it(here, home):
+def test_no_speed_is_shown_or_measured_where_none_is_known(here, home):
     assert all(each.tokens_per_s is None for each in here().values())
     assert not home.exists()
 
 
-def test_speeds_come_from_what_was_measured_before(here, home):
+def test_speeds_come_from_earlier_measurements(here, home):
     cpu = resolve_device("cpu")
     setup = RateSetup.of(cpu, resolve_dtype("auto", "BF16", cpu))
     kept = [{"setup": vars(setup), "rates": {"copy": 1e10, "read": 1e10, "flops": 1e12, "share": 1.0}}]
@@ -156,7 +156,7 @@ def test_speeds_come_from_what_was_measured_before(here, home):
     assert found["llama3.3:70b"].tokens_per_s is None, "what does not fit is not slow: it does not run"
 
 
-def test_answers_of_this_machine_tell_its_speed(here, home):
+def test_recorded_answers_give_the_speed(here, home):
     assert here()["demo"].tokens_per_s is None
     with localllm.load("demo", draft="off") as llm:
         *_, last = llm.stream("Once upon a time", llm.default_params)
@@ -171,7 +171,7 @@ def test_the_strongest_that_fits_and_is_fast_enough_is_recommended():
     assert recommend([small, slow, better], "cuda") is slow.offer, "a GPU reads all it holds many times a second"
 
 
-def test_a_speed_that_is_known_counts_more_than_a_guess():
+def test_a_measured_speed_outweighs_an_estimate():
     fast = candidate("fast", 8, 5, tokens_per_s=MIN_TOKENS_PER_S)
     slow = candidate("slow", 1, 0.5, tokens_per_s=MIN_TOKENS_PER_S - 1)
     assert recommend([fast, slow], "cpu") is fast.offer
@@ -179,12 +179,12 @@ def test_a_speed_that_is_known_counts_more_than_a_guess():
 
 
 def test_memory_is_left_to_others():
-    most = MAX_MEMORY_FRACTION * 16
+    most = COMFORTABLE_SHARE * 16
     assert recommend([candidate("just", 8, most - 1)], "cuda")
     assert recommend([candidate("more", 8, most - 0.9)], "cuda") is None
 
 
-def test_a_gated_model_is_not_recommended_and_one_that_is_here_goes_before_its_equal():
+def test_gated_models_are_not_recommended_and_downloaded_ones_preferred():
     gated, here, there = (
         candidate("gated", 9, 3, gated=True),
         candidate("here", 8, 3, is_here=True),
@@ -193,22 +193,22 @@ def test_a_gated_model_is_not_recommended_and_one_that_is_here_goes_before_its_e
     assert recommend([gated, there, here], "cuda") is here.offer
 
 
-def test_a_mixture_is_as_strong_as_the_mean_and_as_fast_as_what_a_token_meets():
+def test_a_mixture_ranks_by_mean_size_and_active_parameters():
     mixture, dense = candidate("mixture", 8, 5, active=2), candidate("dense", 3, 1.7)
     assert recommend([mixture, dense], "cpu") is mixture.offer
-    assert mixture.tokens_per_s("cpu") == pytest.approx(ASSUMED_READ_BYTES_PER_S["cpu"] / (5 * GB / 4))
+    assert mixture.tokens_per_s("cpu") == pytest.approx(ASSUMED_BANDWIDTH["cpu"] / (5 * GB / 4))
 
 
 def test_something_is_recommended_for_machines_of_every_size_and_it_is_of_the_catalogue(here):
     strength = []
     for free in (1 * GB, 3 * GB, 8 * GB, 24 * GB):
         [best] = [each for each in here(free).values() if each.recommended]
-        assert best.needs_bytes <= MAX_MEMORY_FRACTION * free
+        assert best.needs_bytes <= COMFORTABLE_SHARE * free
         strength.append(best.needs_bytes)
     assert strength == sorted(strength)
 
 
-def test_an_answer_of_a_server_does_not_wait_for_what_downloads_and_screens_need():
+def test_answers_of_a_server_import_neither_downloads_nor_screens():
     slow = {"torch", "huggingface_hub", "textual"}
     code = f"import sys, localllm.cli.run; print(sorted({slow} & set(sys.modules)))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

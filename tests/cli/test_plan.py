@@ -1,11 +1,16 @@
-"""`localllm plan`: what it prints, as text and as JSON, and its exit codes."""
+"""`localllm plan`: text in 80 columns, JSON and exit codes."""
 
 import json
+from typing import Any
 
 import pytest
 
 from localllm.cli.app import main
-from tests.plan.published import LLAMA_8B, LLAMA_70B, write_sparse
+from localllm.cli.plan import format_plan
+from localllm.hardware.catalog import find_device
+from localllm.plan.fit import LoadOptions
+from localllm.plan.plan import Expectation, plan_model
+from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of, write_sparse
 
 
 @pytest.fixture
@@ -22,13 +27,13 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
     lines = {line.split("  ")[0]: line for line in out.splitlines() if line}
     assert "16.1 GB" in lines["weights"]
     assert lines["total"].endswith(" of 23.5 GB")
-    assert "1.07 GB for 8192 tokens, 131 kB a token" in lines["KV cache"]
+    assert "1.07 GB for 8192 tokens, 131 kB per token" in lines["KV cache"]
     assert lines["device"].endswith("  RTX 4090")
     assert "reads 1.01 TB/s, computes 165 TFLOP/s" in out
     assert lines["fits"].split() == ["fits", "yes"]
-    assert "46608 tokens for one user, the model knows 131072" in lines["largest context"]
+    assert "46608 tokens for one user, the model supports 131072" in lines["largest context"]
     assert "5 at once with 8192 tokens each" in lines["users"]
-    assert lines["with 8192 tokens in the cache"].endswith(" tokens/s")
+    assert lines["decoding, 8192 tokens cached"].endswith(" tokens/s")
     assert lines["bound by"].endswith("  reading memory")
     assert "best that fits: as stored (bfloat16)" in out
     assert "EXPECTED" not in out  # nothing was measured on that GPU
@@ -37,7 +42,7 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
 def test_keys_and_values_in_8_bits(localllm, llama, monkeypatch):
     code, out, _ = localllm("plan", llama, "--gpu", "4090", "--context", "8192", "--kv-dtype", "int8")
     assert code == 0
-    assert "545 MB for 8192 tokens, 66.6 kB a token in int8" in out
+    assert "545 MB for 8192 tokens, 66.6 kB per token in int8" in out
     monkeypatch.setenv("LOCALLLM_KV_DTYPE", "fp8")
     _, out, _ = localllm("plan", llama, "--gpu", "4090", "--json")
     plan = json.loads(out)
@@ -73,7 +78,7 @@ def test_json_has_every_number(localllm, llama):
     assert plan["remedy"].startswith("--context ")
 
 
-def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_path, capsys, monkeypatch):
+def test_the_expected_speed_on_this_machine_is_below_the_ceiling(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     assert main(["plan", "demo", "--json"]) == 0
     captured = capsys.readouterr()
@@ -97,7 +102,53 @@ def test_this_machine_is_measured_and_what_is_expected_is_below_the_ceiling(tmp_
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(localllm, llama, arguments, message):
+def test_invalid_options_are_rejected(localllm, llama, arguments, message):
     code, out, err = localllm("plan", llama, *arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+# The page that `localllm plan` prints: what is on it, and that a terminal of 80 columns holds it.
+
+RATES = Expectation(bandwidth=1e10, flops=1e11, step_s=0.01, source="123 answers of this machine")
+
+
+@pytest.mark.parametrize(
+    ("config", "gpu", "wish"),
+    [
+        (LLAMA_70B, "h100", LoadOptions(4096, users=1000, quant="int4")),
+        (LLAMA_70B, "rtx pro 6000 blackwell", LoadOptions(131_072, users=30)),
+        (LLAMA_8B, "v100 32gb", LoadOptions()),
+        (LLAMA_8B, "v100 32gb", LoadOptions(users=12, kv_dtype="fp8")),
+        (LLAMA_8B, "h200", LoadOptions(1024, users=64)),
+        (LLAMA_8B | {"max_position_embeddings": 10**6}, "h200", LoadOptions(users=10**6)),
+    ],
+    ids=str,
+)
+def test_every_line_fits_a_terminal_of_80_columns(config: dict[str, Any], gpu: str, wish: LoadOptions) -> None:
+    page = format_plan(
+        plan_model(
+            header_of(config), find_device(gpu), wish, name="an-owner/a-model-of-some-name", expectation=RATES
+        )
+    )
+    assert max(map(len, page.splitlines())) <= 80, page
+
+
+def test_expected_and_ceiling_are_side_by_side() -> None:
+    found = plan_model(
+        header_of(LLAMA_8B), find_device("h200"), LoadOptions(1024, users=64), name="llama", expectation=RATES
+    )
+    rows = {line.split("  ")[0]: line.split("  ")[1:] for line in format_plan(found).splitlines()}
+    assert [cell.strip() for cell in rows["SPEED"] if cell] == ["AT MOST", "EXPECTED"]
+    together = [cell.strip() for cell in rows["all users"] if cell]
+    assert [cell.split(" of ")[1] for cell in together] == ["64", "8"]  # the engine answers so many at once
+    assert "expected from 123 answers of this machine" in rows
+
+
+def test_rows_of_different_contexts_are_marked_incomparable() -> None:
+    of_each, of_one = (
+        format_plan(plan_model(header_of(LLAMA_8B), find_device("4090"), wish, name="llama"))
+        for wish in (LoadOptions(), LoadOptions(1024))
+    )
+    assert "each row's own context" in of_each
+    assert "each row's own context" not in of_one

@@ -7,7 +7,7 @@ from localllm.cli.progress import LINE_INTERVAL_S, DownloadLines, quantize_progr
 from localllm.hub.listing import RemoteFile
 
 
-def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
+def test_refetched_bytes_do_not_lower_the_rate(capsys):
     file = RemoteFile("model.safetensors", 10_000_000, "0" * 64)
     lines = DownloadLines()
     lines.total_bytes, lines.start = file.size, time.monotonic() - 100
@@ -21,8 +21,8 @@ def test_what_is_fetched_again_does_not_slow_down_what_is_told(capsys):
     assert re.search(r", (60\.0|59\.\d) kB/s, 15\d s left$", told[-1])
 
 
-@pytest.mark.parametrize(("goes_on", "end"), [(True, "goes on where it stopped"), (False, "begins anew")])
-def test_what_is_broken_off_says_what_the_same_command_does(goes_on, end, capsys):
+@pytest.mark.parametrize(("goes_on", "end"), [(True, "resume"), (False, "start over")])
+def test_an_interrupted_download_says_how_to_resume(goes_on, end, capsys):
     with pytest.raises(KeyboardInterrupt), quantize_progress(resumable=goes_on):
         raise KeyboardInterrupt
-    assert capsys.readouterr().err == f"broken off; the same command {end}\n"
+    assert capsys.readouterr().err == f"interrupted; run the same command again to {end}\n"

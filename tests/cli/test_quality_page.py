@@ -1,4 +1,4 @@
-"""The page of `diff`, `quantize` and `show`: what is on it, and that a terminal of 80 columns holds it."""
+"""The quality pages of `diff`, `quantize` and `show` fit a terminal of 80 columns."""
 
 import dataclasses
 from typing import Any
@@ -23,31 +23,31 @@ def test_every_number_is_on_the_page() -> None:
     page = rows(format_quality(QUALITY))
     assert page["recipe"] == "gptq, INT4 in groups of 128, head in INT8"
     assert page["weights"] == "2.50 GB 800 MB"
-    assert page["computes in"] == "bfloat16 bfloat16"
+    assert page["dtype"] == "bfloat16 bfloat16"
     assert page["KV cache in"] == "bfloat16 int8"
     assert page["perplexity"] == "12.35 ± 0.510 12.50 ± 0.520"
-    assert page["text, one run"] == "123 tokens/s 130 tokens/s"
-    assert page["decoding, one run"] == "21.5 tokens/s 40.2 tokens/s"
-    assert page["perplexity changes by"] == "+1.26% ± 0.21%"
+    assert page["prefill, one run"] == "123 tokens/s 130 tokens/s"
+    assert page["decode, one run"] == "21.5 tokens/s 40.2 tokens/s"
+    assert page["perplexity change"] == "+1.26% ± 0.21%"
     assert page["KL divergence, nats"] == "0.01230 ± 0.000400 on average"
     assert "0.004500 median, 0.1230 at 99%" in format_quality(QUALITY)
     assert "1.750 at most" in format_quality(QUALITY)
-    assert page["same likeliest token"] == "95.10% ± 0.42%"
-    assert page["right token's chance"] == "-0.31% ± 0.0040% on average"
+    assert page["same top token"] == "95.10% ± 0.42%"
+    assert page["token probability"] == "-0.31% ± 0.0040% on average"
     assert "3.10% root mean square" in format_quality(QUALITY)
     assert page["layers.3.mlp.down_proj"] == "21.00%"
     assert (page["layer 15"], "layer 10" in page) == ("1.60%", False)
-    assert "2 of 64 tokens are the same" in format_quality(QUALITY)
+    assert "2 of 64 tokens are identical" in format_quality(QUALITY)
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"group": None, "bits": 8}, "gptq, INT8 with a scale a row, head in INT8"),
-        ({"symmetric": False, "head_bits": 16}, "gptq, INT4 in groups of 128, zero points, head as it was"),
+        ({"group": None, "bits": 8}, "gptq, INT8 with a scale per row, head in INT8"),
+        ({"symmetric": False, "head_bits": 16}, "gptq, INT4 in groups of 128, zero points, head not quantized"),
         (
             {"method": "smoothquant", "bits": 8, "group": None, "activations": True},
-            "smoothquant, INT8 with a scale a row, activations in INT8, head in INT8",
+            "smoothquant, INT8 with a scale per row, activations in INT8, head in INT8",
         ),
         (
             {"of_later": 1},
@@ -55,7 +55,7 @@ def test_every_number_is_on_the_page() -> None:
         ),
     ],
 )
-def test_a_recipe_is_told_in_words(changed: dict[str, Any], words: str) -> None:
+def test_a_recipe_is_reported_in_words(changed: dict[str, Any], words: str) -> None:
     page = format_quality(dataclasses.replace(QUALITY, recipe={**(QUALITY.recipe or {}), **changed}))
     assert " ".join(page.partition("recipe")[2].partition("text ")[0].split()) == words
 
@@ -90,4 +90,4 @@ def test_the_worst_matrices_come_first_however_they_are_given() -> None:
 def test_numbers_too_small_for_two_places_keep_two_digits() -> None:
     small = dataclasses.replace(QUALITY.distance, log_ratio=Estimate(-1.25e-7, 3e-8))
     page = format_quality(dataclasses.replace(QUALITY, distance=small))
-    assert rows(page)["perplexity changes by"] == "-1.2e-05% ± 3.0e-06%"
+    assert rows(page)["perplexity change"] == "-1.2e-05% ± 3.0e-06%"

@@ -1,4 +1,4 @@
-"""`--quiet`, and terminals without colours or without a cursor that moves."""
+"""`--quiet`, and terminals without colours or cursor movement."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 from localllm.cli.app import COMMANDS
 from tests.cli.conftest import LAUNCHER
-from tests.cli.test_terminal import Terminal
+from tests.cli.test_repl import Terminal
 
 
 def test_every_command_can_be_quiet(localllm):
@@ -17,20 +17,20 @@ def test_every_command_can_be_quiet(localllm):
         assert code == 0 and "--quiet" in out, name
 
 
-def test_notes_thoughts_and_calls_are_not_told(localllm, base, model):
+def test_notes_thoughts_and_calls_are_hidden(localllm, base, model):
     assert localllm("run", base, "hello")[2].startswith("note: ")
     assert localllm("run", base, "hello", "--quiet") == (0, "raw:hello", "")
     assert localllm("run", model, "thinking calling", "--quiet") == (0, "1:thinking calling", "")
 
 
-def test_errors_are_told_and_the_next_command_is_as_loud_as_ever(localllm, base):
+def test_errors_are_printed_and_the_next_command_is_not_quiet(localllm, base):
     code, out, err = localllm("run", base, "fault", "--quiet")
     assert (code, out) == (7, "")
     assert err == "error: model.safetensors holds NaN; download it again\n"
     assert localllm("run", base, "hello")[2].startswith("note: ")
 
 
-def test_the_quick_way_in_is_quiet_too(base):
+def test_the_fast_start_is_quiet_too(base):
     done = subprocess.run(
         [sys.executable, LAUNCHER, "run", base, "hello", "--quiet"], input=b"", capture_output=True
     )
@@ -41,7 +41,7 @@ def test_the_quick_way_in_is_quiet_too(base):
 def test_quiet_and_verbose_are_refused_together(localllm, model, command):
     code, out, err = localllm(command, model, "--quiet", "--verbose")
     assert (code, out) == (2, "")
-    assert err == "error: --quiet and --verbose contradict each other; leave out one of them\n"
+    assert err == "error: --quiet and --verbose contradict each other; leave one of them out\n"
 
 
 def escapes(text):

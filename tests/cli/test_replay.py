@@ -1,4 +1,4 @@
-"""Receipts of the boxed model: written, changed in one place, and computed again."""
+"""Receipts of the bundled model: written, changed in one field, and replayed."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def copy(tmp_path):
     return shutil.copytree(bundled_folder(catalog()["demo"]), tmp_path / "copy")
 
 
-def test_a_receipt_says_what_ran_and_what_was_said(receipt, real):
+def test_a_receipt_records_the_setup_and_the_answer(receipt, real):
     code, out, _ = real(*ASKED, "--json")
     answer = json.loads(out)
     assert code == 0
@@ -59,7 +59,7 @@ def test_a_receipt_says_what_ran_and_what_was_said(receipt, real):
     assert receipt["kernels"].keys() >= {"attention", "linear", "rope_append"}
 
 
-def test_the_same_answer_comes_again(receipt, replay):
+def test_replay_gives_the_same_answer(receipt, replay):
     assert replay(receipt) == (0, "identical: 24 tokens\n", "")
 
 
@@ -78,7 +78,7 @@ def test_the_output_of_run_is_a_receipt_and_comes_through_a_pipe(real):
     }
 
 
-def test_more_threads_are_told_and_change_nothing(receipt, replay, monkeypatch):
+def test_another_thread_count_is_noted_and_changes_nothing(receipt, replay, monkeypatch):
     monkeypatch.setenv("LOCALLLM_THREADS", "2")
     assert replay(receipt) == (0, "identical: 24 tokens\n", "note: threads: 1 then, 2 now\n")
 
@@ -91,7 +91,7 @@ def test_a_drawn_seed_is_in_the_receipt_and_so_is_a_text_without_template(real, 
 
 
 @pytest.mark.parametrize("place", [0, 7, 23])
-def test_a_token_that_was_changed_is_found(receipt, replay, place):
+def test_a_changed_token_is_detected(receipt, replay, place):
     then, now = 700, receipt["answer"]["token_ids"][place]
     receipt["answer"]["token_ids"][place] = then
     code, out, err = replay(receipt, "--json")
@@ -99,11 +99,11 @@ def test_a_token_that_was_changed_is_found(receipt, replay, place):
     assert (code, found["identical"], found["same_tokens"]) == (10, False, place)
     assert (found["then"]["token_id"], found["now"]["token_id"]) == (then, now)
     assert found["margin"] == found["then"]["logprob"] - found["now"]["logprob"] < 0
-    assert err == "error: the answer is another; docs/receipts.md says what that may come from\n"
+    assert err == "error: the answer differs; docs/receipts.md lists possible causes\n"
     code, out, _ = replay(receipt)
     assert code == 10
     assert out.startswith(f"differs from token {place} on: {then} {found['then']['text']!r} then, {now} ")
-    assert f"({found['then']['logprob']:.4f} and" in out.replace("log probabilities by this model, here: ", "")
+    assert f"({found['then']['logprob']:.4f} and" in out.replace("log probabilities of this model now: ", "")
 
 
 def test_log_probabilities_are_those_of_the_run(real, replay):
@@ -117,7 +117,7 @@ def test_log_probabilities_are_those_of_the_run(real, replay):
     assert found["then"]["logprob"] == pytest.approx(second["logprob"], abs=5e-2)
 
 
-def test_answers_that_end_early_or_late_are_told(receipt, replay):
+def test_answers_that_end_early_or_late_are_reported(receipt, replay):
     tokens = receipt["answer"]["token_ids"]
     receipt["answer"]["token_ids"] = tokens[:-1]
     found = json.loads(replay(receipt, "--json")[1])
@@ -143,7 +143,7 @@ def test_another_seed_differs_where_its_answer_does(receipt, real, replay):
     assert json.loads(replay(receipt, "--json")[1])["same_tokens"] == place
 
 
-def test_what_else_has_changed_is_told_in_words(receipt, replay):
+def test_other_changes_are_described(receipt, replay):
     receipt["setup"] |= {"device_name": "An Older Processor", "instructions": ["MMX"]}
     receipt["setup"]["versions"] |= {"torch": "1.0", "tensorflow": "9"}
     receipt["kernels"]["attention"] = ["by-hand"]
@@ -158,7 +158,7 @@ def test_what_else_has_changed_is_told_in_words(receipt, replay):
     assert "note: prompt: 11 tokens then, 12 with others from 9 on now" in notes
 
 
-def test_a_device_that_is_not_here_is_replaced_and_told(receipt, replay):
+def test_a_missing_device_is_replaced_and_noted(receipt, replay):
     receipt["setup"]["device"] = "cuda:97"
     code, _, err = replay(receipt)
     assert code == 0
@@ -183,7 +183,7 @@ def test_one_changed_weight_is_another_model(receipt, replay, copy, file):
     assert f"is not the model of the receipt: {file} is another; that was demo" in err
 
 
-def test_a_model_that_is_gone_is_told(receipt, replay):
+def test_a_removed_model_is_reported(receipt, replay):
     receipt["model"]["source"] = "/nowhere/model"
     code, out, err = replay(receipt)
     assert (code, out) == (8, "")
@@ -194,19 +194,19 @@ def test_a_model_that_is_gone_is_told(receipt, replay):
     ("content", "words"),
     [(b"", "is not JSON"), (b"{}", "is not a receipt"), (b'{"version": 9, "question": 1}', "of version 9")],
 )
-def test_what_is_no_receipt_loads_no_model(localllm, engine, content, words):
+def test_an_invalid_receipt_loads_no_model(localllm, engine, content, words):
     code, out, err = localllm("replay", "-", piped=content)
     assert (code, out, engine.loaded) == (2, "", [])
     assert err.startswith("error: stdin") and words in err and err.count("\n") == 1
 
 
-def test_a_receipt_that_is_not_there(localllm, engine, tmp_path):
+def test_a_receipt_that_does_not_exist(localllm, engine, tmp_path):
     code, _, err = localllm("replay", str(tmp_path / "none.json"))
     assert (code, engine.loaded) == (2, [])
     assert "cannot be read: No such file or directory" in err
 
 
-def test_a_token_that_no_model_has_is_told(receipt, replay):
+def test_a_token_outside_the_vocabulary_is_reported(receipt, replay):
     receipt["answer"]["token_ids"][2] = 2**31 - 1
     code, out, _ = replay(receipt)
     assert (code, out.startswith("differs from token 2 on: 2147483647 '' then, ")) == (10, True)

@@ -29,7 +29,7 @@ def test_a_prompt_may_begin_with_a_dash(localllm, model):
     assert localllm("run", model, "--", "-1 is what?")[1] == "1:-1 is what?"
 
 
-def test_without_a_model_a_pipe_is_told_how_to_name_one(localllm, engine):
+def test_without_a_model_the_error_says_how_to_name_one(localllm, engine):
     code, out, err = localllm("run", piped=b"Hello")
     assert (code, out, engine.loaded) == (2, "", [])
     assert "error: no model is named; name one: " in err
@@ -41,7 +41,7 @@ def test_an_empty_prompt_is_refused_before_the_model_loads(localllm, engine, mod
     code, out, err = localllm("run", model, piped=piped)
     assert (code, out, engine.loaded) == (2, "", [])
     assert err == (
-        "error: the prompt is empty; give one after the model's name or pipe one in: "
+        "error: the prompt is empty; give one after the name of the model, or pipe one in: "
         "`echo Hello | localllm run MODEL`\n"
     )
 
@@ -71,6 +71,7 @@ FLAGS = {
     "--logit-bias=5=-inf --logit-bias 7=1.5": {"logit_bias": {5: float("-inf"), 7: 1.5}},
     "--seed=0": {"seed": 0},
     "--max-tokens=3": {"max_tokens": 3},
+    "--min-tokens=2": {"min_tokens": 2},
     "--stop=a --stop=b": {"stop": ("a", "b")},
     "--stop-id=0 --stop-id=4": {"stop_ids": (0, 4)},
     "--ignore-eos": {"ignore_eos": True},
@@ -80,7 +81,7 @@ FLAGS = {
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-def test_a_flag_overrides_the_models_own_value_and_no_other(localllm, engine, model, flags):
+def test_a_flag_overrides_only_its_own_recommendation(localllm, engine, model, flags):
     code, _, err = localllm("run", model, "hello", *flags.split())
     assert (code, err) == (0, "")
     assert asked(engine)[1] == SamplingParams(**{"temperature": 0.7, "top_k": 40} | FLAGS[flags])
@@ -99,7 +100,7 @@ def test_a_flag_overrides_the_models_own_value_and_no_other(localllm, engine, mo
         "--temperature=nan",
     ],
 )
-def test_a_wrong_flag_is_told_before_the_model_loads(localllm, engine, model, flags):
+def test_a_wrong_flag_is_reported_before_the_model_loads(localllm, engine, model, flags):
     code, out, err = localllm("run", model, "hello", flags)
     assert (code, out, engine.loaded) == (2, "", [])
     assert err.startswith("error: ")
@@ -134,7 +135,7 @@ def test_raw_sends_the_prompt_as_it_is(localllm, base, model):
     assert localllm("run", base, "--raw", piped=b" \n")[:2] == (0, "raw: ")
 
 
-def test_without_a_chat_template_the_prompt_is_continued_and_a_note_says_so(localllm, base):
+def test_without_a_chat_template_the_prompt_is_continued_with_a_note(localllm, base):
     code, out, err = localllm("run", base, "hello")
     assert (code, out) == (0, "raw:hello")
     assert err.startswith("note: tiny-base has no chat template")
@@ -175,12 +176,12 @@ def test_json_is_one_object_with_everything(localllm, model):
     assert out.count("\n") == 1
 
 
-def test_log_probabilities_are_in_the_json_only_where_asked_for(localllm, model):
+def test_log_probabilities_are_in_the_json_only_on_request(localllm, model):
     assert not {"logprobs", "prompt_logprobs"} & json.loads(localllm("run", model, "hi", "--json")[1]).keys()
 
 
 @pytest.mark.parametrize("flag", ["--json", "--receipt={}"])
-def test_the_seed_of_a_receipt_is_known_before_anything_is_guessed(localllm, engine, model, tmp_path, flag):
+def test_a_receipt_fixes_the_seed_before_sampling(localllm, engine, model, tmp_path, flag):
     """A draft model's guesses are drawn otherwise where none is given."""
     code, out, _ = localllm("run", model, "hi", flag.format(tmp_path / "receipt"))
     told = json.loads(out if flag == "--json" else (tmp_path / "receipt").read_text())
@@ -203,7 +204,7 @@ def test_verbose_prints_every_measurement_to_stderr(localllm, model):
     assert "peak memory   300 MB\n" in err
 
 
-def test_an_answer_that_was_cut_is_told_where_that_was_asked_for(localllm, model):
+def test_truncation_is_reported_on_request(localllm, model):
     assert localllm("run", model, "hello", "--max-tokens=2") == (0, "1:", "")
     code, out, err = localllm("run", model, "hello", "--max-tokens=2", "--fail-on-length")
     assert (code, out) == (6, "1:")
@@ -220,8 +221,8 @@ def test_an_answer_that_was_cut_is_told_where_that_was_asked_for(localllm, model
         (
             "bug",
             1,
-            "error: ZeroDivisionError: division by zero; this is a fault of localllm, "
-            "LOCALLLM_DEBUG=1 shows where\n",
+            "error: ZeroDivisionError: division by zero; this is a bug in localllm, "
+            "set LOCALLLM_DEBUG=1 for a traceback\n",
         ),
     ],
 )
@@ -252,7 +253,7 @@ def test_thoughts_go_to_stderr_and_the_answer_to_stdout(localllm, model):
     )
 
 
-def test_json_tells_the_parts_apart_and_shows_nothing_else(localllm, model):
+def test_json_separates_the_parts_of_an_answer(localllm, model):
     code, out, err = localllm("run", model, "thinking calling", "--json")
     answer = json.loads(out)
     assert (code, err, answer["text"], answer["reasoning"]) == (0, "", "1:thinking calling", "let me see\x07")
@@ -285,7 +286,7 @@ def test_flags_reach_the_template(localllm, engine, model, tmp_path):
         (["--template-arg", "depth"], "'depth' is not NAME=VALUE; write for example enable_thinking=false"),
         (["--template-arg", "other=1"], "the chat template does not read other"),
         (["--tools", "none.json"], "none.json cannot be read: No such file or directory"),
-        (["--tools", "-"], "stdin holds no list of tools; write"),
+        (["--tools", "-"], "stdin is not a list of tools; write"),
         (["--raw", "--think"], "--raw uses no chat template"),
         (["--raw", "--tools=-"], "--raw uses no chat template"),
         (["--raw", "--template-arg=a=1"], "--raw uses no chat template"),
@@ -310,7 +311,7 @@ def test_flags_that_cannot_reach_the_template_are_refused(localllm, model, flags
     ],
     ids=str,
 )
-def test_a_slip_in_the_arguments_is_told_in_one_plain_line(localllm, arguments, told):
+def test_a_mistyped_argument_is_one_plain_line(localllm, arguments, told):
     code, out, err = localllm(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {told}")

@@ -1,4 +1,4 @@
-"""Signals, closed streams and job control: what a shell's user relies on."""
+"""Signals, closed streams and job control."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 
 from localllm.cli import exits
 from tests.cli.conftest import LAUNCHER
-from tests.cli.test_terminal import CTRL_C, Terminal
+from tests.cli.test_repl import CTRL_C, Terminal
 
 SLOWLY = "slowly " * 500
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -33,15 +33,15 @@ def under_way(*arguments, **options):
 
 
 def in_bash(command, **options):
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, **options)
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=200, **options)
 
 
 @pytest.mark.parametrize("number", ENDING)
-def test_a_signal_ends_the_program_without_a_word_and_what_was_said_stays(model, number):
+def test_a_signal_ends_the_program_silently_and_keeps_the_output(model, number):
     """Away from a terminal Ctrl-C is an exit code, as nobody sits there whose loop has to end."""
     with under_way(model, SLOWLY, start_new_session=True) as process:
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=100)
     assert (process.returncode, err) == (130 if number == signal.SIGINT else -number, b"")
     assert len(out) < 3000
 
@@ -53,7 +53,7 @@ def test_shells_see_128_and_the_number(model):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_puts_away_what_is_held_and_a_second_one_waits_for_nothing(number):
+def test_a_signal_cleans_up_and_a_second_one_kills_at_once(number):
     """In a process of its own, as the program dies of it."""
     check = f"""
 import os, time
@@ -113,12 +113,12 @@ def test_nohup_lets_the_answer_go_on(model):
     with nohup as process:
         assert process.stdout.read(4) == b"1:sl"
         process.send_signal(signal.SIGHUP)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=100)
     assert (process.returncode, out, err) == (0, b"owly slowly slowly ", b"")
 
 
 @pytest.mark.slow
-def test_the_time_of_a_stop_is_told_as_the_gap_that_it_was(model):
+def test_time_spent_stopped_counts_as_a_gap(model):
     """Nothing else would be true: whoever waited for that token did wait so long."""
     # A group of its own, whose parent is in the same session: others ignore SIGTSTP.
     with under_way(model, "slowly " * 9, "--verbose", process_group=0) as process:
@@ -126,7 +126,7 @@ def test_the_time_of_a_stop_is_told_as_the_gap_that_it_was(model):
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
         time.sleep(1.5)
         process.send_signal(signal.SIGCONT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=100)
     assert (process.returncode, out) == (0, ("1:" + "slowly " * 9).encode()[4:])
     e2e_s = float(re.search(r"^E2E +([\d.]+) s$", err.decode(), re.MULTILINE)[1])
     assert 1.5 + 65 * 0.02 <= e2e_s < 10
@@ -183,9 +183,7 @@ def test_jobs_of_a_shell(model):
 def test_a_full_disk_is_one_line_for_every_command(arguments):
     done = in_bash(f"{shlex.quote(sys.executable)} {LAUNCHER} {arguments} > /dev/full")
     assert done.returncode == 1
-    assert (
-        done.stderr.startswith("error: the system says: No space left on device") and done.stderr.count("\n") == 1
-    )
+    assert done.stderr.startswith("error: no space left on device") and done.stderr.count("\n") == 1
 
 
 def test_a_full_disk_under_stderr_does_not_disturb_the_answer(base):

@@ -1,4 +1,4 @@
-"""`rm`, `cp` and `verify` through the program: what they say, what they exit with, and that the disk agrees."""
+"""`rm`, `cp` and `verify`: their output, exit codes and effect on the disk."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def damage(file):
     file.resolve().write_bytes(b"\0" * file.stat().st_size)
 
 
-def test_rm_says_what_it_frees_and_frees_it(localllm, tiny):
+def test_rm_frees_the_stated_bytes(localllm, tiny):
     code, out, err = localllm("rm", "org/tiny", "--dry-run")
     assert (code, err) == (0, "")
     assert re.fullmatch(r"would remove org/tiny: 9 files, frees 4\d\.\d kB\n", out)
@@ -46,7 +46,7 @@ def test_rm_says_what_it_frees_and_frees_it(localllm, tiny):
     )
 
 
-def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
+def test_rm_removes_several_only_if_all_exist(localllm, tiny, gguf):
     code, out, _ = localllm("rm", "org/tiny", "org/nothing")
     assert (code, out, tiny.exists()) == (8, "", True)
     code, out, err = localllm("rm", "org/tiny-GGUF")
@@ -60,7 +60,7 @@ def test_rm_takes_several_and_begins_only_if_all_are_here(localllm, tiny, gguf):
     assert not (tiny.exists() or gguf.exists())
 
 
-def test_rm_says_what_stays_and_why(localllm, tiny, hub):
+def test_rm_reports_shared_files_that_stay(localllm, tiny, hub):
     download(hub, "org/tiny", FILES | {"config.json": b"{ }"}, "v1")
     code, out, _ = localllm("rm", "org/tiny@v1", "--dry-run", "--json")
     [plan] = json.loads(out)
@@ -75,7 +75,7 @@ def test_rm_says_what_stays_and_why(localllm, tiny, hub):
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
-def test_rm_leaves_alone_what_was_not_downloaded(localllm, model):
+def test_rm_refuses_models_that_were_not_downloaded(localllm, model):
     code, _, err = localllm("rm", "demo")
     assert (code, "is part of localllm and stays" in err) == (2, True)
     code, _, err = localllm("rm", model)
@@ -117,7 +117,7 @@ def test_list_shows_the_names_that_were_given(localllm, tiny):
         ("org/tiny@v1", "org/tiny@v1"),
     ],
 )
-def test_cp_keeps_what_a_name_stands_for_today(localllm, source, meant):
+def test_cp_fixes_what_an_alias_resolves_to(localllm, source, meant):
     assert json.loads(localllm("cp", source, "mine", "--json")[1]) == {"name": "mine", "source": meant}
     assert localllm("cp", "mine", "another")[1] == f"another is {meant}\n"  # not a name of a name
 
@@ -146,7 +146,7 @@ def test_cp_of_a_path_holds_in_every_folder(localllm, tmp_path, monkeypatch):
         ("x\n", "is not a valid name"),
     ],
 )
-def test_cp_hides_nothing(localllm, tmp_path, monkeypatch, name, words):
+def test_cp_never_shadows_a_model(localllm, tmp_path, monkeypatch, name, words):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     code, out, err = localllm("cp", "demo", name)
@@ -162,7 +162,7 @@ def test_a_damaged_list_of_names_says_what_to_do(localllm, tmp_path):
         assert (code, "correct it, or delete it to remove all aliases" in err) == (7, True)
 
 
-def test_verify_of_what_is_good(localllm, tiny, gguf):
+def test_verify_of_intact_models(localllm, tiny, gguf):
     code, out, err = localllm("verify")
     assert (code, err) == (0, "")
     assert [line.split() for line in out.splitlines()] == [
@@ -189,10 +189,10 @@ def test_verify_finds_and_mends(localllm, tiny):
     assert err.splitlines() == [
         "org/tiny: model.safetensors is damaged",
         "error: model.safetensors of org/tiny is damaged or missing; "
-        "`localllm verify org/tiny` fetches again what the Hub has",
+        "download them again: `localllm verify org/tiny`",
     ]
     code, out, err = localllm("verify", "org/tiny")
-    assert (code, out.splitlines()[1].split()[4:]) == (0, ["1", "fetched", "again"])
+    assert (code, out.splitlines()[1].split()[4:]) == (0, ["1", "downloaded", "again"])
     assert (tiny / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     damage(tiny / "model.safetensors")
     [found] = json.loads(localllm("verify", "--json")[1])
@@ -200,18 +200,18 @@ def test_verify_finds_and_mends(localllm, tiny):
     assert {file["state"] for file in found["files"]} == {"good"}
 
 
-def test_verify_of_all_does_not_go_on_with_what_was_broken_off(localllm, tiny, hub):
+def test_verify_all_does_not_resume_partial_downloads(localllm, tiny, hub):
     (tiny / "model.safetensors").resolve().unlink()
     before = len(hub.requests)
     code, out, err = localllm("verify")
-    assert (code, err) == (0, "org/tiny is not whole; `localllm pull org/tiny` goes on with it\n")
+    assert (code, err) == (0, "org/tiny is incomplete; `localllm pull org/tiny` resumes the download\n")
     assert "1 missing" in out
     assert len(hub.requests) == before
     assert localllm("verify", "org/tiny")[0] == 0
     assert (tiny / "model.safetensors").is_file()
 
 
-def test_verify_offline_says_what_stays_damaged(localllm, tiny, gguf, monkeypatch):
+def test_verify_offline_reports_remaining_damage(localllm, tiny, gguf, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     damage(tiny / "model.safetensors")
     damage(gguf / "tiny-Q8_0.gguf")
@@ -219,13 +219,13 @@ def test_verify_offline_says_what_stays_damaged(localllm, tiny, gguf, monkeypatc
     code, out, err = localllm("verify", "--json")
     assert code == 7
     assert err.splitlines()[-1] == (
-        "error: 3 files of org/tiny and 1 more are damaged or missing, and not fetched again: "
+        "error: 3 files of org/tiny and 1 more are damaged or missing, and the download failed: "
         "HF_HUB_OFFLINE is set; unset it to repair the files"
     )
     assert [sum(file["state"] != "good" for file in found["files"]) for found in json.loads(out)] == [2, 1]
 
 
-def test_verify_looks_at_nothing_but_downloads(localllm, model):
+def test_verify_checks_downloads_only(localllm, model):
     for name in ("demo", model):
         code, _, err = localllm("verify", name)
         assert (code, "is not from the Hub" in err) == (2, True)

@@ -51,7 +51,7 @@ def test_stdout_is_the_prompt_to_the_character(localllm, folder, tmp_path):
     assert without == PROMPT.removesuffix("<|im_start|>assistant\n")
 
 
-def test_a_prompt_is_taken_as_run_takes_it(localllm, folder):
+def test_a_prompt_is_read_as_by_run(localllm, folder):
     text = localllm("template", folder, "Hi", "--system", "Be brief.", piped=b"notes\n")[1]
     assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nnotes\n\nHi<|im_end|>\n")
 
@@ -61,7 +61,7 @@ def test_tokens_are_listed_after_the_prompt(localllm, folder, tmp_path):
     prompt, table = out.split("\n\n")
     assert prompt == "<|im_start|>user\né<|im_end|>\n<|im_start|>assistant"
     rows = [line.split(maxsplit=3) for line in table.splitlines()]
-    assert rows[0] == ["PLACE", "ID", "KIND", "TEXT"]
+    assert rows[0] == ["INDEX", "ID", "TYPE", "TEXT"]
     assert rows[1] == ["0", "256", "control", '"<|im_start|>"']
     assert [row[3] for row in rows[6:10]] == ['"\\n"', '""', '"é"', '"<|im_end|>"']
 
@@ -114,17 +114,17 @@ def test_a_folder_with_a_gguf_file_has_the_tokenizer_of_that_file(localllm, qwen
         (["--messages", "none.json"], b"", 2, "none.json cannot be read: No such file or directory"),
         (["--messages=-"], b"{", 2, "stdin is not JSON"),
         (["--messages=-"], b"\xff", 2, "stdin is not valid UTF-8 at byte 0"),
-        (["--messages=-"], b"[]", 2, "stdin holds no messages; write"),
-        (["--messages=-"], b'{"messages": ["Hi"]}', 2, "stdin holds no messages; write"),
+        (["--messages=-"], b"[]", 2, "stdin is not a list of messages; write"),
+        (["--messages=-"], b'{"messages": ["Hi"]}', 2, "stdin is not a list of messages; write"),
         (["--messages=-"], b'[{"content": "Hi"}]', 2, "a message has no role"),
         (
             ["--messages=-"],
             b'{"messages": [{"role": "user", "content": "Hi"}], "tools": 3}',
             2,
-            "stdin holds no list of tools",
+            "stdin is not a list of tools",
         ),
         (["--messages=-", "--tools=-"], b"[]", 2, "cannot both be stdin"),
-        (["--messages=-", "Hi"], b"[]", 2, "there are a prompt and --messages"),
+        (["--messages=-", "Hi"], b"[]", 2, "--messages cannot be combined with a prompt or --system"),
         (["Hi", "--no-think"], b"", 2, "the chat template has no switch for thinking"),
         (
             ["Hi", "--template-arg=colour=red"],
@@ -134,7 +134,7 @@ def test_a_folder_with_a_gguf_file_has_the_tokenizer_of_that_file(localllm, qwen
         ),
     ],
 )
-def test_what_cannot_be_rendered_is_one_line(localllm, folder, flags, piped, code, message):
+def test_a_rendering_error_is_one_line(localllm, folder, flags, piped, code, message):
     got, out, err = localllm("template", folder, *flags, piped=piped)
     assert (got, out) == (code, "")
     assert err.startswith("error: ") and message in err and err.count("\n") == 1

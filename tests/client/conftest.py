@@ -1,4 +1,4 @@
-"""Servers of real models: those of tests/server."""
+"""Fixtures of tests/server: servers of real models."""
 
 from tests.server.conftest import demo, demo_url, stories, stories_url
 

@@ -1,4 +1,4 @@
-"""A model in a server answers as the same model in this process does, piece by piece."""
+"""A model behind a server answers exactly as the same model in this process."""
 
 import json
 import threading
@@ -44,7 +44,7 @@ def joined(events):
     }
 
 
-def test_it_says_what_it_is(served: RemoteModel, demo: LLM):
+def test_model_properties_match(served: RemoteModel, demo: LLM):
     for name in ("name", "device", "dtype", "kv_dtype", "context", "weight_bytes", "deterministic"):
         assert getattr(served, name) == getattr(demo, name)
     assert (served.has_chat_template, served.default_params) == (True, demo.default_params)
@@ -65,7 +65,7 @@ def test_it_says_what_it_is(served: RemoteModel, demo: LLM):
         ),
     ],
 )
-def test_every_piece_comes_through(served: RemoteModel, demo: LLM, prompt, params):
+def test_every_event_passes_through(served: RemoteModel, demo: LLM, prompt, params):
     request, expected = served.prepare(ChatRequest(prompt, params)), demo.prepare(ChatRequest(prompt, params))
     assert (request.prompt_ids, request.is_chat, request.params) == (
         expected.prompt_ids,
@@ -129,7 +129,7 @@ def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: Re
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3, max_tokens=16, top_k=3)])
-def test_each_step_is_told_through_the_server(served: RemoteModel, demo: LLM, params):
+def test_step_reports_pass_through_the_server(served: RemoteModel, demo: LLM, params):
     events = list(served.answer(ChatRequest(MESSAGES, params, inspect=3)))
     assert joined(events)["ids"] == joined(served.answer(ChatRequest(MESSAGES, params)))["ids"]
     steps = [event.step for event in events if event.step]
@@ -144,18 +144,18 @@ def test_each_step_is_told_through_the_server(served: RemoteModel, demo: LLM, pa
         assert served.tokenizer.decode([token], skip_special=False) == text
 
 
-def test_who_does_not_ask_is_told_nothing(served: RemoteModel):
+def test_step_reports_are_sent_only_on_request(served: RemoteModel):
     assert not any(event.step for event in served.answer(ChatRequest(MESSAGES, GREEDY)))
 
 
 @pytest.mark.parametrize("inspect", [-1, 65, 10**9])
-def test_more_candidates_than_there_may_be_are_refused(served: RemoteModel, demo: LLM, inspect):
+def test_too_many_candidates_are_rejected(served: RemoteModel, demo: LLM, inspect):
     for model in (served, demo):
         with pytest.raises(UsageError, match=f"inspect is {inspect}; give a whole number up to 64"):
             model.prepare(ChatRequest("Once", GREEDY, inspect=inspect))
 
 
-def test_a_client_from_before_steps_were_told_is_answered(demo_url):
+def test_a_client_without_step_reports_is_answered(demo_url):
     with closing(ServerClient(demo_url)) as server:
         body = {"model": "demo", "prompt": "Once", "params": params_to_json(GREEDY), "tools": None}
         first, *pieces = server.stream_json("/localllm/answer", body | {"template_arguments": {}})
@@ -163,11 +163,11 @@ def test_a_client_from_before_steps_were_told_is_answered(demo_url):
         assert "finish_reason" in pieces[-1]
 
 
-def test_a_server_from_before_steps_were_told_is_of_another_version(demo_url):
+def test_a_server_without_step_reports_is_another_version(demo_url):
     with closing(ServerClient(demo_url)) as server:
         facts = server.request_json("/localllm/open", {"model": "demo"})
         for name in ("reads", "blocks", "block_tokens"):
-            with pytest.raises(LocalLLMError, match="another version of localllm; update the older of the two"):
+            with pytest.raises(LocalLLMError, match="another version of localllm; update the older one"):
                 RemoteModel(server, {key: value for key, value in facts.items() if key != name})
         for told in ({}, {"weights": "x"}, [], None, facts["reads"] | {"windows": [1]}):
             with pytest.raises(LocalLLMError, match="another version of localllm"):
@@ -183,7 +183,7 @@ def reading(stream):
 
 
 @pytest.mark.parametrize("said", [0, 3])
-def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel, demo: LLM, said):
+def test_closing_from_another_thread_unblocks_the_reader(served: RemoteModel, demo: LLM, said):
     """Also while the engine does nothing for it."""
     stream = served.answer(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)))
     for _ in range(said):
@@ -200,7 +200,7 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel,
     took = time.monotonic() - start
     go_on.set()
     holding.join()
-    assert took < 1
+    assert took < 10  # half of how long the engine is held
     assert joined(served.answer(ChatRequest("Once", GREEDY))) == joined(demo.stream("Once", GREEDY))
     end = time.monotonic() + 10
     while demo.stats().running:
@@ -220,7 +220,7 @@ def test_closing_from_another_thread_ends_who_reads_at_once(served: RemoteModel,
         lambda model: list(model.answer(ChatRequest("Twice", SamplingParams(temperature=0, max_tokens=2)))),
     ],
 )
-def test_a_request_during_a_stream_leaves_the_answer_whole(served: RemoteModel, demo: LLM, request_beside):
+def test_a_request_during_a_stream_leaves_the_answer_intact(served: RemoteModel, demo: LLM, request_beside):
     """What the settings of the app do, or a receipt, while an answer comes."""
     params = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
     stream = served.answer(ChatRequest("Once upon a time", params))
@@ -240,14 +240,14 @@ def test_closing_one_of_two_streams_leaves_the_other(served: RemoteModel, demo: 
     assert joined(second) == joined(demo.stream("Once", params))
 
 
-def test_a_path_means_only_what_is_loaded_from_there(demo_url, demo):
+def test_a_path_matches_only_the_model_loaded_from_it(demo_url, demo):
     with closing(open_model(ServerClient(demo_url), "x", path=str(demo.path.resolve()), load=False)) as model:
         assert model.name == "demo"
-    with pytest.raises(ModelNotFound, match="/etc/passwd is not loaded here"):
+    with pytest.raises(ModelNotFound, match="/etc/passwd is not loaded"):
         open_model(ServerClient(demo_url), "x", path="/etc/passwd", load=False)
 
 
-def test_names_that_are_not_loaded_are_told(stories_url):
+def test_unloaded_names_are_reported(stories_url):
     for name in ("demo", "no-such-model"):
         with pytest.raises(ModelNotFound, match=name):
             open_model(ServerClient(stories_url), name, path=None, load=False)
@@ -288,7 +288,7 @@ def answering(status, content, kind="application/json", broken=False):
         ),
     ],
 )
-def test_servers_of_another_kind_are_told_from_ours(status, content, broken, kind):
+def test_other_servers_are_distinguished_from_ours(status, content, broken, kind):
     with answering(status, content, broken=broken) as other:
         threading.Thread(target=other.serve_forever, args=(0.01,)).start()
         try:
@@ -298,8 +298,8 @@ def test_servers_of_another_kind_are_told_from_ours(status, content, broken, kin
             other.shutdown()
 
 
-def test_nobody_there_is_told():
-    with pytest.raises(ServerUnreachable, match=r"no server of localllm answers at http://127\.0\.0\.1:1 "):
+def test_an_unreachable_server_is_reported():
+    with pytest.raises(ServerUnreachable, match=r"cannot reach a localllm server at http://127\.0\.0\.1:1 "):
         open_model(ServerClient("127.0.0.1:1"), "demo", path=None, load=False)
 
 
@@ -312,11 +312,11 @@ def test_nobody_there_is_told():
         ("https://example.org/", "https://example.org:11434"),
     ],
 )
-def test_addresses_are_read_as_people_write_them(address, url):
+def test_addresses_are_parsed_as_users_write_them(address, url):
     assert parse_address(address) == url
 
 
 @pytest.mark.parametrize("address", ["ftp://x", "http://", "x:port", "x:99999", "http://x/path", "x?y"])
-def test_what_is_no_address_is_told(address):
-    with pytest.raises(UsageError, match="is no address of a server"):
+def test_an_invalid_address_is_reported(address):
+    with pytest.raises(UsageError, match="is not a server address"):
         parse_address(address)

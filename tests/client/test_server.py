@@ -1,4 +1,4 @@
-"""What keeps a server from answering its own client is told with the way out."""
+"""Connection failures of our own client name the remedy."""
 
 import subprocess
 from contextlib import closing
@@ -12,18 +12,16 @@ from tests.server.attacks.wire import KEY, wide
 from tests.server.conftest import serving
 
 
-def test_a_missing_key_is_told_with_the_variable_that_takes_one(demo, monkeypatch):
+def test_a_missing_key_names_the_variable(demo, monkeypatch):
     monkeypatch.delenv("LOCALLLM_API_KEY", raising=False)
     with serving(demo, wide(keys=(KEY,))) as url:
-        with pytest.raises(AccessDenied, match="asks for a key; give one of its keys in LOCALLLM_API_KEY"):
+        with pytest.raises(AccessDenied, match="requires an API key; set LOCALLLM_API_KEY to one of its keys"):
             ask(url)
         monkeypatch.setenv("LOCALLLM_API_KEY", KEY)
         assert [model["name"] for model in ask(url)["models"]] == ["demo"]
 
 
-def test_a_certificate_that_nobody_vouches_for_is_told_with_the_variable_that_names_it(
-    demo, tmp_path, monkeypatch
-):
+def test_an_untrusted_certificate_names_the_variable(demo, tmp_path, monkeypatch):
     made, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", made]

@@ -1,4 +1,4 @@
-"""Two real models over one text, held together and one after the other; and pairs that cannot be compared."""
+"""Two real models over one text, loaded together and one after the other; pairs that cannot be compared."""
 
 import dataclasses
 import json
@@ -61,7 +61,7 @@ def without_speed(quality: Quality) -> Quality:
     return Quality(*sides, *list(vars(quality).values())[2:])
 
 
-def test_a_model_beside_itself(find: Find, settings: Settings) -> None:
+def test_a_model_against_itself(find: Find, settings: Settings) -> None:
     found = compare_models(find("demo"), find("demo"), settings, tokens=300)
     assert found.distance.divergence.max == 0
     assert found.distance.same_top.value == 1
@@ -115,7 +115,7 @@ def greedy(model: Any, prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_one_after_the_other_finds_the_same(
+def test_sequential_comparison_gives_the_same_result(
     tmp_path: Path, find: Find, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = find("demo"), find("demo", dtype="bfloat16")
@@ -192,9 +192,7 @@ def test_the_first_token_that_differs_is_named(tmp_path: Path, find: Find, setti
     assert refused.value.message == expected
 
 
-def test_the_place_where_a_text_is_read_differently_is_named(
-    tmp_path: Path, find: Find, settings: Settings
-) -> None:
+def test_different_tokenizations_are_located(tmp_path: Path, find: Find, settings: Settings) -> None:
     def forget(content: dict[str, Any]) -> None:
         content["model"]["merges"] = content["model"]["merges"][:50]
 
@@ -221,7 +219,7 @@ def test_a_window_that_a_model_does_not_know_is_refused(tmp_path: Path, find: Fi
     assert [one.tokens for one in found.answers] == [60 - 30, 60 - 30]
 
 
-def test_safetensors_and_gguf_of_one_model_are_the_same(find: Find, settings: Settings) -> None:
+def test_safetensors_and_gguf_of_one_model_agree(find: Find, settings: Settings) -> None:
     text = shared("text/tiny.txt").read_text()
     pair = find(shared("stories260K")), find(shared("stories260K-f32.gguf"))
     found = compare_models(*pair, settings, text, text_name="tiny.txt")
@@ -234,7 +232,7 @@ def test_safetensors_and_gguf_of_one_model_are_the_same(find: Find, settings: Se
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3.2-bpe", "stories260K"])
-def test_editions_of_one_tokenizer_are_one(name: str, find: Find) -> None:
+def test_editions_of_one_tokenizer_are_equal(name: str, find: Find) -> None:
     """As a tokenizer.json and inside a GGUF file."""
     file = shared("llama3.2-bpe/vocab.gguf" if name == "llama3.2-bpe" else "stories260K-f32.gguf")
     folder = Tokenizer.from_folder(shared(name))

@@ -45,13 +45,13 @@ def folder(tmp_path, monkeypatch):
         ("@\0 @~nobody/x", []),
     ],
 )
-def test_files_that_are_there_are_brought_in(text, names):
+def test_existing_files_are_attached(text, names):
     _, attached = read_attachments(text)
     assert [file.name for file in attached] == names
     assert all(file.text == Path(file.name).expanduser().read_text() for file in attached)
 
 
-def test_what_is_named_stays_where_it_stands():
+def test_the_reference_stays_in_the_text():
     assert read_attachments("see @notes.txt and @nobody")[0] == "see @notes.txt and @nobody"
     assert read_attachments(r"see \@notes.txt, C:\@x and \\x")[0] == r"see @notes.txt, C:\@x and \\x"
 
@@ -68,13 +68,13 @@ def test_a_folder_is_refused():
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b", "ü".encode("latin1")])
-def test_what_is_no_text_is_refused(folder, content):
+def test_a_binary_file_is_rejected(folder, content):
     (folder / "binary").write_bytes(content)
     with pytest.raises(UsageError, match="binary is not UTF-8 text; attach text files only"):
         read_attachments("@binary")
 
 
-def test_what_is_too_large_is_refused_and_what_just_fits_is_not(folder):
+def test_a_file_above_the_size_limit_is_rejected(folder):
     (folder / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     with pytest.raises(UsageError, match=r"large is larger than 1\.05 MB; attach a part of it"):
         read_attachments("@large")
@@ -87,7 +87,7 @@ def test_a_device_is_no_file():
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_file_that_cannot_be_read_is_one_sentence(folder):
+def test_a_file_that_cannot_be_read_is_one_error_message(folder):
     (folder / "notes.txt").chmod(0)
     with pytest.raises(UsageError, match=r"notes\.txt cannot be read"):
         read_attachments("@notes.txt")
@@ -142,7 +142,7 @@ def test_a_path_as_terminals_write_it_becomes_a_reference(folder, pasted, text):
         "/",
     ],
 )
-def test_any_other_paste_is_left_alone(folder, pasted):
+def test_other_pastes_are_unchanged(folder, pasted):
     assert dropped_file_references(pasted.replace("{}", str(folder))) is None
     assert dropped_file_references(f"{folder}/notes.txt " * 1000) is None
 
@@ -154,5 +154,5 @@ def test_a_reference_means_its_path(folder, name):
     assert [file.name for file in read_attachments(f"see {file_reference(name)} there")[1]] == [name]
 
 
-def test_what_a_message_names_is_an_attachment():
+def test_references_of_a_message_become_attachments():
     assert read_attachments("@notes.txt")[1] == (Attachment("notes.txt", "text of notes.txt\n"),)

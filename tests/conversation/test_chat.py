@@ -31,7 +31,7 @@ def test_question_and_answer_become_part_of_the_conversation(chat, llm):
     assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
 
 
-def test_an_answer_that_is_stopped_half_way_keeps_what_was_said(chat, llm):
+def test_a_stopped_answer_is_kept(chat, llm):
     answer = chat.ask("hello")
     text = next(answer).text + next(answer).text
     answer.close()
@@ -48,7 +48,7 @@ def test_an_error_leaves_the_conversation_as_it_was(chat):
     assert chat.messages == before
 
 
-def test_an_answer_of_no_words_is_an_answer(chat, monkeypatch):
+def test_an_empty_answer_is_an_answer(chat, monkeypatch):
     monkeypatch.setattr(chat.model, "_answer", lambda prompt, text: " ")
     say(chat, "hello")
     assert chat.messages[-1] == {"role": "assistant", "content": " "}
@@ -83,7 +83,7 @@ def test_undo_gives_the_last_question_back(chat):
     assert chat.undo() is None
 
 
-def test_clear_forgets_what_was_said_and_nothing_else(chat):
+def test_clear_drops_the_turns_alone(chat):
     say(chat, "one")
     chat.clear()
     assert (chat.messages, chat.system, chat.used_tokens) == ([], "be brief", None)

@@ -115,7 +115,7 @@ def test_thinking_is_switched(session):
     assert "template     enable_thinking=True" in execute(session, "/show")
 
 
-def test_show_tells_model_parameters_and_context(session):
+def test_show_prints_model_parameters_and_context(session):
     assert "no messages yet, 4096 at most" in execute(session, "/show")
     answer = talk(session)
     shown = execute(session, "/show")
@@ -162,7 +162,7 @@ def test_a_name_is_never_a_path(session, command, name):
     assert not session.folder.exists()
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(session, tmp_path):
+def test_an_unwritable_path_is_one_error_message(session, tmp_path):
     session.folder = Path("/dev/null/chats")
     with pytest.raises(UsageError, match="cannot be saved"):
         execute(session, "/save x")
@@ -234,12 +234,12 @@ def test_undo_and_redo_and_branches(session):
 
 
 @pytest.mark.parametrize("command", ["/edit", "/edit x", "/regenerate", "/branch", "/branch 1", "/export x.md"])
-def test_there_is_nothing_to_do_before_anything_was_said(session, command):
+def test_commands_before_the_first_turn_do_nothing(session, command):
     with pytest.raises(UsageError):
         execute(session, command)
 
 
-def test_what_a_command_changes_is_kept(session):
+def test_changes_by_commands_are_saved(session):
     talk(session, "one")
     session.save()
     for command in ("/title a title", "/system be brief", "/undo"):
@@ -275,7 +275,7 @@ def test_conversations_are_listed_searched_and_loaded(session):
         execute(session, "/search")
 
 
-def test_nothing_is_kept_while_nothing_is_to_be(session):
+def test_nothing_is_saved_when_saving_is_off(session):
     execute(session, "/set nohistory")
     talk(session)
     session.save()

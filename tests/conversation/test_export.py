@@ -46,12 +46,17 @@ def test_a_branch_becomes_a_readable_page(chat):
     )
 
 
-def test_the_whole_tree_names_its_ways(chat):
+def test_the_exported_tree_names_its_branches(chat):
     assert headings(text_of(chat, all_branches=True)) == [
         "a \\*title\\*",
         "System",
         *("Question 1", "Answer 1"),
-        *("Question 2, way 1 of 2", "Answer 2, way 1 of 2", "Question 2, way 2 of 2", "Answer 2, way 2 of 2"),
+        *(
+            "Question 2, branch 1 of 2",
+            "Answer 2, branch 1 of 2",
+            "Question 2, branch 2 of 2",
+            "Answer 2, branch 2 of 2",
+        ),
     ]
 
 
@@ -59,12 +64,12 @@ def test_the_whole_tree_names_its_ways(chat):
     "answer",
     ["```py\ncut", "~~~\n```\n", "````\n```\n````\n```", "``` a`b\nx", "    ```\n", "> ```\nx", "```\n``` x"],
 )
-def test_a_block_that_was_cut_swallows_nothing(chat, answer):
+def test_an_unclosed_code_block_swallows_nothing(chat, answer):
     chat.turns[0].answer = answer
     assert headings(text_of(chat))[-2:] == ["Question 2", "Answer 2"]
 
 
-def test_an_answer_that_was_stopped_says_so(chat):
+def test_a_stopped_answer_is_marked(chat):
     stream = chat.ask("more")
     next(stream)
     stream.close()

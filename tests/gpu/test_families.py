@@ -1,4 +1,4 @@
-"""Every family of the oracle table on a GPU, by the proofs and within the bounds that hold on a CPU."""
+"""Every family of the oracle table on a GPU, with the proofs and bounds of a CPU."""
 
 from pathlib import Path
 

@@ -11,7 +11,7 @@ from bench.gpu.loop import generate
 from bench.gpu.setting import Setting
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.engine import Engine
-from tests.gpu.beside import compared
+from tests.gpu.compare_kernels import compared
 from tests.gpu.steps import drawn, greedy, run, text
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine

@@ -74,7 +74,7 @@ def crowded(device: torch.device, seed: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_no_kernel_reads_what_another_has_yet_to_write(model: Model, batch: int, device: torch.device) -> None:
+def test_no_kernel_reads_before_another_has_written(model: Model, batch: int, device: torch.device) -> None:
     graphs, runner = model.engine.runner.graphs, model.engine.runner
     runner.graphs = None
     expected = {context: answers(model, context, batch) for context in CONTEXTS}

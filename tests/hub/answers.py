@@ -1,6 +1,6 @@
-"""What huggingface.co answers when `huggingface_hub` asks for a model. Knows files and headers, and no socket.
+"""The answers of huggingface.co to `huggingface_hub`, without a socket.
 
-Compared with answers of the real one that others have published. Not there: xet, datasets, spaces, uploads.
+They were compared with published answers of the real one. Not supported: xet, datasets, spaces, uploads.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Caches that `huggingface_hub` itself has filled, as another program would have left them."""
+"""Caches filled by `huggingface_hub` itself, as another program would leave them."""
 
 from pathlib import Path
 

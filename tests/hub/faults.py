@@ -1,4 +1,4 @@
-"""What goes wrong between a hub and its client: changes of one answer. Knows no server; `loopback` sends them."""
+"""Faults between a hub and its client, as changes of one answer; `loopback` sends them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Model folders of a few hundred bytes: everything that naming looks at, and no real weights."""
+"""Model folders of a few hundred bytes without real weights, enough for name resolution."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Small repositories that look like models, with weights of more than one part."""
+"""Small repositories that look like models, with sharded weights."""
 
 import hashlib
 import json

@@ -1,15 +1,15 @@
 """What `config.json` says in repositories of the catalogue, shortened to what counts parameters.
 
-Those of `tests/arch/test_published.py` are not repeated here. The values are those of the repositories as others
-have copied them: [l] Lightning-AI/litgpt's config.py, which names the file of each; [k] kvcache-ai/kvcache-blog,
-read from the repositories in May 2026; [t] the defaults of the class in `transformers` where it names the
-checkpoint; [o] ollama's tests of its own readers; [d] configurations or model cards quoted whole in documents.
-Where a source leaves a field open, the parameters that its model card states decided.
+Those of `tests/arch/test_published_configs.py` are not repeated here. The values are those of the repositories as
+others have copied them: [l] Lightning-AI/litgpt's config.py, which names the file of each; [k]
+kvcache-ai/kvcache-blog, read from the repositories in May 2026; [t] the defaults of the class in `transformers`
+where it names the checkpoint; [o] ollama's tests of its own readers; [d] configurations or model cards quoted
+whole in documents. Where a source leaves a field open, the parameters that its model card states decided.
 """
 
 from typing import Any
 
-from tests.arch.test_published import IN_BILLIONS, PUBLISHED
+from tests.arch.test_published_configs import IN_BILLIONS, PUBLISHED
 
 
 def dense(

@@ -3,7 +3,7 @@ import re
 import subprocess
 import sys
 import time
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -11,8 +11,8 @@ from localllm.arch.cost import active_parameter_count, parameter_count
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import ModelNotFound
-from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries, find_entry, ungated_name
-from localllm.hub.gguf import QUANT_NAME
+from localllm.hub.catalog import FOUR_BITS, CatalogEntry, catalog, catalog_entries, find_entry, ungated_name
+from localllm.hub.gguf import QUANT_NAME, choose_model
 from localllm.hub.names import ALIAS_NAME, REPO, RepoName, parse_name
 from tests.hub.real_configs import OTHERS, REAL_CONFIGS
 
@@ -71,7 +71,7 @@ def test_no_two_entries_are_the_same_model():
     assert len(set(sources)) == len(sources)
 
 
-def test_a_name_without_a_size_is_a_second_name_of_one_with_it():
+def test_names_without_a_size_are_aliases():
     without = {entry.name.split(":")[0] for entry in OF_THE_HUB}
     assert without <= catalog().keys()
     assert all(":" in entry.name for entry in OF_THE_HUB)
@@ -122,7 +122,7 @@ def test_the_terms_of_meta_and_google_have_to_be_accepted():
             assert entry.gated == entry.repo.startswith(("meta-llama/", "google/"))
 
 
-def test_no_plain_name_asks_for_a_login():
+def test_no_plain_name_needs_a_login():
     """A name with a size, and one without: what a person types first."""
     plain = {entry.name for entry in OF_THE_HUB if not entry.name.endswith("-bf16")}
     assert [name for name in plain if catalog()[name].gated] == []
@@ -164,14 +164,36 @@ OF_OLLAMA = {
     "embeddinggemma": "ggml-org/embeddinggemma-300M-GGUF",
     "deepseek-coder": "deepseek-ai/deepseek-coder-1.3b-instruct",
     "dolphin3": "bartowski/Dolphin3.0-Llama3.1-8B-GGUF",
+    "deepseek-coder:6.7b": "deepseek-ai/deepseek-coder-6.7b-instruct",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "codellama": "codellama/CodeLlama-7b-Instruct-hf",
+    "qwen2": "Qwen/Qwen2-7B-Instruct-GGUF",
+    "qwen2.5-coder:0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+    "qwen2.5-coder:3b": "Qwen/Qwen2.5-Coder-3B-Instruct-GGUF",
+    "qwen3-coder-next": "unsloth/Qwen3-Coder-Next-GGUF",
+    "qwen3-embedding": "Qwen/Qwen3-Embedding-8B",
+    "qwen3-embedding:4b": "Qwen/Qwen3-Embedding-4B",
+    "translategemma": "bullerwins/translategemma-4b-it-GGUF",
+    "falcon3:10b": "tiiuae/Falcon3-10B-Instruct-GGUF",
+    "lfm2.5": "LiquidAI/LFM2.5-1.2B-Instruct-GGUF",
+    "granite4.1:3b": "unsloth/granite-4.1-3b-GGUF",
+    "granite4.1:30b": "unsloth/granite-4.1-30b-GGUF",
+    "gpt-oss-safeguard:20b": "openai/gpt-oss-safeguard-20b",
+    "phi4-mini-reasoning": "unsloth/Phi-4-mini-reasoning-GGUF",
 }
 
 
 @pytest.mark.parametrize("name", OF_OLLAMA)
-def test_a_name_of_ollamas_library_means_the_same_model(name):
+def test_ollama_names_resolve_to_the_same_model(name):
     assert (
         parse_name(name).repo == parse_name(f"{name}:latest" if ":" not in name else name).repo == OF_OLLAMA[name]
     )
+
+
+def test_the_documentation_states_what_ambiguous_names_mean():
+    rows = re.findall(r"^\| `(\S+)` \| `(\S+/\S+)` \|", (ROOT / "docs/models.md").read_text(), re.MULTILINE)
+    assert {"phi3", "qwen3:4b", "qwen3:30b", "qwen3-next:80b", "olmo-3:7b", "glm4", "lfm2"} <= dict(rows).keys()
+    assert [(name, parse_name(name).repo) for name, _ in rows] == rows
 
 
 SPELLINGS = {
@@ -188,6 +210,17 @@ SPELLINGS = {
     "gemma3:4b-it-q4_K_M": "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M",
     "qwen2.5-coder:7b-instruct": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M",
     "llama2:7b-chat-fp16": "unsloth/llama-2-7b-chat",
+    "qwen3:30b-a3b-instruct-2507-q4_K_M": "unsloth/Qwen3-30B-A3B-Instruct-2507-GGUF:Q4_K_M",
+    "qwen3:30b-a3b-q4_K_M": "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M",
+    "qwen3:4b-q8_0": "Qwen/Qwen3-4B-GGUF:Q8_0",
+    "mistral:7b-instruct-v0.3-q4_K_M": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M",
+    "mistral:7b-instruct-v0.3-fp16": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mistral-nemo:12b-instruct-2407-q5_K_M": "bartowski/Mistral-Nemo-Instruct-2407-GGUF:Q5_K_M",
+    "deepseek-r1:8b-0528-qwen3-q4_K_M": "unsloth/DeepSeek-R1-0528-Qwen3-8B-GGUF:Q4_K_M",
+    "deepseek-r1:70b-llama-distill-q4_K_M": "unsloth/DeepSeek-R1-Distill-Llama-70B-GGUF:Q4_K_M",
+    "phi3:14b-medium-128k-instruct-q4_K_M": "bartowski/Phi-3-medium-128k-instruct-GGUF:Q4_K_M",
+    "olmo2:7b-1124-instruct-q4_K_M": "allenai/OLMo-2-1124-7B-Instruct-GGUF:Q4_K_M",
+    "deepseek-coder-v2:16b-lite-instruct-q4_K_M": "bartowski/DeepSeek-Coder-V2-Lite-Instruct-GGUF:Q4_K_M",
 }
 
 
@@ -196,10 +229,51 @@ def test_a_tag_is_read_as_ollama_spells_it(name):
     assert str(parse_name(name)) == SPELLINGS[name]
 
 
+@pytest.mark.parametrize("name", catalog())
+def test_names_resolve_in_any_case_and_with_the_tag_latest(name):
+    meant = parse_name(name)
+    for spelling in (name.upper(), name.title(), f"{name}:latest"):
+        again = parse_name(spelling)
+        assert again == meant
+        assert getattr(again, "entry", None) == getattr(meant, "entry", None)
+
+
+IN_4_BITS = [entry for entry in OF_THE_HUB if entry.quant in FOUR_BITS]
+OTHERS_INSTRUCT = [name.removesuffix("-instruct") for name in catalog() if name.endswith("-instruct")]
+
+
+@pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
+def test_names_accept_the_tags_of_ollama(entry):
+    """A format leaves nothing to choose; `qwen3:4b` without one is a later model than `qwen3:4b-q4_K_M`."""
+    name = entry.name.removesuffix("-q4_k_m")
+    spellings = [f"{name}-q4_K_M", f"{name}-int4", f"{name}-it-qat", f"{name}-it-q4_K_M", f"{name}-chat-Q4_K_M"]
+    if name not in OTHERS_INSTRUCT:
+        spellings += [f"{name}-instruct-q4_K_M", f"{name}-instruct-2507-q4_K_M"]
+    for spelling in spellings:
+        repo = parse_name(spelling)
+        assert repo == RepoName(entry.repo, entry.revision, entry.quant)
+        assert repo.entry is None
+    assert parse_name(f"{name}-q6_K") == RepoName(entry.repo, entry.revision, "Q6_K")
+    if published := catalog().get(f"{name}-bf16"):
+        assert parse_name(f"{name}-fp16").repo == parse_name(f"{name}-it-F16").repo == published.repo
+
+
+@pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
+def test_a_missing_4_bit_file_is_replaced_by_its_twin(entry):
+    repo = parse_name(entry.name)
+    [twin] = set(FOUR_BITS) - {entry.quant}
+    files = [PurePosixPath(f"x-{quant}.gguf") for quant in (twin, "Q4_K_S", "Q8_0")]
+    assert choose_model(files, repo.quant, repo.repo) == files[0]
+
+
 @pytest.mark.parametrize(
-    "name", ["llama3.2:3b-text-q4_K_M", "mistral:7b-instruct-v0.2", "qwen3:8b-q4_K_M-x", "qwen3:9b"]
+    "name",
+    [
+        *("llama3.2:3b-text-q4_K_M", "mistral:7b-instruct-v0.2", "qwen3:8b-q4_K_M-x", "qwen3:9b"),
+        *("olmo-3:7b-instruct-q4_K_M", "qwen3-next:80b-instruct-q4_K_M", "qwen3-next:80b-a3b-instruct-q4_K_M"),
+    ],
 )
-def test_a_tag_of_another_model_is_not_guessed(name):
+def test_an_unknown_tag_is_not_guessed(name):
     with pytest.raises(ModelNotFound, match=f"no model is called {name}"):
         parse_name(name)
 
@@ -207,10 +281,10 @@ def test_a_tag_of_another_model_is_not_guessed(name):
 @pytest.mark.parametrize(
     "name", ["-it" * 100_000, "a:" + "-it" * 60, "x" * 300 + ":8b-q4_k_m"], ids=["long", "words", "long name"]
 )
-def test_a_name_made_to_take_long_takes_no_time(name):
-    start = time.perf_counter()
+def test_hostile_names_are_resolved_quickly(name):
+    start = time.process_time()
     assert find_entry(name) is None
-    assert time.perf_counter() - start < 0.05
+    assert time.process_time() - start < 0.1
 
 
 def test_reading_it_takes_no_time():

@@ -95,7 +95,7 @@ def test_a_download_of_a_gguf_repository_is_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("present", "asked"), [("UD-Q4_K_M", "Q4_K_M"), ("Q4_K_M", "UD-Q4_K_M"), ("UD-Q4_K_M", None)]
 )
-def test_a_format_that_is_missing_gives_way_to_its_twin(tmp_path, present, asked):
+def test_a_missing_format_falls_back_to_its_twin(tmp_path, present, asked):
     files = [tmp_path / f"x-{quant}.gguf" for quant in (present, "Q8_0")]
     assert choose_model(files, asked, "org/x") == files[0]
     with pytest.raises(ModelNotFound, match="has no model Q5_K_M"):

@@ -35,7 +35,7 @@ def test_a_link_to_a_folder_is_named_as_it_was_given(tmp_path, monkeypatch):
     assert (resolve_model(".").name, resolve_model("../folder/../mine").name) == ("folder", "mine")
 
 
-def test_a_name_that_a_person_gave_to_a_path_is_the_name_of_the_model(tmp_path, home):
+def test_an_alias_of_a_path_is_the_name_of_the_model(tmp_path, home):
     set_alias("mine", str(write_model(tmp_path / "folder")))
     assert (resolve_model("mine").name, resolve_model("mine", paths=False).name) == ("mine", "mine")
     assert resolve_model("mine").path == tmp_path / "folder"
@@ -67,13 +67,13 @@ def test_a_repository_outside_the_catalog_needs_no_alias(cache):
 
 
 @pytest.mark.parametrize("name", ["qwen3:4b", "Qwen/Qwen3-4B"])
-def test_a_model_that_is_not_here_says_how_to_get_it(name):
+def test_a_missing_model_says_how_to_pull_it(name):
     with pytest.raises(ModelNotFound, match=f"{name} is not on this machine; run `localllm pull {name}`") as error:
         resolve_model(name)
     assert error.value.exit_code == 8
 
 
-def test_a_download_that_was_broken_off_names_what_is_missing(cache):
+def test_a_partial_download_names_the_missing_files(cache):
     folder = write_cached(cache, "Qwen/Qwen3-4B")
     (folder / "model.safetensors").unlink()
     index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
@@ -117,7 +117,7 @@ def test_a_name_in_another_case_is_the_one_of_the_catalog(cache):
         ("org/x/resolve/v1/Q4_0/x.gguf?download=true", RepoName("org/x", "v1", "Q4_0/x.gguf")),
     ],
 )
-def test_an_address_from_a_browser_names_what_it_shows(address, repo):
+def test_a_hub_url_names_its_repository(address, repo):
     for host in ("https://huggingface.co", "hf.co", "http://www.huggingface.co"):
         assert parse_name(f"{host}/{address}") == repo
 
@@ -132,7 +132,7 @@ def test_an_address_of_something_else_is_refused(address):
 
 
 @pytest.mark.parametrize("name", ["", "foo bar", "a:b:c", "-x", "x\n", "\0", "ü", "a" * 5000])
-def test_what_is_no_name_at_all_is_refused(name):
+def test_invalid_names_are_rejected(name):
     with pytest.raises(ModelNotFound, match="is not a model name"):
         resolve_model(name)
 
@@ -140,7 +140,7 @@ def test_what_is_no_name_at_all_is_refused(name):
 @pytest.mark.parametrize(
     "name", ["org/a--b", "org/a.git", "a..b/c", "org/x-", "org/x.", "org./x", "org/x@v..1", "org/x@", "org/x:"]
 )
-def test_what_the_hub_has_no_names_like_is_refused(name):
+def test_names_impossible_on_the_hub_are_rejected(name):
     with pytest.raises(ModelNotFound, match="is not a model name"):
         resolve_model(name)
 
@@ -158,7 +158,7 @@ def test_a_name_of_the_catalog_is_never_a_path(tmp_path):
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "notes.txt"])
-def test_a_single_file_is_not_supported_and_says_what_is(tmp_path, file):
+def test_a_single_file_is_rejected_with_the_alternative(tmp_path, file):
     (tmp_path / "here" / file).touch()
     with pytest.raises(UnsupportedModel, match="folder"):
         resolve_model(f"./{file}")
@@ -173,7 +173,7 @@ def test_a_broken_repository_in_the_cache_does_not_hide_the_near_names(cache):
 @pytest.mark.skipif(
     not (PACKAGE_FOLDER / "boxed" / "demo").exists(), reason="the boxed model is not in this tree yet"
 )
-def test_the_boxed_model_is_whole():
+def test_the_bundled_model_is_complete():
     folder = bundled_folder(catalog()["demo"])
     assert missing_files(folder) == []
     assert resolve_model("demo").path == folder

@@ -1,4 +1,4 @@
-"""Downloads from a real server, with the faults that real ones have."""
+"""Downloads from a real server with realistic faults."""
 
 import errno
 import json
@@ -55,7 +55,7 @@ def fetch(name="org/tiny", watcher=None):
     return pull.pull(pull.plan_pull(repo, watcher.say), watcher), watcher
 
 
-def test_the_files_of_the_model_and_no_others_come_and_are_the_same(tiny, cache):
+def test_exactly_the_files_of_the_model_are_fetched(tiny, cache):
     folder, watcher = fetch()
     assert {str(path.relative_to(folder)) for path in folder.rglob("*")} == NEEDED
     for name in NEEDED:
@@ -65,14 +65,14 @@ def test_the_files_of_the_model_and_no_others_come_and_are_the_same(tiny, cache)
     assert resolve_model("org/tiny").path == folder
 
 
-def test_files_of_one_content_come_once(hub, cache):
+def test_files_with_equal_content_are_fetched_once(hub, cache):
     hub.add("org/tiny", model_files(**{"chat_template.jinja": b"{{ 1 }}", "chat_template.json": b"{{ 1 }}"}))
     folder, watcher = fetch()
     assert (folder / "chat_template.jinja").samefile(folder / "chat_template.json")
     assert watcher.came == watcher.order.total_bytes == sum(len(model_files()[name]) for name in NEEDED) + 7
 
 
-def test_a_cache_without_links_holds_every_content_once(hub, cache, monkeypatch, tmp_path):
+def test_a_cache_without_links_stores_content_once(hub, cache, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
     monkeypatch.setattr("huggingface_hub.file_download._are_symlinks_supported_in_dir", {})
@@ -87,7 +87,7 @@ def test_a_cache_without_links_holds_every_content_once(hub, cache, monkeypatch,
     assert (again, watcher.came, watcher.finished) == (folder, 0, [])
 
 
-def test_what_it_leaves_is_what_huggingface_hub_would_have_left(tiny, cache, tmp_path):
+def test_the_cache_matches_that_of_huggingface_hub(tiny, cache, tmp_path):
     folder, _ = fetch()
     theirs = snapshot_download(
         "org/tiny", cache_dir=tmp_path / "theirs", endpoint=tiny.url, allow_patterns=sorted(NEEDED)
@@ -108,7 +108,7 @@ def test_what_it_leaves_is_what_huggingface_hub_would_have_left(tiny, cache, tmp
     assert Path(theirs).name == folder.name
 
 
-def test_what_another_tool_fetched_is_not_fetched_again(tiny, cache):
+def test_files_fetched_by_other_tools_are_reused(tiny, cache):
     snapshot_download("org/tiny", cache_dir=cache, endpoint=tiny.url)
     before = tiny.sent("resolve|cdn")
     _, watcher = fetch()
@@ -116,14 +116,14 @@ def test_what_another_tool_fetched_is_not_fetched_again(tiny, cache):
     assert (watcher.came, watcher.finished) == (0, [])
 
 
-def test_nothing_is_asked_for_a_model_that_is_here(tiny, cache):
+def test_a_complete_model_causes_no_request(tiny, cache):
     folder, _ = fetch()
     before = len(tiny.requests)
     assert resolve_model("org/tiny").path == folder
     assert len(tiny.requests) == before
 
 
-def test_the_branch_moves_when_all_of_the_new_commit_is_here(tiny, cache):
+def test_the_branch_moves_after_the_new_commit_is_complete(tiny, cache):
     old, _ = fetch()
     tiny.add("org/tiny", model_files(**{"model.safetensors": weights(seed=1)}))
     tiny.disturb(faults.refused(403, None, "no"), WEIGHTS, times=None)
@@ -179,14 +179,14 @@ def test_a_passing_fault_of_the_weights(tiny, cache, change, times):
 @pytest.mark.quick_every(13)
 @pytest.mark.parametrize("target", ["/api/models/org/tiny/revision", "/tree/", "config.json"])
 @pytest.mark.parametrize("change", [faults.refused(500), faults.busy(), faults.reset(0), faults.silent])
-def test_a_passing_fault_of_what_comes_before(tiny, cache, target, change, monkeypatch):
+def test_a_transient_fault_before_the_download(tiny, cache, target, change, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
     fault = tiny.disturb(change, target)
     fetch()
     assert fault.met == 1
 
 
-def test_only_what_is_missing_of_a_part_is_asked_for_again(tiny, cache):
+def test_only_the_missing_range_is_requested_again(tiny, cache):
     tiny.disturb(faults.reset(20_000), WEIGHTS)
     tiny.disturb(faults.truncated(30_000), WEIGHTS)
     _, watcher = fetch()
@@ -194,7 +194,7 @@ def test_only_what_is_missing_of_a_part_is_asked_for_again(tiny, cache):
     assert watcher.came == watcher.order.missing_bytes
 
 
-def test_a_flipped_bit_is_told_and_the_file_comes_again(tiny, cache):
+def test_a_flipped_bit_is_reported_and_the_file_refetched(tiny, cache):
     tiny.disturb(faults.flipped(20_000), WEIGHTS)
     _, watcher = fetch()
     assert "model.safetensors: the content does not have the announced digest, fetching it again" in watcher.said
@@ -203,7 +203,7 @@ def test_a_flipped_bit_is_told_and_the_file_comes_again(tiny, cache):
 
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("byte", range(0, 40_000, 3_989))
-def test_any_flipped_bit_is_found(tiny, cache, byte):
+def test_any_flipped_bit_is_detected(tiny, cache, byte):
     tiny.disturb(faults.flipped(byte), WEIGHTS, times=None)
     with pytest.raises(DamagedModel, match=r"model.safetensors of org/tiny twice had another digest"):
         fetch()
@@ -211,7 +211,7 @@ def test_any_flipped_bit_is_found(tiny, cache, byte):
         resolve_model("org/tiny")
 
 
-def test_what_the_hub_says_of_retrying_is_heeded(tiny, cache):
+def test_retry_after_is_respected(tiny, cache):
     tiny.disturb(faults.busy(1), WEIGHTS)
     _, watcher = fetch()
     assert "model.safetensors: status 429; retrying in 1 s" in watcher.said
@@ -290,20 +290,20 @@ def test_a_lasting_fault_of_the_weights(tiny, cache, change, error, message):
         ("org/tiny:Q4_K_M", "org/tiny has no GGUF files; use another edition of the model"),
     ],
 )
-def test_what_is_not_there(tiny, cache, name, message):
+def test_missing_repositories_and_revisions(tiny, cache, name, message):
     with pytest.raises((ModelNotFound, UnsupportedModel), match=message.format(host=host(tiny))) as error:
         fetch(name)
     assert error.value.exit_code == 8
 
 
-def test_a_login_that_is_not_accepted_is_told(tiny, cache, monkeypatch):
+def test_a_rejected_login_is_reported(tiny, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
     tiny.disturb(faults.refused(401, None, "Invalid credentials in Authorization header"), WEIGHTS, times=None)
     with pytest.raises(AccessDenied, match=f"{host(tiny)} does not accept your token for org/tiny; log in with"):
         fetch()
 
 
-def test_a_gated_repository_says_what_to_do_by_who_asks(tiny, cache, monkeypatch):
+def test_a_gated_repository_names_the_next_step(tiny, cache, monkeypatch):
     tiny.add("org/gated", model_files(), gated="manual")
     with pytest.raises(AccessDenied, match="log in with `hf auth login`, or set HF_TOKEN, then visit"):
         fetch("org/gated")
@@ -315,7 +315,7 @@ def test_a_gated_repository_says_what_to_do_by_who_asks(tiny, cache, monkeypatch
     fetch("org/gated")
 
 
-def test_an_address_that_has_run_out_is_asked_for_anew(tiny, cache):
+def test_an_expired_url_is_requested_again(tiny, cache):
     """The host of the files gives addresses that hold for an hour."""
     tiny.disturb(faults.reset(len(weights()) // 2), "/cdn/")
     expired = tiny.disturb(faults.refused(403, None, "Request has expired"), "/cdn/", times=3)
@@ -334,7 +334,7 @@ def test_a_host_of_files_that_refuses_every_address_is_given_up(tiny, cache):
 @pytest.mark.parametrize(
     "address", ["\x1b]0;title\x07://x/", "ftp://x/\x9b2J", "http://\x1b[2J\t/", "//\x85:99999/"]
 )
-def test_the_words_of_a_hub_are_one_line_without_control_characters(tiny, cache, address):
+def test_messages_of_a_hub_are_one_line_without_control_characters(tiny, cache, address):
     tiny.disturb(faults.redirected(address), WEIGHTS, times=None)
     with pytest.raises(NetworkError) as refused:
         fetch()
@@ -347,7 +347,7 @@ def test_a_gated_original_names_the_edition_that_needs_no_login(tiny, cache):
         fetch("meta-llama/Llama-3.2-1B-Instruct")
 
 
-def test_a_token_never_gets_to_another_host(tiny, cache, monkeypatch):
+def test_a_token_is_not_forwarded_to_another_host(tiny, cache, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_friend")
     fetch()
     bearers = {(request.server, request.headers.get("authorization")) for request in tiny.requests}
@@ -360,7 +360,7 @@ def test_no_connection(tiny, cache, monkeypatch):
         fetch()
 
 
-def test_a_password_in_the_address_of_the_hub_is_not_told(tiny, cache, monkeypatch):
+def test_a_password_in_the_hubs_url_is_not_printed(tiny, cache, monkeypatch):
     monkeypatch.setattr(constants, "ENDPOINT", "http://me:secret@127.0.0.1:9")
     with pytest.raises(NetworkError, match=r"\*\*\*@127\.0\.0\.1:9 does not provide org/tiny: ") as error:
         fetch()
@@ -420,13 +420,13 @@ def test_a_hostile_commit_is_refused(tiny, cache, sha):
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[" * 100_000 + b"]" * 100_000])
-def test_what_is_no_json_is_no_listing(tiny, cache, body):
+def test_invalid_json_is_no_listing(tiny, cache, body):
     tiny.disturb(lambda reply: type(reply).of(200, body, {"Content-Type": "text/html"}), "/tree/")
     with pytest.raises(NetworkError, match="the Hub returned an invalid listing"):
         fetch()
 
 
-def test_a_name_of_other_letters_is_a_name(hub, cache):
+def test_a_unicode_name_is_accepted(hub, cache):
     index = json.dumps({"weight_map": {"a": "modèle 1.safetensors"}}).encode()
     files = model_files(**{"model.safetensors.index.json": index, "modèle 1.safetensors": weights(seed=3)})
     del files["model.safetensors"]
@@ -443,7 +443,7 @@ def test_an_index_that_leads_elsewhere_is_refused(hub, cache, name):
         fetch()
 
 
-def test_an_index_that_names_what_is_not_there_is_refused(hub, cache):
+def test_an_index_that_names_missing_files_is_rejected(hub, cache):
     index = json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}).encode()
     hub.add("org/tiny", model_files(**{"model.safetensors.index.json": index}))
     with pytest.raises(
@@ -452,7 +452,7 @@ def test_an_index_that_names_what_is_not_there_is_refused(hub, cache):
         fetch()
 
 
-def test_a_model_without_a_tokenizer_is_refused_before_it_comes(hub, cache):
+def test_a_model_without_a_tokenizer_is_refused_before_the_download(hub, cache):
     files = model_files()
     del files["tokenizer.json"]
     hub.add("org/tiny", files)
@@ -469,7 +469,7 @@ def test_templates_of_another_folder_are_not_those_of_the_model(hub, cache):
     assert not (folder / other).exists()
 
 
-def test_a_repository_of_pickles_is_refused_before_a_byte_of_them_comes(hub, cache):
+def test_pickled_weights_are_refused_before_the_download(hub, cache):
     files = model_files()
     del files["model.safetensors"]
     hub.add("org/tiny", files)
@@ -487,7 +487,7 @@ def test_ten_thousand_files_do_not_matter(hub, cache):
 # The disk
 
 
-def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch):
+def test_too_little_disk_space_is_reported_before_the_download(tiny, cache, monkeypatch):
     usage = pull.shutil.disk_usage(cache.parent)
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=pull.SPARE_BYTES + 30_000))
     with pytest.raises(
@@ -497,14 +497,14 @@ def test_too_little_room_is_told_before_anything_comes(tiny, cache, monkeypatch)
     assert not tiny.sent("cdn")
 
 
-def test_a_full_disk_is_no_matter_where_nothing_is_missing(tiny, cache, monkeypatch):
+def test_a_full_disk_does_not_matter_when_complete(tiny, cache, monkeypatch):
     folder, _ = fetch()
     usage = pull.shutil.disk_usage(cache.parent)
     monkeypatch.setattr(pull.shutil, "disk_usage", lambda folder: usage._replace(free=0))
     assert fetch()[0] == folder
 
 
-def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch):
+def test_a_disk_that_fills_up_keeps_the_downloaded_bytes(tiny, cache, monkeypatch):
     real, came = os.pwrite, []
 
     def full(file, content, at):
@@ -523,7 +523,7 @@ def test_a_disk_that_fills_up_meanwhile_keeps_what_came(tiny, cache, monkeypatch
     assert 0 < watcher.order.missing_bytes < len(weights())
 
 
-def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
+def test_an_interrupted_pull_resumes(tiny, cache):
     class Impatient(Watcher):
         def advance(self, file, count):
             super().advance(file, count)
@@ -542,7 +542,7 @@ def test_a_pull_that_is_broken_off_goes_on_where_it_stopped(tiny, cache):
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
-def test_who_may_read_and_go_on_with_a_file_is_said_by_the_umask(tiny, cache, tmp_path, mask):
+def test_file_permissions_follow_the_umask(tiny, cache, tmp_path, mask):
     before = os.umask(mask)
     try:
         folder, _ = fetch()
@@ -580,7 +580,7 @@ def gguf_files(*names):
     return {name: b"GGUF" + sha256(name.encode()).encode() for name in names}
 
 
-def test_of_a_repository_of_gguf_files_one_model_comes(hub, cache):
+def test_a_gguf_repository_gives_one_model(hub, cache):
     files = gguf_files(
         "m-Q4_K_M.gguf",
         "m-Q8_0.gguf",
@@ -605,7 +605,7 @@ def test_without_the_usual_quantization_one_must_be_named(hub, cache):
         fetch("org/m-GGUF")
 
 
-def test_a_missing_part_is_told_before_the_others_come(hub, cache):
+def test_a_missing_part_is_reported_before_the_download(hub, cache):
     hub.add("org/m-GGUF", gguf_files("m-00001-of-00002.gguf"))
     with pytest.raises(
         UnsupportedModel, match=r"org/m-GGUF lacks m-00002-of-00002.gguf, a part of its own weights"
@@ -619,7 +619,7 @@ def test_a_cache_that_cannot_be_written(tiny, cache):
         fetch()
 
 
-def test_many_at_once_let_a_branch_stand_for_its_commit(tiny, cache):
+def test_concurrent_pulls_resolve_a_branch_once(tiny, cache):
     fetch()
     listing, root = fetch_listing(RepoName("org/tiny"), print), cache / "models--org--tiny"
     together = threading.Barrier(8)

@@ -1,4 +1,4 @@
-"""What goes and what stays, in caches that `huggingface_hub` itself has filled."""
+"""Removal from caches that `huggingface_hub` itself has filled."""
 
 import fcntl
 import os
@@ -33,7 +33,7 @@ def remove(repo, revision="main", quant=None):
     return plan_removal(RepoName(repo, revision, quant)).execute()
 
 
-def test_the_only_revision_goes_with_all_that_belongs_to_it(fill, cache):
+def test_removing_the_only_revision_removes_everything(fill, cache):
     fill("org/tiny", model_files())
     fill("org/stays", model_files())
     before = used(cache)
@@ -46,7 +46,7 @@ def test_the_only_revision_goes_with_all_that_belongs_to_it(fill, cache):
     assert [repo.repo_id for repo in scan_cache_dir(cache).repos] == ["org/stays"]
 
 
-def test_what_another_revision_uses_stays(fill, cache):
+def test_files_of_other_revisions_stay(fill, cache):
     fill("org/tiny", model_files(), "v1")
     fill("org/tiny", model_files(**{"config.json": b'{"new": 1}'}))
     before = used(cache / "models--org--tiny" / "blobs")
@@ -76,7 +76,7 @@ def test_a_commit_that_has_two_names_loses_one_of_them(fill, cache):
     assert not (cache / "models--org--tiny").exists()
 
 
-def test_one_gguf_model_of_several_goes_and_the_last_takes_the_rest_along(fill, cache):
+def test_removing_the_last_gguf_model_removes_the_rest(fill, cache):
     fill("org/tiny-GGUF", GGUF | PARTS | {"README.md": b"about"})
     with pytest.raises(UsageError, match=r"several models; .* org/tiny-GGUF:BF16, .*:Q4_K_M, .*:Q8_0"):
         plan_removal(RepoName("org/tiny-GGUF"))
@@ -108,7 +108,7 @@ def test_one_gguf_model_of_a_commit_with_two_names_must_be_named_by_it(fill):
     assert remove("org/tiny-GGUF", commit, "Q8_0") == len(GGUF["tiny-Q8_0.gguf"])
 
 
-def test_downloads_that_were_broken_off_go_too_and_holes_count_for_nothing(fill, cache):
+def test_partial_downloads_are_removed_and_holes_not_counted(fill, cache):
     fill("org/tiny", model_files(), "v1")
     fill("org/tiny", model_files(**{"config.json": b"other"}))
     blobs = cache / "models--org--tiny" / "blobs"
@@ -121,7 +121,7 @@ def test_downloads_that_were_broken_off_go_too_and_holes_count_for_nothing(fill,
     assert not [blob for blob in blobs.iterdir() if "." in blob.name]
 
 
-def test_what_never_came_beyond_its_first_bytes_can_be_removed(cache):
+def test_a_barely_started_download_can_be_removed(cache):
     root = cache / "models--org--tiny"
     (root / "blobs").mkdir(parents=True)
     (root / "refs").mkdir()
@@ -131,7 +131,7 @@ def test_what_never_came_beyond_its_first_bytes_can_be_removed(cache):
     assert not root.exists()
 
 
-def test_what_is_being_fetched_is_left_alone(fill, cache):
+def test_running_downloads_are_left_alone(fill, cache):
     fill("org/tiny", model_files())
     root = cache / "models--org--tiny"
     (root / "blobs" / ("a" * 64 + PARTIAL_SUFFIX)).write_bytes(b"x")
@@ -181,7 +181,7 @@ def test_contents_that_repositories_share_go_with_the_last_of_them(fill, cache, 
 
 
 @pytest.mark.parametrize("revision", ["v9", "0" * 40])
-def test_what_is_not_here_is_said_to_be_not_here(fill, revision):
+def test_a_missing_model_is_reported(fill, revision):
     with pytest.raises(ModelNotFound, match="org/tiny is not on this machine"):
         plan_removal(RepoName("org/tiny"))
     fill("org/tiny", model_files())

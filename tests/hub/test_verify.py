@@ -1,4 +1,4 @@
-"""Every file of a cache that `huggingface_hub` has filled, damaged in turn, found and mended."""
+"""Every file of a cache filled by `huggingface_hub` is damaged in turn, detected and repaired."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def damage(file, at=0):
     file.resolve().write_bytes(content)
 
 
-def test_what_the_hub_gave_is_good(tiny):
+def test_intact_files_verify(tiny):
     assert look(TINY) == look() == {}
     [found] = find_snapshots(TINY)
     assert file_states(found, hash_all(known_digests(found))) == dict.fromkeys(FILES, FileState.GOOD)
@@ -64,7 +64,7 @@ def test_what_the_hub_gave_is_good(tiny):
 
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("name", FILES)
-def test_one_bit_of_any_file_is_found_and_mended(tiny, name):
+def test_one_flipped_bit_in_any_file_is_detected_and_repaired(tiny, name):
     at = random.Random(name).randrange(len(FILES[name]))
     damage(tiny / name, at)
     assert look(TINY) == look() == {("org/tiny", name): FileState.DAMAGED}
@@ -90,7 +90,7 @@ def test_a_link_without_its_blob_is_missing(tiny):
     assert look(TINY) == {}
 
 
-def test_an_index_that_was_damaged_leads_to_what_else_is_missing(fill):
+def test_a_repaired_index_reveals_other_missing_files(fill):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     files = {name: body for name, body in FILES.items() if name != "model.safetensors"} | {
         "model.safetensors.index.json": json.dumps(index).encode(),
@@ -120,7 +120,7 @@ def test_parts_of_a_gguf_model_that_are_missing_come_one_after_the_other(fill):
         find_snapshots(RepoName("org/tiny-GGUF", quant="Q4_K_M"))
 
 
-def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
+def test_verifying_a_gguf_model_checks_its_own_files(fill):
     folder = fill("org/tiny-GGUF", GGUF)
     damage(folder / "tiny-Q4_K_M.gguf", 100)
     assert look(RepoName("org/tiny-GGUF", quant="Q8_0")) == {}
@@ -131,7 +131,7 @@ def test_of_one_gguf_model_its_own_files_are_looked_at(fill):
     assert look() == {}
 
 
-def test_a_download_that_was_broken_off_is_completed(fill, cache):
+def test_a_download_that_was_interrupted_is_completed(fill, cache):
     fill("org/tiny", FILES, allow_patterns=["config.json"])
     missing = {("org/tiny", path): FileState.MISSING for path in ("tokenizer.json", "model.safetensors")}
     assert look(TINY) == missing
@@ -150,7 +150,7 @@ def test_a_tokenizer_of_another_name_is_found_by_the_hubs_list(fill):
     assert look(TINY) == {}
 
 
-def test_the_commit_that_is_here_is_mended_though_the_branch_moved_on(tiny, hub):
+def test_the_local_commit_is_repaired_after_the_branch_moved(tiny, hub):
     hub.add("org/tiny", model_files(**{"model.safetensors": weights(seed=9)}))
     damage(tiny / "model.safetensors")
     mend(TINY)
@@ -175,7 +175,7 @@ def test_without_the_hub_a_damaged_file_stays_where_it_is(tiny, hub, monkeypatch
     assert (tiny / "model.safetensors").exists()
 
 
-def test_a_repair_that_breaks_off_leaves_a_download_that_goes_on(tiny, hub):
+def test_an_interrupted_repair_resumes(tiny, hub):
     damage(tiny / "model.safetensors")
     hub.disturb(faults.refused(404, "EntryNotFound"), "model.safetensors", method=None, times=None)
     with pytest.raises(ModelNotFound):
@@ -186,14 +186,14 @@ def test_a_repair_that_breaks_off_leaves_a_download_that_goes_on(tiny, hub):
     assert look(TINY) == {}
 
 
-def test_what_has_no_digest_is_unknown_and_left_alone(tiny, hub):
+def test_files_without_a_digest_are_left_alone(tiny, hub):
     (tiny / "config.json").unlink()
     (tiny / "config.json").write_bytes(FILES["config.json"])
     os.symlink("/etc/hostname", tiny / "elsewhere")
     assert look(TINY) == {("org/tiny", path): FileState.UNKNOWN for path in ("config.json", "elsewhere")}
 
 
-def test_files_without_links_are_looked_at_by_digests_that_a_pull_has_kept(hub, cache, monkeypatch):
+def test_files_without_links_are_checked_against_recorded_digests(hub, cache, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS_WARNING", True)
     monkeypatch.setattr("huggingface_hub.file_download._are_symlinks_supported_in_dir", {})
@@ -214,7 +214,7 @@ def test_files_without_links_are_looked_at_by_digests_that_a_pull_has_kept(hub, 
     assert not list(cache.rglob("*.json"))
 
 
-def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
+def test_all_revisions_of_all_models_are_checked(tiny, hub, fill):
     fill("org/tiny", FILES | {"config.json": b'{"new": 1}'})
     fill("an/encoder", {"pytorch_model.bin": b"pickles", "config.json": b"{}"})
     damage(tiny / "config.json")
@@ -226,14 +226,14 @@ def test_all_revisions_of_all_models_are_looked_at(tiny, hub, fill):
     }
 
 
-def test_bytes_are_told_as_they_are_read(tiny):
+def test_progress_is_reported_while_reading(tiny):
     [found] = find_snapshots(TINY)
     told = []
     hash_all(known_digests(found), told.append)
     assert sum(told) == sum(map(len, FILES.values()))
 
 
-def test_what_is_not_here_is_said_to_be_not_here(cache):
+def test_a_missing_model_is_reported(cache):
     with pytest.raises(ModelNotFound, match="org/tiny is not on this machine; run `localllm pull org/tiny`"):
         find_snapshots(TINY)
     assert find_snapshots(None) == []

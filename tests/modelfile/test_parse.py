@@ -1,4 +1,4 @@
-"""Modelfiles as people write them, and as they are written for them."""
+"""Modelfiles are parsed, and written so that they parse to the same."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_every_command_is_read() -> None:
     )
 
 
-def test_what_is_written_is_read_again() -> None:
+def test_a_written_modelfile_is_read_again() -> None:
     edition = parse_modelfile(TEXT)
     assert parse_modelfile(format_modelfile(edition, "demo")) == edition
     assert from_json(to_json(edition)) == edition
@@ -63,12 +63,12 @@ def test_what_is_written_is_read_again() -> None:
         ("FROM a\nTEMPLATE {{- if .System }}x{{ end }}", "in Go's syntax"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_line(text: str, told: str) -> None:
+def test_an_invalid_line_is_reported_with_its_number(text: str, told: str) -> None:
     with pytest.raises(UsageError, match=told):
         parse_modelfile(text)
 
 
-def test_jinja_is_not_taken_for_go() -> None:
+def test_jinja_is_not_mistaken_for_go_templates() -> None:
     source = "{%- for m in messages -%}{{- m.content -}}{{ eos_token if loop.last }}{%- endfor -%}{{ not_go }}"
     assert parse_modelfile(f"FROM a\nTEMPLATE {source}").template == source
 
@@ -82,6 +82,6 @@ def test_a_system_prompt_of_the_conversation_stands_before_that_of_the_edition()
     assert edition.prepend_to([dog, hi]) == [dog, *shots, hi]
 
 
-def test_a_text_of_many_lines_takes_no_longer_for_each_than_one_of_few() -> None:
+def test_parsing_is_linear_in_lines() -> None:
     text = "a\n" * 400_000
     assert parse_modelfile(f'FROM demo\nLICENSE """{text}"""\nSYSTEM x').license == (text,)

@@ -1,4 +1,4 @@
-"""The oracle table: every family with what its tiny random checkpoint is made of, sizes that are no defaults."""
+"""The oracle table: every family with the config of a tiny checkpoint whose sizes differ from defaults."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is proven of every family: each proof gives the largest difference of a logit that it met.
+"""The proofs of every family, each of which returns the largest difference of a logit.
 
 Chunks, verbs and batches are compared with one forward pass of the same engine over the same tokens.
 """

@@ -1,4 +1,4 @@
-"""The table of docs/models.md: what each proof measured for each family."""
+"""The table of docs/models.md: the result of each proof for each family."""
 
 import re
 from pathlib import Path

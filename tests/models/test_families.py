@@ -1,6 +1,6 @@
-"""Every family is proven on a random checkpoint in float32 whose sizes are not the defaults.
+"""Every family is tested on a random float32 checkpoint whose sizes differ from defaults.
 
-`pytest tests/models --models-table` writes what was measured into docs/models.md.
+`pytest tests/models --models-table` writes the results to docs/models.md.
 """
 
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gguf_writer import write_gguf
 from tests.models.families import FAMILIES
 from tests.models.proofs import PROOFS, Proof, Subject
 from tests.models.table import DOCUMENT, Results, rows_of
@@ -34,6 +35,17 @@ def test_the_table_in_the_documents_has_every_family_and_proof() -> None:
     assert rows_of(DOCUMENT.read_text()) == {(name, proof.title) for name in FAMILIES for proof in PROOFS}, (
         "pytest tests/models --models-table"
     )
+
+
+def test_a_family_that_is_not_in_gguf_is_named_with_the_table_that_lacks_it(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Olmo")
+    with pytest.raises(LookupError, match=r"^Olmo has no GGUF architecture; add it .* NOT_IN_GGUF$"):
+        write_gguf(tmp_path, tmp_path / "model.gguf")
+
+
+def test_a_class_that_transformers_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match=r"^transformers \S+ has no UnwrittenForCausalLM; install"):
+        make_checkpoint(tmp_path, "Unwritten")
 
 
 def test_config_of_before_transformers_5_is_understood(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GGUF files run as they are: packed, with the logits of their dequantized weights."""
+"""GGUF files run packed, with the logits of their dequantized weights."""
 
 import json
 import shutil
@@ -129,7 +129,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_1, Kind.F16, Kind.BF16], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("family", ["Llama, tied", "Qwen3-MoE", "Gemma 2", "Phi-3", "Llama, biases"])
-def test_packed_weights_of_a_family_stand_for_their_numbers(packed: Any, family: str, kind: Kind) -> None:
+def test_packed_weights_give_the_logits_of_dequantized_weights(packed: Any, family: str, kind: Kind) -> None:
     compact, plain = packed(family, kind)
     ids = token_ids(40)
     assert compact.stat().st_size < plain.stat().st_size * 0.7
@@ -143,7 +143,7 @@ def test_packed_weights_of_a_family_stand_for_their_numbers(packed: Any, family:
         ("Gemma 4, like E2B", {"hidden_size_per_layer_input": 32}, "embed_tokens_per_layer.weight"),
     ],
 )
-def test_packed_latents_and_tables_stand_for_their_numbers(
+def test_packed_latents_and_tables_give_the_logits_of_dequantized_ones(
     packed: Any, family: str, sizes: dict[str, int], tensor: str
 ) -> None:
     compact, plain = packed(family, Kind.Q8_0, **sizes)
@@ -159,7 +159,7 @@ def test_experts_in_mxfp4(packed: Any) -> None:
     assert difference(make_engine(compact).logits(ids), make_engine(plain).logits(ids)) < 1e-4
 
 
-def test_a_scale_of_mxfp4_that_is_no_number_is_found(packed: Any) -> None:
+def test_a_scale_of_mxfp4_that_is_not_a_number_is_detected(packed: Any) -> None:
     file, _ = packed("gpt-oss", Kind.MXFP4)
     tensor = read_header(file).tensors["layers.1.mlp.experts.3.down_proj.weight"]
     content = bytearray(file.read_bytes())
@@ -203,7 +203,7 @@ def test_keys_that_may_be_missing_have_defaults(llama: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["embedding_length", "block_count", "attention.head_count", "feed_forward_length", "context_length"]
 )
-def test_a_key_that_must_be_there_is_named(llama: Path, key: str) -> None:
+def test_a_missing_key_is_named(llama: Path, key: str) -> None:
     with pytest.raises(DamagedModel, match=rf"lacks the key llama\.{key}"):
         read_header(rewritten(llama, without=(key,)))
 
@@ -222,9 +222,7 @@ def test_a_key_that_must_be_there_is_named(llama: Path, key: str) -> None:
         ("llama.embedding_length", 64, DamagedModel, "shape"),
     ],
 )
-def test_a_key_that_makes_no_sense(
-    llama: Path, key: str, value: Any, kind: type[LocalLLMError], words: str
-) -> None:
+def test_an_invalid_key(llama: Path, key: str, value: Any, kind: type[LocalLLMError], words: str) -> None:
     with pytest.raises(kind, match=words):
         make_engine(rewritten(llama, changed={key: value}))
 
@@ -237,7 +235,7 @@ def test_a_key_that_makes_no_sense(
         ("gemma4.attention.head_count_kv", [2, 1, 1, 2, 2, 1], "differ in key-value heads"),
     ],
 )
-def test_a_gemma_4_that_nobody_published_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
+def test_an_unpublished_gemma_4_variant_is_refused(tmp_path: Path, key: str, value: Any, words: str) -> None:
     kind, changes = FAMILIES["Gemma 4, like 31B"]
     make_checkpoint(tmp_path, kind, **changes)
     with pytest.raises(UnsupportedModel, match=words):
@@ -260,13 +258,13 @@ def test_a_missing_tensor_is_named_as_the_file_names_it(llama: Path) -> None:
         make_engine(rewritten(llama, without=("blk.1.ffn_down.weight",)))
 
 
-def test_a_tensor_without_a_place_is_named(llama: Path) -> None:
+def test_an_unknown_tensor_is_named(llama: Path) -> None:
     with pytest.raises(DamagedModel, match=r"'blk\.0\.surprise\.weight'"):
         make_engine(rewritten(llama, changed={"blk.0.surprise.weight": torch.ones(4)}))
 
 
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0], ids=lambda kind: kind.name)
-def test_a_weight_that_is_no_number_is_found(tmp_path: Path, kind: Kind) -> None:
+def test_a_weight_that_is_not_a_number_is_detected(tmp_path: Path, kind: Kind) -> None:
     make_checkpoint(tmp_path, "Llama", **LARGE)
     file = rewritten(tmp_path, kind=kind)
     tensor = read_header(file).tensors["layers.1.mlp.up_proj.weight"]
@@ -300,7 +298,7 @@ STORY = (
 )
 
 
-def test_a_file_tells_the_story_that_llama_cpp_tells() -> None:
+def test_a_file_gives_the_text_of_llama_cpp() -> None:
     file = shared("stories260K-f32.gguf")
     with localllm.load(file) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=80)

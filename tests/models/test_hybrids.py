@@ -1,4 +1,4 @@
-"""What is particular to models with recurrent layers."""
+"""Models with recurrent layers."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_greedy_answers_are_those_of_transformers(tmp_path: Path, name: str) -> 
     assert got == expected[0, 75:].tolist()
 
 
-def test_what_drafts_several_tokens_ahead_is_left_unread(tmp_path: Path) -> None:
+def test_multi_token_prediction_weights_are_not_loaded(tmp_path: Path) -> None:
     kind, changes = FAMILIES["Qwen3.5"]
     make_checkpoint(tmp_path, kind, **changes)
     expected = make_engine(tmp_path).logits([5, 6, 7])

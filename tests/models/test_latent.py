@@ -1,4 +1,4 @@
-"""Checkpoints with latent attention as others write them."""
+"""Checkpoints with latent attention in other layouts."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def rewrite(folder: Path, change: Any) -> None:
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt"})
 
 
-def test_layers_that_guess_further_tokens_are_left_unread(folder: Path) -> None:
+def test_multi_token_prediction_layers_are_not_loaded(folder: Path) -> None:
     def append(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.layers.3.eh_proj.weight"] = torch.ones(48, 96)
         tensors["model.layers.4.self_attn.o_proj.weight"] = torch.ones(2, 2)

@@ -1,4 +1,4 @@
-"""Of a model that also sees or hears, the part that reads text gives the logits it has in transformers."""
+"""The text part of a multimodal model gives the logits of transformers."""
 
 import json
 from pathlib import Path
@@ -91,7 +91,7 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("stated", [True, ...], ids=["stated", "left out"])
-def test_a_head_is_the_embedding_where_the_whole_says_so(tmp_path: Path, stated: Any) -> None:
+def test_a_head_is_tied_where_the_outer_config_says_so(tmp_path: Path, stated: Any) -> None:
     model = make_whole(tmp_path, "Mistral3", "Mistral", tied=True)
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
     edit_config(tmp_path, tie_word_embeddings=stated, text_config=text | {"tie_word_embeddings": False})
@@ -99,7 +99,7 @@ def test_a_head_is_the_embedding_where_the_whole_says_so(tmp_path: Path, stated:
     compare_with_transformers(type(model).from_pretrained(tmp_path).eval(), tmp_path)
 
 
-def test_two_that_are_stored_apart_are_two_whatever_the_whole_says(tmp_path: Path) -> None:
+def test_a_separate_head_is_used_whatever_the_config_says(tmp_path: Path) -> None:
     model = make_whole(tmp_path, "Mistral3", "Mistral", tied=False)
     edit_config(tmp_path, tie_word_embeddings=True)
     compare_with_transformers(model, tmp_path)

@@ -1,4 +1,4 @@
-"""Mixtures of experts as a GPU runs them, stacked, under Triton's interpreter: the logits of `transformers`."""
+"""Stacked experts under Triton's interpreter give the logits of `transformers`."""
 
 from pathlib import Path
 

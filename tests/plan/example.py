@@ -1,4 +1,4 @@
-"""`python -m tests.plan.example` writes the worked example into docs/plan.md; a test fails when it is stale."""
+"""Write the worked example into docs/plan.md (`python -m tests.plan.example`); a test fails when it is stale."""
 
 import re
 from pathlib import Path

@@ -1,5 +1,4 @@
-"""Published models without their files: configurations as on the Hub, headers made of them, and files that hold
-nothing but a header."""
+"""Published models without weights: their configurations, headers made of them, and files with a header alone."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is expected of a model on this machine, and how its answers refine that."""
+"""The expected speed of a model on this machine, and how its answers refine it."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def silent(text: str) -> None:
     raise AssertionError(text)
 
 
-def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
+def test_a_recorded_answer_refines_the_expectation(tmp_path: Path) -> None:
     header = read_header(resolve_model("demo").path)
     config = parse_config(header.config)
     with localllm.load("demo", device="cpu", draft="off") as llm:
@@ -48,7 +48,7 @@ def test_an_answer_refines_what_is_expected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_is_expected_of_a_model_that_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_models_have_no_expected_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = read_header(resolve_model("demo").path)
     settings = Settings.from_environment({"LOCALLLM_HOME": str(tmp_path), "LOCALLLM_DEVICE": "cpu"})
     assert expected.expect_on_device(header, LoadOptions(), "auto", settings, name="demo")[1]

@@ -1,4 +1,4 @@
-"""Rates measured for a format: positive, made of matrices as the engine holds them, and refined by answers."""
+"""Rates measured for a format: positive, on matrices as the engine stores them, and refined by answers."""
 
 from pathlib import Path
 

@@ -1,10 +1,11 @@
-"""What is planned is what is held: bytes of loaded models of several families, and refusals at the same sizes."""
+"""Planned bytes equal the bytes of loaded models, and refusals occur at the same sizes."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
+import torch
 
 import localllm
 from localllm.arch.describe import parse_config
@@ -16,12 +17,12 @@ from localllm.plan.memory import MemoryNeeds, allocate, check_context, host_bloc
 from localllm.plan.weights import weight_bytes
 from localllm.quantize.quantizer import find_or_quantize
 from tests.checkpoint import published
-from tests.checkpoint.test_mxfp4 import write_published
+from tests.checkpoint.quantized.test_mxfp4 import write_published
 from tests.models.families import FAMILIES
-from tests.plan.held import alive, bytes_of
+from tests.plan.allocated import alive, bytes_of
 from tests.plan.published import LLAMA_8B, header_of
 from tests.shared import shared
-from tests.tiny import make_checkpoint
+from tests.tiny import make_checkpoint, rounded_copy
 
 KINDS = (
     "Llama 3.x",
@@ -60,19 +61,30 @@ def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float
         assert llm.memory.total == pytest.approx(held, rel=rel)
 
 
-@pytest.mark.quick_every(7)
+@pytest.mark.quick_every(13)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", KINDS)
-def test_a_loaded_model_holds_what_was_planned(tmp_path: Path, family: str, dtype: str) -> None:
+def test_a_loaded_model_takes_the_planned_bytes(tmp_path: Path, family: str, dtype: str) -> None:
     check_held(write_model(tmp_path, family), dtype)
 
 
+@pytest.mark.quick_every(7)
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", KINDS)
+def test_matrices_of_16_bits_are_counted_as_stored_in_float32(
+    tmp_path: Path, family: str, stored: torch.dtype
+) -> None:
+    check_held(rounded_copy(write_model(tmp_path / "made", family), tmp_path / "rounded", stored), "float32")
+
+
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("form", ["int8", "fp8"])
 @pytest.mark.parametrize("family", ["Gemma 4, all at once", "DeepSeek-V3", "Qwen3-Next"])
 def test_keys_and_values_in_8_bits_are_counted_with_their_scales(tmp_path: Path, family: str, form: str) -> None:
     check_held(write_model(tmp_path, family), "bfloat16", form)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_is_counted_packed_where_it_stays_packed(dtype: str) -> None:
     check_held("demo", dtype)
@@ -98,12 +110,13 @@ def test_packed_words_and_bytes_are_counted_as_they_are_kept(tmp_path: Path, lay
     check_held(tmp_path, dtype)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_blocks_of_gguf_are_counted_as_they_are_mapped(dtype: str) -> None:
     check_held(shared("gguf/model-q4_k_m.gguf"), dtype)
 
 
-def test_a_context_that_does_not_fit_names_one_that_does() -> None:
+def test_an_oversized_context_names_one_that_fits() -> None:
     needs = needs_of(LLAMA_8B)
     weights, block = needs.weights.total, 16 * 131_072
     roomy = allocate(needs, 10**12)
@@ -135,7 +148,7 @@ def test_blocks_are_put_aside_in_a_quarter_of_main_memory_and_for_no_more_than_e
     assert host_blocks(memory, 0) == 0
 
 
-def test_a_shortage_is_told_with_the_arithmetic_and_what_saves_most() -> None:
+def test_a_shortage_is_explained_with_the_best_remedy() -> None:
     memory = allocate(needs_of(LLAMA_8B, "cuda"), 40 * 10**9, 32_768)
     told = shortage_error(memory, "cuda:0", "bfloat16", quantized=False)
     assert told.exit_code == 3
@@ -171,13 +184,11 @@ def test_a_context_that_the_model_does_not_have() -> None:
             check_context(512, asked)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quant", ["int8", "int4"])
 @pytest.mark.parametrize("family", ["Llama, tied", "Qwen3", "Mixtral"])
-def test_what_quant_makes_of_a_model_holds_what_was_planned(
-    tmp_path: Path, family: str, quant: str, dtype: str
-) -> None:
+def test_a_quantized_model_takes_the_planned_bytes(tmp_path: Path, family: str, quant: str, dtype: str) -> None:
     header = read_header(write_model(tmp_path / "model", family))
     told = weight_bytes(header, parse_config(header.config), dtype, "cpu", quant)
     small = find_or_quantize(header, quant, tmp_path / "home")

@@ -1,4 +1,4 @@
-"""Plans of published models, against the figures of the literature; what fits is what `load` would take."""
+"""Plans of published models against figures of the literature; a plan fits exactly if `load` accepts it."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_keys_and_values_in_8_bits_take_little_more_than_half(kv_dtype: str) -> 
         ("float32", "cannot be in float32, as the model computes in bfloat16"),
     ],
 )
-def test_keys_and_values_that_are_kept_in_nothing_like_it(kv_dtype: str, message: str) -> None:
+def test_an_unknown_kv_dtype(kv_dtype: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         plan_of(LLAMA_8B, kv_dtype=kv_dtype)
     assert plan_of(LLAMA_8B, kv_dtype="bfloat16").kv_bytes_per_token == 131_072
@@ -87,7 +87,7 @@ def test_llama_3_1_70b_in_int4_decodes_at_most_95_tokens_a_second_on_an_h100() -
     ],
     ids=["8B q8_0", "8B q4_k_m", "1B q4_k_m"],
 )
-def test_published_gguf_files_of_llama_have_about_the_bytes_that_are_told(
+def test_published_gguf_files_of_llama_have_about_the_planned_bytes(
     config: dict[str, Any], quant: str, published: float
 ) -> None:
     told = weight_bytes(header_of(config), parse_config(config), "bfloat16", "cuda", quant)
@@ -246,12 +246,12 @@ def test_the_best_quantization_is_the_finest_that_fits() -> None:
     ],
     ids=str,
 )
-def test_a_wish_that_makes_no_sense(wish: dict[str, Any]) -> None:
+def test_invalid_options(wish: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         plan_of(LLAMA_8B, **wish)
 
 
-def test_what_is_stored_quantized_is_not_quantized_again() -> None:
+def test_quantized_checkpoints_are_not_quantized_again() -> None:
     header = read_header(resolve_model("demo").path)
     with pytest.raises(UsageError, match="already quantized"):
         plan_model(header, H100, LoadOptions(quant="int4"), name="demo")
@@ -288,7 +288,7 @@ def test_no_more_users_are_expected_than_the_engine_answers_at_once() -> None:
     assert found.expected.all_tokens_per_s <= 8 * found.expected.tokens_per_s
 
 
-def test_the_steps_of_a_long_prompt_are_told_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_steps_represent_a_long_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = plan_of(LLAMA_8B, context=131_072).chosen.ceiling.ttft_s
     monkeypatch.setattr("localllm.plan.speed.MAX_STEPS", 1000)
     assert sampled == pytest.approx(plan_of(LLAMA_8B, context=131_072).chosen.ceiling.ttft_s, rel=0.01)
@@ -296,18 +296,18 @@ def test_the_steps_of_a_long_prompt_are_told_by_some_of_them(monkeypatch: pytest
 
 def test_a_context_of_millions_is_planned_at_once() -> None:
     config = LLAMA_8B | {"max_position_embeddings": 2**31 - 1}
-    start = time.perf_counter()
+    start = time.process_time()
     assert not plan_of(config, context=2**31 - 1).fit.fits
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_million_users_are_planned_at_once() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert plan_of(LLAMA_8B, users=10**6).remedy == "--users 26963 fits"
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
-def test_users_share_what_is_read_until_computing_takes_longer() -> None:
+def test_users_share_weight_reads_until_compute_bound() -> None:
     one, many = (plan_of(LLAMA_8B, context=256, users=users).chosen.ceiling for users in (1, 64))
     assert one.all_tokens_per_s == one.tokens_per_s
     assert 20 * one.tokens_per_s < many.all_tokens_per_s < 64 * one.tokens_per_s

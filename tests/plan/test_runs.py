@@ -1,4 +1,4 @@
-"""Recorded answers: kept, bounded, compared by setup, and no harm from a broken file."""
+"""Recorded answers: saved, bounded, compared by setup, and robust to a damaged file."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_a_line_that_is_no_run_is_passed_over_with_a_note(tmp_path: Path) -> Non
     assert read(file, notes.append) == []
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_an_unwritable_home_is_reported(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     notes: list[str] = []
     record(tmp_path / "home", RUN, notes.append)
@@ -66,7 +66,7 @@ def test_runs_of_the_same_model_count_before_those_of_others() -> None:
     assert found and found.bandwidth == 1e9
 
 
-def test_runs_of_another_setup_or_size_tell_nothing() -> None:
+def test_runs_of_another_setup_or_size_are_ignored() -> None:
     others = [
         replace(RUN, device="another"),
         replace(RUN, dtype="float32"),

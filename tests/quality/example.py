@@ -1,4 +1,4 @@
-"""A report with everything in it."""
+"""A quality report with every field."""
 
 from localllm.quality.report import Answers, Distance, Divergence, Error, Estimate, Quality, Scored, Side
 

@@ -1,4 +1,4 @@
-"""Every number against its formula written out, and perplexity against the loss of transformers."""
+"""Every quality measure against its formula, and perplexity against the loss of transformers."""
 
 import math
 import statistics
@@ -133,14 +133,14 @@ def test_the_smallest_divergences_keep_their_digits() -> None:
         assert divergence == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_model_beside_itself_is_no_distance_away() -> None:
+def test_a_model_has_no_distance_to_itself() -> None:
     found = measure_distance(Table(3), Table(3), WINDOWS)
     assert (found.divergence.max, found.log_ratio.value, found.right_token_rms) == (0, 0, 0)
     assert (found.same_top.value, found.same_top.error) == (1, 0)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_no_numbers_are_told_with_whose_they_are(bad: float) -> None:
+def test_nan_logits_name_their_model(bad: float) -> None:
     broken = Table(1)
     broken.rows[WINDOWS.ids[0][3], 2] = bad
     with pytest.raises(LocalLLMError, match="the other model computed NaN"):

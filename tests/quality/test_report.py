@@ -13,7 +13,7 @@ from localllm.quality.report import REPORT_FILE, Quality, as_dict, read_report, 
 from tests.quality.example import QUALITY
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_a_written_report_is_read(tmp_path: Path) -> None:
     write_report(QUALITY, tmp_path)
     assert read_report(tmp_path) == QUALITY
     least = dataclasses.replace(QUALITY, answers=(), layers=(), matrices=(), recipe=None)
@@ -21,13 +21,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_report(tmp_path) == least
 
 
-def test_where_there_is_none_nothing_is_read(tmp_path: Path) -> None:
+def test_a_missing_report_is_none(tmp_path: Path) -> None:
     assert read_report(tmp_path) is None
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     assert read_report(tmp_path / "model.gguf") is None
 
 
-def test_what_is_no_number_is_not_written(tmp_path: Path) -> None:
+def test_nan_is_not_written(tmp_path: Path) -> None:
     distance = dataclasses.replace(QUALITY.distance, right_token_rms=math.nan)
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_report(dataclasses.replace(QUALITY, distance=distance), tmp_path)
@@ -72,7 +72,7 @@ def test_a_report_that_cannot_be_understood_is_refused(
 
 
 @pytest.mark.parametrize("version", [None, 2, "1", True])
-def test_a_report_of_another_version_is_told_apart_from_a_damaged_one(tmp_path: Path, version: object) -> None:
+def test_a_report_of_another_version_is_distinguished_from_a_damaged_one(tmp_path: Path, version: object) -> None:
     (tmp_path / REPORT_FILE).write_text(json.dumps(changed("version", version) | {"of the future": 1}))
     with pytest.raises(UnsupportedModel, match=f"version {version!r}, but this localllm reads 1; measure again"):
         read_report(tmp_path)
@@ -88,7 +88,7 @@ def test_reading_a_report_needs_no_torch(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
-def test_a_field_that_is_whole_where_a_fraction_may_stand_is_a_number(tmp_path: Path) -> None:
+def test_integers_are_valid_floats(tmp_path: Path) -> None:
     (tmp_path / REPORT_FILE).write_text(json.dumps(changed("distance.same_top.value", 1)))
     found = read_report(tmp_path)
     assert isinstance(found, Quality)

@@ -62,7 +62,7 @@ def test_as_many_tokens_are_scored_as_by_llama_cpp(plain: Tokenizer) -> None:
     assert found.scored == 10 * (100 - 50 - 1)
 
 
-def test_no_more_tokens_are_looked_at_than_asked_for(plain: Tokenizer, framed: Tokenizer) -> None:
+def test_no_more_tokens_than_requested(plain: Tokenizer, framed: Tokenizer) -> None:
     for tokenizer in (plain, framed):
         found = split_into_windows(TEXT, tokenizer, window=64, max_tokens=150)
         assert [len(window) for window in found.ids] == [64, 64, 22]

@@ -1,4 +1,4 @@
-"""Numbers in 8 bits with a scale a vector: what is read is within half a step of what was written."""
+"""Vectors of 8-bit values with one scale each are within half a step of the original."""
 
 import hypothesis.strategies as st
 import pytest
@@ -24,7 +24,7 @@ def half_steps(x: torch.Tensor, scale: torch.Tensor, form: torch.dtype) -> torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @given(st.integers(0, 2**31), st.integers(1, 80), st.floats(-33, 37))
 @example(333488, 1, -33.0)  # the scale is the smallest normal number
-def test_what_is_read_is_within_half_a_step(
+def test_values_are_within_half_a_step(
     form: torch.dtype, dtype: torch.dtype, seed: int, dim: int, magnitude: float
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -47,7 +47,7 @@ def test_zeros_stay_zeros(form: torch.dtype) -> None:
 
 @pytest.mark.parametrize("form", KV_DTYPES.values())
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-def test_no_number_is_never_read_as_one(form: torch.dtype, wrong: float) -> None:
+def test_nan_and_infinity_stay_non_finite(form: torch.dtype, wrong: float) -> None:
     x = torch.ones(2, 4)
     x[0, 2] = wrong
     for dtype in (torch.float32, torch.bfloat16):

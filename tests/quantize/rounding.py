@@ -1,4 +1,4 @@
-"""The least that quantizes a model: every matrix rounded to nearest, for tests of what becomes of the result."""
+"""The simplest quantization of a model, every matrix rounded to nearest, for tests that use the result."""
 
 import torch
 

@@ -21,6 +21,7 @@ from torch import Tensor
 import localllm
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
+from localllm.cli.quantize import build_recipe
 from localllm.quantize import quantizer
 from localllm.quantize.layers import find_linears
 from localllm.quantize.quantizer import quantize_layers
@@ -29,7 +30,7 @@ from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
-from tests.quantize.plain import Kept, write_plain
+from tests.quantize.reference import Kept, write_plain
 from tests.shared import DATA
 from tests.tiny import make_engine
 from tools.demo_model.chat import encode
@@ -40,14 +41,17 @@ WINDOW = 256  # tokens
 WINDOWS = 48  # that are judged
 CALIBRATION, EVALUATION = slice(0, 60_000), slice(100_000, 200_000)  # characters of the text
 
-WEIGHTS_ONLY = [
-    Recipe("rtn", 8, None),
-    Recipe("rtn", 8, 128),
-    Recipe("gptq", 8, None),
-    *(Recipe(method, 4, group) for group in (32, 64, 128) for method in ("rtn", "gptq", "awq")),
-    *(Recipe(method, 4, 32, symmetric=False) for method in ("rtn", "gptq", "awq")),
+RECIPES = [  # as `localllm quantize` makes them
+    *(
+        build_recipe(method, bits, group, asymmetric=asymmetric, activations=None)
+        for method, bits, group, asymmetric in (
+            *(("rtn", 8, 0, False), ("rtn", 8, 128, False), ("gptq", 8, 0, False)),
+            *((method, 4, group, False) for group in (32, 64, 128) for method in ("rtn", "gptq", "awq")),
+            *((method, 4, 32, True) for method in ("rtn", "gptq", "awq")),
+        )
+    ),
+    *(build_recipe(method, 8, 0, asymmetric=False, activations="int8") for method in ("rtn", "smoothquant")),
 ]
-W8A8 = [Recipe("rtn", 8, None, activations=True), Recipe("smoothquant", 8, None, activations=True)]
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def rows(judged: Judged) -> Iterator[str]:
     before = judged.perplexity(judged.exact)
     yield f"| float32 | 32 | | | {before:.4g} | | | 100% |"
     whole = sum(4 * tensor.elements for tensor in read_header(judged.folder).tensors.values())
-    for recipe in [*WEIGHTS_ONLY, *W8A8]:
+    for recipe in RECIPES:
         found = judged.quality(recipe)
         bits = "W8A8" if recipe.activations else str(recipe.bits)
         cells = [recipe.method, bits, str(recipe.group or "row"), "" if recipe.symmetric else "yes"]

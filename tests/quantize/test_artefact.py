@@ -1,4 +1,4 @@
-"""An artefact holds the words that the layout of compressed-tensors asks for, and is whole or not there."""
+"""An artefact has the layout of compressed-tensors, and is either complete or absent."""
 
 import json
 import os
@@ -62,17 +62,20 @@ def test_logits_are_those_of_the_dequantized_weights(recipe: Recipe, tied: bool,
     torch.testing.assert_close(make_engine(tmp_path / "small").logits(IDS), expected, atol=1e-4, rtol=0)
 
 
-def test_int4_lies_in_words_of_eight_codes_and_zero_points_along_the_rows() -> None:
+def test_int4_lies_in_words_of_eight_codes_and_zero_points_in_bytes() -> None:
     codes = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 15], [8, 8, 8, 8, 8, 8, 8, 8, 9]], dtype=torch.uint8)
     zero = torch.tensor([[7], [9]], dtype=torch.uint8)
     parts = {"q": pack_int4(codes), "scale": torch.tensor([[0.5], [2.0]]), "zero": zero}
     weight = QuantizedTensor(packing.INT4, (2, 9), parts, 16)
-    found = to_stored_tensors(weight, choose_scheme(weight, activations=False))
+    scheme = choose_scheme(weight, activations=False)
+    found = to_stored_tensors(weight, scheme)
     words = [[0x76543210, 0x0000000F], [0x88888888, 0x00000009]]
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == words
-    assert found["weight_zero_point"].tolist() == [[0x97]]
+    assert found["weight_zero_point"].tolist() == [[-1], [1]]
+    strategy = {"strategy": "block", "group_size": None, "block_structure": [1, 16]}
+    assert scheme.config_group(["Linear"], 9)["weights"].items() >= strategy.items()
     assert found["weight_shape"].tolist() == [2, 9]
-    assert found["weight_packed"].dtype == found["weight_zero_point"].dtype == torch.int32
+    assert (found["weight_packed"].dtype, found["weight_zero_point"].dtype) == (torch.int32, torch.int8)
 
 
 def test_int8_in_groups_lies_in_words_of_four_codes() -> None:
@@ -82,7 +85,7 @@ def test_int8_in_groups_lies_in_words_of_four_codes() -> None:
     assert (found["weight_packed"].long() & 0xFFFFFFFF).tolist() == [[0xFF807F00, 0x00000085]]
 
 
-def test_columns_that_were_put_in_another_order_are_put_back_and_name_their_groups() -> None:
+def test_reordered_columns_are_restored_with_their_groups() -> None:
     order = torch.tensor([2, 0, 3, 1])
     parts = {"q": pack_int4(torch.tensor([[1, 2, 3, 4]], dtype=torch.uint8)), "scale": torch.ones(1, 2)}
     weight = QuantizedTensor(packing.INT4, (1, 4), {**parts, "columns": order}, 2)
@@ -90,10 +93,10 @@ def test_columns_that_were_put_in_another_order_are_put_back_and_name_their_grou
     found = to_stored_tensors(weight, scheme)
     assert found["weight_packed"].tolist() == [[0x3142]]
     assert found["weight_g_idx"].tolist() == [0, 1, 0, 1]
-    assert scheme.config_group(["Linear"])["weights"]["actorder"] == "group"
+    assert scheme.config_group(["Linear"], 4)["weights"]["actorder"] == "group"
 
 
-def test_config_json_says_what_is_stored_how_and_what_is_not(tmp_path: Path) -> None:
+def test_config_json_lists_quantized_and_skipped_modules(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model", tie_word_embeddings=True)
     with Artefact(tmp_path / "small", header, INT4) as artefact:
         write_rounded(artefact)
@@ -123,7 +126,7 @@ def test_activations_in_int8_are_those_of_the_layers_alone(tmp_path: Path) -> No
     assert (head["format"], head["input_activations"]) == ("pack-quantized", None)
 
 
-def test_what_stays_as_it_is_is_named_and_keeps_every_bit(tmp_path: Path) -> None:
+def test_skipped_weights_are_named_and_bit_identical(tmp_path: Path) -> None:
     kinds = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     header, _ = make_model(tmp_path / "model", "Qwen3Moe", **kinds)
     with Artefact(tmp_path / "small", header, INT4) as artefact:
@@ -136,7 +139,7 @@ def test_what_stays_as_it_is_is_named_and_keeps_every_bit(tmp_path: Path) -> Non
     assert config["quantization_config"]["ignore"] == [f"model.layers.{i}.mlp.gate" for i in range(3)]
 
 
-def test_routers_are_named_as_kept_whoever_writes_them(tmp_path: Path) -> None:
+def test_routers_are_listed_as_skipped_by_every_method(tmp_path: Path) -> None:
     kinds = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     header, _ = make_model(tmp_path / "model", "Qwen3Moe", **kinds)
     with Artefact(tmp_path / "small", header, INT4) as artefact:
@@ -183,7 +186,7 @@ def test_tokenizer_templates_and_the_licence_come_along_and_no_program(tmp_path:
     )
 
 
-def test_a_run_that_is_broken_off_goes_on_and_ends_with_the_same_bytes(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     parts = quantized_parts(header, INT4)
     with Artefact(tmp_path / "once", header, INT4) as artefact:
@@ -199,7 +202,7 @@ def test_a_run_that_is_broken_off_goes_on_and_ends_with_the_same_bytes(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "often", "once"]
 
 
-def test_what_another_recipe_or_source_has_begun_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_run_of_another_recipe_or_source_is_not_resumed(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     other, _ = make_model(tmp_path / "other", seed=1)
     with Artefact(tmp_path / "small", header, INT4) as artefact:
@@ -211,7 +214,7 @@ def test_what_another_recipe_or_source_has_begun_is_not_gone_on_with(tmp_path: P
         assert artefact.done == set()
 
 
-def test_what_was_begun_and_holds_no_part_is_nobodys(tmp_path: Path) -> None:
+def test_an_empty_partial_folder_is_reused(tmp_path: Path) -> None:
     """As where memory did not suffice for one method, and another is tried."""
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, Recipe("gptq", 4, 32)):
@@ -221,7 +224,7 @@ def test_what_was_begun_and_holds_no_part_is_nobodys(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "small" / "recipe.json").read_text())["recipe"]["method"] == "rtn"
 
 
-def test_what_is_cleared_away_is_ours_until_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_stays_locked_until_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header, _ = make_model(tmp_path / "model")
     parts = quantized_parts(header, INT4)
     with Artefact(tmp_path / "small", header, INT4) as artefact:
@@ -240,13 +243,13 @@ def test_what_is_cleared_away_is_ours_until_it_is_gone(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize("name", [".", "/", ".."])
-def test_a_place_without_a_name_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_path_without_a_name_is_rejected(name: str, tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     with pytest.raises(UsageError, match="cannot be the name of a new folder"):
         Artefact(Path(name), header, INT4, force=True)
 
 
-def test_states_that_the_disk_cannot_hold_are_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_on_a_full_disk_are_one_error_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
@@ -256,7 +259,7 @@ def test_states_that_the_disk_cannot_hold_are_a_sentence(tmp_path: Path, monkeyp
     assert states.load_state(tmp_path, 1, "") is None
 
 
-def test_a_source_that_has_changed_is_another(tmp_path: Path) -> None:
+def test_a_changed_source_is_detected(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, INT4) as artefact:
         artefact.write("layers.0", quantized_parts(header, INT4)["layers.0"])
@@ -265,13 +268,13 @@ def test_a_source_that_has_changed_is_another(tmp_path: Path) -> None:
         Artefact(tmp_path / "small", header, INT4)
 
 
-def test_two_do_not_write_one_folder(tmp_path: Path) -> None:
+def test_two_runs_cannot_write_the_same_folder(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, INT4), pytest.raises(UsageError, match="another process is writing"):
         Artefact(tmp_path / "small", header, INT4)
 
 
-def test_nothing_of_somebody_else_is_replaced(tmp_path: Path) -> None:
+def test_foreign_files_are_never_replaced(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     before = content(tmp_path / "model")
     for force in (False, True):
@@ -285,7 +288,7 @@ def test_nothing_of_somebody_else_is_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "small.partial" / "letter.txt").read_text() == "Dear"
 
 
-def test_an_artefact_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_an_artefact_is_replaced_only_when_complete(tmp_path: Path) -> None:
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, INT4) as artefact:
         write_rounded(artefact)
@@ -300,7 +303,7 @@ def test_an_artefact_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "small"]
 
 
-def test_a_disk_that_is_too_small_is_told_before_any_work(tmp_path: Path) -> None:
+def test_too_little_disk_space_is_reported_before_any_work(tmp_path: Path) -> None:
     make_model(tmp_path / "model", tie_word_embeddings=True)
     file = tmp_path / "model" / "model.safetensors"
     save_file({name: t for name, t in load_file(file).items() if "embed_tokens" not in name}, file)
@@ -346,6 +349,6 @@ def test_most_modules_are_the_target_and_the_others_are_listed() -> None:
         choose_scheme(weight, activations=False),
         choose_scheme(weight, activations=False, as_int32=True),
     )
-    found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"])
+    found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"], 4)
     assert [group["targets"] for group in found["config_groups"].values()] == [["Linear"], ["b"]]
     assert found["ignore"] == ["d"]

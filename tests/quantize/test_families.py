@@ -1,4 +1,4 @@
-"""Every kind of layer can be taken apart, scaled and quantized: on random checkpoints of the families."""
+"""Every layer type is folded, scaled and quantized, on random checkpoints of the families."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.resident import RecordedWeights
 from localllm.quantize.source import Recipe
 from tests.models.families import FAMILIES
-from tests.quantize.plain import Kept, plain
+from tests.quantize.reference import Kept, plain
 from tests.tiny import make_checkpoint, make_engine
 
 KINDS = [
@@ -57,7 +57,7 @@ def text(windows: int = 3, length: int = 40) -> Tensor:
     return torch.randint(1, 320, (windows, length), generator=torch.Generator().manual_seed(3))
 
 
-def test_layer_by_layer_the_hidden_states_are_those_of_the_whole_model(header: Header) -> None:
+def test_layer_by_layer_hidden_states_match_the_model(header: Header) -> None:
     config, ids = parse_config(header.config), text()
     stream = HiddenStates(header, config, ids)
     for index in range(len(config.layers)):
@@ -72,7 +72,7 @@ def test_layer_by_layer_the_hidden_states_are_those_of_the_whole_model(header: H
     torch.testing.assert_close(logits, engine.logits(ids[-1].tolist()), atol=2e-4, rtol=1e-4)
 
 
-def test_what_is_folded_changes_no_result(header: Header) -> None:
+def test_folding_changes_no_result(header: Header) -> None:
     config, ids = parse_config(header.config), text()
     exact, folded = HiddenStates(header, config, ids), HiddenStates(header, config, ids)
     generator, count = torch.Generator().manual_seed(5), 0

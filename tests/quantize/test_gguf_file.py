@@ -1,4 +1,4 @@
-"""An exported GGUF file holds what ggml's own rounding makes of the weights, and llama.cpp runs it as we do."""
+"""An exported GGUF file is rounded as by ggml, and llama.cpp runs it with our results."""
 
 import dataclasses
 import json
@@ -78,7 +78,7 @@ def rounded(rope: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", [n for n in EXPORTED if any(word in n for word in REFUSED)])
-def test_a_model_that_the_keys_cannot_say_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
+def test_a_model_without_gguf_keys_is_refused_before_any_work(name: str, tmp_path: Path) -> None:
     kind, changes = FAMILIES[name]
     make_checkpoint(tmp_path / "model", kind, **changes)
     with pytest.raises(UnsupportedModel, match="cannot be written as GGUF"):
@@ -125,7 +125,7 @@ def test_chat_templates_ends_and_the_licence_come_along(tmp_path: Path) -> None:
     assert metadata and metadata["general.license"] == "apache-2.0"
 
 
-def test_bad_wishes_are_refused_and_leave_nothing(tmp_path: Path) -> None:
+def test_invalid_options_are_rejected_and_leave_nothing(tmp_path: Path) -> None:
     header, file = read_header(shared("stories260K")), tmp_path / "model.gguf"
     with pytest.raises(UsageError, match="'q5_k' is not a supported GGUF type"):
         write_gguf(header, "q5_k", file)
@@ -143,7 +143,7 @@ def test_bad_wishes_are_refused_and_leave_nothing(tmp_path: Path) -> None:
         write_gguf(header, "q8_0", tmp_path / "folder.gguf", force=True)
 
 
-def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:
+def test_a_weight_that_is_not_a_number_is_detected(tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", "Llama", vocab_size=512)
     model.model.layers[1].mlp.up_proj.weight.data[3, 3] = math.nan
     model.save_pretrained(tmp_path / "model")
@@ -152,7 +152,7 @@ def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_file_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupted_write_leaves_nothing(tmp_path: Path) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -161,7 +161,7 @@ def test_a_file_that_is_broken_off_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_two_do_not_write_one_file(tmp_path: Path) -> None:
+def test_two_runs_cannot_write_the_same_file(tmp_path: Path) -> None:
     header, file = read_header(shared("stories260K")), tmp_path / "model.gguf"
     with locked_draft(file) as draft:
         with pytest.raises(UsageError, match="another process is writing"):
@@ -185,7 +185,7 @@ def theirs(exported: Path) -> Iterator[Any]:
     llama.close()
 
 
-def test_llama_cpp_goes_on_with_the_same_tokens(exported: Path, theirs: Any) -> None:
+def test_llama_cpp_continues_with_the_same_tokens(exported: Path, theirs: Any) -> None:
     with localllm.load(exported) as llm:
         ours = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=100))
     assert theirs.tokenize(PROMPT.encode()) == list(ours.prompt_ids)

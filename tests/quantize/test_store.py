@@ -1,4 +1,4 @@
-"""What `--quant` makes is found again for the very weights it was made of, and for no others."""
+"""The result of `--quant` is reused for the same source weights only."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "tiny"
 
 
-def test_it_is_made_once_and_found_again(model: Path, tmp_path: Path) -> None:
+def test_it_is_made_once_and_reused(model: Path, tmp_path: Path) -> None:
     told: list[str] = []
     home = tmp_path / "home"
     assert find_artefact(home, model, "int4") is None
@@ -61,7 +61,7 @@ def test_a_model_of_the_hub_is_its_commit_wherever_the_cache_lies(hub, cache, tm
     assert artefact_path(tmp_path, snapshot, "int8").parent.name == f"org--tiny-model@{snapshot.name[:12]}"
 
 
-def test_what_was_broken_off_is_never_whole(model: Path, tmp_path: Path) -> None:
+def test_an_interrupted_artefact_is_never_used(model: Path, tmp_path: Path) -> None:
     home, header = tmp_path / "home", read_header(model)
 
     def stop(part: str, done: int, count: int) -> None:
@@ -79,7 +79,7 @@ def test_what_was_broken_off_is_never_whole(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_second_process_waits_and_takes_what_the_first_has_made(model: Path, tmp_path: Path) -> None:
+def test_a_second_process_waits_and_reuses_the_result(model: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     script = f"""
 from pathlib import Path
@@ -102,7 +102,7 @@ find_or_quantize(read_header(Path({str(model)!r})), "int4", Path({str(home)!r}),
     assert find_artefact(home, model, "int4")
 
 
-def test_load_runs_it_and_refuses_what_is_quantized(tmp_path: Path) -> None:
+def test_load_runs_it_and_refuses_quantized_sources(tmp_path: Path) -> None:
     settings = Settings(tmp_path / "home", "cpu", "auto", 1)
     source = shared("TinyStories-656K-hf")
     with (

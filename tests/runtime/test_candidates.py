@@ -1,4 +1,4 @@
-"""What people are shown of a draw against the logits processors of `transformers` and against many draws."""
+"""Candidates of a draw against the logits processors of `transformers` and against many draws."""
 
 from collections import Counter
 from dataclasses import replace
@@ -8,19 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+import transformers
 
 from localllm.request import SamplingParams
-from localllm.runtime.sampler import SamplingSpec, apply_grammar, apply_penalties, sample
+from localllm.runtime.sampler import SamplingSpec, apply_masks, apply_penalties, sample
 from localllm.runtime.step_reports import likeliest_candidates
+from tests.runtime.test_sampler import WARPERS
 
 VOCABULARY = 97
-WARPERS: dict[str, Any] = {
-    "temperature": TemperatureLogitsWarper,
-    "top_k": TopKLogitsWarper,
-    "top_p": TopPLogitsWarper,
-    "min_p": MinPLogitsWarper,
-}
 SETTINGS = [
     {"temperature": 1.0},
     {"temperature": 0.6, "top_k": 12},
@@ -50,7 +45,7 @@ def values(seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("masked", [False, True], ids=["free", "grammar"])
 @pytest.mark.parametrize("params", SETTINGS)
 @pytest.mark.parametrize("seed", range(4))
-def test_each_has_the_chance_that_the_rules_of_transformers_leave_it_and_the_first_that_left_it_out(
+def test_candidates_have_the_probabilities_of_transformers_and_the_rule_that_cut_them(
     params: dict[str, Any], masked: bool, seed: int
 ) -> None:
     logits, of = values(seed), row(seed, masked, **params)
@@ -60,13 +55,13 @@ def test_each_has_the_chance_that_the_rules_of_transformers_leave_it_and_the_fir
 
     scores = logits[None].clone()
     left = [("", scores.clone())]
-    apply_grammar(scores, [of])
+    apply_masks(scores, [of])
     left.append(("grammar", scores.clone()))
     apply_penalties(scores, [of])
     left.append(("logit_bias", scores.clone()))
     for name, warper in WARPERS.items():
         if name in params:
-            scores = warper(params[name])(torch.tensor([[0]]), scores)
+            scores = getattr(transformers, warper)(params[name])(torch.tensor([[0]]), scores)
             left.append((name, scores.clone()))
     chances = scores[0].double().softmax(-1)
     assert [each.token_id for each in found] == logits.argsort(descending=True).tolist()
@@ -81,7 +76,7 @@ def test_each_has_the_chance_that_the_rules_of_transformers_leave_it_and_the_fir
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("masked", [False, True], ids=["free", "grammar"])
 @pytest.mark.parametrize("params", SETTINGS)
-def test_many_draws_come_as_often_as_the_chances_say(params: dict[str, Any], masked: bool) -> None:
+def test_draw_frequencies_match_the_probabilities(params: dict[str, Any], masked: bool) -> None:
     logits, of, count = values(11), row(11, masked, **params), 30_000
     draws = sample(logits.expand(count, -1).clone(), [replace(of, position=place) for place in range(count)])
     often = torch.bincount(draws, minlength=VOCABULARY)
@@ -99,7 +94,7 @@ def test_many_draws_come_as_often_as_the_chances_say(params: dict[str, Any], mas
     assert statistic < freedom + 5 * (2 * freedom) ** 0.5  # five deviations of chi-square
 
 
-def test_temperature_0_leaves_the_one_that_is_taken(torch_alone: None) -> None:
+def test_temperature_0_leaves_the_chosen_token(torch_alone: None) -> None:
     logits, of = values(3), row(3, False, temperature=0, repetition_penalty=50.0, logit_bias={8: -torch.inf})
     [taken] = sample(logits[None].clone(), [of]).tolist()
     found = {each.token_id: each for each in likeliest_candidates(logits, of, taken, VOCABULARY)}
@@ -109,15 +104,21 @@ def test_temperature_0_leaves_the_one_that_is_taken(torch_alone: None) -> None:
     assert {each.cut_by for token, each in found.items() if token not in (taken, 8)} == {"temperature"}
 
 
-def test_the_token_that_came_is_told_where_it_is_not_among_the_likeliest() -> None:
+def test_the_sampled_token_is_listed_even_if_unlikely() -> None:
     logits, of = values(5), row(5, False, temperature=1.0)
     order = logits.argsort(descending=True).tolist()
     assert [each.token_id for each in likeliest_candidates(logits, of, order[50], 3)] == [*order[:3], order[50]]
     assert [each.token_id for each in likeliest_candidates(logits, of, order[1], 3)] == order[:3]
 
 
-def test_a_token_that_the_model_rules_out_is_left_out_by_no_rule() -> None:
+def test_a_token_of_probability_zero_is_cut_by_no_rule() -> None:
     logits, of = values(5), row(5, False, temperature=1.0, top_k=3)
     logits[4] = -torch.inf
     [*_, last] = likeliest_candidates(logits, of, 0, VOCABULARY)
     assert (last.token_id, last.logprob, last.chance, last.cut_by) == (4, -torch.inf, 0.0, "")
+
+
+def test_an_end_token_is_cut_by_min_tokens() -> None:
+    of = replace(row(1, masked=False), forbidden_ids=(9,))
+    cut = {each.token_id: each.cut_by for each in likeliest_candidates(values(1), of, 8, VOCABULARY)}
+    assert cut[9] == "min_tokens" and cut[8] == ""

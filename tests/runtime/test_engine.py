@@ -100,9 +100,7 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(folder: Path, seed
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("seed", range(40, 42))
-def test_any_mix_also_where_layers_keep_latents_or_share_keys(
-    other_folder: Path, seed: int, asynchronous: bool
-) -> None:
+def test_any_mix_with_latents_or_shared_keys(other_folder: Path, seed: int, asynchronous: bool) -> None:
     mix(other_folder, seed, asynchronous)
 
 
@@ -162,7 +160,7 @@ def test_a_second_turn_finds_the_first_in_the_cache(folder: Path) -> None:
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
-def test_a_beginning_is_found_while_the_earlier_answer_still_runs(folder: Path) -> None:
+def test_a_prefix_is_shared_with_a_running_answer(folder: Path) -> None:
     engine = make_engine(folder)
     first = sequence(list(range(3, 40)), temperature=0, max_tokens=30)
     engine.add_sequence(first)
@@ -179,7 +177,7 @@ def test_a_beginning_is_found_while_the_earlier_answer_still_runs(folder: Path) 
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
-def test_the_longest_beginning_is_found_of_several(folder: Path) -> None:
+def test_the_longest_cached_prefix_is_used(folder: Path) -> None:
     engine = make_engine(folder)
     prompt = list(range(3, 60))
     for length in (20, 50, 35):
@@ -190,7 +188,7 @@ def test_the_longest_beginning_is_found_of_several(folder: Path) -> None:
     assert (engine.scheduler.prefix_lookups, engine.scheduler.prefix_hits) == (4, 3)
 
 
-def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
+def test_a_preempted_sequence_reuses_its_blocks(folder: Path) -> None:
     engine = make_engine(folder)
     s = sequence(list(range(3, 40)), temperature=0, max_tokens=12)
     engine.add_sequence(s)
@@ -206,7 +204,7 @@ def test_who_was_put_back_finds_what_it_had_computed(folder: Path) -> None:
     engine.pool.check_all_free()
 
 
-def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_it_up(folder: Path) -> None:
+def test_a_long_prompt_is_chunked_while_an_answer_streams(folder: Path) -> None:
     def play() -> tuple[list[int], list[list[int]]]:
         """Tokens of the prompt in each step, and what both said."""
         engine = make_engine(folder, token_budget=128)
@@ -233,7 +231,7 @@ def test_while_an_answer_streams_a_long_prompt_comes_in_chunks_that_do_not_hold_
     assert said == [s.token_ids for s in alone]
 
 
-def test_an_undo_goes_back_to_the_prompt(folder: Path) -> None:
+def test_a_rollback_returns_to_the_prompt(folder: Path) -> None:
     engine = make_engine(folder, token_budget=16)
     prompt = list(range(3, 40))
     run(engine, [sequence(prompt, temperature=0.9, max_tokens=30)])
@@ -244,7 +242,7 @@ def test_an_undo_goes_back_to_the_prompt(folder: Path) -> None:
     assert said == tokens(run(make_engine(folder), [anew])[anew.request.id])
 
 
-def test_a_prompt_is_found_by_others_before_its_answer_begins(folder: Path) -> None:
+def test_a_prompt_is_cached_before_its_answer_starts(folder: Path) -> None:
     engine = make_engine(folder)
     prompt = list(range(3, 40))
     run(engine, [sequence(prompt, max_tokens=0)])
@@ -288,6 +286,29 @@ def test_why_an_answer_ends(folder: Path) -> None:
     assert tokens(run(engine, [ignoring])[ignoring.request.id]) == said
 
 
+def test_min_tokens_delays_the_end(folder: Path) -> None:
+    """Before it no end token and no stop id is sampled, whatever else is in the batch."""
+    asked = {"temperature": 0, "max_tokens": 12}
+    free = sequence([3, 4, 5], **asked)
+    said = tokens(run(make_engine(folder), [free])[free.request.id])
+    for graphs in (False, True):
+        engine = make_engine(folder, graphs=graphs)
+        for end in said[:3]:
+            by_eos = sequence([3, 4, 5], eos=frozenset([end]), min_tokens=6, **asked)
+            by_id = sequence([3, 4, 5], stop_ids=(end,), min_tokens=6, **asked)
+            at_end = sequence([3, 4, 5], eos=frozenset([end]), min_tokens=said.index(end), **asked)
+            other = sequence([6, 4, 5], **asked)
+            answers = run(engine, [by_eos, by_id, at_end, other])
+            delayed = tokens(answers[by_eos.request.id])
+            assert tokens(answers[by_id.request.id]) == delayed
+            assert len(delayed) > 6 and end not in delayed[:6]
+            assert delayed[: said.index(end)] == said[: said.index(end)]
+            # The first token that min_tokens permits to end the answer does.
+            assert tokens(answers[at_end.request.id]) == said[: said.index(end) + 1]
+            alone = sequence([6, 4, 5], **asked)
+            assert tokens(answers[other.request.id]) == tokens(run(engine, [alone])[alone.request.id])
+
+
 def test_nan_logits_end_the_sequence_with_an_error_and_no_other(folder: Path) -> None:
     engine = make_engine(folder)
     engine.runner.model.embedding.weight[9] = torch.nan
@@ -324,9 +345,7 @@ def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
     assert {len(p.top) for p in of_answer} == {3}
 
 
-def test_a_pass_that_breaks_off_leaves_nothing_behind_that_was_not_put_aside(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_pass_leaves_no_state_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what made room for it, copies to the other tier may be undone; a sequence that runs beside it goes on."""
     engine = make_engine(folder, blocks=8, aside=8)
     [alone] = run(make_engine(folder), [sequence(list(range(3, 20)), temperature=0, max_tokens=6)]).values()

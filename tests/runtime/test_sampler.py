@@ -1,21 +1,17 @@
-"""The sampler against the logits processors of `transformers`, its draws against the distribution, and a row's
-choice against whatever else is in the batch."""
+"""The sampler against the logits processors of `transformers`, its draws against the distribution, and each row
+independent of its batch."""
 
 from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
-from localllm.request import SamplingParams
+from localllm.metrics import Stopwatch
+from localllm.request import Request, SamplingParams
 from localllm.runtime import sampler
 from localllm.runtime.sampler import (
     ALL_FORBIDDEN,
@@ -25,6 +21,7 @@ from localllm.runtime.sampler import (
     sample,
     uniform_random,
 )
+from localllm.runtime.sequence import Sequence
 
 VOCABULARY = 211
 
@@ -47,31 +44,42 @@ def drawn_from(values: torch.Tensor, count: int, **params: Any) -> torch.Tensor:
     return torch.bincount(choices, minlength=VOCABULARY) / count
 
 
-def theirs(values: torch.Tensor, *processors: Any, ids: list[int] | None = None) -> torch.Tensor:
-    scores = LogitsProcessorList(processors)(torch.tensor([ids or [0]]), values[None].clone())
+WARPERS = {
+    "temperature": "TemperatureLogitsWarper",
+    "top_k": "TopKLogitsWarper",
+    "top_p": "TopPLogitsWarper",
+    "min_p": "MinPLogitsWarper",
+}
+
+
+def expected_probs(values: torch.Tensor, **params: Any) -> torch.Tensor:
+    """Probabilities after the warpers of `transformers` that `params` names."""
+    import transformers
+
+    scores, ids = values[None].clone(), torch.tensor([[0]])
+    for name, warper in WARPERS.items():
+        if name in params:
+            scores = getattr(transformers, warper)(params[name])(ids, scores)
     return scores.softmax(-1)[0]
 
 
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize(
-    ("params", "processors"),
+    "params",
     [
-        ({"temperature": 1.0}, []),
-        ({"temperature": 0.6}, [TemperatureLogitsWarper(0.6)]),
-        ({"temperature": 1.7, "top_k": 12}, [TemperatureLogitsWarper(1.7), TopKLogitsWarper(12)]),
-        ({"temperature": 1.0, "top_p": 0.8}, [TopPLogitsWarper(0.8)]),
-        ({"temperature": 2.0, "min_p": 0.1}, [TemperatureLogitsWarper(2.0), MinPLogitsWarper(0.1)]),
-        (
-            {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.05},
-            [TemperatureLogitsWarper(1.5), TopKLogitsWarper(30), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)],
-        ),
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.7, "top_k": 12},
+        {"temperature": 1.0, "top_p": 0.8},
+        {"temperature": 2.0, "min_p": 0.1},
+        {"temperature": 1.5, "top_k": 30, "top_p": 0.9, "min_p": 0.05},
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "theirs",
+    ids=str,
 )
-def test_draws_follow_the_distribution_of_transformers(params: dict[str, Any], processors: list[Any]) -> None:
+def test_draws_follow_the_distribution_of_transformers(params: dict[str, Any]) -> None:
     values = logits(1)[0]
-    expected, count = theirs(values, *processors), 20_000
-    got = drawn_from(values, count, **params)
+    expected, count = expected_probs(values, **params), 20_000
+    got = drawn_from(values, count, **{"temperature": 1.0, **params})
     assert not got[expected == 0].any()
     deviation = (expected * (1 - expected) / count).sqrt()
     assert ((got - expected).abs() <= 5 * deviation + 1e-9).all()
@@ -84,10 +92,12 @@ def test_top_p_is_exact_where_the_first_candidates_do_not_suffice(monkeypatch: p
     monkeypatch.setattr(sampler, "TOP_P_CANDIDATES", 4)
     assert torch.equal(sampler.top_p_threshold(values, top_p), exact)
     for threshold, value, p in zip(exact[:2, 0], values, (0.5, 0.99), strict=False):
-        assert torch.equal(value >= threshold, theirs(value, TopPLogitsWarper(p)) > 0)
+        assert torch.equal(value >= threshold, expected_probs(value, top_p=p) > 0)
 
 
 def test_repetition_penalty_is_that_of_transformers() -> None:
+    from transformers import RepetitionPenaltyLogitsProcessor
+
     values, ids = logits(1), [3, 5, 5, 8]
     penalized = values.clone()
     sampler.apply_penalties(penalized, [row(prompt=ids[:2], said=ids[2:], repetition_penalty=1.4)])
@@ -122,7 +132,7 @@ def test_bias_moves_the_choice_and_minus_infinity_forbids() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_row_draws_the_same_whatever_stands_beside_it(seed: int) -> None:
+def test_a_row_draws_the_same_in_any_batch(seed: int) -> None:
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
         {"temperature": 1.3},
@@ -148,7 +158,7 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     assert 0 <= choice.item() < VOCABULARY
 
 
-def test_nan_is_said_and_does_not_spread() -> None:
+def test_nan_is_reported_and_does_not_spread() -> None:
     values = logits(3)
     values[1, 5] = torch.nan
     choice = sample(values, [row(temperature=t) for t in (0, 1, 1)])
@@ -157,7 +167,7 @@ def test_nan_is_said_and_does_not_spread() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_row_without_any_token_left_is_said(temperature: float) -> None:
+def test_a_row_without_allowed_tokens_is_reported(temperature: float) -> None:
     forbidden = row(temperature=temperature, logit_bias=dict.fromkeys(range(VOCABULARY), -torch.inf))
     choice = sample(logits(2), [forbidden, row(temperature=temperature)])
     assert choice[0] == ALL_FORBIDDEN
@@ -185,3 +195,39 @@ def test_log_probabilities_are_sorted_and_of_the_model_itself() -> None:
     assert got[0].logprob == pytest.approx(expected[0, 4].item())
     assert [t for t, _ in got[0].top] == expected[0].topk(3).indices.tolist()
     assert got[1].top == ()
+
+
+@pytest.mark.parametrize("generated", [0, 2, 3, 5])
+def test_min_tokens_masks_end_tokens_as_transformers_does(generated: int) -> None:
+    from transformers import MinNewTokensLengthLogitsProcessor
+
+    prompt, ends, least = [3, 5], [7, 100], 3
+    params = SamplingParams(temperature=0.9, min_tokens=least, stop_ids=(7,))
+    of = Sequence(Request(tuple(prompt), params, 0.0), 1, frozenset({100}), 50, Stopwatch(0.0))
+    of.token_ids += [9] * generated
+    of.state = SimpleNamespace(length=len(of.token_ids))  # type: ignore[assignment]
+    [spec] = of.sampling_specs()
+    values = logits(1) + torch.nn.functional.one_hot(torch.tensor([7, 100]), VOCABULARY).sum(0) * 9.0
+    reference = MinNewTokensLengthLogitsProcessor(len(prompt), least, torch.tensor(ends))
+    expected = reference(torch.tensor([of.token_ids]), values.clone())
+    masked = values.clone()
+    sampler.apply_masks(masked, [spec])
+    assert torch.equal(masked, expected)
+    p, count = (expected / 0.9).softmax(-1)[0], 20_000
+    specs = [replace(spec, position=i) for i in range(count)]
+    drawn = torch.bincount(sample(values.expand(count, -1).clone(), specs), minlength=VOCABULARY) / count
+    assert not drawn[p == 0].any()
+    assert ((drawn - p).abs() <= 5 * (p * (1 - p) / count).sqrt() + 5 / count).all()
+
+
+def test_a_grammar_that_can_only_end_outweighs_min_tokens() -> None:
+    def masked_by(*allowed: int) -> list[int]:
+        bits = np.zeros(-(-VOCABULARY // 32) * 32, np.uint8)
+        bits[list(allowed)] = 1
+        words = np.packbits(bits, bitorder="little").view(np.int32)
+        values = logits(1)
+        sampler.apply_masks(values, [replace(row(), masks=lambda: [words], forbidden_ids=(7, 100, VOCABULARY))])
+        return (values[0] > -torch.inf).nonzero()[:, 0].tolist()
+
+    assert masked_by(3, 7) == [3]
+    assert masked_by(7) == [7]

@@ -78,7 +78,7 @@ def check(scheduler: Scheduler, work: list[tuple[Sequence, int]], alive: list[Se
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_every_sequence_is_finished_whatever_the_budget_and_the_memory(seed: int) -> None:
+def test_every_sequence_finishes_under_any_budget_and_memory(seed: int) -> None:
     rng = random.Random(seed)
     sequences = [
         sequence(rng.randrange(1, 60), rng.randrange(1, 30), rng.randrange(2)) for _ in range(rng.randrange(1, 9))
@@ -105,7 +105,7 @@ def split(items: list[Sequence], sizes: list[int]) -> list[list[Sequence]]:
     return parts
 
 
-def test_short_answers_are_not_held_up_by_a_long_prompt() -> None:
+def test_a_long_prompt_does_not_delay_short_answers() -> None:
     scheduler = Scheduler(BlockPool(1000, BLOCK), token_budget=16, max_running=8)
     long, short = sequence(1000, 4), sequence(3, 4, token=1)
     scheduler.add(long)
@@ -167,7 +167,7 @@ def play(scheduler: Scheduler, sequences: list[Sequence]) -> dict[Sequence, int]
     st.integers(1, 100),
     st.sampled_from([1, 2, 8, 32]),
 )
-def test_nobody_is_put_back_where_each_said_how_much_it_wants(
+def test_nothing_is_preempted_when_all_lengths_are_declared(
     lengths: list[tuple[int, int]], budget: int, max_running: int
 ) -> None:
     """Up to a quarter of the blocks each, which is 40 tokens here."""
@@ -197,7 +197,7 @@ def test_a_reserve_for_answers_spares_putting_back(said: bool) -> None:
     assert counts[1] == 0 if said else 0 < 2 * counts[1] <= counts[0], counts
 
 
-def test_an_answer_that_asks_for_far_too_much_keeps_nobody_out() -> None:
+def test_an_oversized_request_blocks_no_others() -> None:
     scheduler = Scheduler(BlockPool(100, BLOCK), 64, 8)
     for token in range(3):
         scheduler.add(sequence(4, 10_000, token))
@@ -211,7 +211,7 @@ def test_more_priority_goes_first_and_equals_in_their_order() -> None:
     assert sorted(sequences, key=lambda s: done[s]) == [sequences[i] for i in (1, 4, 0, 2, 3)]
 
 
-def test_who_has_least_priority_gives_its_blocks_up() -> None:
+def test_the_lowest_priority_is_preempted() -> None:
     scheduler = Scheduler(BlockPool(8, BLOCK), 64, max_running=2)
     first, second = sequence(8, 24, priority=-1), sequence(8, 24, token=1)
     done = play(scheduler, [first, second])
@@ -219,7 +219,7 @@ def test_who_has_least_priority_gives_its_blocks_up() -> None:
     assert done[second] < done[first]
 
 
-def test_who_does_not_fit_is_passed_but_not_for_ever() -> None:
+def test_a_request_that_does_not_fit_is_overtaken_only_for_a_while() -> None:
     scheduler = Scheduler(BlockPool(20, BLOCK), 64, max_running=8)
     runs, large = sequence(16, 40), sequence(60, 4, 1)
     small = [sequence(4, 8, 2 + i) for i in range(30)]

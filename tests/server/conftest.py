@@ -1,4 +1,4 @@
-"""Servers of real models on loopback, in this process: their engines can be looked into."""
+"""Servers of real models on loopback in this process, so that tests can inspect their engines."""
 
 import threading
 from collections.abc import Awaitable, Callable, Iterator

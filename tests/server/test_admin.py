@@ -1,4 +1,4 @@
-"""What a server tells of itself, and the tokens of a prompt, held against the model asked directly."""
+"""Server metrics and tokenization, compared with the model itself."""
 
 import json
 import time
@@ -59,7 +59,7 @@ def test_answers_are_added_up(url):
     assert found["preemptions_total", demo] == found["kv_blocks_evicted_total", demo] == 0
 
 
-def test_an_answer_that_is_left_counts_with_what_it_had(url, demo):
+def test_an_abandoned_answer_counts_its_tokens(url, demo):
     with httpx2.stream(
         "POST", f"{url}/v1/completions", json=ASKED | {"stream": True, "max_tokens": 900}
     ) as answer:
@@ -78,7 +78,7 @@ def test_an_answer_that_is_left_counts_with_what_it_had(url, demo):
     )
 
 
-def test_strangers_make_no_new_labels(url):
+def test_requests_cannot_create_labels(url):
     with httpx2.Client() as client:
         for place in range(5):
             client.request(f"M{place}", f"{url}/v1/models")
@@ -120,7 +120,7 @@ def test_tokens_of_a_prompt_and_of_messages_are_those_that_the_model_reads(demo_
         ("/v1/apply-template", {"messages": []}, "messages"),
     ],
 )
-def test_what_makes_no_sense_is_named(demo_url, path, body, param):
+def test_invalid_fields_are_named(demo_url, path, body, param):
     status, said = ask(demo_url, path, model="demo", **body)
     assert (status, said["error"]["param"]) == (400, param)
 
@@ -138,6 +138,6 @@ def test_health_is_bad_once_an_engine_has_ended():
         assert httpx2.get(f"{url}/health").status_code == 200
         llm.worker.stop_after_failure(RuntimeError("CUDA error: an illegal memory access was encountered"))
         answer = httpx2.get(f"{url}/health")
-        assert answer.status_code == 503 and "start the server again" in answer.json()["error"]["message"]
+        assert answer.status_code == 503 and "restart the server" in answer.json()["error"]["message"]
         asked = {"model": "demo", "prompt": "Once", "stream": True}
         assert httpx2.post(f"{url}/v1/completions", json=asked).status_code == 500

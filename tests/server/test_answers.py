@@ -1,4 +1,4 @@
-"""Answers that are read on an event loop, several of one prompt among them."""
+"""Answers read on an event loop, also several to one prompt."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ def test_a_prompt_is_computed_once_however_many_answers_it_has(stories: LLM) -> 
         assert tuple(token for piece in pieces for token in piece.token_ids) == alone.token_ids
 
 
-def test_who_leaves_cancels_also_what_has_not_begun(stories: LLM) -> None:
+def test_leaving_cancels_queued_answers_too(stories: LLM) -> None:
     asked = ParsedRequest("x", ("Once",), SamplingParams(max_tokens=400), is_chat=False, n=4)
 
     async def leave() -> None:
@@ -47,7 +47,7 @@ def test_who_leaves_cancels_also_what_has_not_begun(stories: LLM) -> None:
     assert stories.worker.call(lambda: (engine.scheduler.running, list(engine.scheduler.waiting))) == ([], [])
 
 
-def test_what_has_come_meanwhile_is_known(stories: LLM) -> None:
+def test_buffered_events_are_available_at_once(stories: LLM) -> None:
     """So that it can be sent together."""
     requests = ParsedRequest("x", ("Once",), SamplingParams(max_tokens=40), is_chat=False).prepare(stories)
 
@@ -66,16 +66,16 @@ def test_what_has_come_meanwhile_is_known(stories: LLM) -> None:
     assert any(more[1:]) and not more[-1]
 
 
-def test_what_nobody_reads_is_ended_and_told_so(demo: LLM) -> None:
+def test_an_unread_answer_ends_with_an_error(demo: LLM) -> None:
     """What came before is still told."""
     request = demo.prepare(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)))
 
     async def read_late() -> int:
         told = 0
         with AnswerReader(demo, [request], max_unread=20 * EVENT_WEIGHT) as answers:
-            while not answers.given_up:
+            while not answers.overflowed:
                 await asyncio.sleep(0.01)
-            with pytest.raises(ReaderTooSlow, match="nobody reads"):
+            with pytest.raises(ReaderTooSlow, match="reads the answer too slowly"):
                 async for _ in answers:
                     told += 1
         return told

@@ -1,4 +1,4 @@
-"""Anthropic's own client against the real server, whose answers are those of the model asked directly."""
+"""Anthropic's own client against the real server, compared with the model itself."""
 
 import json
 from collections.abc import Iterator
@@ -93,7 +93,7 @@ def test_events_come_in_their_order_and_under_their_names(demo_url: str) -> None
     assert bodies[-2]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
 
 
-def test_it_is_told_which_sequence_ended_the_answer(client: "anthropic.Anthropic") -> None:
+def test_the_stop_sequence_is_reported(client: "anthropic.Anthropic") -> None:
     text = client.messages.create(**greedy()).content[0].text  # type: ignore[union-attr]
     word = text.split()[2]
     asked = greedy(stop_sequences=["never said", word])
@@ -105,7 +105,7 @@ def test_it_is_told_which_sequence_ended_the_answer(client: "anthropic.Anthropic
         assert found.content[0].text == text.partition(word)[0]  # type: ignore[union-attr]
 
 
-def test_a_later_turn_tells_what_was_found_in_the_cache(client: "anthropic.Anthropic") -> None:
+def test_a_later_turn_reports_cached_tokens(client: "anthropic.Anthropic") -> None:
     story = {"role": "user", "content": "Tell me of the moon and of the sun. " * 12}
     first, second = (client.messages.create(**greedy(messages=[story], max_tokens=1)).usage for _ in range(2))
     assert first.cache_read_input_tokens == 0 and first.cache_creation_input_tokens == 0
@@ -124,7 +124,7 @@ def test_tokens_are_counted_also_beyond_the_context(client: "anthropic.Anthropic
         client.messages.create(model="demo", messages=long, max_tokens=5)
 
 
-def test_errors_are_told_as_this_api_tells_them(client: "anthropic.Anthropic", demo_url: str) -> None:
+def test_errors_have_the_form_of_this_api(client: "anthropic.Anthropic", demo_url: str) -> None:
     import anthropic
 
     with pytest.raises(anthropic.NotFoundError) as missing:
@@ -189,7 +189,7 @@ def test_thoughts_text_and_calls_are_blocks_and_go_back_as_such(thinker: LLM) ->
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_news"}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_calls_that_must_come_keep_to_their_schemas(ignorant: LLM, choice: Any, stream: bool) -> None:  # noqa: F811
+def test_required_calls_satisfy_their_schemas(ignorant: LLM, choice: Any, stream: bool) -> None:  # noqa: F811
     tools = [{**tool, "strict": True} for tool in TOOLS]
     choice = {**choice, "disable_parallel_tool_use": True}
     asked: dict[str, Any] = {"model": ignorant.name, "max_tokens": 600, "messages": HELLO, "tools": tools}

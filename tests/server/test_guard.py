@@ -1,4 +1,4 @@
-"""Who is refused, told to a real server in requests that no proper client sends."""
+"""Requests that the access rules refuse, sent raw to a real server."""
 
 import http.client
 import json
@@ -56,7 +56,7 @@ def test_names_of_this_machine_are_answered(demo_url, host):
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/health"])
-def test_a_name_that_a_stranger_points_here_is_refused(demo_url, hosts, path):
+def test_a_foreign_host_name_is_refused(demo_url, hosts, path):
     status, _, said = ask(demo_url, named(*hosts), path=path)
     assert status == 403
     assert said["error"]["type"] == "permission_error"
@@ -116,7 +116,7 @@ def test_a_page_of_this_machine_or_of_one_of_its_programs_may_ask_and_read(demo_
         ("evil.example", "127.0.0.1", False),
     ],
 )
-def test_containers_ask_under_names_of_the_private_domain(host, client, is_known):
+def test_containers_may_use_private_host_names(host, client, is_known):
     headers = [(b"host", host.encode())]
     if is_known:
         assert AccessPolicy().check_host(headers, client) == host
@@ -149,7 +149,7 @@ def test_head_and_options_are_answered_everywhere(demo_url):
     )
 
 
-def test_a_page_of_the_servers_own_may_ask(demo_url):
+def test_the_servers_own_page_may_ask(demo_url):
     host = urlsplit(demo_url).netloc
     assert ask(demo_url, named(host, ("Origin", demo_url)))[0] == 200
 
@@ -160,7 +160,7 @@ def test_a_body_that_announces_to_be_too_large_is_refused_unread(demo_url):
     assert status == 413 and "16 MiB" in said["error"]["message"]
 
 
-def test_a_body_that_does_not_say_how_large_it_is_is_counted(demo_url):
+def test_a_body_without_a_length_is_counted(demo_url):
     piece = b" " * 2**20
     headers = [("Host", "localhost"), ("Transfer-Encoding", "chunked")]
     sent = 0
@@ -189,13 +189,13 @@ def test_a_body_that_does_not_say_how_large_it_is_is_counted(demo_url):
         b'{"model": "\\ud800"}',
     ],
 )
-def test_what_is_no_json_object_is_refused(demo_url, body):
+def test_a_file_without_a_json_object_is_rejected(demo_url, body):
     status, _, said = ask(demo_url, [("Host", "localhost"), ("Content-Length", str(len(body)))], body)
     assert (status, said["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_a_path_or_method_that_is_not_served_is_told_in_the_same_form(demo_url):
+def test_unknown_routes_and_methods_have_the_same_error_form(demo_url):
     assert ask(demo_url, named("localhost"), path="/v1/audio/speech")[0] == 404
     status, headers, said = ask(demo_url, [("Host", "localhost")], None, method="GET")
     assert status == 405 and headers["Allow"] == "POST"
-    assert said["error"]["message"] == "/v1/completions does not take GET; send POST"
+    assert said["error"]["message"] == "/v1/completions does not accept GET; send POST"

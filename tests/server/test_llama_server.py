@@ -1,4 +1,4 @@
-"""The routes of llama.cpp's server, as programs that are written for it ask and read them."""
+"""The routes of llama.cpp's server as its client programs use them."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def post(url: str, path: str, status: int = 200, **body: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/completion", "/completions"])
-def test_a_text_goes_on(demo_url: str, demo: LLM, path: str) -> None:
+def test_a_text_is_continued(demo_url: str, demo: LLM, path: str) -> None:
     expected = demo.generate("Once upon", SamplingParams(temperature=0, max_tokens=8))
     told = post(demo_url, path, prompt="Once upon", return_tokens=True, cache_prompt=True, id_slot=0, **GREEDY)
     assert told["content"] == expected.text and tuple(told["tokens"]) == expected.token_ids
@@ -49,7 +49,7 @@ def test_a_text_is_streamed(demo_url: str) -> None:
     assert all(len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0 for entry in told)
 
 
-def test_grammars_and_biases_hold(demo_url: str, demo: LLM) -> None:
+def test_grammars_and_biases_apply(demo_url: str, demo: LLM) -> None:
     assert post(demo_url, "/completion", prompt="x", grammar='root ::= "ab"', **GREEDY)["content"] == "ab"
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
     told = post(demo_url, "/completion", prompt="x", json_schema=schema, temperature=0, n_predict=40)
@@ -61,7 +61,7 @@ def test_grammars_and_biases_hold(demo_url: str, demo: LLM) -> None:
     assert post(demo_url, "/completion", 400, prompt="x", logit_bias=3)["error"]["param"] == "logit_bias"
 
 
-def test_what_its_own_page_sends_as_it_is_changes_nothing(demo_url: str) -> None:
+def test_defaults_sent_by_its_own_page_change_nothing(demo_url: str) -> None:
     fields = {
         "samplers": ["top_k"],
         "dry_multiplier": 0,
@@ -104,7 +104,7 @@ def test_vectors(demo_url: str, demo: LLM) -> None:
     assert post(demo_url, "/embedding", 400)["error"]["param"] == "content"
 
 
-def test_what_the_server_tells_of_itself(demo_url: str, demo: LLM) -> None:
+def test_server_properties(demo_url: str, demo: LLM) -> None:
     props = httpx2.get(f"{demo_url}/props").json()
     assert props["default_generation_settings"]["n_ctx"] == demo.context and props["model_alias"] == "demo"
     assert props["chat_template"] and str(demo.path) not in json.dumps(props)
@@ -114,7 +114,7 @@ def test_what_the_server_tells_of_itself(demo_url: str, demo: LLM) -> None:
     assert post(demo_url, "/chat/completions", **chat)["object"] == "chat.completion"
     for path in ("/rerank", "/v1/rerank"):
         refused = post(demo_url, path, 501, query="a", documents=["b"])
-        assert "ask for embeddings" in refused["error"]["message"]
+        assert "request embeddings" in refused["error"]["message"]
 
 
 def test_a_gap_is_filled(tmp_path: Path, demo_url: str) -> None:

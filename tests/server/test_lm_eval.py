@@ -1,4 +1,4 @@
-"""lm-evaluation-harness finds the same likelihoods over HTTP that it finds in the weights with `transformers`."""
+"""lm-evaluation-harness gets the same likelihoods over HTTP as from the weights with `transformers`."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""The log: what is in a line, and what cannot get into one."""
+"""Log lines, and what must never be in one."""
 
 import asyncio
 import json
@@ -52,13 +52,13 @@ def test_a_request_has_a_line_with_its_id_and_numbers_and_without_its_prompt(dem
     assert SECRET not in "".join(lines()) + "".join(lines(LogFormat.JSON))
 
 
-def test_prompts_are_in_it_where_that_was_asked_for(demo, lines):
+def test_prompts_are_logged_only_on_request(demo, lines):
     with serving(demo, with_prompts=True) as url:
         httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": SECRET, "max_tokens": 1})
     assert SECRET in lines()[0]
 
 
-def test_a_refusal_that_has_words_of_the_prompt_is_not_in_it(demo, lines):
+def test_errors_that_quote_the_prompt_are_not_logged(demo, lines):
     with serving(demo) as url:
         answer = httpx2.post(f"{url}/v1/chat/completions", json={"model": "demo", "messages": ODD})
     assert answer.status_code == 400 and "the chat template refuses" in answer.json()["error"]["message"]
@@ -73,7 +73,7 @@ def test_requests_that_are_refused_or_not_routed_have_their_lines(demo, lines):
         httpx2.post(f"{url}/v1/completions", json={"model": "demo", "prompt": SECRET, 'x" status=200\n': 1})
     found = [json.loads(line) for line in lines(LogFormat.JSON)]
     assert [line["status"] for line in found] == [404, 403, 404, 400]
-    assert found[0]["error"] == "GET /nowhere is not served here; GET /openapi.json lists what is"
+    assert found[0]["error"] == "there is no route GET /nowhere; GET /openapi.json lists all routes"
     assert found[2]["error"].startswith("no model is called gpt-5")
     assert r'error="x\" status=200  is not a field' in lines()[3] and lines()[3].isprintable()
     assert SECRET not in "".join(lines())

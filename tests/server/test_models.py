@@ -1,4 +1,4 @@
-"""Which models are in memory when, with real models and loads that can be held up."""
+"""Loading and unloading of models, with real models and loads that tests can block."""
 
 import asyncio
 import math
@@ -80,7 +80,7 @@ def test_all_names_of_a_model_share_one_engine():
     in_loop(scenario)
 
 
-def test_those_who_ask_while_it_loads_wait_for_one_load():
+def test_concurrent_requests_share_one_load():
     async def scenario(models, loads):
         gate = loads.hold_up("demo")
         tasks = [asyncio.create_task(models.lease("demo")) for _ in range(5)]
@@ -97,7 +97,7 @@ def test_those_who_ask_while_it_loads_wait_for_one_load():
     in_loop(scenario, keep_alive=0.0)
 
 
-def test_a_loaded_model_is_had_at_once_while_another_loads():
+def test_a_loaded_model_answers_while_another_loads():
     async def scenario(models, loads):
         with await models.lease("stories"):
             pass
@@ -114,7 +114,7 @@ def test_a_loaded_model_is_had_at_once_while_another_loads():
     in_loop(scenario)
 
 
-def test_a_load_that_fails_is_told_to_all_and_tried_again_by_the_next():
+def test_a_failed_load_is_reported_to_all_and_retried():
     async def scenario(models, loads):
         gate = loads.hold_up("demo")
         loads.faults.append(DamagedModel("it is damaged"))
@@ -129,7 +129,7 @@ def test_a_load_that_fails_is_told_to_all_and_tried_again_by_the_next():
     in_loop(scenario)
 
 
-def test_who_leaves_during_a_load_holds_nothing_and_the_model_stays_for_a_while():
+def test_leaving_during_a_load_releases_the_lease_and_keeps_the_model():
     async def scenario(models, loads):
         gate = loads.hold_up("demo")
         task = asyncio.create_task(models.lease("demo"))
@@ -146,7 +146,7 @@ def test_who_leaves_during_a_load_holds_nothing_and_the_model_stays_for_a_while(
     in_loop(scenario, keep_alive=0.2)
 
 
-def test_who_leaves_at_the_very_end_of_a_load_holds_nothing():
+def test_leaving_at_the_end_of_a_load_releases_the_lease():
     async def scenario(models, loads):
         gate = loads.hold_up("demo")
         task = asyncio.create_task(models.lease("demo"))
@@ -162,7 +162,7 @@ def test_who_leaves_at_the_very_end_of_a_load_holds_nothing():
     in_loop(scenario)
 
 
-def test_a_model_goes_when_nobody_has_asked_for_as_long_as_was_said():
+def test_a_model_is_unloaded_after_its_keep_alive():
     async def scenario(models, loads):
         with await models.lease("demo", keep_alive=0.15):
             await asyncio.sleep(0.3)
@@ -178,12 +178,12 @@ def test_a_model_goes_when_nobody_has_asked_for_as_long_as_was_said():
                 pass
             assert models.loaded
         await until(lambda: not models.loaded)
-        assert [why for what, _, why in whats(models) if what == "unloaded"] == ["not used for 0 s", "asked for"]
+        assert [why for what, _, why in whats(models) if what == "unloaded"] == ["not used for 0 s", "requested"]
 
     in_loop(scenario)
 
 
-def test_the_least_recently_used_one_makes_room_but_none_that_answers():
+def test_the_least_recently_used_idle_model_is_unloaded():
     async def scenario(models, loads):
         set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
         (await models.lease("demo")).release()
@@ -199,14 +199,14 @@ def test_the_least_recently_used_one_makes_room_but_none_that_answers():
     in_loop(scenario, max_models=2)
 
 
-def test_a_model_that_does_not_fit_takes_the_room_of_idle_ones():
+def test_a_model_that_does_not_fit_evicts_idle_ones():
     async def scenario(models, loads):
         (await models.lease("stories")).release()
         loads.faults += [DoesNotFit("3 GB are missing")]
         with await models.lease("demo"):
             assert [loaded.name for loaded in models.loaded.values()] == ["demo"]
             loads.faults += [DoesNotFit("3 GB are missing")]
-            with pytest.raises(Busy, match="3 GB are missing while other models answer"):
+            with pytest.raises(Busy, match="3 GB are missing while other models are in use"):
                 await models.lease("stories")
         loads.faults += [DoesNotFit("3 GB are missing")] * 2
         with pytest.raises(DoesNotFit):
@@ -216,7 +216,7 @@ def test_a_model_that_does_not_fit_takes_the_room_of_idle_ones():
     in_loop(scenario)
 
 
-def test_a_longer_context_takes_the_room_of_idle_models():
+def test_a_longer_context_evicts_idle_models():
     async def scenario(models, loads):
         (await models.lease("stories")).release()
         loaded = await models.lease("demo", context=128)
@@ -239,7 +239,7 @@ def test_a_longer_context_takes_the_room_of_idle_models():
     in_loop(scenario)
 
 
-def test_models_that_are_kept_for_ever_make_room_last():
+def test_models_kept_forever_are_evicted_last():
     async def scenario(models, loads):
         models.add_preloaded(localllm.load("demo", context=256), "demo")
         (await models.lease("stories")).release()
@@ -247,7 +247,7 @@ def test_models_that_are_kept_for_ever_make_room_last():
         set_alias("third", str(shared("TinyStories-656K-hf").resolve()))
         (await models.lease("third")).release()
         assert {loaded.name for loaded in models.loaded.values()} == {"demo", "third"}
-        with pytest.raises(UsageError, match="demo is the model demo; name it once"):
+        with pytest.raises(UsageError, match="demo is the same model as demo; name it once"):
             models.add_preloaded(next(iter(models.loaded.values())).llm, "demo")
 
     in_loop(scenario)
@@ -262,7 +262,7 @@ def test_folders_with_one_name_are_served_together_under_names_that_a_person_gav
 
     async def scenario(models, loads):
         models.add_preloaded(localllm.load(STORIES, context=256), STORIES)
-        with pytest.raises(UsageError, match="two models are called stories260K; give one another name"):
+        with pytest.raises(UsageError, match="two models are called stories260K; rename one"):
             models.add_preloaded(other := localllm.load(folder, context=256), str(folder))
         other.close()
         models.add_preloaded(localllm.load("mine", context=256), "mine")
@@ -275,7 +275,7 @@ def test_folders_with_one_name_are_served_together_under_names_that_a_person_gav
     in_loop(scenario)
 
 
-def test_a_model_that_is_stopped_while_it_answers_goes_afterwards():
+def test_a_stopped_model_is_unloaded_after_its_answers():
     async def scenario(models, loads):
         with pytest.raises(ModelNotFound, match="not loaded"):
             models.stop("demo")
@@ -290,15 +290,15 @@ def test_a_model_that_is_stopped_while_it_answers_goes_afterwards():
     in_loop(scenario)
 
 
-def test_who_waits_for_a_load_is_told_when_the_server_ends():
+def test_waiting_requests_are_told_when_the_server_ends():
     async def scenario(models, loads):
         gate = loads.hold_up("demo")
         task = asyncio.create_task(models.lease("demo"))
         await until(lambda: loads.begun)
         await models.close()
-        with pytest.raises(Busy, match="ending"):
+        with pytest.raises(Busy, match="shutting down"):
             await task
-        with pytest.raises(Busy, match="ending"):
+        with pytest.raises(Busy, match="shutting down"):
             await models.lease("stories")
         assert models.has_unfinished_load
         gate.set()
@@ -307,12 +307,12 @@ def test_who_waits_for_a_load_is_told_when_the_server_ends():
     in_loop(scenario)
 
 
-def test_paths_and_names_that_nobody_knows_are_not_loaded():
+def test_unknown_paths_and_names_are_not_loaded():
     async def scenario(models, loads):
         for name in (STORIES, "../models", "/etc", "no-such", "a/b/c/d", "", "\x00", "x" * 5000):
             with pytest.raises(ModelNotFound):
                 await models.lease(name)
-        with pytest.raises(ModelNotFound, match="is a path; ask for one of the names"):
+        with pytest.raises(ModelNotFound, match="is a path; use one of the names"):
             await models.lease("../models")
         with pytest.raises(ModelNotFound, match=r"demoo; did you mean demo\? GET /v1/models lists the names"):
             await models.lease("demoo")

@@ -1,4 +1,4 @@
-"""Ollama's own client against the real server, whose answers are those of the model asked directly."""
+"""Ollama's own client against the real server, compared with the model itself."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ def test_several_ask_at_once(demo_url: str, demo: LLM) -> None:
         assert said == demo.chat([{"role": "user", "content": question}], GREEDY).text
 
 
-def test_a_text_is_continued_raw_and_its_tokens_told(stories_client: ollama.Client, stories: LLM) -> None:
+def test_raw_continuation_reports_its_tokens(stories_client: ollama.Client, stories: LLM) -> None:
     expected = stories.generate(STORY, GREEDY)
     done = stories_client.generate("stories260K", STORY, raw=True, options=OPTIONS)
     assert done.response == expected.text != ""
@@ -78,7 +78,7 @@ def test_a_text_is_continued_raw_and_its_tokens_told(stories_client: ollama.Clie
     ]
 
 
-def test_a_prompt_goes_through_the_template_and_its_context_leads_on(client: ollama.Client, demo: LLM) -> None:
+def test_a_prompt_uses_the_template_and_its_context_continues(client: ollama.Client, demo: LLM) -> None:
     first = client.generate("demo", "Hello", system="Be kind.", options=OPTIONS)
     asked: list[Any] = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello"}]
     expected = demo.chat(asked, GREEDY)
@@ -100,7 +100,7 @@ def test_a_template_of_the_request_replaces_the_models(client: ollama.Client, de
         client.generate("demo", "Once", template="{{ .System }} {{ .Prompt }}")
 
 
-def test_answers_keep_to_json_and_to_a_schema(client: ollama.Client, demo: LLM) -> None:
+def test_answers_follow_json_mode_and_schemas(client: ollama.Client, demo: LLM) -> None:
     schema = {
         "type": "object",
         "properties": {"n": {"enum": [1, 2]}},
@@ -139,7 +139,7 @@ def test_stop_strings_end_an_answer(client: ollama.Client, demo: LLM) -> None:
     assert done.message.content == whole[: whole.index(stop)] and done.done_reason == "stop"
 
 
-def test_length_is_told_as_the_reason(client: ollama.Client) -> None:
+def test_length_is_the_done_reason(client: ollama.Client) -> None:
     assert client.chat("demo", MESSAGES, options={"num_predict": 2}).done_reason == "length"
     assert client.generate("demo", "Hi", options={"num_predict": 2}).done_reason == "length"
 
@@ -150,7 +150,7 @@ def test_empty_requests_load_and_unload(client: ollama.Client) -> None:
     assert client.generate("demo", "", keep_alive="5m").response == ""
 
 
-def test_num_ctx_is_a_limit_that_is_told(client: ollama.Client, demo: LLM) -> None:
+def test_num_ctx_is_an_enforced_limit(client: ollama.Client, demo: LLM) -> None:
     long = [{"role": "user", "content": "word " * 60}]
     count = len(demo.prepare(ChatRequest(long)).prompt_ids)
     with pytest.raises(ollama.ResponseError, match=f"{count} tokens and the context holds 32") as error:
@@ -168,7 +168,7 @@ def test_num_ctx_is_a_limit_that_is_told(client: ollama.Client, demo: LLM) -> No
         ({"top_p": 7}, "top_p is 7"),
     ],
 )
-def test_options_that_cannot_be_had_are_named(client: ollama.Client, options: dict[str, Any], told: str) -> None:
+def test_unsupported_options_are_named(client: ollama.Client, options: dict[str, Any], told: str) -> None:
     with pytest.raises(ollama.ResponseError, match=told) as error:
         client.chat("demo", MESSAGES, options=options)
     assert error.value.status_code == 400
@@ -179,7 +179,7 @@ def test_options_that_change_no_answer_are_taken(client: ollama.Client, demo: LL
     assert client.chat("demo", MESSAGES, options=options).message.content == demo.chat(MESSAGES, GREEDY).text
 
 
-def test_what_a_model_cannot_do_is_said_as_ollama_says_it(client: ollama.Client) -> None:
+def test_missing_capabilities_have_ollamas_error(client: ollama.Client) -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     with pytest.raises(ollama.ResponseError, match="does not support tools"):
         client.chat("demo", MESSAGES, tools=[tool])
@@ -223,14 +223,14 @@ def test_models_are_listed_and_described(client: ollama.Client, demo: LLM) -> No
     assert told.modelfile and "FROM demo" in told.modelfile and told.license == "apache-2.0"
 
 
-def test_what_runs_is_listed(client: ollama.Client, demo: LLM) -> None:
+def test_running_models_are_listed(client: ollama.Client, demo: LLM) -> None:
     [running] = client.ps().models
     assert running.model == "demo:latest" and running.digest
     assert running.size == demo.memory.total and running.size_vram == 0
     assert running.expires_at and running.context_length == demo.context
 
 
-def test_no_time_is_too_long_to_be_kept(demo_url: str) -> None:
+def test_any_keep_alive_is_accepted(demo_url: str) -> None:
     asked = {"model": "demo", "prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
     for keep_alive in (10**400, 1e308, "999999999999h"):
         answer = httpx2.post(f"{demo_url}/api/generate", json=asked | {"keep_alive": keep_alive})

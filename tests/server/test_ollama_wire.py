@@ -1,4 +1,4 @@
-"""Ollama's API byte by byte: statuses, bodies and shapes that clients in other languages look at."""
+"""Ollama's API byte by byte: statuses, bodies and shapes that clients in other languages rely on."""
 
 import hashlib
 import http.client
@@ -46,7 +46,7 @@ def ask(demo_url: str) -> Iterator[Ask]:
     connection.close()
 
 
-def test_who_is_asked_says_that_it_runs(ask: Ask) -> None:
+def test_the_root_says_ollama_is_running(ask: Ask) -> None:
     assert ask("GET", "/") == (200, "text/plain; charset=utf-8", b"Ollama is running")
     assert ask("HEAD", "/")[::2] == (200, b"")
     status, kind, body = ask("GET", "/api/version")
@@ -80,14 +80,14 @@ def test_the_lines_of_a_stream_have_the_shape_of_ollamas(ask: Ask, path: str) ->
         assert last["message"] == {"role": "assistant", "content": ""}
 
 
-def test_a_whole_answer_is_one_object(ask: Ask) -> None:
+def test_an_unstreamed_answer_is_one_object(ask: Ask) -> None:
     asked = {"model": "demo", "messages": HI, "stream": False, "options": {"num_predict": 3}}
     status, kind, body = ask("POST", "/api/chat", asked)
     assert status == 200 and kind == "application/json"
     assert list(json.loads(body)) == ["model", "created_at", "message", "done", "done_reason", *TOOK]
 
 
-def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
+def test_loading_and_unloading_are_one_object(ask: Ask) -> None:
     loaded = json.loads(ask("POST", "/api/generate", {"model": "demo"})[2])
     assert loaded.pop("created_at") and loaded == {
         "model": "demo",
@@ -105,13 +105,13 @@ def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
     ("path", "body", "status", "told"),
     [
         ("/api/chat", b"", 400, "missing request body"),
-        ("/api/generate", b"{", 400, "no JSON"),
+        ("/api/generate", b"{", 400, "not valid JSON"),
         ("/api/chat", {"model": "none", "messages": HI}, 404, "model 'none' not found"),
         ("/api/generate", {"model": "none", "prompt": "a"}, 404, "model 'none' not found"),
         ("/api/chat", {"model": "demo", "messages": HI, "top_logprobs": 21}, 400, "must be between 0 and 20"),
-        ("/api/chat", {"model": "demo", "messages": "Hi"}, 400, "messages is of the wrong kind"),
+        ("/api/chat", {"model": "demo", "messages": "Hi"}, 400, "messages has the wrong type"),
         ("/api/chat", {"model": "demo", "messages": [{"role": "cat", "content": "a"}]}, 400, "invalid role: cat"),
-        ("/api/chat", {"model": "demo", "messages": [{"role": "user", "images": ["a"]}]}, 400, "text alone"),
+        ("/api/chat", {"model": "demo", "messages": [{"role": "user", "images": ["a"]}]}, 400, "text only"),
         ("/api/chat", {"model": "demo", "messages": HI, "format": 3}, 400, "invalid format: 3"),
         ("/api/chat", {"model": "demo", "messages": HI, "format": "xml"}, 400, 'invalid format: "xml"'),
         ("/api/chat", {"model": "demo", "messages": HI, "keep_alive": "soon"}, 400, "keep_alive"),
@@ -125,22 +125,22 @@ def test_loading_and_letting_go_are_answered_in_one_object(ask: Ask) -> None:
         ("/api/copy", {"source": "demo", "destination": "../../x"}, 400, "is not a valid name"),
         ("/api/pull", {"model": "/etc"}, 400, "invalid model name"),
         ("/api/create", {"model": "x", "modelfile": "FROM demo"}, 400, "modelfile is not supported"),
-        ("/api/push", {"model": "demo"}, 501, "nothing is sent"),
-        ("/api/nothing", {}, 404, "not served"),
+        ("/api/push", {"model": "demo"}, 501, "push is not supported"),
+        ("/api/nothing", {}, 404, "there is no route"),
     ],
 )
-def test_what_makes_no_sense_is_one_error(ask: Ask, path: str, body: Any, status: int, told: str) -> None:
+def test_invalid_input_is_one_error(ask: Ask, path: str, body: Any, status: int, told: str) -> None:
     found, kind, said = ask("POST", path, body)
     assert found == status and kind == "application/json"
     error = json.loads(said)
     assert list(error) == ["error"] and told in error["error"]
 
 
-def test_the_wrong_method_is_told(ask: Ask) -> None:
+def test_the_wrong_method_is_reported(ask: Ask) -> None:
     assert ask("GET", "/api/chat")[0] == ask("POST", "/api/delete", {"model": "demo"})[0] == 405
 
 
-def test_blobs_are_kept_where_their_digest_is_true(ask: Ask) -> None:
+def test_blobs_are_stored_if_their_digest_matches(ask: Ask) -> None:
     content = b"x" * 100_000
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     other = "sha256:" + "0" * 64

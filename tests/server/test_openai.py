@@ -1,4 +1,4 @@
-"""OpenAI's own client against the real server, whose answers are those of the model asked directly."""
+"""OpenAI's own client against the real server, compared with the model itself."""
 
 import asyncio
 from typing import Any
@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from localllm import LLM, SamplingParams
+from localllm.server.logs import IGNORED_HEADER
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 STORY = "Once upon a time, there was a little girl named"
@@ -138,7 +139,7 @@ def test_several_answers_to_one_prompt_follow_from_one_seed(client: openai.OpenA
     assert done.usage.completion_tokens == usages[0].completion_tokens > one.usage.completion_tokens
 
 
-def test_of_the_best_the_likeliest_are_told(stories_client: openai.OpenAI) -> None:
+def test_the_likeliest_of_best_of_are_returned(stories_client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "stories260K", "prompt": [STORY, "One day"], "max_tokens": 12, "seed": 3}
     every = stories_client.completions.create(n=5, logprobs=0, **asked)
     best = stories_client.completions.create(n=2, best_of=5, **asked)
@@ -202,7 +203,7 @@ def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
         ({"n": 1000}, "n"),
     ],
 )
-def test_a_field_that_makes_no_sense_is_named(client: openai.OpenAI, changes: Any, param: str) -> None:
+def test_an_invalid_field_is_named(client: openai.OpenAI, changes: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**{"model": "demo", "messages": MESSAGES, **changes})
     assert error.value.param == param
@@ -221,13 +222,13 @@ def test_an_answer_that_a_stop_string_cut_out_of_its_schema_is_an_error(client: 
         client.chat.completions.create(**asked, max_tokens=100, stop=["b"])
 
 
-def test_a_prompt_that_is_too_long_is_told_with_both_numbers(stories_client: openai.OpenAI) -> None:
+def test_a_prompt_that_is_too_long_is_reported_with_both_numbers(stories_client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="512") as error:
         stories_client.completions.create(model="stories260K", prompt=[5] * 600, stream=True)
     assert error.value.code == "context_length_exceeded"
 
 
-def test_end_tokens_are_passed_over_where_that_is_asked(stories_client: openai.OpenAI, stories: LLM) -> None:
+def test_end_tokens_are_ignored_on_request(stories_client: openai.OpenAI, stories: LLM) -> None:
     eos = next(iter(stories.eos_ids))
     asked: dict[str, Any] = {"model": "stories260K", "prompt": STORY, "temperature": 0, "max_tokens": 8}
     forced = asked | {"logit_bias": {str(eos): 1000}}
@@ -236,7 +237,21 @@ def test_end_tokens_are_passed_over_where_that_is_asked(stories_client: openai.O
     assert passed.usage and passed.usage.completion_tokens == 8
 
 
-def test_sixteen_streams_at_once_get_what_each_gets_alone(stories_url: str, stories: LLM) -> None:
+def test_min_tokens_delays_end_tokens_and_stop_strings(stories_client: openai.OpenAI, stories: LLM) -> None:
+    eos = next(iter(stories.eos_ids))
+    asked: dict[str, Any] = {"model": "stories260K", "prompt": STORY, "temperature": 0, "max_tokens": 40}
+    forced = asked | {"logit_bias": {str(eos): 1000}, "extra_body": {"min_tokens": 8}}
+    assert stories_client.completions.create(**forced).usage.completion_tokens == 9  # type: ignore[union-attr]
+    free = stories_client.completions.create(**asked).choices[0].text
+    stopped = stories_client.completions.create(**asked, stop=["a"], extra_body={"min_tokens": 8})
+    text = stopped.choices[0].text
+    assert "a" in text and free.startswith(text + "a") and stopped.choices[0].finish_reason == "stop"
+    assert len(stories.tokenizer.encode(text, special=False)) >= 7
+    raw = stories_client.completions.with_raw_response.create(**forced)
+    assert IGNORED_HEADER not in raw.headers
+
+
+def test_sixteen_concurrent_streams_match_single_ones(stories_url: str, stories: LLM) -> None:
     """In float32: with fewer bits, two tokens that are all but equally likely may change places."""
     prompts = [f"Once upon a time there were many {thing}" for thing in THINGS]
     lengths = [20 + 5 * place for place in range(len(prompts))]

@@ -1,4 +1,4 @@
-"""What programs do with OpenAI's client beyond the plain request: helpers, errors, headers, gaps."""
+"""OpenAI's client beyond the plain request: helpers, errors, headers, gaps."""
 
 import asyncio
 from pathlib import Path
@@ -35,7 +35,7 @@ def asynchronous(demo_url: str) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{demo_url}/v1", api_key="none", max_retries=0)
 
 
-def test_the_asynchronous_client_gets_what_the_other_does(
+def test_the_asynchronous_client_matches_the_synchronous_one(
     client: openai.OpenAI, asynchronous: openai.AsyncOpenAI
 ) -> None:
     expected = client.chat.completions.create(**ASKED).choices[0].message.content
@@ -63,7 +63,7 @@ def test_answers_are_parsed_by_a_model_of_pydantic(client: openai.OpenAI) -> Non
         client.chat.completions.parse(**asked | {"max_tokens": 3})
 
 
-def test_log_probabilities_stand_beside_their_tokens(client: openai.OpenAI, demo: LLM) -> None:
+def test_log_probabilities_match_their_tokens(client: openai.OpenAI, demo: LLM) -> None:
     expected = demo.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=12, logprobs=3))
     done = client.chat.completions.create(logprobs=True, top_logprobs=3, **ASKED)
     told = done.choices[0].logprobs
@@ -85,7 +85,7 @@ def test_parts_developers_and_names_are_read_as_plain_messages_are(client: opena
     assert ask({"role": "system", "content": "Be short."}, {"role": "user", "name": "ann", **MESSAGES[0]}) == plain
 
 
-def test_what_is_cached_and_what_answered_is_told(client: openai.OpenAI) -> None:
+def test_cached_tokens_and_models_are_reported(client: openai.OpenAI) -> None:
     long = [{"role": "user", "content": "Tell me about cats and dogs, " * 12}]
     first, second = (client.chat.completions.create(**ASKED | {"messages": long}) for _ in range(2))
     for done in (first, second):
@@ -126,8 +126,8 @@ def test_errors_are_those_that_the_client_knows(
         assert isinstance(error.value.body, dict) and error.value.message
 
 
-def test_a_route_that_is_not_there_is_not_found(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match=r"is not served here; GET /openapi\.json lists what is"):
+def test_a_route_that_does_not_exist_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=r"there is no route .*; GET /openapi\.json lists all routes"):
         client.images.generate(prompt="a cat")
     with pytest.raises(openai.APIStatusError) as error:
         client.get("/chat/completions", cast_to=object)

@@ -1,4 +1,4 @@
-"""The document that describes the API is whole, and the API is what it says."""
+"""The OpenAPI document is complete, and the API conforms to it."""
 
 import json
 import urllib.request
@@ -69,7 +69,7 @@ def short(body: Any, path: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_what_is_described_is_answered_as_it_is_described(demo_url: str, mode: str) -> None:
+def test_responses_match_the_openapi_document(demo_url: str, mode: str) -> None:
     """Requests that the document allows, and some that it does not, against the real server: nothing breaks it."""
     import schemathesis
 

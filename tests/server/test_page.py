@@ -1,4 +1,4 @@
-"""The page at /ui in a real browser, talking with a real model."""
+"""The page at /ui in a real browser with a real model."""
 
 import hashlib
 import json
@@ -101,7 +101,7 @@ def test_an_answer_grows_on_the_page_with_a_tick_for_each_token(page):
     assert page.inner_text("#context").startswith(str(turn["usage"]["total_tokens"]))
 
 
-def test_a_seed_and_the_other_settings_rule_the_answer(page):
+def test_settings_apply_to_the_answer(page):
     setting(page, seed="7", temperature="0.9", top_k="40", max_tokens="24", system="Be short.")
     send(page, STORY)
     first = ended(page)
@@ -133,7 +133,7 @@ def test_a_number_out_of_bounds_is_not_sent(page):
     expect(page.locator("#toast")).to_contain_text("is not JSON")
 
 
-def test_stop_keeps_what_was_said(page):
+def test_stop_keeps_the_partial_answer(page):
     setting(page, more='{"ignore_eos": true}')
     send(page, STORY)
     expect(page.locator(SAID)).to_contain_text("a")
@@ -144,7 +144,7 @@ def test_stop_keeps_what_was_said(page):
     expect(page.locator(".turn.assistant .told")).to_contain_text("stopped")
 
 
-def test_editing_and_answering_again_make_branches_and_lose_nothing(page):
+def test_editing_and_retrying_create_branches(page):
     setting(page, max_tokens="12")
     send(page, "Hello")
     ended(page)
@@ -165,7 +165,7 @@ def test_editing_and_answering_again_make_branches_and_lose_nothing(page):
     assert [turn["role"] for turn in turns(page)] == ["user", "assistant", "assistant", "user", "assistant"]
 
 
-def test_a_chat_is_kept_and_can_be_renamed_exported_and_deleted(page):
+def test_a_chat_is_saved_renamed_exported_and_deleted(page):
     setting(page, max_tokens="8")
     send(page, "Hello")
     said = ended(page)["content"]
@@ -241,7 +241,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page):
     assert page.evaluate(beyond) == 0
 
 
-def test_what_a_model_says_is_never_html(page):
+def test_model_output_is_never_html(page):
     bad = (
         "<img src=x onerror=alert(1)> <script>alert(1)</script>\n\n[a](javascript:alert(1)) ![b](//there.com/b)"
         "\n\n<div onclick=alert(1)>c</div>\n\n```html\n<b>d</b>\n```\n\n&lt;i&gt; " + "> " * 20_000
@@ -261,7 +261,7 @@ def test_what_a_model_says_is_never_html(page):
     assert page.evaluate("[...document.querySelectorAll('#turns a')].map(({ href }) => href)") == []
 
 
-def test_a_text_that_grows_letter_by_letter_ends_as_it_would_whole(page):
+def test_incremental_rendering_matches_complete_rendering(page):
     text = (
         "# A *head*\n\none\ntwo\n# next\n\n- a\n- b\n\n  still b\n\n      code\n\n1. x\n   - y\n\n"
         "```py\n\na = 1\n\n```\npara\n---\n\n| a | b |\n|---|--:|\n| `1` | 2 |\n\n> q\n> - r\n\n"
@@ -288,7 +288,7 @@ def test_a_text_that_grows_letter_by_letter_ends_as_it_would_whole(page):
     )
 
 
-def test_two_thousand_turns_do_not_hold_the_page_up(page):
+def test_two_thousand_turns_render_quickly(page):
     kinds = {"thoughts": "I *think*", "calls": [], "model": "demo", "seed": 1, "ended": "stop", "told": {}}
     said = "Some **text**\n\n- with\n- a list\n\n```py\nand = 'code'\n```\n"
     many = [
@@ -332,14 +332,14 @@ def test_thoughts_are_folded_and_calls_are_shown_and_answered(page):
     expect(page.locator(".trouble").last).to_contain_text("The roles are system, user and assistant, not tool")
 
 
-def test_a_chat_that_is_too_long_is_told_in_words(page):
+def test_a_chat_that_is_too_long_is_reported_in_words(page):
     page.allowed = ["Failed to load resource: the server responded with a status of 400 (Bad Request)"]
     send(page, "word " * 3000)
     expect(page.locator(".trouble")).to_contain_text("and the model has room for 1,024")
     assert ended(page)["ended"] == "failed"
 
 
-def test_a_server_that_is_busy_or_asks_for_a_key_is_asked_again(page):
+def test_a_busy_or_locked_server_is_retried(page):
     page.allowed = [
         f"Failed to load resource: the server responded with a status of {s}"
         for s in ("503 (Service Unavailable)", "401 (Unauthorized)")
@@ -366,7 +366,7 @@ def test_a_server_that_is_busy_or_asks_for_a_key_is_asked_again(page):
     assert ended(page)["ended"] == "stop"
 
 
-def test_a_wrong_key_is_told_and_the_right_one_is_taken(browser: Browser, demo: LLM):
+def test_a_wrong_key_is_reported_and_the_right_one_accepted(browser: Browser, demo: LLM):
     with (
         browser.new_context() as context,
         serving(demo, AccessPolicy(keys=frozenset([hashlib.sha256(b"right").digest()]))) as url,
@@ -382,7 +382,7 @@ def test_a_wrong_key_is_told_and_the_right_one_is_taken(browser: Browser, demo: 
         expect(page.locator("#model")).to_have_value("demo")
 
 
-def test_a_server_that_is_gone_is_told_in_words(browser: Browser, demo: LLM):
+def test_a_lost_server_is_reported(browser: Browser, demo: LLM):
     with browser.new_context() as context:
         page = context.new_page()
         with serving(demo) as url:
@@ -394,7 +394,7 @@ def test_a_server_that_is_gone_is_told_in_words(browser: Browser, demo: LLM):
         expect(page.locator("#gone")).to_be_visible()
 
 
-def test_tokens_that_came_together_have_a_tick_each_and_drafts_a_colour(page):
+def test_every_token_has_a_tick_and_drafts_a_colour(page):
     """Nine tokens in seven moments: the third brings two drafts that were right."""
     measured = page.evaluate(
         """async () => {
@@ -415,7 +415,7 @@ def test_tokens_that_came_together_have_a_tick_each_and_drafts_a_colour(page):
     assert {name: path.count("M") for name, path in ticks.items()} == {"first": 1, "token": 6, "guessed": 2}
 
 
-def test_a_full_storage_is_told_of(page):
+def test_a_full_storage_is_reported(page):
     page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 2 ** 20 - 2000))")
     setting(page, max_tokens="8")
     send(page, "Hello " * 300)
@@ -429,7 +429,7 @@ def test_the_numbers_of_several_models_are_summed(page):
     assert page.evaluate(sums, text) == {"a": 5, "b": 1000}
 
 
-def test_the_gauges_tell_how_busy_the_server_is(page):
+def test_gauges_show_the_load(page):
     setting(page, more='{"ignore_eos": true}')
     send(page, STORY)
     expect(page.locator("#running")).to_have_text("1")

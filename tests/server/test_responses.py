@@ -11,7 +11,7 @@ import pytest
 
 import localllm
 from localllm import LLM, SamplingParams
-from localllm.server.responses import KeptResponses
+from localllm.server.responses import ResponseStore
 from tests.scripted import write_scripted
 from tests.server.conftest import serving
 
@@ -60,7 +60,7 @@ def test_an_input_is_answered_as_the_chat_is(client: openai.OpenAI, demo: LLM) -
     assert client.responses.create(input=items, **asked).output_text == expected.text
 
 
-def test_a_stream_tells_what_the_whole_does(client: openai.OpenAI) -> None:
+def test_a_stream_matches_the_response(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "demo", "input": "What is a cat?", "temperature": 0, "max_output_tokens": 9}
     whole = client.responses.create(**asked)
     events = list(client.responses.create(stream=True, **asked))
@@ -153,13 +153,13 @@ def test_log_probabilities_are_those_of_the_text(client: openai.OpenAI) -> None:
         ({"reasoning": {"summary": "none"}}, "reasoning.summary"),
     ],
 )  # fmt: skip
-def test_what_is_not_there_is_refused_by_its_name(client: openai.OpenAI, changes: Any, param: str) -> None:
+def test_unsupported_fields_are_rejected_by_name(client: openai.OpenAI, changes: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.responses.create(**{"model": "demo", "input": "x", **changes})
     assert error.value.param == param
 
 
-def test_a_response_follows_one_that_was_kept(client: openai.OpenAI) -> None:
+def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 40}
 
     def counted(**fields: Any) -> int:
@@ -187,8 +187,8 @@ def test_a_response_follows_one_that_was_kept(client: openai.OpenAI) -> None:
             client.responses.create(input="x", previous_response_id=unknown, **asked)
 
 
-def test_no_more_responses_are_kept_than_there_is_room_for() -> None:
-    kept = KeptResponses(max_responses=3, max_bytes=1000)
+def test_stored_responses_are_bounded() -> None:
+    kept = ResponseStore(max_responses=3, max_bytes=1000)
     for number in range(5):
         kept.add([{"content": "x"}], {"id": f"resp_{number}", "output": []})
     assert list(kept.by_id) == ["resp_2", "resp_3", "resp_4"]
@@ -222,7 +222,7 @@ def test_no_more_responses_are_kept_than_there_is_room_for() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_tool_that_is_no_function_is_called_as_what_it_is(
+def test_custom_tools_are_called_by_their_type(
     tmp_path: Path, tool: Any, script: str, expected: dict[str, Any], back: str
 ) -> None:
     name = {"custom": "f", "local_shell": "local_shell", "namespace": "mcp__fs__read"}[tool["type"]]
@@ -240,7 +240,7 @@ def test_a_tool_that_is_no_function_is_called_as_what_it_is(
         assert client.responses.create(input=history, tools=[tool], **asked).output
 
 
-def test_a_stream_that_breaks_off_says_so(demo: LLM) -> None:
+def test_an_interrupted_stream_ends_with_an_error(demo: LLM) -> None:
     """Closing the model in the middle."""
     with localllm.load("demo") as own:
         for client in client_of(own):

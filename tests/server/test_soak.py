@@ -1,4 +1,4 @@
-"""A short one of `bench/soak.py`, with a look into the engine afterwards."""
+"""A short run of `bench/soak.py`, with a check of the engine afterwards."""
 
 import asyncio
 

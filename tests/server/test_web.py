@@ -1,4 +1,4 @@
-"""The files of the page: what is sent, with which headers, and that nothing in them leads elsewhere."""
+"""The files of the page: contents, headers, and no links to other hosts."""
 
 import hashlib
 import logging
@@ -25,7 +25,7 @@ KINDS = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg":
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_is_sent_as_what_it_is_and_bound_to_this_server(demo_url, name):
+def test_every_file_has_its_type_and_a_same_origin_policy(demo_url, name):
     answer = httpx2.get(f"{demo_url}/ui/{name}")
     assert answer.status_code == 200
     assert answer.content == (FOLDER / name).read_bytes()
@@ -44,7 +44,7 @@ def test_the_page_lies_at_ui(demo_url, path):
     assert httpx2.get(demo_url + path).content == (FOLDER / "index.html").read_bytes()
 
 
-def test_what_a_browser_has_already_is_not_sent_again(demo_url):
+def test_cached_files_are_not_sent_again(demo_url):
     tag = httpx2.get(f"{demo_url}/ui/main.js").headers["etag"]
     again = httpx2.get(f"{demo_url}/ui/main.js", headers={"If-None-Match": f'"other", W/{tag}'})
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
@@ -55,7 +55,7 @@ def test_what_a_browser_has_already_is_not_sent_again(demo_url):
     "path",
     ["web.py", "../web.py", "%2e%2e/web.py", "..%2fweb.py", "/etc/passwd", "marked", "marked/", "main.js/", "%00"],
 )
-def test_nothing_else_is_sent(demo_url, path):
+def test_other_paths_are_not_served(demo_url, path):
     assert httpx2.get(f"{demo_url}/ui/{path}").status_code == 404
 
 

@@ -1,4 +1,4 @@
-"""SentencePiece models of a few pieces, in the bytes that the library itself would write."""
+"""SentencePiece models of a few pieces, byte for byte as the library writes them."""
 
 import struct
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Tokenizers that would take all memory of the process, which the Rust library would end."""
+"""Tokenizers that would exhaust memory, at which the Rust library would abort the process."""
 
 import base64
 import json
@@ -76,10 +76,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_tokenizer_that_could_take_all_memory_is_refused(tmp_path, name):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UnsupportedModel, match="no tokenizer that is safe to run"):
         Tokenizer.from_folder(write(tmp_path / "hostile", described(**HOSTILE[name])))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 3
 
 
 def late(section):
@@ -93,7 +93,7 @@ def test_a_section_behind_the_model_is_read_as_well(tmp_path, spelling):
         Tokenizer.from_folder(write(tmp_path / "late", late(section)))
 
 
-def test_a_section_that_stands_twice_is_damage(tmp_path):
+def test_a_duplicate_section_is_damage(tmp_path):
     normalizer = json.dumps(HOSTILE["normalizer"]["normalizer"])
     content = json.dumps(described(normalizer=None)).replace(
         '"normalizer": null', f'"normalizer": {normalizer}, "normalizer": null'
@@ -103,7 +103,7 @@ def test_a_section_that_stands_twice_is_damage(tmp_path):
         Tokenizer.from_folder(write(tmp_path / "twice", content))
 
 
-def test_words_of_a_vocabulary_that_are_called_as_sections_are_none():
+def test_vocabulary_entries_named_like_sections_are_ignored():
     words = {"decoder": 5, "normalizer": 6, "model": 7, "ä": 8}
     content = {**described(normalizer=None), "model": {**MODEL, "vocab": words}}
     for ensure_ascii in (True, False):
@@ -138,14 +138,14 @@ def test_a_text_is_measured_before_it_is_normalized(tmp_path):
     tokenizer = Tokenizer.from_folder(write(tmp_path / "longer", described(normalizer=normalizer)))
     assert len(tokenizer.encode("ab")) == 401
     assert len(tokenizer.encode("b" * 200_000)) == 200_000, "measured, and short enough"
-    start = time.perf_counter()
+    start = time.process_time()
     for encode in (tokenizer.encode, tokenizer.encode_continuation):
         with pytest.raises(UsageError, match=re.escape("makes more than 33.6 MB of the text")):
             encode("a" * 2 * (MAX_NORMALIZED_BYTES // 400))
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
-def test_growth_is_no_less_than_what_the_library_makes(tmp_path):
+def test_the_growth_bound_covers_the_library(tmp_path):
     texts = "ﷺ", "ΐ", "İ", "各", "ŉ", "\u0344", " a", "é", "𝅘𝅥𝅮", "ｶﾞ"
     kinds = ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt", "StripAccents", "ByteLevel"]
     steps = [{"type": kind} for kind in kinds]

@@ -78,9 +78,7 @@ def test_bad_bytes_spoil_no_good_text(tokenizer: Open, name: str, data: st.DataO
 @pytest.mark.parametrize("name", [*BYTE_LEVEL, *BYTE_FALLBACK])
 @relaxed
 @given(st.data())
-def test_pieces_are_whole_characters_however_many_tokens_a_push_brings(
-    tokenizer: Open, name: str, data: st.DataObject
-):
+def test_pieces_are_complete_characters_for_any_push_size(tokenizer: Open, name: str, data: st.DataObject):
     model = tokenizer(name)
     ids = model.encode(data.draw(TEXTS), special=False)
     cut = data.draw(st.integers(0, len(ids)))

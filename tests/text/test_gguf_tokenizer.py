@@ -101,9 +101,7 @@ def test_both_editions_of_a_tokenizer_agree_on_random_texts(gguf: Open, tokenize
             assert gguf(name).decode(ids) == tokenizer(name).decode(ids)
 
 
-def test_an_edition_without_the_normalizer_keeps_what_it_would_change(
-    tokenizer: Open, folder: Callable[[str], Path]
-):
+def test_without_a_normalizer_text_is_unchanged(tokenizer: Open, folder: Callable[[str], Path]):
     ours = Tokenizer.from_gguf(as_metadata(folder("qwen3"), "qwen2"), FILE)
     changed = 0
     for text in TEXTS:
@@ -234,7 +232,7 @@ def test_a_file_without_a_pre_tokenizer_gets_the_default_of_llama_cpp(
         assert tokenizer.encode(text) == ids, text  # llama.cpp's own
 
 
-def test_what_does_not_run_is_named_with_what_does():
+def test_unsupported_tokenizers_list_supported_ones():
     with pytest.raises(
         UnsupportedModel, match=r"model\.gguf names the pre-tokenizer 'superbpe'; these are supported: .*qwen2"
     ):

@@ -1,4 +1,4 @@
-"""Prompts around a gap, in the words of real tokenizers."""
+"""Infill prompts with the special tokens of real tokenizers."""
 
 from collections.abc import Callable
 
@@ -45,7 +45,7 @@ def test_control_tokens_in_the_texts_are_text(tokenizer: Open):
 
 
 @pytest.mark.parametrize("name", ["stories260K", "phi3", "llama3"])
-def test_a_model_that_was_not_trained_so_says_it(tokenizer: Open, name: str):
+def test_a_model_without_infill_tokens_is_an_error(tokenizer: Open, name: str):
     assert find_infill_tokens(tokenizer(name)) is None
     with pytest.raises(UnsupportedModel, match="does not support infilling"):
         encode_infill(tokenizer(name), PREFIX, SUFFIX)

@@ -93,12 +93,12 @@ def test_a_symbol_of_the_model_is_matched_first_and_a_space_follows_it(tmp_path:
     assert tokenizer.control_tokens == {"<unk>", "<s>", "</s>"}
 
 
-def test_a_space_put_before_a_text_is_taken_off_again(tmp_path: Path):
+def test_a_leading_space_is_removed_again(tmp_path: Path):
     tokenizer = build(tmp_path, model(SPECIAL + BYTES + WORDS, BPE))
     assert tokenizer.decode(tokenizer.encode(" the <tool>é")) == " the <tool> é"  # all that changes
 
 
-def test_the_folder_adds_tokens_and_says_what_goes_around_a_text(tmp_path: Path):
+def test_folder_files_add_tokens_and_special_tokens(tmp_path: Path):
     added = {
         "2": {"content": "</s>", "special": True},
         "274": {"content": "<|im_end|>", "special": True, "rstrip": True},

@@ -74,7 +74,7 @@ def test_special_tokens_come_first_and_fill_their_place(tmp_path: Path):
     assert new.encode("ab</s>") == [1, 4 + 256, 2]
 
 
-def test_it_goes_before_tokenizer_model_and_after_tokenizer_json(tmp_path: Path, folder: Callable[[str], Path]):
+def test_precedence_is_between_tokenizer_json_and_tokenizer_model(tmp_path: Path, folder: Callable[[str], Path]):
     (tmp_path / "tokenizer.model").write_bytes(b"not read")
     assert build(tmp_path, tekken(WORDS, 30)).vocab_size == len(WORDS) + 30
     (tmp_path / "tokenizer.json").write_bytes((folder("stories260K") / "tokenizer.json").read_bytes())

@@ -215,12 +215,12 @@ def endangered() -> Iterator[ChatTemplate]:
 
 @pytest.mark.quick_every(11)
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_template_is_an_error_within_a_second_or_so(endangered: ChatTemplate, name: str):
+def test_a_hostile_template_is_an_error_soon(endangered: ChatTemplate, name: str):
     endangered._templates["default"] = HOSTILE[name]
     begin = time.perf_counter()
     with pytest.raises((DamagedModel, UsageError)):
         endangered.render(MESSAGES)
-    assert time.perf_counter() - begin < 4  # 0.9 s of CPU time, on a machine that does other things too
+    assert time.perf_counter() - begin < 20  # 0.9 s of CPU time; a busy machine takes longer
     assert endangered.render(MESSAGES, tools=[]).text == "Be brief."
 
 
@@ -321,7 +321,7 @@ def nested(depth: int) -> list[Any]:
         [{"role": "user", "content": nested(100_000)}],
     ],
 )
-def test_what_is_no_json_is_refused(template_of: Any, messages: Any):
+def test_invalid_json_is_rejected(template_of: Any, messages: Any):
     with pytest.raises(UsageError):
         template_of("{{ messages }}").render(messages)
 
@@ -331,7 +331,7 @@ def test_arguments_go_before_special_tokens(template_of: Any):
     assert template.render([], arguments={"eos_token": "c"}).text == "ac"
 
 
-def test_what_templates_are_given(template_of: Any):
+def test_template_variables(template_of: Any):
     def write(source: str) -> str:
         return template_of(source).render(MESSAGES).text
 
@@ -374,7 +374,7 @@ def test_a_call_of_gpt_oss_may_have_thoughts_and_words(data: Path, template_of: 
         ("unsloth-Apriel-1.5", NO_SWITCH),  # it speaks of thinking, and of a message's, and reads no such argument
     ],
 )
-def test_thinking_is_switched_in_the_words_of_the_template(data: Path, template_of: Any, name: str, off: Any):
+def test_thinking_is_switched_by_the_templates_argument(data: Path, template_of: Any, name: str, off: Any):
     template = template_of((data / "templates" / f"{name}.jinja").read_text(), special_tokens=SPECIAL)
     on = {switch: True for switch in off} if isinstance(off, dict) else {} if "low" in off else off
     assert arguments_of(template, False) == off

@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from localllm.errors import DamagedModel, UnsupportedModel, UsageError
-from localllm.text.tokenizer import Tokenizer
+from localllm.text.tokenizer import Tokenizer, token_bytes
+from tests.shared import shared
 
 Open = Callable[[str], Tokenizer]
 AWKWARD = [
@@ -56,7 +58,7 @@ def test_added_tokens_are_spelled_as_in_the_file(tokenizer: Open, folder: Callab
         assert tokenizer(name).token(token["id"]) == token["content"]
 
 
-def test_add_bos_token_counts_for_nothing_beside_tokenizer_json(tokenizer: Open, folder: Callable[[str], Path]):
+def test_tokenizer_json_overrides_add_bos_token(tokenizer: Open, folder: Callable[[str], Path]):
     config = json.loads((folder("tinystories") / "tokenizer_config.json").read_text())
     assert config["add_bos_token"] is True
     assert tokenizer("tinystories").encode("hi")[0] == 1  # by the post-processor
@@ -89,7 +91,7 @@ def test_lone_surrogates_are_refused(tokenizer: Open):
         tokenizer("stories260K").encode("a\ud800b")
 
 
-def test_a_folder_without_tokenizer_json_names_the_way_out(tmp_path: Path):
+def test_a_folder_without_tokenizer_json_names_the_remedy(tmp_path: Path):
     with pytest.raises(UnsupportedModel, match=r"no tokenizer\.json or .*; look for"):
         Tokenizer.from_folder(tmp_path)
 
@@ -216,3 +218,25 @@ def test_a_chat_template_of_unknown_form_is_damage(model: Path, entry: object):
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
     with pytest.raises(DamagedModel, match="chat_template"):
         Tokenizer.from_folder(model)
+
+
+TEXT = 'Größe: 12 €\n\t{"key": [1, "💥"]}  <|im_end|>  naïve 日本 '
+
+
+@pytest.mark.parametrize("folder", ["stories260K", "llama3.2-bpe", "tokenizers/qwen3", "tokenizers/phi-3-mini"])
+def test_the_bytes_of_tokens_joined_are_the_text(folder: str) -> None:
+    tokenizer = Tokenizer.from_folder(shared(folder))
+    found = tokenizer.token_bytes(tokenizer.vocab_size)
+    ids = tokenizer.encode_continuation(TEXT)
+    assert b"".join(found[token] for token in ids).decode() == TEXT
+
+
+def test_rows_without_a_token_have_no_bytes() -> None:
+    tokenizer = Tokenizer.from_folder(shared("stories260K"))
+    assert tokenizer.token_bytes(520)[512:] == [b""] * 8
+
+
+@pytest.mark.parametrize("decoder", [None, tokenizers.decoders.WordPiece(), tokenizers.decoders.CTC()])
+def test_a_decoder_without_bytes_is_refused(decoder: tokenizers.decoders.Decoder | None) -> None:
+    with pytest.raises(UnsupportedModel, match="does not define bytes of tokens"):
+        token_bytes(["a"], decoder)

@@ -1,4 +1,4 @@
-"""Texts of every kind, and what a tokenizer.json would be as GGUF."""
+"""Texts of many kinds, and conversions of tokenizer.json to GGUF."""
 
 import hashlib
 import json

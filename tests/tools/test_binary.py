@@ -1,4 +1,4 @@
-"""The launcher of the one file, with a small program packed behind it, and the whole file where it was built."""
+"""The launcher of the single-file binary with a small program behind it, and the real binary if it was built."""
 
 import os
 import shutil
@@ -86,7 +86,7 @@ def contents(top):
     return {path.relative_to(top): path.read_bytes() for path in top.rglob("*") if path.is_file()}
 
 
-def test_it_unpacks_what_was_packed_for_its_user_alone(start, cache, tree):
+def test_it_unpacks_with_permissions_for_the_user_only(start, cache, tree):
     done = start("x", "")
     assert (done.returncode, done.stdout, done.stderr) == (0, "-I\na b\nx\n\nwords\n", "")
     assert contents(folder(cache)) == contents(tree)
@@ -100,7 +100,7 @@ def test_a_second_start_touches_nothing(start, cache):
     assert before == {path: path.stat().st_ctime_ns for path in folder(cache).rglob("*")}
 
 
-def test_the_program_takes_its_place(launcher, tree, tmp_path, cache):
+def test_the_program_replaces_the_launcher(launcher, tree, tmp_path, cache):
     made = tmp_path / "bare"
     pack(tree, launcher, made, PurePosixPath("bin/program"), preset=0)
 
@@ -150,7 +150,7 @@ def emptied(top):
 
 
 @pytest.mark.parametrize("damage", [rewritten, deleted, added, opened_to_others, linked, emptied])
-def test_what_was_changed_is_unpacked_again(start, cache, tree, damage):
+def test_changed_files_are_unpacked_again(start, cache, tree, damage):
     start()
     top = folder(cache)
     damage(top)
@@ -192,7 +192,7 @@ def places(one_file):
 
 
 @pytest.mark.parametrize("where", ["part", "list", "end", "magic"])
-def test_a_damaged_file_is_told_and_leaves_nothing(start, one_file, cache, where):
+def test_a_damaged_file_is_reported_and_leaves_nothing(start, one_file, cache, where):
     whole = bytearray(one_file.read_bytes())
     whole[places(one_file)[where]] ^= 1
     one_file.write_bytes(whole)
@@ -202,20 +202,20 @@ def test_a_damaged_file_is_told_and_leaves_nothing(start, one_file, cache, where
     assert not [path for path in cache.rglob("*") if path.is_file() and path.suffix != ".lock"]
 
 
-def test_a_file_that_ends_too_early_is_told(start, one_file, launcher):
+def test_a_file_that_ends_too_early_is_reported(start, one_file, launcher):
     for left in (one_file.stat().st_size - 1, launcher.stat().st_size + 5000):
         os.truncate(one_file, left)
         assert "this file of localllm is damaged (its end is missing); get it again" in start().stderr
 
 
-def test_where_nothing_can_be_written_the_remedy_is_told(start):
+def test_an_unwritable_folder_names_the_remedy(start):
     told = start(XDG_CACHE_HOME="", HOME="/proc")
     assert told.returncode == 1
     assert told.stderr.startswith("error: localllm cannot make /proc/.cache to unpack into: ")
     assert told.stderr.endswith("; set XDG_CACHE_HOME to a folder that can be written\n")
 
 
-def test_a_full_disk_is_told_and_left_as_it_was(one_file, launcher, tree, tmp_path):
+def test_a_full_disk_is_reported_and_left_unchanged(one_file, launcher, tree, tmp_path):
     """On a file system of its own with 1 MB, and a program of 2."""
     (tree / "lib" / "large").write_bytes(bytes(2_000_000))
     pack(tree, launcher, one_file, PurePosixPath("bin/program"), preset=0)

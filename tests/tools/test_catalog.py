@@ -1,4 +1,4 @@
-"""The comparison of models.toml with the Hub, against one on this machine."""
+"""The comparison of models.toml with a local Hub."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def add(hub, tmp_path, repo=REPO, card=None, **access):
     hub.disturb(edited(lambda facts: facts.update(cardData=card)), page, times=None)
 
 
-def test_each_fact_that_differs_is_told(hub, tmp_path, compare):
+def test_each_difference_is_reported(hub, tmp_path, compare):
     add(hub, tmp_path, card={"license": "other", "license_name": "mine"})
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     code, lines, err = compare(NAME)
@@ -62,7 +62,7 @@ def test_each_fact_that_differs_is_told(hub, tmp_path, compare):
     assert lines[-1] == "1 models, 1 of them differ from the Hub or could not be read"
 
 
-def test_what_agrees_is_not_told(hub, tmp_path):
+def test_matching_facts_are_not_reported(hub, tmp_path):
     add(hub, tmp_path, repo="org/tiny", card={"license": "mit"})
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     files = next(iter(hub.repositories["org/tiny"].commits.values()))
@@ -81,7 +81,7 @@ def test_what_agrees_is_not_told(hub, tmp_path):
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_of_a_gated_model_what_anybody_may_read_is_compared(hub, tmp_path, compare):
+def test_public_facts_of_a_gated_model_are_compared(hub, tmp_path, compare):
     add(hub, tmp_path, card={"license": "apache-2.0"}, gated="manual")
     code, lines, _ = compare(NAME)
     assert code == 1
@@ -97,7 +97,7 @@ def test_a_model_that_is_gone_hides_no_other(hub, tmp_path, compare):
     assert lines[1].startswith(f"{NAME}: bytes")
 
 
-def test_a_family_that_does_not_run_is_told(hub, tmp_path, compare):
+def test_a_family_that_does_not_run_is_reported(hub, tmp_path, compare):
     write_model(tmp_path / "model", architectures=["GPT2LMHeadModel"])
     hub.add(REPO, tmp_path / "model")
     assert "the family 'GPT2LMHeadModel' is not supported" in compare(NAME)[1][-2]
@@ -107,7 +107,7 @@ def test_an_unknown_name_is_refused(compare):
     assert compare("nonsense") == (2, [], "models.toml has no nonsense\n")
 
 
-def test_what_is_near_or_the_same_does_not_differ():
+def test_rounded_values_do_not_differ():
     assert not [
         *differing("bytes", 270, 271, 0.06),
         *differing("context", 5, 5),

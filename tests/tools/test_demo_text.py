@@ -1,4 +1,4 @@
-"""The generator of the boxed model's text: the same seed, the same text, and no leftovers of the grammar."""
+"""The generator of the bundled model's text: deterministic by seed, and without grammar leftovers."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Kernels for GPUs are compiled for GPUs that are not here, in a process of its own: this one interprets them."""
+"""GPU kernels compile for other GPUs, in a separate process, as this one interprets them."""
 
 import os
 import subprocess

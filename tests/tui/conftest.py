@@ -1,4 +1,4 @@
-"""Tests of the app in a terminal: those that are coroutines are run, and each waits for what it wants to see."""
+"""Tests of the terminal app: coroutines are run, and each waits for what it expects on screen."""
 
 import asyncio
 import inspect

@@ -1,4 +1,4 @@
-"""An app around one screen, and machines to open models on."""
+"""An app around one screen, and machines with models."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -8,13 +8,13 @@ from typing import Any
 from textual.app import App
 from textual.screen import Screen
 
-from localllm.cli.machine import LOADING_FLAGS, LocalMachine
+from localllm.cli.machine import LOADING_FIELDS, LocalMachine
 from localllm.protocol.model import Model
 from localllm.tui.load_screen import LoadScreen
+from localllm.tui.load_task import LoadTask
 from localllm.tui.machine import Cancelled, ModelOffer
-from localllm.tui.opening import LoadTask
 
-NO_FLAGS = {name: None for name in LOADING_FLAGS} | {"force": False, "deterministic": False, "server": None}
+NO_FLAGS = {name: None for name in LOADING_FIELDS} | {"force": False, "deterministic": False, "server": None}
 OFFER = ModelOffer(
     name="qwen3:4b-q4_k_m",
     about="qwen3:4b as GGUF, about 5 bits a weight",

@@ -1,4 +1,4 @@
-"""A screen with a conversation and what is opened from it, without the rest of the app."""
+"""A screen with a conversation and its panels, without the rest of the app."""
 
 import threading
 from collections.abc import Callable
@@ -89,11 +89,11 @@ class Talk(PanelScreen):
         self.machine = machine
         model = ScriptedModel(saying("Blue."))
         self.session = Session(model, Chat(model), home / "chats")
-        self.side = Horizontal(Static("what was said", id="said"), id="middle")
+        self.panels = Horizontal(Static("what was said", id="conversation"), id="middle")
         self.heard: list[Any] = []
 
     def compose(self) -> ComposeResult:
-        yield self.side
+        yield self.panels
         yield Input(id="prompt")
 
     def on_model_chosen(self, chosen: ModelChosen) -> None:
@@ -109,7 +109,7 @@ class Talk(PanelScreen):
 class Stage(App[None]):
     """screen: what stands on it; `given` is what that was left with."""
 
-    CSS = "#said { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
+    CSS = "#conversation { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
 
     def __init__(self, home: Path, screen: Callable[["Stage"], Screen[Any]]):
         super().__init__(ansi_color=use_ansi_colors())

@@ -1,4 +1,4 @@
-"""A model that plays what it is given, event by event, so that a test knows each moment of an answer."""
+"""A model that plays scripted events, so that a test controls each moment of an answer."""
 
 import re
 import threading
@@ -117,6 +117,8 @@ class ScriptedModel:
 
     def kernels(self):
         raise NotImplementedError
+
+    def measure_rates(self) -> None: ...
 
     def record(self, metrics, home, note) -> None: ...
 

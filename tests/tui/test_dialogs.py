@@ -28,7 +28,7 @@ async def test_buttons_can_be_clicked():
     assert await answers(Confirm("Delete it?", "Delete"), click="#yes") == [True]
 
 
-async def test_a_line_is_asked_for_until_it_will_do():
+async def test_a_dialog_repeats_until_the_input_is_valid():
     def check(line):
         if line == "bad":
             raise UsageError("that is [bad]", "give another")

@@ -37,7 +37,7 @@ async def test_a_branch_or_the_tree_is_written_in_either_format(app, tmp_path, u
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         choose(app, form)
-        choose(app, "the whole tree" if everything else "this branch")
+        choose(app, "all branches" if everything else "this branch")
         await pilot.pause()
         app.screen.query_one("#export", Button).press()
         await until(pilot, lambda: app.given)
@@ -49,7 +49,7 @@ async def test_a_branch_or_the_tree_is_written_in_either_format(app, tmp_path, u
 
 
 @pytest.mark.parametrize(("answer", "text"), [("n", "mine"), ("escape", "mine"), ("y", "Short waves.")])
-async def test_nothing_is_overwritten_unasked(app, tmp_path, until, answer, text):
+async def test_overwriting_needs_confirmation(app, tmp_path, until, answer, text):
     path = tmp_path / "why-is-the-sky-blue.md"
     path.write_text("mine")
     async with app.run_test(size=(80, 24)) as pilot:
@@ -73,7 +73,7 @@ async def test_nothing_is_overwritten_unasked(app, tmp_path, until, answer, text
         ("x" * 300, "too long"),
     ],
 )
-async def test_what_cannot_be_written_is_said_and_asked_again(app, tmp_path, until, name, fault):
+async def test_a_failed_write_is_reported_and_can_be_repeated(app, tmp_path, until, name, fault):
     (tmp_path / "sub").mkdir()
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.pause()
@@ -87,7 +87,7 @@ async def test_what_cannot_be_written_is_said_and_asked_again(app, tmp_path, unt
         assert app.given == [None]
 
 
-async def test_a_name_of_ones_own_keeps_up_with_the_format(app, until):
+async def test_a_custom_name_follows_the_format(app, until):
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         app.screen.query_one(Input).value = "sky.md"
@@ -107,7 +107,7 @@ async def test_cancel_writes_nothing(app, tmp_path):
         assert app.given == [None] and not list(tmp_path.glob("*.md"))
 
 
-def test_names_of_files_are_words_of_the_title_alone():
+def test_file_names_are_words_of_the_title():
     assert export_file_name("../../etc/passwd; rm -rf ~", "md") == "etc-passwd-rm-rf.md"
     assert export_file_name(EVIL, "json") == "bold-red-x-0-title-日本語のとても長い名前-です.json"
     assert export_file_name("???", "md") == "conversation.md"

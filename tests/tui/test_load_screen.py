@@ -1,4 +1,4 @@
-"""A model on its way through the screen, from a hub on this machine."""
+"""A model being pulled and loaded on screen, from a local hub."""
 
 import threading
 
@@ -34,7 +34,7 @@ def slow(hub, cache):
     return hub
 
 
-async def test_a_model_that_is_here_is_ready_and_given(until):
+async def test_a_downloaded_model_loads(until):
     app = loads(this_machine(), "demo")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: app.given)
@@ -44,17 +44,17 @@ async def test_a_model_that_is_here_is_ready_and_given(until):
 
 
 @pytest.mark.slow
-async def test_a_model_comes_from_the_hub_and_every_phase_is_told(slow, until):
+async def test_a_model_is_pulled_and_every_phase_is_shown(slow, until):
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "left" in told(app))
-        assert "5.14M parameters · licence not known · 6.17 MB to download" in told(app)
+        assert "5.14M parameters · unknown licence · 6.17 MB to download" in told(app)
         assert "fits: " in told(app)
         assert "model.safetensors" in told(app)
         opening = app.screen.load_task
         await until(pilot, lambda: app.given)
         names = [phase.name for phase in opening.phases]
-        assert names == ["download", "import", "header", "tokenizer", "device", "weights", "cache"]
+        assert names == ["download", "import", "header", "tokenizer", "device", "weights", "cache", "compile"]
         assert all(phase.ended >= phase.began for phase in opening.phases)
         weights = next(phase for phase in opening.phases if phase.name == "weights")
         assert weights.done == weights.total > 5_000_000
@@ -62,7 +62,7 @@ async def test_a_model_comes_from_the_hub_and_every_phase_is_told(slow, until):
         app.given[0].close()
 
 
-async def test_escape_asks_before_it_stops_a_download_and_the_next_goes_on_there(slow, cache, until):
+async def test_escape_confirms_before_stopping_a_download_that_resumes(slow, cache, until):
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: slow.sent("model.safetensors") > 1_000_000)
@@ -83,7 +83,7 @@ async def test_escape_asks_before_it_stops_a_download_and_the_next_goes_on_there
         assert not list(cache.rglob(f"*{PARTIAL_SUFFIX}"))
 
 
-async def test_a_download_that_stands_still_can_be_left(slow, until):
+async def test_a_stalled_download_can_be_left(slow, until):
     slow.disturb(stalled(1_000_000), "model.safetensors", times=None)
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
@@ -93,7 +93,7 @@ async def test_a_download_that_stands_still_can_be_left(slow, until):
         await until(pilot, lambda: not threads_of_models(), 10)
 
 
-async def test_loading_is_left_at_the_next_tensor_and_another_model_loads(until):
+async def test_loading_can_be_cancelled_for_another_model(until):
     app = loads(this_machine(), "demo")
     async with app.run_test(size=(80, 24)) as pilot:
         opening = app.screen.load_task
@@ -107,7 +107,7 @@ async def test_loading_is_left_at_the_next_tensor_and_another_model_loads(until)
         app.given[1].close()
 
 
-async def test_a_name_that_nobody_knows_is_told_with_near_ones(hub, cache, until):
+async def test_an_unknown_name_lists_close_matches(hub, cache, until):
     app = loads(this_machine(), "qwen3:0.6")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "R Try again" in told(app))
@@ -117,7 +117,7 @@ async def test_a_name_that_nobody_knows_is_told_with_near_ones(hub, cache, until
         await until(pilot, lambda: app.given == [None])
 
 
-async def test_without_a_network_the_sentence_says_so_and_a_second_try_succeeds(hub, cache, until):
+async def test_a_missing_network_is_reported_and_a_retry_succeeds(hub, cache, until):
     hub.add("org/tiny", DEMO)
     hub.disturb(refused(503), "/api/", times=5)
     app = loads(this_machine(), "org/tiny")
@@ -129,9 +129,7 @@ async def test_without_a_network_the_sentence_says_so_and_a_second_try_succeeds(
         app.given[0].close()
 
 
-async def test_what_does_not_fit_is_refused_before_it_comes_and_nothing_else_is_loaded(
-    hub, cache, until, monkeypatch
-):
+async def test_a_model_that_does_not_fit_is_refused_and_nothing_is_loaded(hub, cache, until, monkeypatch):
     monkeypatch.setattr("localllm.cli.loading.free_bytes", lambda device: 1_000_000)
     monkeypatch.setattr("localllm.cli.offers.free_bytes", lambda device: 1_000_000)
     hub.add("org/tiny", DEMO)
@@ -145,7 +143,7 @@ async def test_what_does_not_fit_is_refused_before_it_comes_and_nothing_else_is_
         assert not app.given
 
 
-async def test_a_file_that_comes_damaged_twice_is_told(hub, cache, until):
+async def test_a_file_that_comes_damaged_twice_is_reported(hub, cache, until):
     hub.add("org/tiny", DEMO)
     hub.disturb(flipped(100_000), "model.safetensors", times=None)
     app = loads(this_machine(), "org/tiny")
@@ -154,7 +152,7 @@ async def test_a_file_that_comes_damaged_twice_is_told(hub, cache, until):
         assert "twice had another digest than the Hub announced" in told(app)
 
 
-async def test_a_full_disk_is_told_before_the_download(hub, cache, until, monkeypatch):
+async def test_a_full_disk_is_reported_before_the_download(hub, cache, until, monkeypatch):
     monkeypatch.setattr("localllm.hub.pull.SPARE_BYTES", 2**60)
     hub.add("org/tiny", DEMO)
     app = loads(this_machine(), "org/tiny")
@@ -163,7 +161,7 @@ async def test_a_full_disk_is_told_before_the_download(hub, cache, until, monkey
         assert "delete files" in told(app)
 
 
-async def test_a_model_is_quantized_part_by_part_and_kept(until):
+async def test_a_model_is_quantized_and_saved(until):
     app = loads(this_machine(quant="int8"), str(shared("TinyStories-656K-hf")))
     async with app.run_test(size=(80, 24)) as pilot:
         opening = app.screen.load_task

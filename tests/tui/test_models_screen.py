@@ -16,7 +16,7 @@ def listed(app) -> list[str]:
     return [str(option.prompt) for option in app.screen.query_one(Rows).options]
 
 
-async def test_every_offer_is_listed_with_what_it_takes_and_gives(tmp_path, until):
+async def test_every_offer_is_listed_with_size_and_speed(tmp_path, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: listed(app))
@@ -31,7 +31,7 @@ async def test_every_offer_is_listed_with_what_it_takes_and_gives(tmp_path, unti
         assert {cell_len(row) for row in rows} == {app.screen.query_one(Rows).scrollable_content_region.width}
 
 
-async def test_the_screen_lives_while_offers_are_looked_for(tmp_path, until):
+async def test_the_screen_responds_while_offers_are_computed(tmp_path, until):
     machine = Machine()
     machine.go.clear()
     app = stage(tmp_path, machine)
@@ -44,7 +44,7 @@ async def test_the_screen_lives_while_offers_are_looked_for(tmp_path, until):
         assert machine.asked == 1
 
 
-async def test_who_leaves_before_the_offers_are_there_harms_nothing(tmp_path, until):
+async def test_leaving_before_the_offers_arrive_is_safe(tmp_path, until):
     machine = Machine()
     machine.go.clear()
     app = stage(tmp_path, machine)
@@ -66,12 +66,12 @@ async def test_typing_filters_and_enter_chooses(tmp_path, until):
         assert app.given == ["best"]
 
 
-async def test_nothing_found_is_said(tmp_path, until):
+async def test_an_empty_search_is_shown(tmp_path, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: listed(app))
         await pilot.press(*"zzz")
-        await until(pilot, lambda: "no model is called that" in said(app))
+        await until(pilot, lambda: "no matching models" in said(app))
         await pilot.press("enter", "escape")
         assert app.given == [None]
 
@@ -98,13 +98,13 @@ async def test_a_click_chooses(tmp_path, until):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "given"), [("n", []), ("y", ["giant"])])
-async def test_what_does_not_fit_is_explained_and_asked_about(tmp_path, until, answer, given):
+async def test_a_model_that_does_not_fit_needs_confirmation(tmp_path, until, answer, given):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: listed(app))
         await pilot.press(*"giant")
         await until(pilot, lambda: len(listed(app)) == 1)
-        assert "does not fit: 143 GB needed, 23.5 GB are free" in said(app)
+        assert "does not fit: needs 143 GB, 23.5 GB free" in said(app)
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Confirm))
         await pilot.press(answer)
@@ -112,7 +112,7 @@ async def test_what_does_not_fit_is_explained_and_asked_about(tmp_path, until, a
         assert app.given == given
 
 
-async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, until):
+async def test_foreign_text_is_neither_markup_nor_codes(tmp_path, until):
     app = stage(tmp_path)
     async with app.run_test(size=(160, 50)) as pilot:
         await until(pilot, lambda: listed(app))
@@ -136,7 +136,7 @@ async def test_without_colors_none_is_sent_and_the_cursor_is_seen(tmp_path, unti
         assert [s.text.split()[1] for s in segments if s.style and s.style.underline] == ["demo"]
 
 
-async def test_a_fault_stands_in_place_of_the_list(tmp_path, until):
+async def test_an_error_replaces_the_list(tmp_path, until):
     app = stage(tmp_path, Machine(NetworkError("the [hub] is away", "come back later")))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "the [hub] is away; come back later" in said(app))
@@ -144,7 +144,7 @@ async def test_a_fault_stands_in_place_of_the_list(tmp_path, until):
         assert app.given == [None]
 
 
-async def test_a_fault_moves_nothing_on_the_screen(tmp_path, until):
+async def test_an_error_does_not_shift_the_layout(tmp_path, until):
     app = stage(tmp_path, Machine(NetworkError("away\x1b[2J")))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "away␛[2J" in said(app))

@@ -47,7 +47,7 @@ async def test_commands_models_and_conversations_are_found_and_chosen(tmp_path, 
         assert screen.heard == [heard]
 
 
-async def test_actions_are_found_by_what_they_do(tmp_path, until):
+async def test_actions_are_found_by_description(tmp_path, until):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
@@ -56,7 +56,7 @@ async def test_actions_are_found_by_what_they_do(tmp_path, until):
         await until(pilot, lambda: isinstance(app.screen, HelpScreen))
 
 
-async def test_a_theme_is_put_on_and_kept(tmp_path, until):
+async def test_a_theme_is_applied_and_saved(tmp_path, until):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
@@ -77,7 +77,7 @@ async def test_every_key_and_command_is_shown_before_anything_is_typed(tmp_path,
         await until(pilot, lambda: wanted <= {row.splitlines()[0] for row in listed(app)})
 
 
-async def test_models_that_take_long_hold_nobody_up(tmp_path, until):
+async def test_slow_model_lists_do_not_block(tmp_path, until):
     machine = Machine()
     machine.go.clear()
     app = talk(tmp_path, machine)
@@ -89,7 +89,7 @@ async def test_models_that_take_long_hold_nobody_up(tmp_path, until):
         machine.go.set()
 
 
-async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, until):
+async def test_foreign_text_is_neither_markup_nor_codes(tmp_path, until):
     keep(tmp_path / "chats", 1, (EVIL, "yes"))
     app = talk(tmp_path)
     async with app.run_test(size=(160, 50)) as pilot:
@@ -98,7 +98,7 @@ async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, until):
         assert "[bold red]x[/] ␛]0;title␇" in said(app) and "\x1b" not in said(app)
 
 
-def test_a_command_is_whole_where_it_needs_no_word():
+def test_a_command_without_arguments_is_complete():
     wholes = {"/undo": ("/undo", True), "/system [TEXT | none]": ("/system", True), "/help, /?": ("/help", True)}
     parts = {"/save NAME": ("/save", False), "/export [all] FILE.md | FILE.json": ("/export", False)}
     for usage, told in {**wholes, **parts, "/set parameter [NAME VALUE]": ("/set parameter", True)}.items():

@@ -1,4 +1,4 @@
-"""The prompt in an app of its own, by the keys that a person presses."""
+"""The prompt in an app of its own, driven by keys."""
 
 import time
 from pathlib import Path
@@ -121,7 +121,7 @@ async def test_keys_that_come_together_keep_their_order(app):
         assert app.sent == ["ba"]
 
 
-async def test_what_it_cannot_decide_reaches_the_screen(app):
+async def test_unhandled_keys_reach_the_screen(app):
     async with app.run_test() as pilot:
         await pilot.press("ctrl+z", "escape", "ctrl+d")
         await pilot.press("a", "b", "home", "ctrl+d")
@@ -162,12 +162,12 @@ async def test_a_history_of_its_own_is_for_this_user_alone(app, tmp_path):
     assert list(FileHistory(tmp_path / "history").load_history_strings()) == ["b", "a"]
 
 
-async def test_an_unwritable_history_is_told_and_the_message_sent():
+async def test_an_unwritable_history_is_reported_and_the_message_sent():
     app = Writing(Path("/dev/null/history"))
     async with app.run_test() as pilot:
         await pilot.press("a", "enter", "up")
         assert (app.sent, app.prompt.text) == (["a"], "a")
-        assert "kept in no history" in next(iter(app._notifications)).message
+        assert "not saved in the history" in next(iter(app._notifications)).message
 
 
 @pytest.mark.slow
@@ -233,11 +233,11 @@ async def test_a_dropped_file_becomes_a_reference(app, tmp_path):
 async def test_a_long_paste_is_folded_and_nothing_is_lost(app):
     text = "\n".join(f"line {number}" for number in range(20_000))
     async with app.run_test() as pilot:
-        began = time.perf_counter()
+        began = time.process_time()
         await pilot.press(*"see ")
         await paste(app, pilot, text)
         await pilot.press("!", "enter")
-        assert time.perf_counter() - began < 2
+        assert time.process_time() - began < 2
         assert app.sent == [f"see {text}!"]
         await pilot.press("up")
         assert app.prompt.editor.text == "[paste 1: 20,000 lines]"
@@ -262,12 +262,12 @@ async def test_a_short_paste_stands_as_it_is_without_control_codes(app):
         assert app.prompt.text == "one\ntwo␛[31m"
 
 
-async def test_what_is_sent_during_an_answer_waits_for_its_end(app):
+async def test_messages_sent_during_an_answer_are_queued(app):
     async with app.run_test() as pilot:
         app.prompt.busy = True
         await pilot.press(*"later", "enter")
         assert (app.sent, app.prompt.text) == ([], "later")
-        assert "sent when the answer is there" in str(app.prompt.border_title)
+        assert "sent after this answer" in str(app.prompt.border_title)
         await pilot.press("escape")
         app.prompt.busy = False
         await pilot.pause()
@@ -279,7 +279,7 @@ async def test_what_is_sent_during_an_answer_waits_for_its_end(app):
         assert (app.sent, app.prompt.text) == (["later"], "")
 
 
-async def test_a_change_takes_back_what_waits(app):
+async def test_an_edit_takes_back_the_queued_message(app):
     async with app.run_test() as pilot:
         app.prompt.busy = True
         await pilot.press(*"later", "enter", "!")
@@ -295,7 +295,7 @@ async def test_a_text_from_outside_is_changed_and_sent(app):
         assert app.sent == ["/undone or not!"]
 
 
-def test_what_it_offers_stands_above(app, snap_compare):
+def test_suggestions_are_shown_above(app, snap_compare):
     assert snap_compare(app, terminal_size=(80, 24), press=["/", "s", "down"])
 
 

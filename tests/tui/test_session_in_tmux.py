@@ -1,6 +1,6 @@
-"""One session with the app in a real terminal, from an empty cache to a conversation that is gone on with.
+"""One session with the app in a real terminal, from an empty cache to a resumed conversation.
 
-`make screens` plays it as well, and keeps pictures of it in docs/images.
+`make screens` plays it too, and saves its pictures in docs/images.
 """
 
 import re
@@ -141,7 +141,7 @@ def choose_the_newest_turn(window):
 def edit_and_go_between_the_branches(window, keep):
     choose_the_newest_turn(window)
     window.press("e")
-    window.still("Enter asks this instead")
+    window.still("Enter sends this on a new branch")
     window.press("C-u")
     window.see(PROMPT)
     screen = ask(window, OWL)
@@ -156,7 +156,7 @@ def edit_and_go_between_the_branches(window, keep):
 
 def inspect(window, keep):
     window.press("F3")
-    window.see("1 Time line", "Every step of the engine")
+    window.see("1 Timeline", "The engine's steps")
     ask(window, HEDGEHOG)
     keep("timeline")
     window.press("BTab")

@@ -38,7 +38,7 @@ def listed(app) -> list[str]:
     return [str(option.prompt) for option in app.screen.query_one(Rows).options]
 
 
-async def test_the_newest_comes_first_and_enter_goes_on_with_it(tmp_path, chats, until):
+async def test_the_newest_is_first_and_enter_resumes_it(tmp_path, chats, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: len(listed(app)) == 3)
@@ -47,7 +47,7 @@ async def test_the_newest_comes_first_and_enter_goes_on_with_it(tmp_path, chats,
         assert app.given == ["20260103-100000-00000a"]
 
 
-async def test_words_that_were_said_are_found_with_their_place(tmp_path, chats, until):
+async def test_search_finds_words_with_their_context(tmp_path, chats, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: len(listed(app)) == 3)
@@ -115,7 +115,7 @@ async def test_a_damaged_file_is_shown_can_be_deleted_and_no_more(tmp_path, unti
         await until(pilot, lambda: not list(folder.glob("*.json")))
 
 
-async def test_what_cannot_be_deleted_is_said(tmp_path, chats, until):
+async def test_a_failed_deletion_is_reported(tmp_path, chats, until):
     app = stage(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: len(listed(app)) == 3)
@@ -130,7 +130,7 @@ async def test_what_cannot_be_deleted_is_said(tmp_path, chats, until):
 
 
 @pytest.mark.slow
-async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, chats, until):
+async def test_foreign_text_is_neither_markup_nor_codes(tmp_path, chats, until):
     app = stage(tmp_path)
     async with app.run_test(size=(160, 50)) as pilot:
         await until(pilot, lambda: len(listed(app)) == 3)
@@ -143,7 +143,7 @@ async def test_words_of_strangers_are_no_markup_and_no_codes(tmp_path, chats, un
         await until(pilot, lambda: "Delete “[bold red]x[/] ␛]0;title␇" in said(app))
 
 
-async def test_of_many_the_first_are_listed_and_the_others_are_spoken_of(tmp_path, until):
+async def test_long_lists_are_cut_with_a_note(tmp_path, until):
     for number in range(250):
         keep(tmp_path / "chats", 1, (f"number {number}", "yes"))
         (tmp_path / "chats" / "20260101-100000-00000a.json").rename(tmp_path / "chats" / f"n{number}.json")

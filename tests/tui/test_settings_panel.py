@@ -61,7 +61,7 @@ async def test_every_field_counts_for_the_next_answer_at_once(tmp_path):
         assert TYPED.keys() == set(FIELDS)
 
 
-async def test_what_makes_no_sense_is_told_in_the_parameters_own_words_and_changes_nothing(tmp_path):
+async def test_invalid_values_show_the_parameters_error_and_change_nothing(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         panel = await opened(app, pilot)
@@ -75,12 +75,12 @@ async def test_what_makes_no_sense_is_told_in_the_parameters_own_words_and_chang
             before = chat.params
             box(panel, field).value = text
             await pilot.pause()
-            fault = panel.query_one(f"#{field}").query_one(".fault")
+            fault = panel.query_one(f"#{field}").query_one(".error")
             assert fault.display and str(fault.render()) == message
             assert chat.params == before
 
 
-async def test_what_differs_from_the_recommended_is_marked_and_an_empty_field_goes_back(tmp_path):
+async def test_changed_values_are_marked_and_an_empty_field_resets(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         panel = await opened(app, pilot)
@@ -129,7 +129,7 @@ async def test_the_system_prompt_has_lines_and_none_where_it_is_empty(tmp_path):
         assert chat.system is None
 
 
-async def test_thinking_is_switched_in_the_words_of_the_template(tmp_path):
+async def test_thinking_is_switched_by_the_templates_argument(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         panel = await opened(app, pilot)
@@ -153,11 +153,11 @@ async def test_a_model_without_a_template_has_no_switch_and_no_system_prompt(tmp
         assert app.focused is box(panel, "temperature")
 
 
-async def test_it_opens_and_closes_beside_the_conversation_and_shows_what_was_changed_elsewhere(tmp_path):
+async def test_it_toggles_beside_the_conversation_and_shows_outside_changes(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         panel = await opened(app, pilot)
-        assert panel.region.width == 40 and app.screen.query_one("#said").region.width == 40
+        assert panel.region.width == 40 and app.screen.query_one("#conversation").region.width == 40
         await pilot.press("f2")
         await pilot.pause()
         assert not app.screen.query(SettingsPanel) and app.focused is app.screen.query_one("#prompt")
@@ -167,7 +167,7 @@ async def test_it_opens_and_closes_beside_the_conversation_and_shows_what_was_ch
         assert box(panel, "top_k").value == "3" and "\x1b" not in said(app)
 
 
-async def test_it_may_be_closed_before_the_template_has_told_of_thinking(tmp_path):
+async def test_it_can_be_closed_before_the_template_is_read(tmp_path):
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()

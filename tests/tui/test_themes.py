@@ -59,7 +59,7 @@ async def shown(home, choose=""):
         return name, [note.message for note in app._notifications]
 
 
-async def test_a_choice_is_kept_and_coming_up_is_none(tmp_path):
+async def test_a_chosen_theme_is_saved_and_previews_are_not(tmp_path):
     assert await shown(tmp_path) == (DARK.name, [])
     assert not (tmp_path / "theme").exists()
     await shown(tmp_path, choose=LIGHT.name)
@@ -72,13 +72,13 @@ async def test_a_damaged_file_is_ignored_with_a_note(tmp_path, content):
     (tmp_path / "theme").write_bytes(content)
     name, notes = await shown(tmp_path)
     assert name == DARK.name
-    assert len(notes) == 1 and "names no theme" in notes[0] and "\x1b" not in notes[0]
+    assert len(notes) == 1 and "names an unknown theme" in notes[0] and "\x1b" not in notes[0]
 
 
-async def test_a_choice_that_cannot_be_kept_is_said(tmp_path):
+async def test_a_failed_save_of_the_theme_is_reported(tmp_path):
     (tmp_path / "home").write_text("a file")
     _, notes = await shown(tmp_path / "home", choose=LIGHT.name)
-    assert any("cannot be kept" in note for note in notes)
+    assert any("cannot be saved" in note for note in notes)
 
 
 async def test_sixteen_colors_are_the_terminals_own(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
-"""A shell in a window of tmux, with keys for its keyboard and its text for what a person sees.
+"""A shell in a tmux window, driven by keys and read as text.
 
-The server of tmux is one of its own, without anybody's settings.
+tmux runs a server of its own without user settings.
 """
 
 import os

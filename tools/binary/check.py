@@ -86,13 +86,13 @@ def check_starts(place: Place) -> None:
     median = statistics.median(times)
     expect(f"--help within {HELP_LIMIT_S} s: median {median:.3f}, most {max(times):.3f}", median < HELP_LIMIT_S)
     [unpacked] = [path for path in place.cache.glob("localllm/binary/*") if path.is_dir()]
-    words = next(unpacked.glob("lib/python*/site-packages/localllm/cli/words.json"))
-    content = words.read_bytes()
-    words.write_bytes(b"{}")
-    missing = words.with_name("fast_start.py")
+    table = next(unpacked.glob("lib/python*/site-packages/localllm/cli/commands.json"))
+    content = table.read_bytes()
+    table.write_bytes(b"{}")
+    missing = table.with_name("fast_start.py")
     missing.unlink()
     print(f"       {timed(place, '--version'):.2f} s: a start that finds files changed and missing")
-    expect("what was changed or missing is mended", words.read_bytes() == content and missing.exists())
+    expect("what was changed or missing is mended", table.read_bytes() == content and missing.exists())
 
 
 def timed_quietly(place: Place) -> float:

@@ -1,8 +1,8 @@
-"""The messages of a body, with their blocks, as chat templates want them.
+"""Messages of Anthropic's API, validated and in the form that chat templates expect.
 
-Templates know one text a message, the calls and the thoughts of an assistant, and a message a tool's result. So
-texts of one message are joined by an empty line, and so are messages of one role that follow each other, which
-this API takes for one. A result that is an error says so at its beginning, as templates have no other place.
+Templates expect one text per message, an assistant's reasoning and tool calls, and one message per tool result. So
+the texts of a message are joined by an empty line, and so are consecutive messages of one role. A tool result that
+is an error starts with "Error: ", as templates have no field for it.
 """
 
 import json
@@ -56,7 +56,7 @@ class MessageBody(StrictModel):
     content: Annotated[Any, SchemaType(str | list[Block])]
 
 
-# What Anthropic's servers add to a conversation of their own accord, and no other model can read.
+# Blocks that Anthropic's servers add, and that other models cannot read.
 SERVER_BLOCK_TYPES = re.compile(
     r"redacted_thinking|server_tool_use|mcp_tool_use|container_upload|compaction|fallback|\w+_tool_result"
 )
@@ -68,104 +68,111 @@ BLOCK_TYPES: dict[str, dict[str, type[Block]]] = {
 
 
 def parse_messages(messages: Any, system: Any) -> list[Message]:
-    """Raises BadField for what is no conversation, a block that is unknown or no text, and a result of no call."""
+    """Chat messages. Raises BadField for a malformed conversation, unsupported blocks, and a tool result without a
+    call."""
     if not isinstance(messages, list) or not messages:
-        raise BadField("messages", "messages is no list with a message in it", "send at least one")
+        raise BadField("messages", "messages is not a non-empty list", "send at least one message")
     check_count(MAX_MESSAGES, "messages", messages)
-    found = [] if system is None else _system(parse_blocks(system, "system", "system"))
-    names: dict[str, str] = {}  # of functions, by the ids of their calls
-    last = ""
-    for place, message in enumerate(messages):
-        at = f"messages.{place}"
-        said = validate(MessageBody, message, at) if isinstance(message, Mapping) else None
-        if said is None:
-            raise BadField(at, f"{at} is no message", 'send {"role": ..., "content": ...}')
-        blocks = parse_blocks(said.content, said.role, f"{at}.content")
-        made = _WAYS[said.role](blocks, names, at)
-        if said.role == last and made and found[-1]["role"] == made[0]["role"] != "tool":
-            found[-1] = _joined(found[-1], made.pop(0))
-        found += made
-        last = said.role
-    if last == "system":
-        raise BadField(f"messages.{len(messages) - 1}", "the last message is the system's", "send the user's")
-    if last == "assistant":  # the answer goes on where it ends
-        found[-1]["prefix"] = True
-    return found
+    chat = [] if system is None else _system_messages(parse_blocks(system, "system", "system"))
+    function_names: dict[str, str] = {}  # by call id
+    last_role = ""
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
+        if not isinstance(message, Mapping):
+            raise BadField(path, f"{path} is not a message", 'send {"role": ..., "content": ...}')
+        body = validate(MessageBody, message, path)
+        blocks = parse_blocks(body.content, body.role, f"{path}.content")
+        new = TRANSLATORS[body.role](blocks, function_names, path)
+        if body.role == last_role and new and chat[-1]["role"] == new[0]["role"] != "tool":
+            chat[-1] = _merge(chat[-1], new.pop(0))
+        chat += new
+        last_role = body.role
+    if last_role == "system":
+        raise BadField(
+            f"messages.{len(messages) - 1}", "the last message is a system message", "send a user message"
+        )
+    if last_role == "assistant":  # the answer continues it
+        chat[-1]["prefix"] = True
+    return chat
 
 
 def parse_blocks(content: Any, role: str, path: str) -> list[Block]:
-    """A string is one block of text."""
+    """Validated blocks; a string is one text block. Raises BadField."""
     if isinstance(content, str):
         return [TextBlock(type="text", text=content)] if content else []
     if not isinstance(content, list):
-        raise BadField(path, f"{path} is neither a text nor a list of blocks", "send one of the two")
+        raise BadField(path, f"{path} is neither a string nor a list of blocks", "send one of them")
     check_count(MAX_PARTS, path, content)
-    return [made for place, block in enumerate(content) if (made := _block(block, role, f"{path}.{place}"))]
+    return [
+        parsed for index, block in enumerate(content) if (parsed := _parse_block(block, role, f"{path}.{index}"))
+    ]
 
 
-def _block(block: Any, role: str, at: str) -> Block | None:
-    """None for what only Anthropic's servers read, which is noted."""
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    if not isinstance(kind, str):
-        raise BadField(at, f"{at} is no block", 'send {"type": "text", "text": ...}')
-    if role == "assistant" and SERVER_BLOCK_TYPES.fullmatch(kind):
-        message = f"blocks of type {kind} are not supported here"
-        ignore_field(f"{at}.type", message, name=f"messages[].content[].{kind}")
+def _parse_block(block: Any, role: str, path: str) -> Block | None:
+    """None for a block of Anthropic's servers, which is recorded as ignored."""
+    block_type = block.get("type") if isinstance(block, Mapping) else None
+    if not isinstance(block_type, str):
+        raise BadField(path, f"{path} is not a block", 'send {"type": "text", "text": ...}')
+    if block_type in BLOCK_TYPES[role]:
+        return validate(BLOCK_TYPES[role][block_type], block, path)
+    message = f"blocks of type {block_type} are not supported here"
+    if role == "assistant" and SERVER_BLOCK_TYPES.fullmatch(block_type):
+        ignore_field(f"{path}.type", message, name=f"messages[].content[].{block_type}")
         return None
-    if kind not in BLOCK_TYPES[role]:
-        known = ", ".join(BLOCK_TYPES[role])
-        raise BadField(f"{at}.type", f"blocks of type {kind} are not supported here", f"send {known}")
-    return validate(BLOCK_TYPES[role][kind], block, at)
+    raise BadField(f"{path}.type", message, f"send {', '.join(BLOCK_TYPES[role])}")
 
 
 def _text(blocks: list[Block]) -> str:
     return TEXT_SEPARATOR.join(block.text for block in blocks if isinstance(block, TextBlock) and block.text)
 
 
-def _system(blocks: list[Block], *_: Any) -> list[Message]:
+def _system_messages(blocks: list[Block], *_: Any) -> list[Message]:
     text = _text(blocks)
     return [{"role": "system", "content": text}] if text else []
 
 
-def _user(blocks: list[Block], names: Mapping[str, str], at: str) -> list[Message]:
-    """Results come before what the user says."""
-    found: list[Message] = []
-    for place, block in enumerate(blocks):
+def _user_messages(blocks: list[Block], function_names: Mapping[str, str], path: str) -> list[Message]:
+    """Tool results first, then the user's text."""
+    messages: list[Message] = []
+    for index, block in enumerate(blocks):
         if isinstance(block, ToolResultBlock):
-            path = f"{at}.content.{place}"
-            name = names.get(block.tool_use_id)
+            at = f"{path}.content.{index}"
+            name = function_names.get(block.tool_use_id)
             if name is None:
-                raise BadField(f"{path}.tool_use_id", f"{path} is of no call before it", "send the call, too")
-            text = _text(parse_blocks(block.content or "", "system", f"{path}.content"))
+                raise BadField(
+                    f"{at}.tool_use_id", f"{at} belongs to no earlier tool_use", "send the tool_use as well"
+                )
+            text = _text(parse_blocks(block.content or "", "system", f"{at}.content"))
             text = f"Error: {text}" if block.is_error else text
-            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "name": name, "content": text})
     text = _text(blocks)
-    return [*found, *([{"role": "user", "content": text}] if text or not found else [])]
+    return [*messages, *([{"role": "user", "content": text}] if text or not messages else [])]
 
 
-def _assistant(blocks: list[Block], names: dict[str, str], _: str) -> list[Message]:
-    thoughts = TEXT_SEPARATOR.join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+def _assistant_messages(blocks: list[Block], function_names: dict[str, str], _: str) -> list[Message]:
+    """One message with text, reasoning and tool calls, whose function names are added to `function_names`."""
+    reasoning = TEXT_SEPARATOR.join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     uses = [block for block in blocks if isinstance(block, ToolUseBlock)]
-    names |= {use.id: use.name for use in uses}
-    said: Message = {"role": "assistant", "content": _text(blocks) or (None if uses else "")}
-    if thoughts:
-        said["reasoning_content"] = thoughts
+    function_names |= {use.id: use.name for use in uses}
+    message: Message = {"role": "assistant", "content": _text(blocks) or (None if uses else "")}
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if uses:
-        said["tool_calls"] = [_call(use) for use in uses]
-    return [said]
+        message["tool_calls"] = [_tool_call(use) for use in uses]
+    return [message]
 
 
-def _call(use: ToolUseBlock) -> Message:
+def _tool_call(use: ToolUseBlock) -> Message:
     arguments = json.dumps(use.input, ensure_ascii=False)
     return {"id": use.id, "type": "function", "function": {"name": use.name, "arguments": arguments}}
 
 
-def _joined(first: Message, second: Message) -> Message:
+def _merge(first: Message, second: Message) -> Message:
     texts = [text for text in (first["content"], second["content"]) if text]
-    joined = {**first, **second, "content": TEXT_SEPARATOR.join(texts) or first["content"]}
+    merged = {**first, **second, "content": TEXT_SEPARATOR.join(texts) or first["content"]}
     if calls := [*first.get("tool_calls", ()), *second.get("tool_calls", ())]:
-        joined["tool_calls"] = calls
-    return joined
+        merged["tool_calls"] = calls
+    return merged
 
 
-_WAYS = {"system": _system, "user": _user, "assistant": _assistant}
+TRANSLATORS = {"system": _system_messages, "user": _user_messages, "assistant": _assistant_messages}

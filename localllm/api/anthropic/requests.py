@@ -1,7 +1,7 @@
-"""Bodies of Anthropic's `/v1/messages` and `/v1/messages/count_tokens` to what an LLM is asked.
+"""Translates bodies of Anthropic's `/v1/messages` and `/v1/messages/count_tokens` into a `ParsedRequest`.
 
-Nothing is ignored in silence: what has no effect is noted in `body.IGNORED_FIELDS`, or refused. What a body leaves
-out is as the model recommends. Knows nothing of HTTP.
+No field is ignored silently: those without effect are recorded in `body.IGNORED_FIELDS`, or refused. Defaults are
+the model's recommended sampling parameters.
 """
 
 import json
@@ -19,6 +19,7 @@ from localllm.api.body import (
     StrictModel,
     check_count,
     check_stop_strings,
+    drop_nulls,
     validate,
 )
 from localllm.api.openai.bodies import ignore_tool
@@ -26,16 +27,14 @@ from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import BadField
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
-# The bodies of Anthropic's two requests, field by field.
-
-# Fields that say who asks, and where a provider may keep or compute things.
+# Fields about the user, caching and billing, which do not change the answer.
 NEUTRAL_FIELDS = ("metadata", "service_tier", "cache_control", "inference_geo", "betas")
 
 
 class ThinkingOptions(StrictModel):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None  # thoughts are told whole
+    display: Literal["summarized", "omitted"] | None = None  # reasoning is returned in full
 
 
 class AnswerFormat(StrictModel):
@@ -49,7 +48,7 @@ class OutputConfig(StrictModel):
 
 
 class CustomTool(StrictModel):
-    """A function of the client's own."""
+    """A function that the client calls."""
 
     name: str
     input_schema: dict[str, Any]
@@ -69,15 +68,15 @@ class ToolChoice(StrictModel):
     disable_parallel_tool_use: bool | None = None
 
 
-def _others(schema: dict[str, Any]) -> None:
-    """Describe the fields that are taken out before a body is validated."""
+def describe_ignored(schema: dict[str, Any]) -> None:
+    """Add the fields that are removed before validation to a schema."""
     schema["properties"] |= {name: {"description": "Has no effect."} for name in NEUTRAL_FIELDS}
 
 
 class CountTokensBody(StrictModel):
-    """What counting and answering have in common."""
+    """Fields of both bodies."""
 
-    model_config = ConfigDict(json_schema_extra=_others)
+    model_config = ConfigDict(json_schema_extra=describe_ignored)
 
     model: str
     messages: Annotated[Any, SchemaType(list[MessageBody])]
@@ -86,7 +85,7 @@ class CountTokensBody(StrictModel):
     tool_choice: Annotated[Any, SchemaType(ToolChoice | None)] = None
     thinking: ThinkingOptions | None = None
     output_config: OutputConfig | None = None
-    output_format: AnswerFormat | None = None  # what it was called in its beta
+    output_format: AnswerFormat | None = None  # beta name of output_config.format
 
 
 class MessagesBody(CountTokensBody):
@@ -100,40 +99,34 @@ class MessagesBody(CountTokensBody):
 
 def parse_message_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/messages`; defaults: the model's own. Raises UsageError."""
-    asked = validate(MessagesBody, _with_effect(body))
-    check_stop_strings("stop_sequences", asked.stop_sequences or [])
+    request = validate(MessagesBody, drop_nulls(body, NEUTRAL_FIELDS))
+    check_stop_strings("stop_sequences", request.stop_sequences or [])
     names = ("temperature", "top_p", "top_k")
-    given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    if asked.stop_sequences is not None:
-        given["stop"] = tuple(asked.stop_sequences)
-    if (
-        asked.thinking
-        and asked.thinking.budget_tokens is not None
-        and (ignored := IGNORED_FIELDS.get()) is not None
-    ):
-        ignored.add("thinking.budget_tokens", changes_answer=True)  # models think as long as they will
-    params = replace(defaults, **given, max_tokens=asked.max_tokens)
-    return replace(_asked(asked, params), stream=bool(asked.stream))
+    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if request.stop_sequences is not None:
+        given["stop"] = tuple(request.stop_sequences)
+    has_budget = request.thinking and request.thinking.budget_tokens is not None
+    if has_budget and (ignored := IGNORED_FIELDS.get()) is not None:  # required by this API, so never refused
+        ignored.add("thinking.budget_tokens", changes_answer=True)
+    params = replace(defaults, **given, max_tokens=request.max_tokens)
+    return replace(_parsed_request(request, params), stream=bool(request.stream))
 
 
 def parse_count_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
-    """A body of `/v1/messages/count_tokens`. Raises UsageError."""
-    return _asked(validate(CountTokensBody, _with_effect(body)), defaults)
+    """A body of `/v1/messages/count_tokens`; defaults: as above. Raises UsageError."""
+    return _parsed_request(validate(CountTokensBody, drop_nulls(body, NEUTRAL_FIELDS)), defaults)
 
 
-def _with_effect(body: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
-
-
-def _asked(asked: CountTokensBody, params: SamplingParams) -> ParsedRequest:
-    config = asked.output_config
-    if form := (config and config.format) or asked.output_format:
-        params = replace(params, grammar=Grammar(GrammarKind.JSON_SCHEMA, json.dumps(form.schema_)))
-    tools, use = _tool_use(asked)
-    thinking = asked.thinking.type if asked.thinking else "adaptive"
+def _parsed_request(request: CountTokensBody, params: SamplingParams) -> ParsedRequest:
+    config = request.output_config
+    if answer_format := (config and config.format) or request.output_format:
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(answer_format.schema_))
+        params = replace(params, grammar=grammar)
+    tools, use = _tool_use(request)
+    thinking = request.thinking.type if request.thinking else "adaptive"
     return ParsedRequest(
-        asked.model,
-        (parse_messages(asked.messages, asked.system),),
+        request.model,
+        (parse_messages(request.messages, request.system),),
         params,
         is_chat=True,
         tools=tools,
@@ -143,47 +136,45 @@ def _asked(asked: CountTokensBody, params: SamplingParams) -> ParsedRequest:
     )
 
 
-def _tool_use(asked: CountTokensBody) -> tuple[list[dict[str, Any]] | None, ToolUse]:
-    """`none` calls no function because the model is told of none."""
-    tools = _tools(asked.tools)
-    if asked.tool_choice is None:
+def _tool_use(request: CountTokensBody) -> tuple[list[dict[str, Any]] | None, ToolUse]:
+    """The functions to declare to the model, and how it may use them. With the choice `none` none is declared."""
+    tools = _tools(request.tools)
+    if request.tool_choice is None:
         return tools or None, ToolUse()
-    if not isinstance(asked.tool_choice, Mapping):
-        raise BadField("tool_choice", "tool_choice is no object", 'send {"type": "auto"}')
-    choice = validate(ToolChoice, asked.tool_choice, "tool_choice")
-    if choice.type == "none":
-        return None, ToolUse()
-    if not tools and choice.type == "auto":
+    if not isinstance(request.tool_choice, Mapping):
+        raise BadField("tool_choice", "tool_choice is not an object", 'send {"type": "auto"}')
+    choice = validate(ToolChoice, request.tool_choice, "tool_choice")
+    if choice.type == "none" or (not tools and choice.type == "auto"):
         return None, ToolUse()
     if not tools:
-        raise BadField("tool_choice", "there is a tool_choice and there are no tools", "send tools, too")
+        raise BadField("tool_choice", "tool_choice needs tools", "send tools as well")
     if (choice.type == "tool") != (choice.name is not None):
-        raise BadField("tool_choice.name", "a name goes with the type tool, and with no other", "send both")
+        raise BadField("tool_choice.name", "name is required for the type tool, and for no other", "send both")
     if choice.name is not None and choice.name not in {tool["function"]["name"] for tool in tools}:
-        raise BadField("tool_choice.name", f"{choice.name!r} is not among the tools", "send it, too")
+        raise BadField("tool_choice.name", f"{choice.name!r} is not in tools", "add it to tools")
     return tools, ToolUse(
         required=choice.type == "any", name=choice.name, parallel=not choice.disable_parallel_tool_use
     )
 
 
 def _tools(tools: Any) -> list[dict[str, Any]]:
-    """In OpenAI's form, which templates know."""
+    """Functions in OpenAI's format, which templates know."""
     if tools is not None and not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of tools")
+        raise BadField("tools", "tools is not a list", "send a list of tools")
     check_count(MAX_TOOLS, "tools", tools or ())
     return [function for index, tool in enumerate(tools or ()) if (function := _tool(tool, index))]
 
 
 def _tool(tool: Any, index: int) -> dict[str, Any] | None:
-    """None for a tool of Anthropic's own, which is noted."""
-    kind = (tool.get("type") or "custom") if isinstance(tool, Mapping) else None
-    if isinstance(kind, str) and kind != "custom":
-        ignore_tool(kind, index)
+    """None for a tool of Anthropic's servers, which is recorded as ignored."""
+    tool_type = (tool.get("type") or "custom") if isinstance(tool, Mapping) else None
+    if isinstance(tool_type, str) and tool_type != "custom":
+        ignore_tool(tool_type, index)
         return None
-    found = validate(CustomTool, tool if isinstance(tool, Mapping) else {}, f"tools.{index}")
-    function: dict[str, Any] = {"name": found.name, "parameters": found.input_schema}
-    if found.description is not None:
-        function["description"] = found.description
-    if found.strict is not None:
-        function["strict"] = found.strict
+    custom = validate(CustomTool, tool if isinstance(tool, Mapping) else {}, f"tools.{index}")
+    function: dict[str, Any] = {"name": custom.name, "parameters": custom.input_schema}
+    if custom.description is not None:
+        function["description"] = custom.description
+    if custom.strict is not None:
+        function["strict"] = custom.strict
     return {"type": "function", "function": function}

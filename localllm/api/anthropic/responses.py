@@ -1,7 +1,4 @@
-"""Answers as Anthropic's API tells them: messages, usage, errors. Identifiers are the caller's.
-
-Knows nothing of HTTP.
-"""
+"""Anthropic's answers: messages, their stream of events, usage, errors."""
 
 import json
 from typing import Any
@@ -33,7 +30,7 @@ ERROR_TYPES = {
 
 
 def message_object(id: str, model: str, params: SamplingParams, completion: Completion) -> JsonObject:
-    """A whole answer: thoughts, text, calls."""
+    """A complete answer: reasoning, text, tool calls."""
     content: list[JsonObject] = (
         [{**thinking_block(), "thinking": completion.reasoning}] if completion.reasoning else []
     )
@@ -50,7 +47,7 @@ def message_object(id: str, model: str, params: SamplingParams, completion: Comp
 
 
 def empty_message(id: str, model: str) -> JsonObject:
-    """A message without content yet."""
+    """A message without content."""
     return {
         "id": id,
         "type": "message",
@@ -67,7 +64,7 @@ def text_block() -> JsonObject:
 
 
 def thinking_block() -> JsonObject:
-    """Nothing is signed: thoughts that come back are taken as they are."""
+    """The signature is empty: reasoning that a client sends back is not verified."""
     return {"type": "thinking", "thinking": "", "signature": ""}
 
 
@@ -78,16 +75,20 @@ def tool_block(call: ToolCall) -> JsonObject:
 def stop_fields(
     reason: FinishReason, metrics: Metrics, params: SamplingParams, *, called: bool, stop: str | None
 ) -> JsonObject:
-    """Why it ended, and at which of `stop_sequences`."""
+    """`stop_reason` and `stop_sequence`. called: the answer has tool calls; stop: the stop string that ended
+    it."""
     if reason is FinishReason.LENGTH:
-        cut = params.max_tokens is not None and metrics.output_tokens >= params.max_tokens
-        return {"stop_reason": "max_tokens" if cut else "model_context_window_exceeded", "stop_sequence": None}
-    found = "stop_sequence" if stop is not None else "tool_use" if called else "end_turn"
-    return {"stop_reason": found, "stop_sequence": stop}
+        hit_limit = params.max_tokens is not None and metrics.output_tokens >= params.max_tokens
+        return {
+            "stop_reason": "max_tokens" if hit_limit else "model_context_window_exceeded",
+            "stop_sequence": None,
+        }
+    stop_reason = "stop_sequence" if stop is not None else "tool_use" if called else "end_turn"
+    return {"stop_reason": stop_reason, "stop_sequence": stop}
 
 
 def usage_object(metrics: Metrics) -> JsonObject:
-    """As this API counts: a prompt's tokens that were found in the cache are none of `input_tokens`."""
+    """Token counts; in this API `input_tokens` excludes those found in the cache."""
     return {
         "input_tokens": metrics.prompt_tokens - metrics.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -98,36 +99,33 @@ def usage_object(metrics: Metrics) -> JsonObject:
 
 def error_object(error: LocalLLMError, request_id: str) -> JsonObject:
     status = error.http_status
-    kind = ERROR_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": str(error)}, "request_id": request_id}
+    error_type = ERROR_TYPES.get(status, "invalid_request_error" if 400 <= status < 500 else "api_error")
+    return {"type": "error", "error": {"type": error_type, "message": str(error)}, "request_id": request_id}
 
-
-# An answer piece by piece, as Anthropic's API streams it: events with a type, a block of content after the other.
-#
-# Knows nothing of HTTP.
 
 BLOCK_BUILDERS = {EventType.CONTENT: text_block, EventType.REASONING: thinking_block}
 DELTA_FIELDS = {EventType.CONTENT: ("text_delta", "text"), EventType.REASONING: ("thinking_delta", "thinking")}
 
 
 class MessageStream:
-    """Events of one answer: `begin`, then `push` of each piece."""
+    """Events of one streamed answer, one content block after the other."""
 
     def __init__(self, id: str, model: str, request: Request):
         self.id = id
         self.model = model
         self.request = request
-        self.block_index = -1  # of the block
-        self.open_block_type: EventType | None = None  # of the block that is open
+        self.block_index = -1  # of the newest block
+        self.open_block_type: EventType | None = None  # None if no block is open
         self.called = False
 
     def start_events(self) -> list[JsonObject]:
-        """What of the prompt was found in the cache is known at the end."""
+        """message_start and ping. The cached tokens are only known at the end."""
         counts = {"input_tokens": len(self.request.prompt_ids), "output_tokens": 0}
         message = {**empty_message(self.id, self.model), "usage": counts}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
 
     def events_for(self, event: GenerationEvent) -> list[JsonObject]:
+        """Events of this API for an event of the engine."""
         events: list[JsonObject] = []
         if event.tool_call:
             self.called = True

@@ -1,8 +1,7 @@
-"""Bodies of `/api/generate` and `/api/chat` to what an LLM is asked. Knows nothing of HTTP.
+"""Translates bodies of `/api/generate` and `/api/chat` into requests.
 
-Where options say nothing, the model's own recommendation counts, with an edition's parameters before it; a model
-that recommends nothing is drawn from as Ollama documents. A prompt that is too long is refused, never cut:
-`truncate` and `shift` change nothing.
+Missing options default to the edition's parameters, then to the model's recommendation, then to Ollama's
+documented defaults. A prompt that is too long is refused, never truncated: `truncate` and `shift` have no effect.
 """
 
 import json
@@ -26,10 +25,9 @@ from localllm.api.ollama.bodies import (
     CommonBody,
     GenerateBody,
     gather_options,
-    parse_body,
     parse_keep_alive,
 )
-from localllm.api.openai.bodies import ignore_tool
+from localllm.api.openai.bodies import FunctionDefinition, ignore_tool
 from localllm.api.openai.requests import parse_tool_use
 from localllm.errors import BadField, DamagedModel, UsageError
 from localllm.modelfile.edition import Edition
@@ -37,10 +35,9 @@ from localllm.modelfile.options import NEUTRAL, OPTION_TYPES, check_options, to_
 from localllm.request import ChatRequest, Grammar, GrammarKind, Prompt, Request, SamplingParams, ToolUse
 from localllm.text.infill import encode_infill, find_infill_tokens, infill_end_ids
 
-# The messages and tools of Ollama's chat body, checked field by field, as chat templates want them.
-
+OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 ROLES = ("system", "user", "assistant", "tool")
-TEXT_ONLY_REMEDY = "this server reads text alone"
+TEXT_ONLY_REMEDY = "send text only"
 
 
 class FunctionCall(StrictModel):
@@ -63,15 +60,8 @@ class ChatMessage(StrictModel):
     tool_calls: list[ToolCallPart] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    name: str | None = None  # of the tool that answers, as Ollama had it once
-    id: str | None = None  # of the message, which some clients number
-
-
-class FunctionDefinition(StrictModel):
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    name: str | None = None  # former name of tool_name
+    id: str | None = None  # sent by some clients
 
 
 class Tool(StrictModel):
@@ -81,77 +71,72 @@ class Tool(StrictModel):
 
 
 def parse_messages(messages: list[Any]) -> list[dict[str, Any]]:
-    """Raises BadField for a field that is unknown or of another type, for pictures, and a role that is none."""
+    """Messages in the form that chat templates expect. Raises BadField for unknown fields and roles, wrong types,
+    and images."""
     check_count(MAX_MESSAGES, "messages", messages)
-    read: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []  # name and id of calls that nothing answers yet
-    for place, message in enumerate(messages):
-        at = f"messages.{place}"
+    parsed: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # name and id of calls without a result
+    for index, message in enumerate(messages):
+        path = f"messages.{index}"
         if not isinstance(message, Mapping):
-            raise BadField(at, f"{at} is no object", "send a role and a content")
-        said = validate(ChatMessage, message, at)
-        role = said.role.lower()
+            raise BadField(path, f"{path} is not an object", "send role and content")
+        body = validate(ChatMessage, message, path)
+        role = body.role.lower()
         if role not in ROLES:
-            raise BadField(f"{at}.role", f"invalid role: {said.role[:40]}, must be one of [{' '.join(ROLES)}]")
-        if said.images:
-            raise BadField(f"{at}.images", f"{at} has images", TEXT_ONLY_REMEDY)
-        if role == "tool" and said.tool_name is None and said.name:
-            said = said.model_copy(update={"tool_name": said.name})
-        found: dict[str, Any] = {"role": role, "content": said.content or ""}
-        if role == "assistant" and said.thinking:
-            found["reasoning_content"] = said.thinking
-        if role == "assistant" and said.tool_calls:
-            found["tool_calls"] = [_call(call, len(waiting) + index) for index, call in enumerate(said.tool_calls)]
-            waiting += [(call["function"]["name"], call["id"]) for call in found["tool_calls"]]
+            raise BadField(f"{path}.role", f"invalid role: {body.role[:40]}, must be one of [{' '.join(ROLES)}]")
+        if body.images:
+            raise BadField(f"{path}.images", f"{path} has images", TEXT_ONLY_REMEDY)
+        if role == "tool" and body.tool_name is None and body.name:
+            body = body.model_copy(update={"tool_name": body.name})
+        fields: dict[str, Any] = {"role": role, "content": body.content or ""}
+        if role == "assistant" and body.thinking:
+            fields["reasoning_content"] = body.thinking
+        if role == "assistant" and body.tool_calls:
+            first = len(open_calls)
+            fields["tool_calls"] = [_tool_call(call, number) for number, call in enumerate(body.tool_calls, first)]
+            open_calls += [(call["function"]["name"], call["id"]) for call in fields["tool_calls"]]
         if role == "tool":
-            found |= _answered(said, waiting)
-        read.append(found)
-    return read
+            fields |= _answered_call(body, open_calls)
+        parsed.append(fields)
+    return parsed
 
 
-def _call(call: ToolCallPart, number: int) -> dict[str, Any]:
-    """Ollama's clients name no calls; some templates want each to have a name of nine letters."""
+def _tool_call(call: ToolCallPart, number: int) -> dict[str, Any]:
+    """A call with an id: Ollama's clients send none, and some templates expect one of nine letters."""
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"id": call.id or f"call{number:05}", "type": "function", "function": function}
 
 
-def _answered(said: ChatMessage, waiting: list[tuple[str, str]]) -> dict[str, Any]:
-    """Which call this is the answer to: the one that is named, else the first of that function."""
-    mine = next(
-        (call for call in waiting if said.tool_call_id in (None, call[1]) and said.tool_name in (None, call[0])),
-        None,
-    )
-    if mine:
-        waiting.remove(mine)
-    name, number = mine or (said.tool_name, said.tool_call_id)
-    told = {"name": said.tool_name or name, "tool_call_id": said.tool_call_id or number}
-    return {key: value for key, value in told.items() if value}
+def _answered_call(body: ChatMessage, open_calls: list[tuple[str, str]]) -> dict[str, Any]:
+    """Name and id of the call that a tool message answers: the first open one that matches, which is closed."""
+    name, call_id = body.tool_name, body.tool_call_id
+    if match := next((c for c in open_calls if name in (None, c[0]) and call_id in (None, c[1])), None):
+        open_calls.remove(match)
+        name, call_id = name or match[0], call_id or match[1]
+    return {key: value for key, value in {"name": name, "tool_call_id": call_id}.items() if value}
 
 
 def parse_tools(tools: list[Any] | None) -> list[dict[str, Any]] | None:
-    """Functions as templates want them; None where there are none. Raises BadField."""
+    """Functions in the form that chat templates expect; None if there are none. Raises BadField."""
     check_count(MAX_TOOLS, "tools", tools or ())
-    found: list[dict[str, Any]] = []
-    for place, tool in enumerate(tools or ()):
-        at = f"tools.{place}"
+    parsed: list[dict[str, Any]] = []
+    for index, tool in enumerate(tools or ()):
+        path = f"tools.{index}"
         if not isinstance(tool, Mapping):
-            raise BadField(at, f"{at} is no object", "send a type and a function")
-        kind = tool.get("type")
-        if isinstance(kind, str) and kind not in ("", "function"):
-            ignore_tool(kind, place)
+            raise BadField(path, f"{path} is not an object", "send type and function")
+        tool_type = tool.get("type")
+        if isinstance(tool_type, str) and tool_type not in ("", "function"):
+            ignore_tool(tool_type, index)
             continue
-        validate(Tool, tool, at)
+        validate(Tool, tool, path)
         known = FunctionDefinition.model_fields
         function = {key: value for key, value in tool["function"].items() if value is not None and key in known}
-        found.append({"type": "function", "function": function})
-    return found or None
-
-
-OLLAMA_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+        parsed.append({"type": "function", "function": function})
+    return parsed or None
 
 
 class OllamaModel(Protocol):
-    """What is needed of an LLM."""
+    """The part of an LLM that these requests need."""
 
     edition: Edition | None
     recommended: SamplingParams
@@ -170,11 +155,11 @@ class OllamaModel(Protocol):
 
 @dataclass(frozen=True)
 class OllamaRequest:
-    """What a body asks, in either shape."""
+    """Fields of both requests."""
 
     model: str
     stream: bool
-    keep_alive: float | None  # seconds; None: as ever
+    keep_alive: float | None  # seconds; None for the default
     options: Mapping[str, Any]
     grammar: Grammar | None
     think: bool | str | None
@@ -182,7 +167,7 @@ class OllamaRequest:
 
     @property
     def num_ctx(self) -> int | None:
-        """Tokens of prompt and answer."""
+        """Requested context in tokens."""
         return self.options.get("num_ctx")
 
     def sampling_params(self, llm: OllamaModel) -> SamplingParams:
@@ -206,7 +191,8 @@ class OllamaChat(OllamaRequest):
         return not self.messages
 
     def prepare(self, llm: OllamaModel) -> tuple[Any, Request]:
-        """What answers, and the request. Raises ContextOverflow and UsageError as `LLM.prepare` does."""
+        """The LLM to run, which may be an edition, and the request. Raises ContextOverflow and UsageError as
+        `LLM.prepare`."""
         with_tools = self.tools is not None and not self.tool_use.must_call
         arguments = thinking_arguments(llm, self, with_tools=with_tools)
         chat = ChatRequest(
@@ -234,29 +220,27 @@ class OllamaGenerate(OllamaRequest):
         return not self.prompt and not self.suffix
 
     def prepare(self, llm: OllamaModel) -> tuple[Any, Request]:
-        """As `Chat.prepare`."""
+        """As `OllamaChat.prepare`."""
         if not self.template:
             return self._prepared(llm)
         try:
             return self._prepared(llm.with_edition(replace(llm.edition or Edition(""), template=self.template)))
-        except DamagedModel as error:  # of the body, and not of the model
+        except DamagedModel as error:  # the fault is in the body's template
             raise BadField("template", error.message, "send another template") from error
 
     def _prepared(self, llm: OllamaModel) -> tuple[Any, Request]:
         params = self.sampling_params(llm)
         if self.suffix:
             if find_infill_tokens(llm.tokenizer) is None:
-                raise UsageError(f'"{self.model}" does not support insert', "leave the suffix out")
+                raise UsageError(f'"{self.model}" does not support insert', "leave out suffix")
             ids = encode_infill(llm.tokenizer, self.prompt, self.suffix)
             params = replace(params, stop_ids=(*params.stop_ids, *infill_end_ids(llm.tokenizer)))
             return llm, self._prepare_prompt(llm, ids, params, {})
         if self.raw or not llm.has_chat_template:
             if self.system:
-                raise UsageError(
-                    f'"{self.model}" has no template that could say the system prompt', "leave it out"
-                )
+                raise UsageError(f'"{self.model}" has no template for a system prompt', "leave out system")
             if isinstance(self.think, str) or self.think:
-                raise UsageError(f'"{self.model}" does not support thinking', "leave think out")
+                raise UsageError(f'"{self.model}" does not support thinking', "leave out think")
             return llm, self._prepare_prompt(llm, self.prompt, params, {})
         system = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*system, {"role": "user", "content": self.prompt}]
@@ -279,60 +263,60 @@ class OllamaGenerate(OllamaRequest):
 
 def parse_chat_request(body: Mapping[str, Any]) -> OllamaChat:
     """A body of `/api/chat`. Raises UsageError."""
-    asked = parse_body(ChatBody, gather_options(body))
-    tools, tool_use = parse_tool_use(parse_tools(asked.tools), asked.tool_choice, parallel=None)
-    messages = parse_messages(asked.messages or [])
-    return OllamaChat(**_common(asked), messages=messages, tools=tools, tool_use=tool_use)
+    request = validate(ChatBody, gather_options(body))
+    tools, tool_use = parse_tool_use(parse_tools(request.tools), request.tool_choice, parallel=None)
+    messages = parse_messages(request.messages or [])
+    return OllamaChat(**_common(request), messages=messages, tools=tools, tool_use=tool_use)
 
 
 def parse_generate_request(body: Mapping[str, Any]) -> OllamaGenerate:
     """A body of `/api/generate`. Raises UsageError."""
-    asked = parse_body(GenerateBody, gather_options(body))
-    if asked.images:
+    request = validate(GenerateBody, gather_options(body))
+    if request.images:
         raise BadField("images", "images are not supported", TEXT_ONLY_REMEDY)
-    if asked.raw and (asked.template or asked.system or asked.context):
+    if request.raw and (request.template or request.system or request.context):
         raise BadField("raw", "raw mode does not support template, system, or context")
-    if asked.suffix and (asked.template or asked.system):
-        raise BadField("suffix", "a suffix leaves no room for template and system", "leave them out")
+    if request.suffix and (request.template or request.system):
+        raise BadField("suffix", "suffix does not support template and system", "leave them out")
     return OllamaGenerate(
-        **_common(asked),
-        prompt=asked.prompt or "",
-        suffix=asked.suffix or "",
-        system=asked.system or "",
-        template=asked.template or "",
-        context_ids=tuple(asked.context or ()),
-        raw=bool(asked.raw),
+        **_common(request),
+        prompt=request.prompt or "",
+        suffix=request.suffix or "",
+        system=request.system or "",
+        template=request.template or "",
+        context_ids=tuple(request.context or ()),
+        raw=bool(request.raw),
     )
 
 
-def _common(asked: CommonBody) -> dict[str, Any]:
-    most = asked.top_logprobs or 0
-    if not 0 <= most <= MAX_LOGPROBS:
+def _common(request: CommonBody) -> dict[str, Any]:
+    top_logprobs = request.top_logprobs or 0
+    if not 0 <= top_logprobs <= MAX_LOGPROBS:
         raise BadField("top_logprobs", f"top_logprobs must be between 0 and {MAX_LOGPROBS}")
-    if most and not asked.logprobs:
-        raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    options = check_options(_known_options(asked.options or {}))
+    if top_logprobs and not request.logprobs:
+        raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true as well")
+    options = check_options(_known_options(request.options or {}))
     check_stop_strings("options.stop", options.get("stop", []))
     return {
-        "model": asked.model,
-        "stream": asked.stream is not False,
-        "keep_alive": parse_keep_alive(asked.keep_alive),
+        "model": request.model,
+        "stream": request.stream is not False,
+        "keep_alive": parse_keep_alive(request.keep_alive),
         "options": options,
-        "grammar": parse_format(asked.format),
-        "think": _think(asked.think),
-        "logprobs": most if asked.logprobs else None,
+        "grammar": parse_format(request.format),
+        "think": _think(request.think),
+        "logprobs": top_logprobs if request.logprobs else None,
     }
 
 
 def _known_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without those that nobody knows, as Ollama has it, and those that it no longer has. `check_options` refuses
-    them."""
+    """The options without unknown and obsolete ones, which are recorded as ignored, as in Ollama; or all of them
+    if ignored fields are refused, as `check_options` does."""
     if IGNORED_FIELDS.get() is None:
         return options
     known = dict(options)
     for name, value in options.items():
         if name not in OPTION_TYPES or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
-            ignore_field(f"options.{name}", f'there is no option "{name[:80]}"')
+            ignore_field(f"options.{name}", f'unknown option "{name[:80]}"')
             del known[name]
     return known
 
@@ -347,18 +331,19 @@ def _think(think: bool | str | None) -> bool | str | None:
 
 
 def parse_format(value: Any) -> Grammar | None:
-    """What the content of an answer must be. Raises UsageError."""
+    """Grammar of the answer. Raises BadField."""
     if value in (None, ""):
         return None
     if value == "json":
         return Grammar(GrammarKind.JSON)
     if not isinstance(value, dict):
-        told = json.dumps(value, ensure_ascii=False)[:80]
-        raise BadField("format", f'invalid format: {told}; expected "json" or a valid JSON Schema object')
+        shown = json.dumps(value, ensure_ascii=False)[:80]
+        raise BadField("format", f'invalid format: {shown}; expected "json" or a valid JSON Schema object')
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(value))
 
 
 def with_ollama_defaults(recommended: SamplingParams) -> SamplingParams:
+    """The model's recommendation, or Ollama's defaults if it recommends nothing."""
     neutral = SamplingParams()
     names = ("temperature", "top_k", "top_p", "min_p")
     if any(getattr(recommended, name) != getattr(neutral, name) for name in names):
@@ -367,9 +352,9 @@ def with_ollama_defaults(recommended: SamplingParams) -> SamplingParams:
 
 
 def thinking_arguments(llm: OllamaModel, parsed: OllamaRequest, *, with_tools: bool) -> dict[str, Any]:
-    """Arguments for the chat template. A level is said to templates that know levels; to others it is a yes.
+    """Chat template arguments for `think`. A level means "on" for templates without levels.
 
-    Raises UsageError where the model does not think and is to, or cannot but think; and where it knows no tools.
+    Raises UsageError if thinking cannot be turned on or off as requested, or the template does not support tools.
     """
     if with_tools:
         try:
@@ -386,7 +371,7 @@ def thinking_arguments(llm: OllamaModel, parsed: OllamaRequest, *, with_tools: b
     try:
         return llm.template_arguments({}, think=bool(parsed.think), with_tools=with_tools)
     except UsageError as error:
-        if parsed.think and llm.thinks:  # it thinks whether or not it is asked to
+        if parsed.think and llm.thinks:  # it always thinks
             return {}
-        told = "thinking" if parsed.think else "to be asked not to think"
-        raise UsageError(f'"{parsed.model}" does not support {told}', error.remedy) from error
+        feature = "thinking" if parsed.think else "turning thinking off"
+        raise UsageError(f'"{parsed.model}" does not support {feature}', error.remedy) from error

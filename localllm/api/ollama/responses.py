@@ -1,7 +1,4 @@
-"""Answers as Ollama's API tells them: chunks of a stream, and whole ones. Durations are whole nanoseconds.
-
-Log probabilities have the shape of OpenAI's. Names and times are the caller's. Knows nothing of HTTP.
-"""
+"""Ollama's answers: chunks of a stream, and the whole answer merged from them. Durations are in nanoseconds."""
 
 import json
 import math
@@ -11,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from localllm.api.ollama.requests import OllamaChat, OllamaGenerate
+from localllm.api.openai.responses import token_object
 from localllm.api.tokens import TokenTexts
 from localllm.errors import LocalLLMError
 from localllm.metrics import Metrics
@@ -18,13 +16,12 @@ from localllm.request import EventType, GenerationEvent, Request, TokenLogprob, 
 
 JsonObject = dict[str, Any]
 
-MIN_LOGPROB = -9999.0  # JSON has no infinity
-MAX_TIMESTAMP_S = 9_000_000_000.0  # seconds since 1970, in 2255: what is for ever in a field that wants a time
+MAX_TIMESTAMP_S = 9_000_000_000.0  # the year 2255, which stands for "forever"
 
 
 @dataclass(frozen=True)
 class RequestTimes:
-    """When a request came, and what it waited for a model; in seconds of `time.perf_counter()`."""
+    """When a request arrived and its model was loaded, in seconds of `time.perf_counter()`."""
 
     arrived_at: float
     loaded_at: float
@@ -41,7 +38,7 @@ class RequestTimes:
 
 
 class ChunkWriter:
-    """The chunks of one answer. The last has `done`, why it ended, and what it took."""
+    """Chunks of one answer. The last has `done`, `done_reason`, and durations."""
 
     def __init__(
         self, parsed: OllamaChat | OllamaGenerate, request: Request, token_texts: TokenTexts, times: RequestTimes
@@ -54,7 +51,7 @@ class ChunkWriter:
         self.answer_ids: list[int] = []
 
     def chunks_for(self, event: GenerationEvent, now: float) -> list[JsonObject]:
-        """The chunks that an event makes, none for a token that only moves the model on. now: as in Clock."""
+        """Chunks of an event; none for a token without text. now: as in RequestTimes."""
         self.answer_ids += event.token_ids
         chunks: list[JsonObject] = []
         if event.text or event.tool_call or event.logprobs:
@@ -81,8 +78,8 @@ class ChunkWriter:
 
     def content_fields(self, event: GenerationEvent) -> JsonObject:
         if isinstance(self.parsed, OllamaGenerate):
-            thought = event.kind is EventType.REASONING
-            return {"response": "" if thought else event.text, **({"thinking": event.text} if thought else {})}
+            is_reasoning = event.kind is EventType.REASONING
+            return {"response": "", "thinking": event.text} if is_reasoning else {"response": event.text}
         message: JsonObject = {
             "role": "assistant",
             "content": "" if event.kind is EventType.REASONING else event.text,
@@ -105,33 +102,33 @@ class ChunkWriter:
         return {"logprobs": [logprob_object(entry, self.token_texts) for entry in event.logprobs]}
 
     def context_fields(self) -> JsonObject:
-        """Token ids that a later request may begin with: the conversation up to here."""
+        """`context`: token ids of the conversation so far, for a later request."""
         if isinstance(self.parsed, OllamaChat) or self.parsed.raw:
             return {}
         return {"context": [*self.request.prompt_ids, *self.answer_ids]}
 
 
 def merge_chunks(chunks: Sequence[JsonObject]) -> JsonObject:
-    """One object of all chunks of a stream."""
+    """The answer as one object, from all chunks of a stream."""
     done = dict(chunks[-1])
     if "response" in done:
-        done |= _joined(chunks, ("response", "thinking"))
+        done |= _join(chunks, ("response", "thinking"))
     else:
         messages = [chunk["message"] for chunk in chunks]
         calls = [call for message in messages for call in message.get("tool_calls", ())]
-        done["message"] = {"role": "assistant", **_joined(messages, ("content", "thinking"))}
+        done["message"] = {"role": "assistant", **_join(messages, ("content", "thinking"))}
         done["message"] |= {"tool_calls": calls} if calls else {}
-    found = [entry for chunk in chunks for entry in chunk.get("logprobs", ())]
-    return done | ({"logprobs": found} if found else {})
+    logprobs = [entry for chunk in chunks for entry in chunk.get("logprobs", ())]
+    return done | ({"logprobs": logprobs} if logprobs else {})
 
 
-def _joined(parts: Sequence[JsonObject], names: tuple[str, ...]) -> JsonObject:
+def _join(parts: Sequence[JsonObject], names: tuple[str, ...]) -> JsonObject:
     texts = {name: "".join(part.get(name, "") for part in parts) for name in names}
     return {name: text for name, text in texts.items() if text or name != "thinking"}
 
 
 def empty_answer(parsed: OllamaChat | OllamaGenerate, reason: str) -> JsonObject:
-    """Of a request that only loads a model, or lets go of it."""
+    """Answer to a request that only loads or unloads a model."""
     empty: JsonObject = (
         {"response": ""}
         if isinstance(parsed, OllamaGenerate)
@@ -145,7 +142,7 @@ def header_fields(model: str) -> JsonObject:
 
 
 def tool_call_object(call: ToolCall, index: int) -> JsonObject:
-    """Arguments are an object here."""
+    """A tool call; in this API the arguments are an object."""
     return {
         "id": call.id,
         "function": {"index": index, "name": call.name, "arguments": json.loads(call.arguments)},
@@ -153,13 +150,9 @@ def tool_call_object(call: ToolCall, index: int) -> JsonObject:
 
 
 def logprob_object(entry: TokenLogprob, texts: TokenTexts) -> JsonObject:
-    named = _named(entry.token_id, entry.logprob, texts)
-    return {**named, "top_logprobs": [_named(*pair, texts) for pair in entry.top]} if entry.top else named
-
-
-def _named(token: int, value: float, texts: TokenTexts) -> JsonObject:
-    text, raw = texts(token)
-    return {"token": text, "logprob": max(value, MIN_LOGPROB), "bytes": None if raw is None else list(raw)}
+    """A log probability in OpenAI's format, with `top_logprobs` only if requested."""
+    token = token_object(entry.token_id, entry.logprob, texts)
+    return {**token, "top_logprobs": [token_object(*pair, texts) for pair in entry.top]} if entry.top else token
 
 
 def error_object(error: LocalLLMError) -> JsonObject:
@@ -171,6 +164,6 @@ def nanoseconds(seconds: float) -> int:
 
 
 def format_rfc3339(seconds: float) -> str:
-    """seconds: since 1970; inf: a time that nobody lives to see."""
+    """RFC 3339 time in UTC. seconds: since 1970; inf becomes the year 2255."""
     moment = datetime.fromtimestamp(min(seconds, MAX_TIMESTAMP_S), UTC)
     return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")

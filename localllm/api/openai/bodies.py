@@ -1,16 +1,49 @@
-"""The bodies of OpenAI's two requests, field by field, with those that other servers have made usual, and what is
-said of fields that are not here."""
+"""Bodies of OpenAI's `/v1/chat/completions` and `/v1/completions`, with fields of llama.cpp, vLLM and OpenRouter,
+and the fields that have no effect."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from localllm.api.body import MAX_TOOLS, SchemaType, StrictModel, check_count, ignore_field, validate
+from localllm.api.body import MAX_TOOLS, SchemaType, StrictModel, check_count, drop_nulls, ignore_field, validate
 from localllm.api.openai.messages import MessageList
 from localllm.errors import BadField
 
-# The functions that a chat body tells of, checked field by field.
+# Fields with a single supported value.
+FIXED_VALUES: dict[str, Any] = {"modalities": ["text"]}
+# Fields without effect, with the value that is the default.
+WITHOUT_EFFECT: dict[str, Any] = {
+    "verbosity": "medium",
+    "store": False,
+    "web_search_options": {},
+    "moderation": {},
+}
+UNSUPPORTED_FIELDS = ("audio", "functions", "function_call")
+# Fields about the user, caching and billing, which do not change the answer.
+NEUTRAL_FIELDS = (
+    *("user", "metadata", "safety_identifier", "service_tier", "client_metadata"),
+    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
+    *("cache_prompt", "id_slot", "cache_control", "guided_decoding_backend"),
+)
+# Samplers of llama.cpp that are not supported, with the value that turns each off, and their settings.
+SAMPLERS_OFF: dict[str, float] = {
+    "typical_p": 1,
+    "typ_p": 1,
+    "tfs_z": 1,
+    "mirostat": 0,
+    "dry_multiplier": 0,
+    "xtc_probability": 0,
+    "dynatemp_range": 0,
+    "top_n_sigma": -1,
+    "adaptive_target": -1,
+}
+SAMPLER_SETTINGS = frozenset(
+    (
+        *("mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
+        *("dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "adaptive_decay", "samplers"),
+    )
+)
 
 
 class FunctionDefinition(StrictModel):
@@ -26,54 +59,36 @@ class Tool(StrictModel):
 
 
 ToolList = Annotated[Any, SchemaType(list[Tool] | None)]
-"""What `read_tools` reads."""
+"""Validated by `parse_tools`."""
 
 
 def parse_tools(tools: Any) -> list[dict[str, Any]] | None:
-    """Functions as they were sent, checked, with the fields that are known; None where there are none."""
+    """The functions, without unknown fields; None if there are none. Raises BadField."""
     if not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of functions")
+        raise BadField("tools", "tools is not a list", "send a list of functions")
     check_count(MAX_TOOLS, "tools", tools)
     return [function for index, tool in enumerate(tools) if (function := _function_tool(tool, index))] or None
 
 
 def _function_tool(tool: Any, index: int) -> dict[str, Any] | None:
-    kind = tool.get("type") if isinstance(tool, Mapping) else None
-    if isinstance(kind, str) and kind != "function":
-        ignore_tool(kind, index)
+    tool_type = tool.get("type") if isinstance(tool, Mapping) else None
+    if isinstance(tool_type, str) and tool_type != "function":
+        ignore_tool(tool_type, index)
         return None
     validate(Tool, tool, f"tools.{index}")
     function = {name: value for name, value in tool["function"].items() if name in FunctionDefinition.model_fields}
     return {**{name: value for name, value in tool.items() if name in Tool.model_fields}, "function": function}
 
 
-def ignore_tool(kind: str, index: int) -> None:
-    """Note a tool of a type that cannot be declared to the model. Raises BadField where that is refused."""
-    message = f"tools of type {kind[:40]} are not supported"
-    ignore_field(f"tools.{index}.type", message, "send functions", name=f"tools[].{kind}")
-
-
-# Fields that have one value here, which may be sent.
-FIXED_VALUES: dict[str, Any] = {"modalities": ["text"]}
-# Fields that have no effect, with the one value that asks for nothing else.
-WITHOUT_EFFECT: dict[str, Any] = {
-    "verbosity": "medium",
-    "store": False,
-    "web_search_options": {},
-    "moderation": {},
-}
-UNSUPPORTED_FIELDS = ("audio", "functions", "function_call")
-# Fields that say who asks, and where a provider may keep or compute things; they ask nothing of the answer.
-NEUTRAL_FIELDS = (
-    *("user", "metadata", "safety_identifier", "service_tier", "client_metadata"),
-    *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
-    *("cache_prompt", "id_slot", "cache_control", "guided_decoding_backend"),
-)
+def ignore_tool(tool_type: str, index: int) -> None:
+    """Record a tool of an unsupported type as ignored. Raises BadField if ignored fields are refused."""
+    message = f"tools of type {tool_type[:40]} are not supported"
+    ignore_field(f"tools.{index}.type", message, "send functions", name=f"tools[].{tool_type}")
 
 
 class StreamOptions(StrictModel):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # padding against those who count bytes, which is not sent
+    include_obfuscation: bool | None = None  # padding against traffic analysis, not sent
 
 
 class JsonSchemaFormat(StrictModel):
@@ -86,11 +101,11 @@ class JsonSchemaFormat(StrictModel):
 class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: dict[str, Any] | None = Field(None, alias="schema")  # beside json_object, as llama.cpp has it
+    schema_: dict[str, Any] | None = Field(None, alias="schema")  # with json_object, as in llama.cpp
 
 
 class StructuredOutputs(StrictModel):
-    """What vLLM holds an answer to: one of them."""
+    """As in vLLM: at most one of the fields."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -99,18 +114,18 @@ class StructuredOutputs(StrictModel):
     json_object: bool | None = None
 
 
-def _others(schema: dict[str, Any]) -> None:
-    """Describe the fields that `drop_ignored_fields` takes out before a body is validated."""
-    without: dict[str, Any] = {
+def describe_ignored(schema: dict[str, Any]) -> None:
+    """Add the fields that `drop_ignored_fields` removes before validation to a schema."""
+    ignored: dict[str, Any] = {
         name: {"description": "Has no effect."} for name in (*NEUTRAL_FIELDS, *WITHOUT_EFFECT)
     }
-    schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in FIXED_VALUES.items()}
+    schema["properties"] |= ignored | {name: {"enum": [value, None]} for name, value in FIXED_VALUES.items()}
 
 
 class SamplingBody(StrictModel):
-    """What both kinds of body have."""
+    """Fields of both bodies."""
 
-    model_config = ConfigDict(json_schema_extra=_others)
+    model_config = ConfigDict(json_schema_extra=describe_ignored)
 
     model: str
     n: int | None = None
@@ -144,7 +159,7 @@ class SamplingBody(StrictModel):
 
 
 class ReasoningOptions(StrictModel):
-    """As OpenRouter has it."""
+    """As in OpenRouter's API."""
 
     effort: str | None = None
     enabled: bool | None = None
@@ -178,28 +193,8 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
 
 
-# Samplers of llama.cpp that are not here, with the value that turns each off, and fields that say how they work.
-SAMPLERS_OFF: dict[str, float] = {
-    "typical_p": 1,
-    "typ_p": 1,
-    "tfs_z": 1,
-    "mirostat": 0,
-    "dry_multiplier": 0,
-    "xtc_probability": 0,
-    "dynatemp_range": 0,
-    "top_n_sigma": -1,
-    "adaptive_target": -1,
-}
-SAMPLER_SETTINGS = frozenset(
-    (
-        *("mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-        *("dry_sequence_breakers", "xtc_threshold", "dynatemp_exponent", "adaptive_decay", "samplers"),
-    )
-)
-
-
 def drop_neutral_samplers(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without samplers that are turned off, as llama.cpp's own page sends all of them."""
+    """The fields without samplers that are turned off: llama.cpp's own clients send all of them."""
     return {
         name: value
         for name, value in fields.items()
@@ -208,22 +203,23 @@ def drop_neutral_samplers(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drop_ignored_fields(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is null or has no effect. Raises BadField for what is not supported."""
-    fields = {name: value for name, value in body.items() if value is not None and name not in NEUTRAL_FIELDS}
-    fields = drop_neutral_samplers(fields)
+    """The fields that are not null and have an effect. Raises BadField for unsupported ones."""
+    fields = drop_neutral_samplers(drop_nulls(body, NEUTRAL_FIELDS))
     for name in UNSUPPORTED_FIELDS:
         if name in fields:
             raise BadField(name, f"{name} is not supported", "leave it out")
-    for name, only in FIXED_VALUES.items():
-        value = fields.pop(name, only)
-        if type(value) is not type(only) or value != only:
-            raise BadField(name, f"{name} {value!r} is not supported", f"leave it out, or send {only!r}")
-    for name, only in WITHOUT_EFFECT.items():
-        value = fields.pop(name, only)
-        if value != only:
-            ignore_field(
-                name,
-                f"{name} {str(value)[:40]!r} is not supported",
-                changes_answer=name not in ("store", "moderation"),
-            )
+    drop_fixed_values(fields, FIXED_VALUES)
+    for name, default in WITHOUT_EFFECT.items():
+        if (value := fields.pop(name, default)) != default:
+            message = f"{name} {str(value)[:40]!r} is not supported"
+            ignore_field(name, message, changes_answer=name not in ("store", "moderation"))
     return fields
+
+
+def drop_fixed_values(fields: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Remove fields whose only supported value is given. Raises BadField for another value."""
+    for name, supported in values.items():
+        value = fields.pop(name, supported)
+        if type(value) is not type(supported) or value != supported:
+            message = f"{name} {str(value)[:40]} is not supported"
+            raise BadField(name, message, f"leave it out, or send {supported!r}")

@@ -1,8 +1,7 @@
-"""Bodies of OpenAI's `/v1/chat/completions` and `/v1/completions` to what an LLM is asked.
+"""Translates bodies of OpenAI's `/v1/chat/completions` and `/v1/completions` into a `ParsedRequest`.
 
-Nothing is ignored in silence: what has no effect is noted in `body.IGNORED_FIELDS`, or refused. A field that is
-null counts as left out. Beside OpenAI's fields there are those that llama.cpp, vLLM and OpenRouter have made
-usual. What a body leaves out is as the model recommends. Knows nothing of HTTP.
+No field is ignored silently: those without effect are recorded in `body.IGNORED_FIELDS`, or refused. Null means
+missing. Defaults are the model's recommended sampling parameters.
 """
 
 import json
@@ -37,14 +36,16 @@ from localllm.api.parsed_request import ParsedRequest, PromptBody
 from localllm.errors import BadField, ParameterOutOfRange
 from localllm.request import Grammar, GrammarKind, SamplingParams, ToolUse
 
+DEFAULT_COMPLETION_TOKENS = 16  # default of max_tokens for text completions, as in OpenAI's API
+MAX_TOKEN_ID_DIGITS = 10
 
-# What a chat body asks of the use of its functions.
+
 class FunctionName(StrictModel):
     name: str
 
 
 class FunctionChoice(StrictModel):
-    """One function that is to be called, or is allowed."""
+    """A function that must be called, or may be."""
 
     type: Literal["function"]
     function: FunctionName
@@ -61,139 +62,133 @@ class AllowedToolsChoice(StrictModel):
 
 
 def parse_tool_use(tools: Any, choice: Any, parallel: bool | None) -> tuple[list[dict[str, Any]] | None, ToolUse]:
-    """The functions that the model is told of, and what it has to do with them: of a body's `tools`, `tool_choice`
-    and `parallel_tool_calls`. `none` calls no function because the model is told of none. Raises BadField."""
+    """The functions to declare to the model, and how it may use them, from `tools`, `tool_choice` and
+    `parallel_tool_calls`. With the choice `none` no function is declared. Raises BadField."""
     tools = None if tools is None else parse_tools(tools)
     if choice == "none":
         return None, ToolUse()
     use = _use(choice, parallel=parallel is not False)
     if use.must_call and tools is None:
-        raise BadField("tool_choice", "there is a tool_choice and there are no tools", "send tools, too")
+        raise BadField("tool_choice", "tool_choice needs tools", "send tools as well")
     names = {tool["function"]["name"] for tool in tools or ()}
     if missing := next(
         (name for name in (use.name, *use.allowed) if name is not None and name not in names), None
     ):
-        raise BadField(
-            "tool_choice", f"tool_choice names {missing!r}, which is not among the tools", "send it, too"
-        )
+        raise BadField("tool_choice", f"tool_choice names {missing!r}, which is not in tools", "add it to tools")
     return tools, use if tools else ToolUse()
 
 
 def _use(choice: Any, *, parallel: bool) -> ToolUse:
-    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    choice_type = choice.get("type") if isinstance(choice, Mapping) else None
     if choice in (None, "auto", "required"):
         return ToolUse(required=choice == "required", parallel=parallel)
-    if kind == "function":
+    if choice_type == "function":
         return ToolUse(name=validate(FunctionChoice, choice, "tool_choice").function.name, parallel=parallel)
-    if kind != "allowed_tools":
+    if choice_type != "allowed_tools":
         remedy = "send none, auto, required, or a function"
         raise BadField("tool_choice", f"tool_choice {choice!r} is not supported", remedy)
     allowed = validate(AllowedToolsChoice, choice, "tool_choice").allowed_tools
     if not allowed.tools:
-        raise BadField("tool_choice.allowed_tools.tools", "no tools are allowed", "send none as tool_choice")
+        raise BadField(
+            "tool_choice.allowed_tools.tools", "allowed_tools.tools is empty", 'send "none" as tool_choice'
+        )
     names = tuple(tool.function.name for tool in allowed.tools)
     return ToolUse(required=allowed.mode == "required", parallel=parallel, allowed=names)
 
 
-DEFAULT_COMPLETION_TOKENS = 16  # of a text completion that does not say how many, as OpenAI documents
-MAX_TOKEN_ID_DIGITS = 10  # of a token's id
-
-
 def parse_chat_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/chat/completions`; defaults: the model's own. Raises UsageError."""
-    asked = validate(ChatBody, drop_ignored_fields(body))
-    n = _count("n", asked.n)
-    effort, think = _reasoning(asked)
-    tools, use = parse_tool_use(asked.tools, asked.tool_choice, asked.parallel_tool_calls)
-    arguments = dict(asked.chat_template_kwargs or {})
+    request = validate(ChatBody, drop_ignored_fields(body))
+    n = _count("n", request.n)
+    effort, think = _reasoning(request)
+    tools, use = parse_tool_use(request.tools, request.tool_choice, request.parallel_tool_calls)
+    arguments = dict(request.chat_template_kwargs or {})
     check_count(MAX_TEMPLATE_ARGUMENTS, "chat_template_kwargs", arguments)
     if effort is not None and effort != "none":
         arguments["reasoning_effort"] = effort
     return ParsedRequest(
-        asked.model,
-        (_messages(asked),),
-        _params(asked, defaults, _most_tokens(asked, defaults.max_tokens), _chat_logprobs(asked)),
+        request.model,
+        (_messages(request),),
+        _params(request, defaults, _max_tokens(request, defaults.max_tokens), _chat_logprobs(request)),
         is_chat=True,
         tools=tools,
         tool_use=use,
         template_arguments=arguments,
         think=think,
         n=n,
-        priority=asked.priority or 0,
-        stream=bool(asked.stream),
-        include_usage=_include_usage(asked),
-        timings_per_token=bool(asked.timings_per_token and asked.stream),
+        priority=request.priority or 0,
+        stream=bool(request.stream),
+        include_usage=_include_usage(request),
+        timings_per_token=bool(request.timings_per_token and request.stream),
     )
 
 
 def parse_completion_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
     """A body of `/v1/completions`; defaults: the model's own. Raises UsageError."""
-    asked = validate(CompletionBody, drop_ignored_fields(body))
-    most = _most_tokens(asked, None)
-    if most is None and -1 not in (asked.max_tokens, asked.n_predict):
-        most = DEFAULT_COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
-    params = _params(asked, defaults, most, asked.logprobs)
-    if asked.echo and asked.logprobs is not None:
-        params = replace(params, prompt_logprobs=asked.logprobs)
-    prompts = _prompts(asked.prompt)
-    n, best_of = _how_many(asked, len(prompts))
+    request = validate(CompletionBody, drop_ignored_fields(body))
+    max_tokens = _max_tokens(request, None)
+    if max_tokens is None and -1 not in (request.max_tokens, request.n_predict):
+        max_tokens = DEFAULT_COMPLETION_TOKENS if defaults.max_tokens is None else defaults.max_tokens
+    params = _params(request, defaults, max_tokens, request.logprobs)
+    if request.echo and request.logprobs is not None:
+        params = replace(params, prompt_logprobs=request.logprobs)
+    prompts = _prompts(request.prompt)
+    n, best_of = _answer_counts(request, len(prompts))
     return ParsedRequest(
-        asked.model,
+        request.model,
         prompts,
         params,
         is_chat=False,
-        echo=bool(asked.echo),
-        suffix=_suffix(asked, prompts),
+        echo=bool(request.echo),
+        suffix=_suffix(request, prompts),
         n=n,
         best_of=best_of,
-        priority=asked.priority or 0,
-        stream=bool(asked.stream),
-        include_usage=_include_usage(asked),
+        priority=request.priority or 0,
+        stream=bool(request.stream),
+        include_usage=_include_usage(request),
     )
 
 
 def _params(
-    asked: SamplingBody, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
+    request: SamplingBody, defaults: SamplingParams, max_tokens: int | None, logprobs: int | None
 ) -> SamplingParams:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty")
-    names += ("frequency_penalty", "seed", "ignore_eos")
-    given = {name: getattr(asked, name) for name in names if getattr(asked, name) is not None}
-    if asked.repeat_penalty is not None:
-        given.setdefault("repetition_penalty", asked.repeat_penalty)
-    if asked.top_k == -1:  # as vLLM says that all tokens stay
+    names += ("frequency_penalty", "seed", "ignore_eos", "min_tokens")
+    given = {name: getattr(request, name) for name in names if getattr(request, name) is not None}
+    if request.repeat_penalty is not None:
+        given.setdefault("repetition_penalty", request.repeat_penalty)
+    if request.top_k == -1:  # off, as in vLLM
         given["top_k"] = 0
-    if asked.seed == -1:  # as llama.cpp says that any will do
+    if request.seed == -1:  # random, as in llama.cpp
         del given["seed"]
-    if asked.min_tokens:
-        ignore_field("min_tokens", "min_tokens is not supported")
-    check_count(MAX_STOP_IDS, "stop_token_ids", asked.stop_token_ids or ())
-    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(asked.logit_bias or {})}
-    given |= {"grammar": _grammar(asked), "stop_ids": tuple(asked.stop_token_ids or ())}
-    if asked.stop is not None:
-        given["stop"] = _stop_strings(asked.stop)
+    check_count(MAX_STOP_IDS, "stop_token_ids", request.stop_token_ids or ())
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "logit_bias": _biases(request.logit_bias or {})}
+    given |= {"grammar": _grammar(request), "stop_ids": tuple(request.stop_token_ids or ())}
+    if request.stop is not None:
+        given["stop"] = _stop_strings(request.stop)
     try:
         return replace(defaults, **given)
     except ParameterOutOfRange as error:
-        newer = error.name == "max_tokens" and getattr(asked, "max_completion_tokens", None) is not None
-        param = "max_completion_tokens" if newer else error.name
+        is_new_name = error.name == "max_tokens" and getattr(request, "max_completion_tokens", None) is not None
+        param = "max_completion_tokens" if is_new_name else error.name
         raise BadField(param, error.message, error.remedy) from None
 
 
-def _how_many(asked: CompletionBody, prompts: int) -> tuple[int, int | None]:
-    """Answers to each prompt: told, and made."""
-    n = _count("n", asked.n, prompts)
-    best_of = None if asked.best_of is None else _count("best_of", asked.best_of, prompts)
+def _answer_counts(request: CompletionBody, prompts: int) -> tuple[int, int | None]:
+    """Answers per prompt: returned and generated, the latter None if they are the same."""
+    n = _count("n", request.n, prompts)
+    best_of = None if request.best_of is None else _count("best_of", request.best_of, prompts)
     if best_of is not None and best_of < n:
-        raise BadField("best_of", f"best_of is {best_of} and n {n}", "make as many answers as are to be told")
-    if best_of is not None and best_of > n and asked.stream:
-        raise BadField("best_of", "which answer is best is known at their end", "leave out best_of or stream")
+        raise BadField("best_of", f"best_of is {best_of} and n is {n}", "send a best_of of at least n")
+    if best_of is not None and best_of > n and request.stream:
+        raise BadField("best_of", "best_of cannot be streamed", "leave out best_of or stream")
     return n, best_of if best_of != n else None
 
 
 def _count(name: str, count: int | None, prompts: int = 1) -> int:
-    most = MAX_ANSWERS // prompts
-    if count is not None and not 1 <= count <= most:
-        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {most}")
+    limit = MAX_ANSWERS // prompts
+    if count is not None and not 1 <= count <= limit:
+        raise BadField(name, f"{name} is {str(count)[:40]}", f"send 1 to {limit}")
     return count or 1
 
 
@@ -203,81 +198,82 @@ def _logprobs(name: str, count: int | None) -> int | None:
     return count
 
 
-def _suffix(asked: CompletionBody, prompts: Sequence[PromptBody]) -> str | None:
-    """An empty one is none, as clients send it to models that fill no gaps."""
-    if not asked.suffix:
+def _suffix(request: CompletionBody, prompts: Sequence[PromptBody]) -> str | None:
+    """The suffix; None if empty, as clients send an empty one to models without infill."""
+    if not request.suffix:
         return None
-    if asked.echo:
-        raise BadField("echo", "the prompt around a gap is no text before the answer", "leave out echo or suffix")
+    if request.echo:
+        raise BadField("echo", "echo cannot be combined with suffix", "leave out echo or suffix")
     if not all(isinstance(prompt, str) for prompt in prompts):
-        raise BadField("suffix", "a suffix needs prompts that are texts", "send texts, not token ids")
-    return asked.suffix
+        raise BadField("suffix", "suffix needs prompts that are strings", "send strings, not token ids")
+    return request.suffix
 
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
     check_count(MAX_LOGIT_BIASES, "logit_bias", biases)
     for token in biases:
         if not (token.isascii() and token.isdecimal() and len(token) <= MAX_TOKEN_ID_DIGITS):
-            raise BadField("logit_bias", f"logit_bias names the token {token[:40]!r}", "name tokens by their ids")
+            raise BadField("logit_bias", f"logit_bias has the key {token[:40]!r}", "send token ids as keys")
     return {int(token): bias for token, bias in biases.items()}
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = [stop] if isinstance(stop, str) else [] if stop is None else stop
     if not isinstance(strings, list) or not all(isinstance(text, str) for text in strings):
-        raise BadField("stop", "stop is neither a string nor a list of strings", "send one of the two")
+        raise BadField("stop", "stop is neither a string nor a list of strings", "send one of them")
     check_stop_strings("stop", strings)
     return tuple(strings)
 
 
-def _most_tokens(asked: SamplingBody, default: int | None) -> int | None:
-    """`max_completion_tokens` is the newer name of `max_tokens`, and `n_predict` llama.cpp's; -1 is no limit."""
+def _max_tokens(request: SamplingBody, default: int | None) -> int | None:
+    """Token limit from `max_tokens`, its newer name `max_completion_tokens`, or llama.cpp's `n_predict`; -1 means
+    no limit."""
     names = ("max_tokens", "max_completion_tokens", "n_predict")
-    limits_by_name = {name: most for name in names if (most := getattr(asked, name, None)) is not None}
+    limits_by_name = {name: limit for name in names if (limit := getattr(request, name, None)) is not None}
     if len(set(limits_by_name.values())) > 1:
-        (name, most), (other, different) = list(limits_by_name.items())[:2]
-        raise BadField(name, f"{name} is {most} and {other} {different}", "send one of the two")
-    most = next(iter(limits_by_name.values()), default)
-    return None if most == -1 else most
+        (name, limit), (other, other_limit) = list(limits_by_name.items())[:2]
+        raise BadField(name, f"{name} is {limit} and {other} is {other_limit}", "send one of them")
+    limit = next(iter(limits_by_name.values()), default)
+    return None if limit == -1 else limit
 
 
-def _messages(asked: ChatBody) -> list[dict[str, Any]]:
-    """The last one is marked where the answer is to go on with it."""
-    messages = parse_messages(asked.messages)
-    if asked.continue_final_message and messages[-1]["role"] == "assistant":
+def _messages(request: ChatBody) -> list[dict[str, Any]]:
+    """The messages; the last has `prefix` if the answer continues it."""
+    messages = parse_messages(request.messages)
+    if request.continue_final_message and messages[-1]["role"] == "assistant":
         messages[-1]["prefix"] = True
-    elif asked.continue_final_message or asked.add_generation_prompt is False:
-        name = "continue_final_message" if asked.continue_final_message else "add_generation_prompt"
-        ignore_field(name, f"{name} needs a last message of the assistant")
+    elif request.continue_final_message or request.add_generation_prompt is False:
+        name = "continue_final_message" if request.continue_final_message else "add_generation_prompt"
+        ignore_field(name, f"{name} needs an assistant message at the end")
     return messages
 
 
-def _reasoning(asked: ChatBody) -> tuple[str | None, bool | None]:
-    """How much the model is to think, in a word and by a switch; both None: as it will."""
-    options = asked.reasoning
-    effort = asked.reasoning_effort or (options and options.effort)
-    think = asked.enable_thinking
+def _reasoning(request: ChatBody) -> tuple[str | None, bool | None]:
+    """Reasoning effort and on/off switch; None for the model's default."""
+    options = request.reasoning
+    effort = request.reasoning_effort or (options and options.effort)
+    think = request.enable_thinking
     if options and options.enabled is not None and think is None:
         think = options.enabled
     if options and options.max_tokens is not None:
-        ignore_field("reasoning.max_tokens", "a budget of reasoning is not supported")
+        ignore_field("reasoning.max_tokens", "a token budget for reasoning is not supported")
     if options and options.exclude:
-        ignore_field("reasoning.exclude", "reasoning is always told")
+        ignore_field("reasoning.exclude", "reasoning is always returned")
     return effort, False if effort == "none" else think
 
 
-def _grammar(asked: SamplingBody) -> Grammar | None:
-    """What the answer is held to, in the words of whichever server. A schema is kept to whether or not it is
-    `strict`."""
-    guided = asked.structured_outputs or StructuredOutputs(json=None)
+def _grammar(request: SamplingBody) -> Grammar | None:
+    """The grammar of the answer, from the fields of OpenAI, llama.cpp or vLLM. Schemas are enforced even if they
+    are not `strict`."""
+    guided = request.structured_outputs or StructuredOutputs(json=None)
     grammars = {
-        "response_format": asked.response_format and _response_grammar(asked.response_format),
-        "json_schema": asked.json_schema and _schema_grammar(asked.json_schema),
-        "grammar": asked.grammar and Grammar(GrammarKind.GBNF, asked.grammar),
-        "guided_json": asked.guided_json and _schema_grammar(asked.guided_json),
-        "guided_regex": asked.guided_regex and Grammar(GrammarKind.REGEX, asked.guided_regex),
-        "guided_choice": asked.guided_choice and _choice_grammar(asked.guided_choice),
-        "guided_grammar": asked.guided_grammar and _any_grammar(asked.guided_grammar),
+        "response_format": request.response_format and _response_grammar(request.response_format),
+        "json_schema": request.json_schema and _schema_grammar(request.json_schema),
+        "grammar": request.grammar and Grammar(GrammarKind.GBNF, request.grammar),
+        "guided_json": request.guided_json and _schema_grammar(request.guided_json),
+        "guided_regex": request.guided_regex and Grammar(GrammarKind.REGEX, request.guided_regex),
+        "guided_choice": request.guided_choice and _choice_grammar(request.guided_choice),
+        "guided_grammar": request.guided_grammar and _any_grammar(request.guided_grammar),
         "structured_outputs.json": guided.json_ and _schema_grammar(guided.json_),
         "structured_outputs.regex": guided.regex and Grammar(GrammarKind.REGEX, guided.regex),
         "structured_outputs.choice": guided.choice and _choice_grammar(guided.choice),
@@ -287,18 +283,18 @@ def _grammar(asked: SamplingBody) -> Grammar | None:
     sent = {name: grammar for name, grammar in grammars.items() if isinstance(grammar, Grammar)}
     if len(sent) > 1:
         first, second = list(sent)[:2]
-        raise BadField(second, f"{first} and {second} hold the answer to two grammars", "send one of the two")
+        raise BadField(second, f"{first} and {second} are both grammars", "send one of them")
     return next(iter(sent.values()), None)
 
 
-def _response_grammar(asked: ResponseFormat) -> Grammar | None:
-    if asked.type == "text":
+def _response_grammar(request: ResponseFormat) -> Grammar | None:
+    if request.type == "text":
         return None
-    if asked.type == "json_object":
-        return _schema_grammar(asked.schema_) if asked.schema_ else Grammar(GrammarKind.JSON)
-    if asked.json_schema is None:
-        raise BadField("response_format.json_schema", "response_format has no json_schema", "send it")
-    return _schema_grammar(asked.json_schema.schema_)
+    if request.type == "json_object":
+        return _schema_grammar(request.schema_) if request.schema_ else Grammar(GrammarKind.JSON)
+    if request.json_schema is None:
+        raise BadField("response_format.json_schema", "response_format.json_schema is missing", "send it")
+    return _schema_grammar(request.json_schema.schema_)
 
 
 def _schema_grammar(schema: Mapping[str, Any] | str) -> Grammar:
@@ -310,30 +306,30 @@ def _choice_grammar(choices: Sequence[str]) -> Grammar:
 
 
 def _any_grammar(text: str) -> Grammar:
-    """GBNF defines its rules by `::=`, and Lark by a colon."""
+    """A GBNF grammar if it has `::=`, else a Lark grammar, whose rules have a colon."""
     return Grammar(GrammarKind.GBNF if "::=" in text else GrammarKind.LARK, text)
 
 
-def _chat_logprobs(asked: ChatBody) -> int | None:
-    if asked.top_logprobs is not None and not asked.logprobs:
-        raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true, too")
-    count = _logprobs("top_logprobs", asked.top_logprobs) or 0
-    return count if asked.logprobs else None
+def _chat_logprobs(request: ChatBody) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise BadField("top_logprobs", "top_logprobs needs logprobs", "send logprobs true as well")
+    count = _logprobs("top_logprobs", request.top_logprobs) or 0
+    return count if request.logprobs else None
 
 
-def _include_usage(asked: SamplingBody) -> bool:
-    return bool(asked.stream_options and asked.stream_options.include_usage)
+def _include_usage(request: SamplingBody) -> bool:
+    return bool(request.stream_options and request.stream_options.include_usage)
 
 
 def _prompts(prompt: Any) -> tuple[PromptBody, ...]:
-    """A text, token ids, or a list of either."""
+    """One or more prompts, each a string or token ids."""
     if isinstance(prompt, str) or _are_ids(prompt):
         return (prompt,)
-    several = isinstance(prompt, list) and bool(prompt)
-    if several and (all(isinstance(one, str) for one in prompt) or all(map(_are_ids, prompt))):
+    is_list = isinstance(prompt, list) and bool(prompt)
+    if is_list and (all(isinstance(item, str) for item in prompt) or all(map(_are_ids, prompt))):
         check_count(MAX_PROMPTS, "prompt", prompt)
         return tuple(prompt)
-    raise BadField("prompt", "the prompt is neither a text, token ids nor a list of those", "send one of them")
+    raise BadField("prompt", "prompt has the wrong type", "send a string, token ids, or a list of either")
 
 
 def _are_ids(prompt: Any) -> bool:

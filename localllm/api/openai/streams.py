@@ -1,7 +1,5 @@
-"""An answer piece by piece, as OpenAI's API streams it: chunks of `chat.completion.chunk` and `text_completion`.
-
-A caller sends each as one server-sent event, then `[DONE]`. Knows nothing of HTTP.
-"""
+"""Chunks of OpenAI's streamed answers: `chat.completion.chunk` and `text_completion`, with timings as in
+llama.cpp."""
 
 import math
 from collections.abc import Sequence
@@ -24,19 +22,15 @@ from localllm.metrics import Metrics
 from localllm.request import EventType, GenerationEvent, Request, TokenLogprob
 
 
-# How an answer goes, told with each of its tokens: `timings` of llama.cpp's server (`timings_per_token`).
-#
-# Beside that server's fields the last one has `queue_ms`, `ttft_ms`, `itl_p50_ms` and `itl_p99_ms`, as
-# `metrics.py` defines them. Knows nothing of HTTP.
 class Timings:
-    """Counts the tokens of one answer: `predicted_n` so far, `draft_n` of them guessed before, `draft_n_accepted`
-    of these rightly."""
+    """The `timings` of llama.cpp's server for one answer: tokens so far (`predicted_n`), draft tokens (`draft_n`)
+    and accepted ones (`draft_n_accepted`)."""
 
     def __init__(self) -> None:
         self.counts = {"predicted_n": 0, "draft_n": 0, "draft_n_accepted": 0}
 
     def fields_for(self, event: GenerationEvent) -> JsonObject:
-        """What is known with this event; with the last, the measurements."""
+        """The counts, and with the last event the measured times."""
         self.counts["predicted_n"] += len(event.token_ids)
         self.counts["draft_n"] += event.drafted
         self.counts["draft_n_accepted"] += event.accepted
@@ -44,7 +38,8 @@ class Timings:
 
 
 def timing_fields(metrics: Metrics) -> JsonObject:
-    """Milliseconds and tokens a second; null where nothing could be measured."""
+    """llama.cpp's fields, and queue time, TTFT and ITL percentiles as defined in `metrics.py`; None if
+    unmeasured."""
     values = {
         "cache_n": metrics.cached_tokens,
         "prompt_n": metrics.prompt_tokens - metrics.cached_tokens,
@@ -61,20 +56,19 @@ def timing_fields(metrics: Metrics) -> JsonObject:
 
 
 class ChatStream:
-    """Chunks of one answer to messages, which is choice `index`. The first names the role, the last says why it
-    ended."""
+    """Chunks of a chat's choice `index`. The first has the role, the last the finish_reason."""
 
-    def __init__(self, stamp: ResponseHeader, parsed: ParsedRequest, token_texts: TokenTexts, index: int = 0):
+    def __init__(self, header: ResponseHeader, parsed: ParsedRequest, token_texts: TokenTexts, index: int = 0):
         self.parsed = parsed
         self.token_texts = token_texts
         self.index = index
-        self.header_fields = _head(stamp.fields("chat.completion.chunk"), parsed)
+        self.header_fields = _header_fields(header, "chat.completion.chunk", parsed)
         self.started = False
         self.tool_call_count = 0
         self.timings = Timings() if parsed.timings_per_token else None
 
     def chunks_for(self, event: GenerationEvent) -> list[JsonObject]:
-        """The chunks that an event makes, often one; after the last event `usage_chunk` follows."""
+        """Chunks of an event, usually one. `usage_chunk` follows the last event."""
         chunks: list[JsonObject] = []
         timings = self.timings and self.timings.fields_for(event)
         if not self.started:
@@ -99,17 +93,17 @@ class ChatStream:
     def chunk(
         self, delta: JsonObject, logprobs: Sequence[TokenLogprob] = (), reason: str | None = None
     ) -> JsonObject:
-        told = chat_logprobs(logprobs, self.token_texts) if logprobs else None
-        choice = {"index": self.index, "delta": delta, "logprobs": told, "finish_reason": reason}
+        logprob_objects = chat_logprobs(logprobs, self.token_texts) if logprobs else None
+        choice = {"index": self.index, "delta": delta, "logprobs": logprob_objects, "finish_reason": reason}
         return {**self.header_fields, "choices": [choice]}
 
 
 class TextStream:
-    """Chunks of the continuation of one text, which is choice `index`."""
+    """Chunks of a text completion's choice `index`."""
 
     def __init__(
         self,
-        stamp: ResponseHeader,
+        header: ResponseHeader,
         parsed: ParsedRequest,
         request: Request,
         token_texts: TokenTexts,
@@ -118,37 +112,37 @@ class TextStream:
         self.parsed = parsed
         self.token_texts = token_texts
         self.index = index
-        self.header_fields = _head(stamp.fields("text_completion"), parsed)
-        self.prompt_ids = request.prompt_ids if parsed.echo else ()  # not told yet
+        self.header_fields = _header_fields(header, "text_completion", parsed)
+        self.prompt_ids = request.prompt_ids if parsed.echo else ()  # not sent yet
         self.prompt_logprobs: list[TokenLogprob] = []
-        self.text_offset = 0  # characters told
+        self.text_offset = 0  # characters sent
 
     def chunks_for(self, event: GenerationEvent) -> list[JsonObject]:
-        """The chunks that an event makes, often one; after the last event of all choices `usage_chunk` follows."""
+        """Chunks of an event, at most one. `usage_chunk` follows the last event of all choices."""
         self.prompt_logprobs += event.prompt_logprobs
         if not (event.text or event.token_ids or event.finish_reason):
-            return []  # a part of a long prompt
-        said = with_prompt_tokens(self.prompt_ids, self.prompt_logprobs, event.logprobs)
+            return []  # a chunk of a long prompt was computed
+        tokens = with_prompt_tokens(self.prompt_ids, self.prompt_logprobs, event.logprobs)
         choice = {
             "index": self.index,
             "text": echo_text(self.parsed, self.prompt_ids, self.token_texts) + event.text,
-            "logprobs": text_logprobs(said, self.token_texts, self.text_offset)
+            "logprobs": text_logprobs(tokens, self.token_texts, self.text_offset)
             if self.parsed.params.logprobs is not None
             else None,
             "finish_reason": event.finish_reason and finish_reason_text(event.finish_reason),
         }
-        self.text_offset += sum(self.token_texts.character_count(token) for token, _ in said)
+        self.text_offset += sum(self.token_texts.character_count(token) for token, _ in tokens)
         self.prompt_ids, self.prompt_logprobs = (), []
         return [{**self.header_fields, "choices": [choice]}]
 
 
-def usage_chunk(stamp: ResponseHeader, parsed: ParsedRequest, metrics_list: Sequence[Metrics]) -> JsonObject:
-    """What follows the last chunk of all where `stream_options` asks for it. metrics_list: in the order of
-    choices."""
-    kind = "chat.completion.chunk" if parsed.is_chat else "text_completion"
-    return {**stamp.fields(kind), "choices": [], "usage": usage_object(metrics_list, parsed.answers_per_prompt)}
+def usage_chunk(header: ResponseHeader, parsed: ParsedRequest, metrics_list: Sequence[Metrics]) -> JsonObject:
+    """The last chunk if `stream_options.include_usage` is set. metrics_list: in the order of choices."""
+    object_type = "chat.completion.chunk" if parsed.is_chat else "text_completion"
+    usage = usage_object(metrics_list, parsed.answers_per_prompt)
+    return {**header.fields(object_type), "choices": [], "usage": usage}
 
 
-def _head(head: JsonObject, asked: ParsedRequest) -> JsonObject:
-    """Where the usage is asked for, it is null in every chunk but the last."""
-    return {**head, "usage": None} if asked.include_usage else head
+def _header_fields(header: ResponseHeader, object_type: str, parsed: ParsedRequest) -> JsonObject:
+    """With `include_usage`, every chunk but the last has a null `usage`."""
+    return {**header.fields(object_type), **({"usage": None} if parsed.include_usage else {})}

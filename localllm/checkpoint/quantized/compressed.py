@@ -1,9 +1,13 @@
 """compressed-tensors, `pack-quantized`: `X.weight_packed` int32 [out, ceil(in / 8)] (in / 4 for 8 bits), codes
 plus 8 or 128; `X.weight_shape` [2]; `X.weight_scale` [out, groups]; `X.weight_zero_point` int32 [ceil(out / 8),
-groups], packed likewise along the rows; `X.weight_g_idx` int32 [in], the group of each column.
+groups], packed likewise along the rows, or int8 [out, groups], not packed, if groups are blocks of one row;
+`X.weight_g_idx` int32 [in], the group of each column.
 
 Source: compressed-tensors, `compressors/pack_quantized`.
 """
+
+import torch
+from torch import Tensor
 
 from localllm.checkpoint.layouts import Quantization, Scheme
 from localllm.checkpoint.quantized.words import (
@@ -38,11 +42,23 @@ def take_packed(
         group_of = weights.take(f"{name}.weight_g_idx", (columns,), WORD_DTYPES)
         order = column_order(weights.stored_name(f"{name}.weight_g_idx"), group_of, scheme)
     if not scheme.symmetric or weights.has(f"{name}.weight_zero_point"):
-        zeros = weights.take(f"{name}.weight_zero_point", (-(-rows // codes_in_word), groups), WORD_DTYPES)
-        zero = unpack_codes(zeros.T, scheme.bits, rows).T.contiguous()
+        zero = take_zeros(weights, f"{name}.weight_zero_point", (rows, groups), scheme.bits)
     size = -(-columns // 2) if scheme.bits == 4 else columns
     packed = as_bytes(words)[:, :size]
     return assemble(weights, name, shape, scheme, packed, scale, zero, order)
+
+
+def take_zeros(weights: Weights, name: str, shape: tuple[int, int], bits: int) -> Tensor:
+    """Return zero points, uint8 [out, groups], codes of 0 to 15 or 255."""
+    rows, groups = shape
+    stored = weights.stored_header(name)
+    if stored and stored.dtype == "I8":
+        zeros, middle = weights.take(name, shape, ("I8",)).int(), 2 ** (bits - 1)
+        if ((zeros < -middle) | (zeros >= middle)).any():
+            raise damaged(f"{weights.stored_name(name)!r} has zero points of more than {bits} bits")
+        return (zeros + middle).to(torch.uint8)
+    words = weights.take(name, (-(-rows // codes_per_word(bits)), groups), WORD_DTYPES)
+    return unpack_codes(words.T, bits, rows).T.contiguous()
 
 
 def find_compressed_scheme(weights: Weights, name: str, columns: int, quantization: Quantization) -> Scheme:

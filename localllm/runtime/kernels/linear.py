@@ -15,7 +15,7 @@ from localllm.hardware.device import dtype_name
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf
 from localllm.quant.formats.groups import quantize_activations
-from localllm.quant.packing import INTERLEAVED_BITS, W8A8
+from localllm.quant.packing import INTERLEAVED_BITS, PANEL_ROWS, W8A8
 from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels import batch_invariance
 from localllm.runtime.kernels.cpu import dense_matmul, quantized_matmul
@@ -221,7 +221,28 @@ def dense_linear_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias
 
 
+def widened_unsupported(x: Tensor, weight: Tensor, bias: Tensor | None) -> str | None:
+    if not x.is_cpu or x.dtype != torch.float32:
+        return f"x is {dtype_name(x.dtype)} on {x.device}"
+    narrow = weight.dtype in (torch.bfloat16, torch.float16)
+    return None if narrow else f"the weight is {dtype_name(weight.dtype)}"
+
+
+@kernel("plain_linear", "cpu-widened", widened_unsupported)
+def dense_linear_widened(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Widen PANEL_ROWS rows of W at a time to float32."""
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    y = x.new_empty(len(rows), len(weight))
+    scratch = x.new_empty(min(PANEL_ROWS, len(weight)), weight.shape[1])
+    for begin in range(0, len(weight), PANEL_ROWS):
+        part = weight[begin : begin + PANEL_ROWS]
+        panel = scratch[: len(part)].copy_(part)
+        torch.mm(rows, panel.T, out=y[:, begin : begin + len(part)])
+    y = y.view(*x.shape[:-1], len(weight))
+    return y if bias is None else y + bias
+
+
 @kernel("plain_linear", "reference")
 def dense_linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply with dense weights."""
-    return F.linear(x, weight, bias)
+    return F.linear(x, weight.to(x.dtype), bias)

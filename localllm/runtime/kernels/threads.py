@@ -22,17 +22,6 @@ def threads_for(weight_bytes: int, requested: int | None) -> int:
     return requested or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
 
 
-@contextmanager
-def use_threads(count: int) -> Iterator[None]:
-    """Let the operations of the calling thread use so many threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 @functools.cache
 def thread_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "localllm-part", initializer=torch.set_num_threads, initargs=(1,))
@@ -54,3 +43,14 @@ def run_in_parts(work: Callable[[int, int], None]) -> None:
 
     for future in [thread_pool().submit(copy_context().run, run, part) for part in range(parts)]:
         future.result()
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads for the operations of this thread in the block."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads_before)

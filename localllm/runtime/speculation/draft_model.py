@@ -100,7 +100,8 @@ class DraftSequence:
         tokens, counts = s.token_ids, s.output_counts
         if params.uses_penalties and self.draft_ids:
             tokens, counts = [*tokens, *self.draft_ids], counts + Counter(self.draft_ids)
-        return SamplingSpec(params, s.seed, self.verified_len + len(self.draft_ids), tokens, counts)
+        position = self.verified_len + len(self.draft_ids)
+        return SamplingSpec(params, s.seed, position, tokens, counts, forbidden_ids=s.forbidden_ids(position))
 
     def add_sampled(self, token: int | None, weights: Tensor) -> None:
         """Add a sampled draft with its weights [vocab]; None: the weights were not finite or all zero."""

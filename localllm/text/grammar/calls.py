@@ -16,9 +16,9 @@ from typing import Any
 from localllm.errors import UsageError
 from localllm.request import Grammar, GrammarKind
 from localllm.text.grammar.functions import FUNCTION_NAME, ToolConstraint, ToolFunction
+from localllm.text.grammar.reasoning import ReasoningGrammar
 from localllm.text.grammar.schema import ANNOTATION_KEYWORDS, check_schema, resolve_pointer
 from localllm.text.grammar.source import BODY_RULE, compile_source
-from localllm.text.grammar.thoughts import ReasoningGrammar
 from localllm.text.output.blocks import ToolCallFormat
 from localllm.text.output.calls import parse_typed
 from localllm.text.output.channels import CHANNEL, MESSAGE, START, ChannelFormat

@@ -16,8 +16,8 @@ from localllm.request import GRAMMAR_NAMES, Grammar, GrammarKind
 from localllm.text.grammar.calls import ToolCallGrammar
 from localllm.text.grammar.follow import BACKSLASH, ELSEWHERE, IN_STRING, AnswerCloser, GrammarFollower
 from localllm.text.grammar.functions import ToolConstraint
+from localllm.text.grammar.reasoning import ReasoningGrammar
 from localllm.text.grammar.source import PARSER_LIMITS, compile_source, run_on_deep_stack
-from localllm.text.grammar.thoughts import ReasoningGrammar
 from localllm.text.output.channels import ChannelFormat
 from localllm.text.output.formats import OutputFormat
 from localllm.text.tokenizer import Tokenizer

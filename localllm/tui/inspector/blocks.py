@@ -1,4 +1,4 @@
-"""The blocks of the KV cache that hold the conversation, filling one by one."""
+"""The blocks of the KV cache that hold the conversation."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,17 +8,17 @@ from localllm.formatting import format_bytes
 from localllm.metrics import EngineStats, StepReport
 from localllm.protocol.model import Model
 from localllm.tui.drawing import LineWidget, bar
-from localllm.tui.inspector.lanes import DIM_STYLE, Cell, paint_cells
 from localllm.tui.inspector.record import AnswerRecord
+from localllm.tui.inspector.timeline_rows import DIM_STYLE, NO_STEPS_TEXT, Cell, paint_cells
 
-HEADING = "Keys and values so far, block by block; a found one is not computed again."
+HEADING = "Blocks of the KV cache; cached blocks are not computed again."
 CACHED_CELL, PROMPT_CELL, ANSWER_CELL, FREE_CELL = (
     ("▒", "$success"),
     ("▓", "$primary"),
     ("█", "$accent"),
     ("·", DIM_STYLE),
 )
-OTHER_LINES = 6  # beside the grid
+OTHER_LINES = 6  # besides the grid
 
 
 @runtime_checkable
@@ -27,6 +27,8 @@ class ReportsStats(Protocol):
 
 
 class Blocks(LineWidget, can_focus=True):
+    """A grid of the blocks, and how much of the pool is in use."""
+
     def __init__(self, record: AnswerRecord, model: Model):
         super().__init__(id="blocks")
         self.record = record
@@ -49,16 +51,15 @@ class Blocks(LineWidget, can_focus=True):
 
     def count_line(self, newest: StepReport | None) -> Content:
         if newest is None:
-            return Content.styled("Nothing was reported yet: ask something.", DIM_STYLE)
-        reads = self.model.reads
-        kept = f", {format_bytes(reads.kept_per_token * newest.computed)}" if reads else ""
-        room = f"{newest.computed:,} of {self.model.context:,} tokens"
-        return Content(f"{newest.blocks:,} blocks of {self.model.block_tokens} tokens, {room}{kept}")
+            return Content.styled(NO_STEPS_TEXT, DIM_STYLE)
+        size = format_bytes(self.model.reads.kept_per_token * newest.computed)
+        tokens = f"{newest.computed:,} of {self.model.context:,} tokens"
+        return Content(f"{newest.blocks:,} blocks of {self.model.block_tokens} tokens, {tokens}, {size}")
 
     def legend(self) -> Content:
         parts = (
-            (CACHED_CELL, "found in the cache"),
-            (PROMPT_CELL, "prompt, computed"),
+            (CACHED_CELL, "cached"),
+            (PROMPT_CELL, "prompt"),
             (ANSWER_CELL, "answer"),
             (FREE_CELL, "free"),
         )
@@ -67,47 +68,49 @@ class Blocks(LineWidget, can_focus=True):
         )
 
     def pool_line(self, stats: EngineStats) -> Content:
-        """Of all requests, and of texts that later ones may find."""
-        share = stats.used_blocks / stats.blocks if stats.blocks else 0.0
-        told = f" {stats.used_blocks:,} of {stats.blocks:,} in use, {stats.cached_blocks:,} can be found"
+        """Return the use of the pool by all requests, and its cached blocks."""
+        used = stats.used_blocks / stats.blocks if stats.blocks else 0.0
+        counts = f" {stats.used_blocks:,} of {stats.blocks:,} blocks in use, {stats.cached_blocks:,} cached"
         return Content.assemble(
-            ("pool ", DIM_STYLE), Content.styled(bar(share, 16, "░"), "$primary"), (told, DIM_STYLE)
+            ("pool ", DIM_STYLE), Content.styled(bar(used, 16, "░"), "$primary"), (counts, DIM_STYLE)
         )
 
 
 def block_grid(
     newest: StepReport | None, context: int, block_tokens: int, width: int, height: int
 ) -> list[Content]:
-    """A cell for each block of the context, as large as there is room; where there is too little, for several."""
-    tokens, blocks = block_tokens, -(-context // block_tokens)
-    sizes = ((4, 2), (2, 2), (2, 1), (1, 1))  # columns of a cell, and the lines from one row to the next
-    fitting = (one for one in sizes if row_count(blocks, width, one[0]) * one[1] <= height)
-    wide, tall = next(fitting, sizes[-1])
-    while row_count(-(-context // tokens), width, wide) > height - (tokens > block_tokens):
+    """Return a grid of all blocks of the context, as large as fits; if there are too many, a cell is several
+    blocks.
+    """
+    tokens, block_count = block_tokens, -(-context // block_tokens)
+    sizes = ((4, 2), (2, 2), (2, 1), (1, 1))  # cells per block, and lines per row
+    fitting = (size for size in sizes if row_count(block_count, width, size[0]) * size[1] <= height)
+    block_width, row_height = next(fitting, sizes[-1])
+    while row_count(-(-context // tokens), width, block_width) > height - (tokens > block_tokens):
         tokens += block_tokens
-    across = max((width + 1) // (wide + 1), 1)
-    cells = [block_cells(begin, tokens, wide, newest) for begin in range(0, context, tokens)]
+    row_length = max((width + 1) // (block_width + 1), 1)
+    blocks = [block_cells(begin, tokens, block_width, newest) for begin in range(0, context, tokens)]
     lines: list[Content] = []
-    for start in range(0, len(cells), across):
-        row = [part for one in cells[start : start + across] for part in (*one, (" ", one[-1][1]))]
-        lines += [paint_cells(row), *[Content()] * (tall - 1)]
+    for start in range(0, len(blocks), row_length):
+        row = [cell for block in blocks[start : start + row_length] for cell in (*block, (" ", block[-1][1]))]
+        lines += [paint_cells(row), *[Content()] * (row_height - 1)]
     if tokens > block_tokens:
-        lines.append(Content.styled(f"each sign stands for {tokens // block_tokens} blocks", DIM_STYLE))
+        lines.append(Content.styled(f"each cell is {tokens // block_tokens} blocks", DIM_STYLE))
     return lines
 
 
-def row_count(cells: int, width: int, wide: int) -> int:
-    return -(-cells // max((width + 1) // (wide + 1), 1))
+def row_count(block_count: int, width: int, block_width: int) -> int:
+    return -(-block_count // max((width + 1) // (block_width + 1), 1))
 
 
-def block_cells(begin: int, tokens: int, wide: int, newest: StepReport | None) -> list[Cell]:
-    """The block that begins with the token `begin`: whose it is, and how full."""
+def block_cells(begin: int, tokens: int, width: int, newest: StepReport | None) -> list[Cell]:
+    """Return the cells of a block that begins with token `begin`, by its contents and how full it is."""
     filled = min(newest.computed - begin, tokens) if newest else 0
     if newest is None or filled <= 0:
-        sign, style = FREE_CELL
-        return [(character, style) for character in sign.center(wide)]
-    sign, style = (
+        character, style = FREE_CELL
+        return [(cell, style) for cell in character.center(width)]
+    character, style = (
         CACHED_CELL if begin + filled <= newest.found else PROMPT_CELL if begin < newest.prompt else ANSWER_CELL
     )
-    full = bar(filled / tokens, wide, "░").replace("█", sign)
-    return [(character, style) for character in full]
+    cells = bar(filled / tokens, width, "░").replace("█", character)
+    return [(cell, style) for cell in cells]

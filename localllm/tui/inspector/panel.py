@@ -1,4 +1,4 @@
-"""The inspector: what the engine did for an answer, live and afterwards, in three views."""
+"""The inspector: what the engine does for an answer, live and afterwards, in three views."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -12,25 +12,25 @@ from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Static
 
 from localllm.protocol.model import Model
-from localllm.tui.answering import AnswerEnd, TimedEvent
+from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.inspector.blocks import Blocks
 from localllm.tui.inspector.record import AnswerRecord
 from localllm.tui.inspector.timeline import Timeline
 from localllm.tui.inspector.tokens import Candidates, Tokens
 
-CANDIDATES_PER_TOKEN = 8  # of each token
+CANDIDATES_PER_TOKEN = 8
 FRAME_S = 0.125
 LEGEND = Content.assemble(
-    "How likely each was: ",
+    "Probability: ",
     ("≥90%", "$text-success"),
     ("  ≥50%", "$text-warning"),
     "  ",
     ("≥10%", "$warning underline"),
     "  ",
     ("<10%", "$text-error bold underline"),
-    "  ✓ right draft  ✗ rejected",
+    "  ✓ draft accepted  ✗ rejected",
 )
-VIEW_TITLES = {"timeline": "Time line", "tokens": "Tokens", "blocks": "KV blocks"}
+VIEW_TITLES = {"timeline": "Timeline", "tokens": "Tokens", "blocks": "KV blocks"}
 VIEWS: dict[str, type[Timeline | Tokens | Blocks]] = {"timeline": Timeline, "tokens": Tokens, "blocks": Blocks}
 
 
@@ -53,8 +53,7 @@ class Tab(Static):
 
 
 class Inspector(Widget):
-    """Hidden at first. `inspect` is what the next answer is to report: steps, as the strip of numbers wants them,
-    and candidates while this is open."""
+    """The panel with the three views, hidden at first."""
 
     DEFAULT_CSS = """
     Inspector {
@@ -64,8 +63,9 @@ class Inspector(Widget):
         & .about { height: 1; color: $text-muted; }
     }
     """
+    BINDING_GROUP_TITLE = "Inspector"
     BINDINGS: ClassVar = [
-        Binding("1", "view('timeline')", "Time line", show=False),
+        Binding("1", "view('timeline')", "Timeline", show=False),
         Binding("2", "view('tokens')", "Tokens", show=False),
         Binding("3", "view('blocks')", "KV blocks", show=False),
     ]
@@ -93,7 +93,9 @@ class Inspector(Widget):
 
     @property
     def inspect(self) -> int:
-        """As `Request.inspect`."""
+        """`ChatRequest.inspect` of the next answer: the number of candidates per token, 0 while the panel is
+        closed.
+        """
         return CANDIDATES_PER_TOKEN if self.display else 0
 
     @property
@@ -101,7 +103,7 @@ class Inspector(Widget):
         return self.query_one(ContentSwitcher).current or "timeline"
 
     def toggle(self) -> None:
-        """Open or close it; the keyboard stays where it is."""
+        """Open or close the panel without moving the focus."""
         self.display = not self.display
         self.needs_redraw = True
         if self.display:
@@ -139,23 +141,25 @@ class Inspector(Widget):
         self.needs_redraw = True
 
     def draw(self) -> None:
-        """What is seen, if it is not as it was."""
+        """Update the visible view if anything has changed."""
         if self.needs_redraw and self.display:
             self.needs_redraw = False
             self.query_one(VIEWS[self.view]).show(self.record)
 
     def text_of(self, token: int) -> str:
-        """Behind another token, as some decoders leave out the space before a first one. "" where it is not known:
-        a server names the tokens that it reports, and no others."""
+        """Return a token's text, "" if a server did not report it.
+
+        It is decoded after another token, because some decoders omit the space before the first one.
+        """
         decode = self.model.tokenizer.decode
         try:
-            once = decode([token], skip_special=False)
-            return decode([token, token], skip_special=False)[len(once) :] or once
+            text = decode([token], skip_special=False)
+            return decode([token, token], skip_special=False)[len(text) :] or text
         except LookupError:
             return ""
 
     def is_special(self, token: int) -> bool:
-        """Is it left out of texts? Not known of a server's."""
+        """Return whether texts omit a token; False if a server did not report it."""
         try:
             return not self.model.tokenizer.decode([token], skip_special=True) and bool(self.text_of(token))
         except LookupError:

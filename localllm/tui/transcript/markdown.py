@@ -1,8 +1,12 @@
-"""Markdown into pieces: paragraphs, items of lists, blocks of code, tables, one after the other.
+"""Splits Markdown into pieces: paragraphs, list items, code blocks and tables.
 
-A list is as many pieces as it has items, so that an answer under way changes one of them and not the whole list.
-What a model writes is text of a stranger: HTML stays text, control characters become visible, and a link shows
-where it leads. Knows nothing of widgets.
+Each list item is a piece, so that a growing list changes one piece only. Model output is untrusted: HTML stays
+text, control characters become visible, and links show their addresses. Independent of widgets.
+
+Textual's own `Markdown.append` is not used because it mounts a widget per block and lays out all of them again:
+one more token at the end of an answer of 28,000 characters takes 290 ms of processor time there and 10 ms here
+(paragraphs, code and lists; AMD EPYC, 100x40 cells). With paragraphs only it is 21 ms against 2.4 ms; within one
+list of 200 items, which is parsed as a whole in both, it is the same 20 ms.
 """
 
 import re
@@ -21,16 +25,15 @@ from localllm.formatting import printable
 PARSER: Final = MarkdownIt("gfm-like", {"html": False})
 BULLETS = "•◦▪"
 QUOTE_MARK = "▎ "
+EMPTY: Final = Content()
 EMPHASIS_STYLES = {"em_open": "italic", "strong_open": "bold", "s_open": "strike"}
 CODE_STYLE, LINK_STYLE, ADDRESS_STYLE = "$text-primary", "underline", "dim"
 URL_SCHEMES = ("http://", "https://")
-MAX_PARSED_CHARACTERS = 60_000  # of one block; a longer one is shown as it is, as parsing one may take its square
+MAX_PARSED_CHARACTERS = 60_000  # of one block: parsing may take quadratic time, so a longer one is shown as text
 PLAIN_CHUNK_CHARACTERS = 2_000  # of a piece of such text
 LINE_PATTERN: Final = re.compile(
     r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+"
-)  # as Markdown has them: str.splitlines ends more
-
-EMPTY: Final = Content()
+)  # lines of Markdown; str.splitlines also splits at other characters
 
 
 class PieceType(StrEnum):
@@ -43,22 +46,22 @@ class PieceType(StrEnum):
 
 @dataclass(frozen=True)
 class MarkdownPiece:
-    """`first` and `rest` stand before its first line and before all others: bullets, quotes, indentation."""
+    """A block of Markdown. `first` precedes its first line and `rest` all others: bullets, quotes, indentation."""
 
     piece_type: PieceType
     content: Content = EMPTY
     first: str = ""
     rest: str = ""
-    is_apart: bool = True  # a blank line stands above it
-    language: str = ""  # of code, as the model named it
-    rows: tuple[tuple[Content, ...], ...] = ()  # of a table, its heads first
+    is_apart: bool = True  # below a blank line
+    language: str = ""  # of code, as named by the model
+    rows: tuple[tuple[Content, ...], ...] = ()  # of a table, header first
 
     def looks_like(self, other: "MarkdownPiece") -> bool:
         return _key(self) == _key(other)
 
 
 def _key(piece: MarkdownPiece) -> tuple[object, ...]:
-    """All that is seen of it; texts that differ in their spans alone are equal to Textual."""
+    """Return everything visible in a piece; Textual compares contents without their spans."""
     texts = [(text.plain, text.spans) for row in ((piece.content,), *piece.rows) for text in row]
     return (
         piece.piece_type,
@@ -72,8 +75,7 @@ def _key(piece: MarkdownPiece) -> tuple[object, ...]:
 
 
 def split_markdown(source: str) -> tuple[list[MarkdownPiece], int, int]:
-    """The pieces of a text; how many of them no later text can change, and how many characters of the text these
-    are."""
+    """Return the pieces, how many of them no later text can change, and the length of their source."""
     if len(source) > MAX_PARSED_CHARACTERS:
         return _split_plain(source)
     tokens = PARSER.parse(source)
@@ -81,10 +83,12 @@ def split_markdown(source: str) -> tuple[list[MarkdownPiece], int, int]:
     if not starts:
         return [], 0, 0
     lines = LINE_PATTERN.findall(source)
-    last = starts[-1]
-    place = next(i for i, token in enumerate(tokens) if token.level == 0 and token.map and token.map[0] == last)
-    settled = _TokenReader(tokens[:place]).pieces
-    return settled + _TokenReader(tokens[place:]).pieces, len(settled), sum(map(len, lines[:last]))
+    last_line = starts[-1]
+    last = next(
+        i for i, token in enumerate(tokens) if token.level == 0 and token.map and token.map[0] == last_line
+    )
+    settled = _TokenReader(tokens[:last]).pieces
+    return settled + _TokenReader(tokens[last:]).pieces, len(settled), sum(map(len, lines[:last_line]))
 
 
 def _split_plain(source: str) -> tuple[list[MarkdownPiece], int, int]:
@@ -97,15 +101,15 @@ def _split_plain(source: str) -> tuple[list[MarkdownPiece], int, int]:
 
 
 class _TokenReader:
-    """Walks along the tokens, and remembers what stands around the one that it is at."""
+    """Turns markdown-it tokens into pieces, tracking the lists and quotes around the current token."""
 
     def __init__(self, tokens: Iterable[Token]):
         self.pieces: list[MarkdownPiece] = []
-        self.prefixes: list[str] = []  # what each quote and item puts before a line
-        self.bullet: str | None = None  # of an item whose first piece has not come
-        self.counts: list[int | None] = []  # of the lists around: the next number, None where they have bullets
-        self.is_new = False  # the list around has no piece yet
-        self.tight = False
+        self.prefixes: list[str] = []  # of lines in the enclosing quotes and list items
+        self.bullet: str | None = None  # of the current item, until its first piece
+        self.counts: list[int | None] = []  # next number of each enclosing list, None for bullets
+        self.is_new = False  # whether the outermost list has no piece yet
+        self.tight = False  # whether the current paragraph is in a tight list
         self.rows: list[list[Content]] = []
         self.piece_type = PieceType.TEXT
         for token in tokens:
@@ -122,7 +126,7 @@ class _TokenReader:
             case "list_item_open":
                 self.open_item()
             case "list_item_close":
-                if self.bullet is not None:  # an item of nothing
+                if self.bullet is not None:  # an empty item
                     self.add(PieceType.TEXT, EMPTY)
                 self.prefixes.pop()
             case "blockquote_open":
@@ -168,25 +172,25 @@ class _TokenReader:
         first = rest = "".join(self.prefixes)
         if self.bullet is not None:
             first = rest[: len(rest) - len(self.bullet)] + self.bullet
-        # Items of a tight list stand line under line; above the list is a blank one.
+        # Items of a tight list have no blank lines between them, but one above the list.
         is_apart = self.is_new or not (self.tight and self.counts)
         self.bullet, self.is_new = None, False
         self.pieces.append(MarkdownPiece(form, content, first, rest, is_apart, language))
 
 
 def inline_content(tokens: Iterable[Token]) -> Content:
-    """Text with emphasis, code and links; a link is followed by its address, where its text is not that."""
+    """Return text with emphasis, code and links; a link whose text is not its address is followed by it."""
     text: list[str] = []
     spans: list[Span] = []
     opened: list[tuple[str | Style, int]] = []
     link = ("", 0)
     length = 0
 
-    def write(words: str) -> None:
+    def write(part: str) -> None:
         nonlocal length
-        words = printable(words)
-        text.append(words)
-        length += len(words)
+        part = printable(part)
+        text.append(part)
+        length += len(part)
 
     for token in tokens:
         match token.type:
@@ -208,16 +212,16 @@ def inline_content(tokens: Iterable[Token]) -> Content:
                 link = (str(token.attrs.get("href", "")), length)
             case "link_close":
                 href, start = link
-                said = "".join(text)[start:]
+                label = "".join(text)[start:]
                 spans.append(Span(start, length, link_style(href)))
-                if said not in (
+                if label not in (
                     href,
                     href.removeprefix("mailto:"),
-                    *(href.removeprefix(web) for web in URL_SCHEMES),
+                    *(href.removeprefix(scheme) for scheme in URL_SCHEMES),
                 ):
-                    shown = f" ({printable(href)})"
-                    spans.append(Span(length, length + len(shown), ADDRESS_STYLE))
-                    write(shown)
+                    address = f" ({printable(href)})"
+                    spans.append(Span(length, length + len(address), ADDRESS_STYLE))
+                    write(address)
             case "image":
                 write(f"[{token.content or 'image'}] ({token.attrs.get('src', '')})")
             case _:
@@ -226,7 +230,7 @@ def inline_content(tokens: Iterable[Token]) -> Content:
 
 
 def link_style(href: str) -> Style | str:
-    """A click copies the address, as the browser that it is for may run on another machine."""
+    """Return a style whose click copies the address, since the user's browser may run on another machine."""
     return (
         Style(underline=True) + Style.from_meta({"@click": f"screen.copy_address({href!r})"})
         if href

@@ -1,4 +1,4 @@
-"""What Anthropic's bodies ask of a model, and what of them is refused."""
+"""Requests of Anthropic's Messages API: translation and rejected fields."""
 
 import json
 from typing import Any
@@ -33,13 +33,13 @@ def text(text: str, **more: Any) -> dict[str, Any]:
     return {"type": "text", "text": text, **more}
 
 
-def test_sampling_is_what_the_body_says_or_else_the_model() -> None:
+def test_sampling_comes_from_the_body_or_the_model() -> None:
     params = asked(temperature=0.5, top_p=0.9, stop_sequences=["a", "b"]).params
     assert params == SamplingParams(temperature=0.5, top_p=0.9, top_k=20, stop=("a", "b"), max_tokens=9)
     assert asked(metadata={"user_id": "x"}, service_tier="auto", cache_control={"type": "ephemeral"}) == asked()
 
 
-def test_texts_are_one_with_an_empty_line_between_them() -> None:
+def test_texts_are_joined_by_an_empty_line() -> None:
     system = [text("Be kind.", cache_control={"type": "ephemeral"}), text("Be short.")]
     one = {"role": "system", "content": "Be kind.\n\nBe short."}
     assert read(*HELLO, system=system) == [one, *HELLO]
@@ -85,18 +85,18 @@ def test_calls_results_and_thoughts_come_back_as_templates_want_them() -> None:
         ([*HELLO, {"role": "system", "content": "Be short."}], "messages.1"),
     ],
 )  # fmt: skip
-def test_messages_that_make_no_sense_are_told_by_their_place(messages: Any, param: str) -> None:
+def test_an_invalid_message_is_reported_with_its_position(messages: Any, param: str) -> None:
     with pytest.raises(BadField) as caught:
         asked(messages=messages)
     assert caught.value.param == param
 
 
-def test_the_answer_goes_on_with_what_the_assistant_said_last() -> None:
+def test_the_answer_continues_the_last_assistant_message() -> None:
     begun = {"role": "assistant", "content": "The answer is ("}
     assert asked(messages=[*HELLO, begun]).prompts == ([*HELLO, {**begun, "prefix": True}],)
 
 
-def test_what_is_asked_of_the_use_of_tools() -> None:
+def test_tool_choice() -> None:
     def use(**choice: Any) -> ToolUse:
         return asked(tools=[TOOL], tool_choice=choice).tool_use
 
@@ -126,7 +126,7 @@ def test_what_is_asked_of_the_use_of_tools() -> None:
         ("thinking", {"thinking": {"type": "sometimes"}}),
     ],
 )
-def test_what_makes_no_sense_is_refused_by_its_name(name: str, fields: dict[str, Any]) -> None:
+def test_an_invalid_field_is_rejected_by_name(name: str, fields: dict[str, Any]) -> None:
     with pytest.raises(BadField) as caught:
         asked(**fields)
     assert str(caught.value.param).split(".")[0] == name
@@ -149,7 +149,7 @@ def test_thoughts_and_the_form_of_an_answer() -> None:
     assert found.template_arguments == {"reasoning_effort": "low"}
 
 
-def test_counting_asks_for_no_limit() -> None:
+def test_counting_tokens_needs_no_limit() -> None:
     found = parse_count_request({"model": "m", "messages": HELLO, "tools": [TOOL]}, DEFAULTS)
     assert found.prompts == (HELLO,) and found.tools
     with pytest.raises(BadField, match="max_tokens is not a field"):

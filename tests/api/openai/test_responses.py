@@ -1,4 +1,4 @@
-"""Answers of real models, whole and in pieces, as the types of the `openai` package read them."""
+"""Answers of real models, complete and streamed, validate as the types of the `openai` package."""
 
 import json
 from collections.abc import Iterator
@@ -141,7 +141,7 @@ def test_log_probabilities_of_a_chat(thinker: LLM) -> None:
     assert [entry for told in streamed if told for entry in told.content or []] == logprobs.content
 
 
-def test_a_cut_answer_says_length_also_after_a_call(caller: LLM) -> None:
+def test_a_truncated_answer_reports_length_even_after_a_call(caller: LLM) -> None:
     whole, _ = chat(caller, QUESTION | {"max_tokens": 2})
     assert (whole.choices[0].finish_reason, whole.choices[0].message.content) == ("length", "I call")
 

@@ -1,4 +1,4 @@
-"""What `timings_per_token` tells of an answer, beside what the engine measured."""
+"""`timings_per_token` reports what the engine measured."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def told(llm: LLM, body: JsonObject) -> tuple[list[GenerationEvent], list[JsonOb
     return events, [chunk for event in events for chunk in writer.chunks_for(event)]
 
 
-def test_every_token_is_told_of_and_the_last_chunk_has_what_was_measured(demo):
+def test_each_chunk_has_timings_and_the_last_has_the_totals(demo):
     events, chunks = told(demo, {**BODY, "timings_per_token": True})
     counts = [chunk["timings"]["predicted_n"] for chunk in chunks if "timings" in chunk]
     metrics = events[-1].metrics
@@ -51,5 +51,5 @@ def test_what_could_not_be_measured_is_null(demo):
     assert chunks[-1]["timings"]["predicted_per_second"] is chunks[-1]["timings"]["itl_p99_ms"] is None
 
 
-def test_nothing_is_told_unasked(demo):
+def test_timings_are_sent_only_on_request(demo):
     assert all("timings" not in chunk for chunk in told(demo, BODY)[1])

@@ -1,4 +1,4 @@
-"""A server on loopback that says what a test tells it to, and remembers what it was asked."""
+"""A scripted HTTP server on loopback that records its requests."""
 
 import json
 import threading

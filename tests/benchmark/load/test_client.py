@@ -1,4 +1,4 @@
-"""One request against servers that answer in every way that a server may."""
+"""One request to servers that answer in every possible way."""
 
 import asyncio
 import itertools
@@ -55,12 +55,12 @@ def test_neither_a_sign_of_life_nor_an_error_that_is_null_is_a_fault():
     assert said.ok and said.output_tokens == 2
 
 
-def test_without_usage_an_answer_that_met_its_limit_has_the_tokens_that_were_asked_for():
+def test_without_usage_an_answer_cut_by_its_limit_counts_the_limit():
     said = answered(text("a b"), text("c", "length"), DONE)
     assert (said.output_tokens, said.counted_by, said.prompt_tokens) == (5, "limit", None)
 
 
-def test_without_usage_pieces_are_not_taken_for_tokens():
+def test_without_usage_pieces_are_not_counted_as_tokens():
     said = answered(text("a b"), text("c", "stop"), DONE)
     assert said.ok and (said.output_tokens, said.counted_by) == (None, None)
     assert math.isnan(said.tpot_s) and said.ttft_s == 2
@@ -81,7 +81,7 @@ def test_a_chat_brings_thoughts_content_and_calls():
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_ollama_sends_lines_wherever_they_are_cut(size):
+def test_ollama_lines_are_read_across_chunk_borders(size):
     lines = [
         {"response": "a", "done": False},
         {"response": " \u2028b", "done": False},
@@ -121,11 +121,11 @@ def test_faults_are_outcomes_by_kind(reply, error):
     assert (said.error, said.ok) == (error, False)
 
 
-def test_a_line_without_end_is_not_kept():
+def test_an_endless_line_is_not_buffered():
     assert answered(*[b"x" * 65536] * 40, api="ollama-generate").error == "a message is too long"
 
 
-def test_a_server_that_falls_silent_is_left():
+def test_a_silent_server_times_out():
     silence = threading.Event()
 
     def parts():
@@ -138,13 +138,13 @@ def test_a_server_that_falls_silent_is_left():
     assert said.error == "time-out" and len(said.piece_times) == 1
 
 
-def test_nobody_there_is_told():
+def test_an_unreachable_server_is_reported():
     with ScriptedServer(completions) as server:
         pass
     assert ask(server.url).error == "no connection"
 
 
-def test_what_is_asked_of_each_api():
+def test_requests_have_the_form_of_each_api():
     bodies = {api: wire.make_body("m", ASK) for api, wire in SERVER_APIS.items()}
     assert bodies["completions"] == {
         "model": "m",
@@ -173,7 +173,7 @@ def test_what_is_asked_of_each_api():
         ("/api/tags", {"models": [{"name": "first:latest"}]}, "ollama-generate", "first:latest"),
     ],
 )
-def test_what_a_server_is_and_runs_is_found_out(path, listing, api, model):
+def test_the_server_kind_and_its_model_are_detected(path, listing, api, model):
     def answer(at, body):
         return Reply([json.dumps(listing).encode()], 200 if at == path else 404, "application/json")
 
@@ -186,7 +186,7 @@ def test_what_a_server_is_and_runs_is_found_out(path, listing, api, model):
         assert asyncio.run(meet(server.url)) == (api, model)
 
 
-def test_a_server_of_another_kind_is_told():
+def test_a_server_of_another_kind_is_reported():
     async def meet(url):
         async with LoadClient(url, 5) as client:
             await client.detect_api()
@@ -207,7 +207,7 @@ def test_proxies_of_the_environment_are_passed_by(monkeypatch):
 @pytest.mark.parametrize(
     "url", ["localhost:8000", "ftp://x", "http://", "http://a:b@x", "http://x/?q=1", "http://[::1"]
 )
-def test_what_is_no_address_is_refused(url):
+def test_an_invalid_address_is_rejected(url):
     with pytest.raises(UsageError, match="not a server's address"):
         normalize_url(url)
 

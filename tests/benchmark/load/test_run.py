@@ -1,4 +1,4 @@
-"""Loads on scripted servers and on our own, by counts and order alone."""
+"""Load tests of scripted servers and our own, checked by counts and order alone."""
 
 import asyncio
 import csv
@@ -164,7 +164,7 @@ def test_our_server_is_measured_with_its_own_counts(stories):  # noqa: F811
     assert server["ttft_s"]["count"] == server["tpot_s"]["count"] == 6
 
 
-def test_what_is_not_told_is_said(capsys):
+def test_missing_figures_are_noted(capsys):
     def silent(path, body):
         reply = completions(path, body)
         if body:
@@ -195,7 +195,7 @@ def test_failures_are_counted_by_kind_and_do_not_end_a_run(capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_gives_what_was_measured_so_far():
+def test_ctrl_c_reports_the_measurements_so_far():
     stop, fourth = threading.Event(), threading.Event()
     asked = itertools.count(1)
 
@@ -226,9 +226,12 @@ def test_ctrl_c_gives_what_was_measured_so_far():
     ("arguments", "sentence"),
     [
         (["--against", "x"], "not a server's address"),
-        (["demo", "--slo", "ttft=1s"], "--slo is for servers"),
-        (["--against", "http://localhost:9", "--depth", "5"], "--depth is for models"),
-        (["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"], "give one"),
+        (["demo", "--slo", "ttft=1s"], "--slo applies only to servers"),
+        (["--against", "http://localhost:9", "--depth", "5"], "--depth applies only to models"),
+        (
+            ["--against", "http://localhost:9", "--rate", "5", "--concurrency", "2"],
+            "--rate and --concurrency cannot be combined",
+        ),
         (["--against", "http://localhost:9", "--api", "soap"], "--api is 'soap'"),
         (["--against", "http://localhost:9", "--prompt", "1,2"], "one whole number"),
         (["--against", "http://localhost:9", "--requests", "0"], "requests is 0"),
@@ -236,7 +239,7 @@ def test_ctrl_c_gives_what_was_measured_so_far():
         ([], "no model is named"),
     ],
 )
-def test_flags_that_contradict_are_refused_before_anything_is_asked(capsys, arguments, sentence):
+def test_contradicting_flags_are_rejected_before_any_request(capsys, arguments, sentence):
     assert main(["bench", *arguments]) == 2
     assert sentence in capsys.readouterr().err
 

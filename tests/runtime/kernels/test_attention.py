@@ -123,7 +123,7 @@ def attended(
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("count", [1, 9])
 @pytest.mark.parametrize("form", KV_DTYPES.values())
-def test_eight_bits_are_off_by_what_half_a_step_explains(form: torch.dtype, count: int, seed: int) -> None:
+def test_eight_bit_errors_are_within_half_a_step(form: torch.dtype, count: int, seed: int) -> None:
     """A score is off by at most e = scale * sum |q| * (half a step of k); then no weight changes by more than a
     factor of exp(2 e), and the mixture by (exp(2 e) - 1) * max |v| and half a step of v."""
     context, (heads, kv_heads, head_dim) = BLOCKS * SIZE, (4, 2, 32)
@@ -146,7 +146,7 @@ def test_eight_bits_are_off_by_what_half_a_step_explains(form: torch.dtype, coun
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("form", KV_DTYPES.values())
-def test_a_sequence_reads_the_same_beside_others(form: torch.dtype, threads: int) -> None:
+def test_a_sequence_does_not_depend_on_the_batch(form: torch.dtype, threads: int) -> None:
     """Also over several tiles, and however many threads share the heads."""
     config = AttentionConfig(8, 4, 64, None, 0.125)
     rows, size = 2048, 16

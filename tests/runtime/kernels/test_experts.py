@@ -40,7 +40,7 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(rows: int) -> None:
     torch.testing.assert_close(experts(x, chosen, weight, mlps), expected, atol=1e-5, rtol=0)
 
 
-def test_one_token_touches_only_the_experts_it_goes_to() -> None:
+def test_one_token_reads_only_its_experts() -> None:
     x, chosen, weight = mixture(1)
     mlps = [Counted(index) for index in range(EXPERTS)]
     experts(x, chosen, weight, mlps)

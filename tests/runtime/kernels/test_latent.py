@@ -61,7 +61,7 @@ def test_latent_attention(
     ]
 
 
-def test_few_queries_are_absorbed_and_whole_prompts_expanded() -> None:
+def test_few_queries_are_absorbed_and_prompts_expanded() -> None:
     flash = LatentConfig(20, 768, 512, 192, 64, 256, RopeConfig(1e6, 64), 1 / 16, 1e-6)  # GLM-4.7-Flash
     absorbed = [(1, 2), (1, 100_000), (16, 512), (64, 512)]
     whole = [(8, 8), (512, 512), (512, 4096), (512, 100_000)]

@@ -43,6 +43,32 @@ def test_int8(tokens: int, rows: int, columns: int, dtype: torch.dtype, bias: bo
     assert ran == (["cpu-interleaved"] if integers else []) + ["cpu-interleaved-dequantized"] * COMPILED
 
 
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("columns", [64, 99])
+@pytest.mark.parametrize("rows", [1, 7, 16, 1030])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 6, 16, 17, 65])
+def test_weights_of_16_bits_are_widened(tokens: int, rows: int, columns: int, narrow: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, columns, generator=generator)
+    stored = torch.randn(rows, columns, generator=generator).to(narrow)
+    bias = torch.randn(rows, generator=generator)
+
+    def make(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return x.to(dtype), stored if dtype == torch.float32 else stored.to(dtype), bias.to(dtype)
+
+    ran = check("plain_linear", make, torch.float32, terms=columns)
+    assert ran == ["cpu-rows"] * (COMPILED and tokens <= 16) + ["cpu-widened"]
+
+
+@needs_compiled
+def test_widened_rows_have_the_bits_that_they_have_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(16, 99, generator=generator), torch.randn(37, 99, generator=generator).bfloat16()
+    together = linear(x, weight)
+    for count in (1, 2, 3, 5):
+        assert torch.equal(linear(x[:count], weight), together[:count])
+
+
 @pytest.mark.parametrize("shape", [(32,), (0, 32), (2, 3, 32), (2, 0, 32), (5, 13, 32), (65, 1, 32)])
 def test_x_of_any_dimensions(shape: tuple[int, ...]) -> None:
     stored = quantized(20, 32)

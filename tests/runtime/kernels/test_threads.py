@@ -1,4 +1,4 @@
-"""Work that is shared out among threads is done under the settings of who asked for it."""
+"""Worker threads use the settings of the thread that calls them."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def test_each_part_knows_whether_rows_stand_alone() -> None:
+def test_each_thread_inherits_batch_invariance() -> None:
     for wanted in (True, False):
         seen: list[bool] = []
         with batch_invariance(wanted):
@@ -31,7 +31,7 @@ def test_each_part_knows_whether_rows_stand_alone() -> None:
 
 
 @needs_compiled
-def test_rows_beside_many_others_have_the_bits_that_each_has_alone_in_blocks_of_gguf() -> None:
+def test_gguf_rows_have_the_same_bits_in_any_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     rows, columns = 1100, 512
     # Bytes below 60 make scales that are small and finite.

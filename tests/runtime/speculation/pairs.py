@@ -1,4 +1,4 @@
-"""Two tiny checkpoints of which one guesses what the other says: often, but not always, right."""
+"""Two tiny checkpoints of which one drafts for the other, often but not always accepted."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,4 @@
-"""A model that guesses for another changes how many tokens a step brings, never which, and leaves nothing
-behind."""
+"""A draft model changes the number of tokens per step, never the tokens, and leaves nothing behind."""
 
 import random
 from dataclasses import replace
@@ -52,7 +51,7 @@ def test_greedy_answers_are_the_same_and_take_fewer_steps(pair: Pair, asynchrono
     assert not model.draft_sequences
 
 
-def test_a_model_that_guesses_for_itself_is_always_right(pair: Pair) -> None:
+def test_a_model_drafting_for_itself_is_always_accepted(pair: Pair) -> None:
     asked = {"temperature": 0, "max_tokens": 25}
     engine, _ = drafting(pair[0], pair[0], rows=200)
     [answer] = run(engine, questions(1, 2, **asked)).values()
@@ -60,7 +59,7 @@ def test_a_model_that_guesses_for_itself_is_always_right(pair: Pair) -> None:
     assert sum(e.accepted for e in answer) == 21
 
 
-def test_guesses_for_seeded_requests_leave_the_text_of_the_seed(pair: Pair) -> None:
+def test_drafts_leave_seeded_texts_unchanged(pair: Pair) -> None:
     """At a temperature, with every parameter that changes the distribution, in one batch."""
     settings = [
         {"temperature": 0.7},
@@ -126,7 +125,7 @@ def test_a_smaller_and_a_larger_vocabulary_are_cut_and_filled(tmp_path: Path) ->
         run(engine, questions(4, 3, temperature=1.0, max_tokens=12))
 
 
-def test_a_second_turn_is_found_in_the_drafters_cache(pair: Pair) -> None:
+def test_a_second_turn_hits_the_drafters_cache(pair: Pair) -> None:
     engine, model = drafting(pair[0], pair[0], rows=200)
     first = sequence(list(range(3, 40)), temperature=0, max_tokens=9)
     answer = tokens(run(engine, [first])[first.request.id])
@@ -134,7 +133,7 @@ def test_a_second_turn_is_found_in_the_drafters_cache(pair: Pair) -> None:
     assert len(found[0]) * model.pool.block_size >= 32
 
 
-def test_a_broken_guess_is_none(pair: Pair) -> None:
+def test_a_failed_draft_is_no_draft(pair: Pair) -> None:
     """A drafter that computes NaN slows nothing down and changes nothing."""
     for params in ({"temperature": 0}, {"temperature": 1.0}):
         expected = told(run(make_engine(pair[0]), questions(3, 4, max_tokens=8, **params)))

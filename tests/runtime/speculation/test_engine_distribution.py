@@ -1,5 +1,5 @@
-"""What the whole engine says with a drafter has the target's distribution, and wrong rules are found out:
-chi-square over the first three tokens of 2,000 answers."""
+"""The engine with a drafter has the target's distribution, and wrong acceptance rules are detected: chi-square
+over the first three tokens of 2,000 answers."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.sampler import SamplingSpec, apply_penalties, filtered_probabilities, sample
 from localllm.runtime.sequence import Sequence
 from tests.runtime.speculation.pairs import draft_model, make_pair
-from tests.runtime.speculation.test_distribution import SURE, always, by_target, chance, redrawn
+from tests.runtime.speculation.test_acceptance import SURE, always, by_target, chance, redrawn
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_engine
 
@@ -100,7 +100,7 @@ def test_answers_have_the_distribution_of_the_target(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [always, by_target, redrawn], ids=lambda rule: rule.__name__)
-def test_a_wrong_rule_for_a_model_is_found_out(
+def test_a_wrong_rule_for_a_model_is_detected(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "rejection_weights", wrong)
@@ -131,7 +131,7 @@ def draws_again(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", [takes_all, draws_again], ids=lambda rule: rule.__name__)
-def test_a_wrong_rule_for_guesses_is_found_out(
+def test_a_wrong_rule_for_guesses_is_detected(
     pair: tuple[Path, Path], expected: Tensor, wrong: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "sample", wrong)

@@ -1,4 +1,4 @@
-"""The longest run that stood before, against a search of everything."""
+"""Prompt lookup against an exhaustive search."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ def longest(tokens: list[int]) -> int:
 
 
 @given(TEXTS, st.integers(0, 60))
-def test_the_longest_match_is_found_wherever_one_begins_to_look(tokens: list[int], known: int) -> None:
+def test_the_longest_match_is_found_from_any_start(tokens: list[int], known: int) -> None:
     growing = tokens[:known]
     lookup = PromptLookup(growing)
     for token in [*tokens[known:], None]:
@@ -37,7 +37,7 @@ def test_the_longest_match_is_found_wherever_one_begins_to_look(tokens: list[int
 
 
 @given(TEXTS)
-def test_of_two_longest_the_later_is_taken(tokens: list[int]) -> None:
+def test_the_later_of_two_longest_matches_wins(tokens: list[int]) -> None:
     lookup = PromptLookup(tokens)
     if length := lookup.match():
         ends = [
@@ -47,7 +47,7 @@ def test_of_two_longest_the_later_is_taken(tokens: list[int]) -> None:
 
 
 @given(TEXTS, st.integers(1, 20))
-def test_what_came_behind_it_is_told_and_a_loop_goes_on(tokens: list[int], most: int) -> None:
+def test_the_continuation_of_a_match_is_drafted_and_loops_continue(tokens: list[int], most: int) -> None:
     lookup = PromptLookup(tokens)
     lookup.match()
     told = lookup.continuation(most)

@@ -1,4 +1,4 @@
-"""Guesses change how many tokens a step brings, never which: the engine's drafter on models of several kinds."""
+"""Drafts change the number of tokens per step, never the tokens: the engine's drafter on several families."""
 
 import random
 import time
@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_tokens(llama: Path, params: dict[str, obje
     assert guessing.accepted
 
 
-def test_log_probabilities_are_told_of_every_token(llama: Path) -> None:
+def test_every_token_has_log_probabilities(llama: Path) -> None:
     def told(got: Answers) -> list[tuple[int, float]]:
         [events] = got.values()
         return [(e.logprob.token_id, round(e.logprob.logprob, 4)) for e in events if e.logprob]
@@ -129,7 +129,7 @@ def test_log_probabilities_are_told_of_every_token(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("widths", [(), (1, 4, 8)], ids=["any", "captured"])
-def test_some_of_a_batch_draft_and_others_do_not(llama: Path, widths: tuple[int, ...]) -> None:
+def test_drafting_sequences_mix_with_others(llama: Path, widths: tuple[int, ...]) -> None:
     def asked() -> list[Sequence]:
         repeats = [sequence(p, temperature=0, max_tokens=24, logit_bias={7: 60.0}) for p in prompts(2)]
         return repeats + [sequence(p, 1, temperature=1.5, max_tokens=20) for p in prompts(4)[2:]]
@@ -188,7 +188,7 @@ class Chain:
         return list(drafts[:right])
 
 
-def test_what_a_grammar_forces_is_drafted_and_what_it_forbids_is_not(llama: Path) -> None:
+def test_forced_tokens_are_drafted_and_forbidden_ones_never(llama: Path) -> None:
     phrase = [5, 6, 7, 8, 9, 10]
     sentence = [*phrase, 300, 301, *phrase, 40, 41, *range(100, 120)]
     asked = sequence([*phrase, 200, 201, 3], temperature=1, max_tokens=60)
@@ -209,7 +209,7 @@ def test_a_long_prompt_is_known_when_its_answer_begins(llama: Path) -> None:
     assert steps <= 8 and guessing.drafted <= MAX_DRAFTS * steps
 
 
-def test_where_nothing_matches_nothing_is_waited_for(llama: Path) -> None:
+def test_without_a_match_no_step_waits(llama: Path) -> None:
     guessing = Guessing()
     rising = sequence(list(range(3, 60)), temperature=0)
     again = sequence([*range(3, 60), 3, 4, 5, 6, 7, 8], temperature=0)
@@ -219,7 +219,7 @@ def test_where_nothing_matches_nothing_is_waited_for(llama: Path) -> None:
     assert guessing.may_draft(again)
 
 
-def test_what_was_verified_may_be_cancelled_meanwhile(llama: Path) -> None:
+def test_a_sequence_can_be_cancelled_during_verification(llama: Path) -> None:
     engine, guessing = make_engine(llama), Guessing()
     engine.drafter = guessing
     engine.runner.asynchronous = True
@@ -257,7 +257,7 @@ class Slow:
         pass
 
 
-def test_what_a_model_took_before_another_step_is_not_taken_off_this_one(llama: Path) -> None:
+def test_draft_time_is_charged_to_its_own_step(llama: Path) -> None:
     """Of a step that had a prompt beside it no time is told."""
     engine, guessing = make_engine(llama), SpeculativeDrafter(StepCost(cheap), ROWS, draft_model=Slow())
     engine.drafter = guessing

@@ -1,4 +1,4 @@
-"""Bodies that cost more than they say: too large, too deep, of wrong types, with absurd numbers and counts."""
+"""Expensive bodies: too large, too deep, of wrong types, with absurd numbers and counts."""
 
 import json
 import time
@@ -98,7 +98,7 @@ def test_more_than_a_limit_is_refused_with_the_name_of_the_field(demo_url, path,
     assert time.monotonic() - began < 5
 
 
-def test_what_is_at_the_limits_is_answered(demo_url):
+def test_requests_at_the_limits_are_answered(demo_url):
     stop = [chr(0x4E00 + place) * MAX_STOP_CHARACTERS for place in range(MAX_STOPS)]
     bias = {str(token): 0 for token in range(200)}
     said = speak(demo_url, asking(stop=stop, logit_bias=bias, stop_token_ids=[1] * MAX_STOP_IDS))

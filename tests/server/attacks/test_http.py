@@ -1,4 +1,4 @@
-"""What is no HTTP, or what two servers in a row read differently: one sentence each, and nothing in the log."""
+"""Malformed HTTP and request smuggling: one error message each, and nothing in the log."""
 
 import json
 
@@ -59,7 +59,7 @@ LENGTH = f"Content-Length: {len(BODY)}\r\n".encode()
         (b"TRACE /v1/completions HTTP/1.1\r\nHost: localhost\r\nCookie: secret\r\n\r\n", 405),
     ],
 )
-def test_what_is_no_request_is_told_in_one_sentence(demo_url, capfd, caplog, sent, status):
+def test_an_invalid_request_is_one_error_message(demo_url, capfd, caplog, sent, status):
     said = speak(demo_url, sent)
     assert said.status == status
     assert said.headers["content-type"] == "application/json"
@@ -71,7 +71,7 @@ def test_what_is_no_request_is_told_in_one_sentence(demo_url, capfd, caplog, sen
 @pytest.mark.parametrize(
     "sent", [CHUNKED + b"5\r\nhelloxx", HEAD + b"Content-Length: abc\r\n\r\n", b"\0\0\r\n\r\n"]
 )
-def test_after_what_is_no_request_the_connection_ends(demo_url, sent):
+def test_an_invalid_request_closes_the_connection(demo_url, sent):
     """Else what follows could be read as a request that somebody else has sent."""
     with connect(demo_url) as connection:
         connection.sendall(sent + request("GET", "/health", body=b""))
@@ -79,14 +79,14 @@ def test_after_what_is_no_request_the_connection_ends(demo_url, sent):
         assert rest(connection) == b""
 
 
-def test_what_is_no_request_behind_one_that_is_does_not_harm_its_answer(demo_url, caplog):
+def test_an_invalid_pipelined_request_leaves_the_first_answer_intact(demo_url, caplog):
     with connect(demo_url) as connection:
         connection.sendall(asking(max_tokens=300, stream=True))
         connection.recv(1, 2)
         connection.sendall(b"\0\0\0\r\n\r\n")
         came = rest(connection)
     answer, refusal = came.split(b"HTTP/1.1 400")
-    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"no request" in refusal
+    assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"malformed HTTP request" in refusal
     assert not caplog.records
 
 
@@ -96,7 +96,7 @@ def test_an_upgrade_to_another_protocol_is_not_made(demo_url, caplog):
     assert not caplog.records
 
 
-def test_who_waits_for_leave_to_send_is_given_it_or_refused(demo_url):
+def test_expect_continue_is_answered_or_refused(demo_url):
     head = request("POST", "/v1/completions", "Expect: 100-continue", f"Content-Length: {len(BODY)}", body=b"")
     with connect(demo_url) as connection:
         connection.sendall(head)

@@ -1,4 +1,4 @@
-"""Clients that drag out what they send, and what they read."""
+"""Clients that send or read slowly."""
 
 import json
 import time
@@ -30,6 +30,7 @@ QUICK = ConnectionLimits(
     reader_timeout_s=READER_S,
 )
 HEALTH = request("GET", "/health", body=b"")
+LATE_S = 5  # what a busy machine may add to a limit
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +54,18 @@ def trickle(connection, sent: bytes, gap_s: float) -> float:
     return time.monotonic() - began
 
 
+def assert_at(limit_s: float, taken_s: float) -> None:
+    """Not before the limit, but for the time between the server's clock and ours, and not long after it."""
+    assert limit_s - 0.4 < taken_s < limit_s + LATE_S
+
+
 def test_slow_headers(url):
     with connect(url) as connection:
         taken = trickle(connection, HEALTH, 0.05)
         said = heard(connection)
     assert (said.status, said.headers["connection"]) == (408, "close")
-    assert "headers did not come within 0.6 s" in said.message
-    assert taken == pytest.approx(QUICK.head_timeout_s, abs=0.4)
+    assert "headers did not arrive within 0.6 s" in said.message
+    assert_at(QUICK.head_timeout_s, taken)
 
 
 def test_slow_headers_of_a_second_request(url):
@@ -74,7 +80,7 @@ def test_headers_that_never_begin(url):
     with connect(url) as connection:
         began = time.monotonic()
         assert rest(connection) == b""
-        assert time.monotonic() - began == pytest.approx(QUICK.head_timeout_s, abs=0.4)
+        assert_at(QUICK.head_timeout_s, time.monotonic() - began)
 
 
 def test_slow_body(url):
@@ -83,8 +89,8 @@ def test_slow_body(url):
         taken = trickle(connection, BODY, 0.05)
         said = heard(connection)
         assert rest(connection) == b""
-    assert said.status == 408 and "bytes of the body came in 0.5" in said.message
-    assert taken == pytest.approx(QUICK.body_grace_s, abs=0.4)
+    assert said.status == 408 and "bytes of the body arrived in 0.5" in said.message
+    assert_at(QUICK.body_grace_s, taken)
 
 
 @pytest.mark.slow
@@ -93,7 +99,7 @@ def test_a_body_that_comes_fast_enough_but_never_ends(url):
         connection.sendall(request("POST", "/v1/completions", "Transfer-Encoding: chunked", body=b""))
         began = time.monotonic()
         connection.settimeout(0.1)
-        while time.monotonic() - began < 5:
+        while time.monotonic() - began < QUICK.body_timeout_s + LATE_S:
             connection.sendall(b"200\r\n" + b" " * 512 + b"\r\n")
             try:
                 connection.recv(1, 2)
@@ -102,7 +108,7 @@ def test_a_body_that_comes_fast_enough_but_never_ends(url):
                 continue
         connection.settimeout(10)
         assert heard(connection).status == 408
-    assert time.monotonic() - began == pytest.approx(QUICK.body_timeout_s, abs=0.6)
+    assert_at(QUICK.body_timeout_s, time.monotonic() - began)
 
 
 def test_idle_keep_alive(url):
@@ -111,7 +117,7 @@ def test_idle_keep_alive(url):
         assert heard(connection).headers.get("connection") != "close"
         began = time.monotonic()
         assert rest(connection) == b""
-        assert time.monotonic() - began == pytest.approx(QUICK.keep_alive_s, abs=0.4)
+        assert_at(QUICK.keep_alive_s, time.monotonic() - began)
 
 
 def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
@@ -123,7 +129,7 @@ def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
 
 
 @pytest.mark.slow
-def test_a_reader_who_does_not_read_is_broken_off(url, demo):
+def test_a_client_that_stops_reading_is_disconnected(url, demo):
     with narrow(url) as connection:
         connection.sendall(asking(**LONG))
         connection.recv(1, 2)
@@ -133,7 +139,7 @@ def test_a_reader_who_does_not_read_is_broken_off(url, demo):
 
 
 @pytest.mark.slow
-def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
+def test_a_client_that_reads_byte_by_byte_is_disconnected(url, demo):
     with narrow(url) as connection, ThreadPoolExecutor(1) as pool:
         connection.sendall(asking(**LONG))
         connection.recv(1)
@@ -145,7 +151,7 @@ def test_a_reader_who_reads_byte_by_byte_is_broken_off(url, demo):
 
 
 @pytest.mark.slow
-def test_a_whole_answer_that_nobody_reads_is_broken_off(url, demo):
+def test_an_unread_answer_is_disconnected(url, demo):
     with narrow(url) as connection:
         connection.sendall(asking(**LONG | {"stream": False}))
         connection.recv(1, 2)
@@ -154,7 +160,7 @@ def test_a_whole_answer_that_nobody_reads_is_broken_off(url, demo):
     assert came and not came.endswith(b"}")
 
 
-def test_a_slow_reader_who_goes_on_reading_gets_all(url):
+def test_a_slow_reader_gets_the_complete_answer(url):
     with narrow(url) as connection:
         connection.sendall(asking(max_tokens=300, logprobs=20, stream=True))
         came = b""
@@ -172,16 +178,16 @@ def test_pipelined_requests_are_answered_one_after_the_other(url):
     assert all(text.startswith(prompt) for text, prompt in zip(told, asked, strict=True))
 
 
-def test_half_a_pipelined_request_has_no_longer_than_any_other(url):
+def test_half_a_pipelined_request_has_the_usual_timeout(url):
     with connect(url) as connection:
         connection.sendall(asking() + HEALTH[:20])
         assert json.loads(heard(connection).body)["object"] == "text_completion"
         began = time.monotonic()
         rest(connection)
-        assert time.monotonic() - began == pytest.approx(QUICK.keep_alive_s, abs=0.5)
+        assert_at(QUICK.keep_alive_s, time.monotonic() - began)
 
 
-def test_slow_connections_do_not_hold_up_others(url):
+def test_slow_connections_do_not_delay_others(url):
     slow = [connect(url) for _ in range(50)]
     try:
         for connection in slow:
@@ -190,7 +196,7 @@ def test_slow_connections_do_not_hold_up_others(url):
             began = time.monotonic()
             connection.sendall(HEALTH)
             assert heard(connection).status == 200
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < LATE_S
     finally:
         for connection in slow:
             connection.close()

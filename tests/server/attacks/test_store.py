@@ -1,4 +1,4 @@
-"""Ollama's calls that read and change the store, asked for what lies outside of it."""
+"""Ollama's store routes with names outside the store."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""TLS by files, and files that are none."""
+"""TLS from certificate files, and invalid files."""
 
 import re
 import ssl
@@ -45,7 +45,7 @@ def test_clients_that_trust_it_are_answered(url, files):
         assert [chunk.choices[0].text for chunk in client.completions.create(**asked)]
 
 
-def test_pages_of_this_machine_may_ask_and_others_may_not(url, files):
+def test_local_pages_may_ask_and_others_may_not(url, files):
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx2.Client(verify=ssl.create_default_context(cafile=files[0]), headers=headers) as client:
         assert client.post(f"{url}/v1/completions", json=ASKED, headers={"Origin": url}).status_code == 200
@@ -65,20 +65,20 @@ def test_clients_that_do_not_trust_it_or_are_too_old_are_refused(url):
         old.wrap_socket(connection)
 
 
-def test_who_speaks_no_tls_is_hung_up_on(url):
+def test_clients_without_tls_are_disconnected(url):
     with connect(url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert rest(connection) == b""
 
 
-def test_who_agrees_on_nothing_is_hung_up_on(url):
+def test_failed_handshakes_are_disconnected(url):
     with connect(url) as connection:
         connection.settimeout(5)
         assert rest(connection) == b""
 
 
 @pytest.mark.slow
-def test_a_reader_who_does_not_read_is_broken_off_under_tls_too(demo, files):
+def test_a_client_that_stops_reading_is_disconnected_under_tls(demo, files):
     trust = ssl.create_default_context(cafile=files[0])
     with (
         serving(demo, wide(tls=load_tls_context(*files)), ConnectionLimits(reader_timeout_s=READER_S)) as url,
@@ -98,20 +98,20 @@ def test_certificate_and_key_may_lie_in_one_file(files, tmp_path):
     assert load_tls_context(None, None) is None
 
 
-def test_files_that_are_none_are_told(files, tmp_path):
+def test_invalid_files_are_reported(files, tmp_path):
     certificate, key = files
     nothing, text = str(tmp_path / "nothing"), tmp_path / "text"
     text.write_text("no PEM")
     for wrong, told in [
-        ((nothing, key), "nothing cannot be read"),
-        ((certificate, nothing), "nothing cannot be read"),
-        ((str(tmp_path), key), "cannot be read"),
-        ((str(text), key), "not both there in PEM"),
-        ((certificate, str(text)), "not both there in PEM"),
-        ((certificate, None), "not both there in PEM"),
-        ((certificate, made(tmp_path, "other")[1]), "the key is another's"),
+        ((nothing, key), "cannot read .*nothing"),
+        ((certificate, nothing), "cannot read .*nothing"),
+        ((str(tmp_path), key), "cannot read"),
+        ((str(text), key), "not there in PEM"),
+        ((certificate, str(text)), "not there in PEM"),
+        ((certificate, None), "not there in PEM"),
+        ((certificate, made(tmp_path, "other")[1]), "the key does not match"),
         (made(tmp_path, "locked", "-passout", "pass:secret"), "is encrypted"),
-        ((None, key), "--tls-key is given without --tls-cert"),
+        ((None, key), "--tls-key needs --tls-cert"),
     ]:
         with pytest.raises(UsageError, match=told):
             load_tls_context(*wrong)

@@ -1,4 +1,4 @@
-"""Requests byte by byte, as no proper client sends them."""
+"""Raw requests, byte by byte."""
 
 import json
 import socket

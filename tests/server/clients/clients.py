@@ -1,6 +1,5 @@
-"""Asks a server of localllm through the Python packages that programs use. Each case prints its result as one line
-of JSON. Runs in an environment of its own (requirements.txt), because these packages require other versions than
-the tests do.
+"""Query a server of localllm through popular Python packages. Each case prints its result as one line of JSON. It
+runs in an environment of its own (requirements.txt), as these packages need other versions than the tests.
 
     python clients.py CASE URL MODEL
 """

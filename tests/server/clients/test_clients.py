@@ -24,7 +24,7 @@ needs_packages = pytest.mark.skipif(not PYTHON.exists(), reason="needs `make cli
 
 def ask(*command: str | Path) -> Any:
     """What a client printed last, as JSON."""
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

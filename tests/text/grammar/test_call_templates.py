@@ -1,4 +1,4 @@
-"""What a real template writes of calls may come, word for word: models are held to what they were trained on."""
+"""Grammars allow calls exactly as real templates write them, as models were trained on those."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def held(tool: dict[str, Any], *, flat: bool, strict: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - OTHERWISE - FORGETTING))
 @pytest.mark.parametrize("required", [True, False])
-def test_what_a_template_writes_of_calls_may_come(name: str, required: bool) -> None:
+def test_calls_as_templates_write_them_are_allowed(name: str, required: bool) -> None:
     output = OutputFormat.detect({"default": TEMPLATES[name]}, ())
     tokenizer, grammars = model(output)
     strict = [held(tool, flat="gemma" in name, strict=not required) for tool in turns.TOOLS]

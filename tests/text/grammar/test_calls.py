@@ -1,4 +1,4 @@
-"""Random tokens within the grammar of each format of calls, read back by the format's own router."""
+"""Random walks through the grammar of each call format, parsed by the format's own router."""
 
 import json
 import random
@@ -149,7 +149,7 @@ def is_huge(deltas: list[OutputDelta]) -> bool:
 @pytest.mark.quick_every(11)
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_whatever_comes_are_valid_calls(name: str, as_text: bool) -> None:
+def test_random_walks_give_valid_calls(name: str, as_text: bool) -> None:
     output, ended, use = OUTPUTS[name], 0, ToolUse(required=True)
     for seed in range(6):
         tools = tools_for(output, seed)
@@ -160,7 +160,7 @@ def test_whatever_comes_are_valid_calls(name: str, as_text: bool) -> None:
     assert ended >= 2
 
 
-def test_a_mask_that_lets_one_wrong_token_come_is_found_out() -> None:
+def test_a_mask_with_one_wrong_token_is_detected() -> None:
     found = []
     for place, output in enumerate(OUTPUTS.values()):
         for seed in range(3):
@@ -181,7 +181,7 @@ def begun(output: OutputFormat) -> str:
 @pytest.mark.quick_every(7)
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
-def test_a_strict_function_is_held_to_once_a_call_has_begun(name: str, as_text: bool) -> None:
+def test_a_strict_schema_applies_once_a_call_has_started(name: str, as_text: bool) -> None:
     """The function beside it may get anything, also what routers cannot read."""
     output, strict = OUTPUTS[name], 0
     for seed in range(6):
@@ -198,7 +198,7 @@ def test_a_strict_function_is_held_to_once_a_call_has_begun(name: str, as_text: 
 
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
-def test_beside_a_strict_function_text_is_free(name: str, as_text: bool) -> None:
+def test_text_without_a_call_is_free(name: str, as_text: bool) -> None:
     output = OUTPUTS[name]
     tokenizer, grammars = model(output, as_text=as_text)
     asked = build_tool_constraint([tool("weather", schema_of({}, []), strict=True)], ToolUse())
@@ -221,7 +221,7 @@ def test_beside_a_strict_function_text_is_free(name: str, as_text: bool) -> None
 @pytest.mark.quick_every(7)
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
-def test_beside_a_schema_an_answer_is_calls_or_what_the_schema_asks_for(name: str, as_text: bool) -> None:
+def test_with_a_schema_an_answer_is_calls_or_valid_json(name: str, as_text: bool) -> None:
     output = OUTPUTS[name]
     tokenizer, grammars = model(output, as_text=as_text)
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}

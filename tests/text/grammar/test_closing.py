@@ -1,4 +1,4 @@
-"""An answer that comes close to its limit is closed; what no schema asks for is not begun."""
+"""Answers close before their limit, and unmentioned properties are not started."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def grammar_of(schema: Any) -> Grammar:
 
 
 @pytest.mark.parametrize("limit", [30, 47, 64, 120])
-def test_whatever_comes_ends_within_the_limit(grammars: GrammarCompiler, tokenizer: Tokenizer, limit: int) -> None:
+def test_every_answer_ends_within_the_limit(grammars: GrammarCompiler, tokenizer: Tokenizer, limit: int) -> None:
     tokens, ends = tokenizer.token_bytes(tokenizer.vocab_size), set(tokenizer.eos_ids)
     cut = 0
     for seed in range(25):
@@ -89,7 +89,7 @@ def test_where_it_is_closed_does_not_depend_on_drafts(grammars: GrammarCompiler,
 
 
 @pytest.mark.parametrize("draft", ["lookup", "off"])
-def test_a_closed_answer_is_told_to_be_cut(draft: str) -> None:
+def test_a_closed_answer_is_reported_as_truncated(draft: str) -> None:
     with localllm.load("demo", device="cpu", draft=draft) as llm:
         reasons = []
         for seed in range(6):
@@ -101,7 +101,7 @@ def test_a_closed_answer_is_told_to_be_cut(draft: str) -> None:
     assert reasons.count(FinishReason.LENGTH) >= 4
 
 
-def test_a_schema_that_says_nothing_of_other_properties_gets_none(stories: LLM) -> None:
+def test_unmentioned_properties_are_not_generated(stories: LLM) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "boolean"}}}
     done = stories.generate("Once", SamplingParams(temperature=0, max_tokens=200, grammar=grammar_of(schema)))
     assert done.finish_reason is FinishReason.STOP and json.loads(done.text).keys() <= {"a", "b"}
@@ -113,7 +113,7 @@ def stories() -> Any:
         yield llm
 
 
-def test_thoughts_end_so_that_the_answer_is_there(tmp_path: Path) -> None:
+def test_thoughts_end_early_enough_for_the_answer(tmp_path: Path) -> None:
     """The model thinks the same again and again."""
     folder = write_scripted(tmp_path / "m", ("<think>", "hm", " so"), special=())
     schema = {"type": "object", "properties": {"ok": {"enum": [True]}}, "required": ["ok"]}

@@ -33,9 +33,7 @@ def spelled(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode_continuation(text)
 
 
-def test_masks_behind_drafts_are_those_that_follow_once_the_drafts_came(
-    grammars: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
+def test_masks_after_drafts_equal_those_after_tokens(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     said = spelled(tokenizer, '{"name": "Bo", "age": 12}')
     together, alone = grammars.follow(PERSON), grammars.follow(PERSON)
     for start in range(0, len(said), 4):
@@ -50,7 +48,7 @@ def test_masks_behind_drafts_are_those_that_follow_once_the_drafts_came(
     assert together.finished and alone.finished
 
 
-def test_a_draft_that_may_not_come_ends_the_masks_and_changes_nothing(
+def test_a_forbidden_draft_ends_the_masks_and_changes_nothing(
     grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     follower = grammars.follow(PERSON)
@@ -64,7 +62,7 @@ def test_a_draft_that_may_not_come_ends_the_masks_and_changes_nothing(
     assert follower.allowed(bad) == []
 
 
-def test_what_alone_can_come_is_foretold_as_the_tokenizer_spells_it(
+def test_forced_tokens_are_predicted_in_the_tokenizers_spelling(
     grammars: GrammarCompiler, tokenizer: Tokenizer
 ) -> None:
     follower = grammars.follow(choice("Once upon a time", "Once upon a day"))
@@ -132,7 +130,7 @@ def test_without_an_end_token_an_answer_ends_where_nothing_may_follow() -> None:
     assert follower.finished
 
 
-def test_where_a_grammar_becomes_too_much_nothing_may_come_and_the_reason_is_told() -> None:
+def test_an_exhausted_grammar_allows_nothing_and_reports_the_reason() -> None:
     """Of this one the first bytes are cheap, and the next is not."""
     tokenizer = llguidance.LLTokenizer("byte")
     grammar = llguidance.LLMatcher.grammar_from_regex("(a{1000}){1000}")

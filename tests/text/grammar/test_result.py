@@ -36,7 +36,7 @@ DATE = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "date"}')
         (DATE, '"2024-02-29"'),
     ],
 )
-def test_what_was_asked_for_is_let_through(grammar: Grammar, content: str) -> None:
+def test_valid_results_pass(grammar: Grammar, content: str) -> None:
     check_content(grammar, content)
 
 
@@ -57,13 +57,13 @@ def test_what_was_asked_for_is_let_through(grammar: Grammar, content: str) -> No
         (DATE, '"2023-02-29"', "'2023-02-29' is not a 'date'"),  # which a mask lets come
     ],
 )
-def test_anything_else_is_told_with_its_place(grammar: Grammar, content: str, said: str) -> None:
+def test_invalid_results_are_located(grammar: Grammar, content: str, said: str) -> None:
     with pytest.raises(OutputInvalid) as caught:
         check_content(grammar, content)
     assert said in str(caught.value)
 
 
-def test_what_is_nested_too_deeply_is_no_fault_of_ours() -> None:
+def test_deep_nesting_is_reported_as_invalid() -> None:
     with pytest.raises(OutputInvalid, match="nested too deeply"):
         check_content(TREE, '{"a":' * 900 + "{}" + "}" * 900)
 
@@ -72,7 +72,7 @@ def answer(text: str, reason: FinishReason = FinishReason.STOP) -> Completion:
     return Completion(text, (), reason, Stopwatch(0.0).finish(1, 0, 0), 0, ())
 
 
-def test_an_answer_that_ended_is_checked_and_one_that_was_cut_is_not() -> None:
+def test_complete_answers_are_checked_and_truncated_ones_not() -> None:
     for of_stranger in (False, True):
         check_completion(None, answer("x"))
         check_completion(PRICES, answer("[1,2]"), untrusted=of_stranger)

@@ -43,24 +43,20 @@ def follow(
     return found
 
 
-def test_there_are_three_hundred_schemas_and_no_two_are_alike() -> None:
+def test_three_hundred_distinct_schemas() -> None:
     assert len(SCHEMAS) == COUNT
     assert len({json.dumps(schema) for schema in SCHEMAS}) > COUNT * 0.97
 
 
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("start", range(6))
-def test_whatever_a_mask_lets_come_satisfies_the_schema(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, start: int
-) -> None:
+def test_random_walks_satisfy_the_schema(grammars: GrammarCompiler, tokenizer: Tokenizer, start: int) -> None:
     schemas = SCHEMAS[start::6]
     found = follow(grammars, tokenizer, schemas)
     assert all(found) and len(found) >= len(schemas) * 0.95
 
 
-def test_a_mask_that_lets_one_wrong_token_come_is_found_out(
-    grammars: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
+def test_a_mask_with_one_wrong_token_is_detected(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     found = follow(grammars, tokenizer, SCHEMAS[:60], leak=True)
     assert len(found) > 50 and found.count(False) > len(found) / 2
 

@@ -1,4 +1,4 @@
-"""A model that knows nothing: it says whatever a grammar lets come, and prefers what closes something."""
+"""A random model that follows a grammar and prefers closing tokens."""
 
 from collections.abc import Collection
 

@@ -1,4 +1,4 @@
-"""What a template writes of a turn, a router takes apart again: for every real template, at any cut."""
+"""The router parses back what a template writes of a turn: for every real template, at any cut."""
 
 from typing import Any
 
@@ -96,7 +96,7 @@ def test_every_template_has_its_row():
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - WITHOUT_TURNS))
-def test_what_a_template_writes_comes_back(name: str):
+def test_turns_written_by_templates_are_parsed_back(name: str):
     source, whole = TEMPLATES[name], []
     for case, given in CASES.items():
         if name == "NVIDIA-Nemotron-Nano-v2" and "content" in given:
@@ -145,7 +145,7 @@ def test_a_prompt_that_begins_the_thoughts():
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
-def test_without_tools_nothing_is_taken_for_a_call(name: str):
+def test_without_tools_nothing_is_parsed_as_a_call(name: str):
     output = OutputFormat.detect({"default": TEMPLATES[name]}, ())
     if output.channels:
         return

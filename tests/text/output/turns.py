@@ -1,4 +1,4 @@
-"""What a model would say, cut out of a conversation that its own template wrote: the oracle of the routers."""
+"""Model turns cut from conversations that their own template wrote: the oracle of the routers."""
 
 import itertools
 import json
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from localllm.request import EventType
 from localllm.text.output.formats import OutputFormat
@@ -45,6 +44,8 @@ def templates() -> dict[str, str]:
 
 
 def render(source: str, messages: list[dict[str, Any]], *, generate: bool, **arguments: Any) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     [text], _ = render_jinja_template(
         [messages], tools=TOOLS, chat_template=source, add_generation_prompt=generate, **SPECIAL, **arguments
     )

@@ -6,7 +6,7 @@ import pytest
 from localllm.metrics import StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.inspector.record import MAX_STEPS, TRIM_STEPS, AnswerRecord, DraftStatus
-from tests.tui.told import story, text_of
+from tests.tui.scripted_events import story, text_of
 
 
 def record_of(came) -> AnswerRecord:
@@ -21,7 +21,7 @@ def drafted(drafts: tuple[int, ...], accepted: int, came: tuple[int, ...]) -> li
     return [(100.2, event) for event in events]
 
 
-def test_pieces_of_the_prompt_and_steps_are_told_apart() -> None:
+def test_prompt_chunks_and_steps_are_distinguished() -> None:
     record = record_of(story(40, prompt=600, found=96))
     assert [piece.report.tokens for piece in record.prefill_steps] == [256, 248]
     assert len(record.decode_steps) == 40
@@ -49,7 +49,7 @@ def test_tokens_are_those_of_the_answer_and_the_drafts_that_were_rejected() -> N
         (2, (5, 6, 9), "✓5 ✓6 9"),
     ],
 )
-def test_rejected_drafts_stand_before_what_came_in_their_place(accepted, came, expected) -> None:
+def test_rejected_drafts_precede_their_replacement(accepted, came, expected) -> None:
     record = record_of(drafted((5, 6), accepted, came))
     marks = {DraftStatus.ACCEPTED: "✓", DraftStatus.REJECTED: "✗", DraftStatus.NONE: ""}
     assert " ".join(marks[token.draft_status] + str(token.id) for token in record.tokens) == expected
@@ -69,14 +69,14 @@ def test_each_token_of_a_step_has_its_own_candidates() -> None:
     )
 
 
-def test_without_reports_tokens_are_kept_all_the_same() -> None:
+def test_tokens_are_recorded_without_reports() -> None:
     record = AnswerRecord(lambda token: "", lambda token: False)
     record.follow([(1.0, GenerationEvent(1, "Hello", (3,))), (1.1, GenerationEvent(1, " you", (4,)))])
     assert [(token.number, token.text) for token in record.tokens] == [(0, "Hello"), (1, " you")]
     assert not record.decode_steps and math.isnan(record.queue_s) and math.isnan(record.tokens[0].probability)
 
 
-def test_who_waits_has_no_step_yet() -> None:
+def test_queued_answers_have_no_step_yet() -> None:
     waits = StepReport(0.1, 0.1, 0, 0, 0, 0, 2, 1, place=2, prompt=9)
     record = record_of([(100.1, GenerationEvent(1, step=waits))])
     assert not record.prefill_steps and not record.decode_steps and record.newest == waits

@@ -1,4 +1,4 @@
-"""Markdown into pieces, which are what a person sees of it."""
+"""Markdown is split into the pieces that are shown."""
 
 import pytest
 
@@ -59,7 +59,7 @@ def test_code_tables_and_rules_keep_their_form():
 
 
 @pytest.mark.parametrize("cut", range(0, len(SAMPLE), 7))
-def test_reading_on_from_what_is_settled_gives_the_same_pieces(cut):
+def test_incremental_parsing_gives_the_same_pieces(cut):
     _, settled, read = split_markdown(SAMPLE[:cut])
     whole, _, _ = split_markdown(SAMPLE)
     rest, _, _ = split_markdown(SAMPLE[read:])
@@ -68,7 +68,7 @@ def test_reading_on_from_what_is_settled_gives_the_same_pieces(cut):
 
 
 @pytest.mark.parametrize("end", ["\f", "\v", "\x1c", "\x85", "\u2028", "\r", "\r\n"])
-def test_what_other_programs_take_for_line_ends_does_not_shift_what_is_settled(end):
+def test_unusual_line_separators_do_not_shift_blocks(end):
     source = f"one{end}two{end}three\n\nfour\n\nfive"
     _, _, read = split_markdown(source)
     assert source[read:] == "five"
@@ -81,7 +81,7 @@ def test_html_and_control_characters_are_text():
     ]
 
 
-def test_a_link_that_says_another_address_shows_its_own():
+def test_a_misleading_link_shows_its_real_address():
     assert shown("[https://bank.example](https://thief.example)") == [
         ("https://bank.example (https://thief.example)", True)
     ]

@@ -1,6 +1,6 @@
-"""Items of a response's input to the messages of a chat.
+"""Translates the input items of `/v1/responses` into chat messages.
 
-What a model says in one turn is several items here (thoughts, a message, calls), and one message there.
+A model's turn is several items here (reasoning, message, tool calls), but one chat message.
 """
 
 import json
@@ -8,7 +8,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from localllm.api.body import MAX_MESSAGES, MAX_PARTS, SchemaType, StrictModel, check_count, ignore_field, validate
+from localllm.api.body import (
+    MAX_MESSAGES,
+    SchemaType,
+    StrictModel,
+    check_count,
+    drop_nulls,
+    ignore_field,
+    validate,
+)
+from localllm.api.openai.messages import join_text
 from localllm.api.openai.responses_api.tools import LOCAL_SHELL, joined_name
 from localllm.errors import BadField
 
@@ -62,14 +71,14 @@ class LocalShellCallItem(Item):
 
 
 class LocalShellOutputItem(Item):
-    call_id: str | None = None  # in `id`, as OpenAI documents
+    call_id: str | None = None  # may be in `id` instead
     output: TextContent
 
 
 class ReasoningItem(Item):
     summary: TextContent = None
     content: TextContent = None
-    encrypted_content: str | None = None  # of another server, for itself
+    encrypted_content: str | None = None  # readable only by the server that made it
 
 
 ITEM_TYPES: dict[str, type[Item]] = {
@@ -82,42 +91,39 @@ ITEM_TYPES: dict[str, type[Item]] = {
     "local_shell_call_output": LocalShellOutputItem,
     "reasoning": ReasoningItem,
 }
-# Items of other servers' tools, which say nothing to a model that has them not.
+# Items of tools that only other servers have.
 FOREIGN_ITEM = re.compile(
     r"\w+_call(_output)?|mcp_\w+|compaction\w*|ghost_snapshot|tool_search\w*|other|additional_\w+"
 )
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 
 
-def messages_from_input(given: Any, instructions: str | None) -> list[Message]:
-    """A text or a list of items. Raises BadField for what is neither, and for items of other kinds."""
+def messages_from_input(input: Any, instructions: str | None) -> list[Message]:
+    """Messages of a text or a list of items. Raises BadField for anything else, and for unknown item types."""
     messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
-    if isinstance(given, str):
-        return [*messages, {"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
-        raise BadField("input", "input is neither a text nor a list with an item in it", "send one of the two")
-    check_count(MAX_MESSAGES, "input", given)
-    for place, item in enumerate(given):
-        _add(messages, item, f"input.{place}")
+    if isinstance(input, str):
+        return [*messages, {"role": "user", "content": input}]
+    if not isinstance(input, list) or not input:
+        raise BadField("input", "input is neither a string nor a non-empty list", "send one of them")
+    check_count(MAX_MESSAGES, "input", input)
+    for index, item in enumerate(input):
+        _add_item(messages, item, f"input.{index}")
     return messages
 
 
-def _add(messages: list[Message], item: Any, at: str) -> None:
-    kind = item.get("type", "message") if isinstance(item, Mapping) else None
-    if isinstance(kind, str) and kind not in ITEM_TYPES and FOREIGN_ITEM.fullmatch(kind):
-        remedy = f"send one of {', '.join(ITEM_TYPES)}"
-        ignore_field(f"{at}.type", f"{at} is of the type {kind[:40]}", remedy, name=f"input[].{kind}")
-        return
-    if not isinstance(kind, str) or kind not in ITEM_TYPES:
-        raise BadField(
-            f"{at}.type", f"{at} is of the type {str(kind)[:40]}", f"send one of {', '.join(ITEM_TYPES)}"
-        )
-    match validate(ITEM_TYPES[kind], {name: value for name, value in item.items() if value is not None}, at):
+def _add_item(messages: list[Message], item: Any, path: str) -> None:
+    item_type = item.get("type", "message") if isinstance(item, Mapping) else None
+    if not isinstance(item_type, str) or item_type not in ITEM_TYPES:
+        message, remedy = f"{path} has the type {str(item_type)[:40]}", f"send one of {', '.join(ITEM_TYPES)}"
+        if isinstance(item_type, str) and FOREIGN_ITEM.fullmatch(item_type):
+            ignore_field(f"{path}.type", message, remedy, name=f"input[].{item_type}")
+            return
+        raise BadField(f"{path}.type", message, remedy)
+    match validate(ITEM_TYPES[item_type], drop_nulls(item), path):
         case MessageItem(role="assistant", content=content):
-            turn = _turn(messages, "content")
-            turn["content"] = _text(content, f"{at}.content")
+            _assistant_turn(messages, "content")["content"] = _text(content, f"{path}.content")
         case MessageItem(role=role, content=content):
-            messages.append({"role": role, "content": _text(content, f"{at}.content")})
+            messages.append({"role": role, "content": _text(content, f"{path}.content")})
         case FunctionCallItem(call_id=call_id, name=name, arguments=arguments, namespace=namespace):
             _add_call(messages, call_id, joined_name(namespace, name), arguments)
         case CustomToolCallItem(call_id=call_id, name=name, input=text):
@@ -127,41 +133,29 @@ def _add(messages: list[Message], item: Any, at: str) -> None:
             arguments = {name: action[name] for name in names if action.get(name) is not None}
             _add_call(messages, call_id, LOCAL_SHELL, json.dumps(arguments, ensure_ascii=False))
         case LocalShellOutputItem(call_id=call_id, id=id, output=output):
-            text = _text(output, f"{at}.output")
+            text = _text(output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": call_id or id or "", "content": text})
         case FunctionCallOutputItem(call_id=call_id, output=output):
-            text = _text(output, f"{at}.output")
+            text = _text(output, f"{path}.output")
             messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
         case ReasoningItem(summary=summary, content=content):
-            told = content or summary or []
-            _turn(messages, "reasoning_content")["reasoning_content"] = _text(told, f"{at}.content")
+            text = _text(content or summary or [], f"{path}.content")
+            _assistant_turn(messages, "reasoning_content")["reasoning_content"] = text
 
 
 def _add_call(messages: list[Message], call_id: str, name: str, arguments: str) -> None:
     call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-    _turn(messages).setdefault("tool_calls", []).append(call)
+    _assistant_turn(messages).setdefault("tool_calls", []).append(call)
 
 
-def _turn(messages: list[Message], without: str = "") -> Message:
-    """The assistant's message that an item belongs to: the last, unless somebody else spoke, or `without` or a
-    call of a function stands in it already."""
+def _assistant_turn(messages: list[Message], field: str = "") -> Message:
+    """The assistant message that an item belongs to: the last message, or a new one if the last has another role,
+    or, given a field to set, already has it or a tool call."""
     last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or (without and (last.get(without) is not None or "tool_calls" in last)):
+    if last.get("role") != "assistant" or (field and (last.get(field) is not None or "tool_calls" in last)):
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
 
 
-def _text(content: Any, at: str) -> str:
-    """A text, or parts that are texts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise BadField(at, f"{at} is no text", "send a string, or a list of parts that are texts")
-    check_count(MAX_PARTS, at, content)
-    texts = []
-    for place, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if not isinstance(kind, str) or kind not in TEXT_PART_TYPES:
-            raise BadField(f"{at}.{place}.type", f"parts of type {str(kind)[:40]} are not supported", "send texts")
-        texts.append(validate(TextPartItem, part, f"{at}.{place}").text)
-    return "".join(texts)
+def _text(content: Any, path: str) -> str:
+    return join_text(content, path, TextPartItem, TEXT_PART_TYPES)

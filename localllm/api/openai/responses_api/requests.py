@@ -1,15 +1,12 @@
-"""Bodies of `/v1/responses` to what an LLM is asked, by way of the chat body that asks for the same.
-
-Knows nothing of HTTP, nor of responses that are kept.
-"""
+"""Translates bodies of `/v1/responses` into a `ParsedRequest`, by way of the equivalent chat body."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from localllm.api.body import SchemaType, StrictModel, ignore_field, validate
-from localllm.api.openai.bodies import NEUTRAL_FIELDS
+from localllm.api.body import SchemaType, StrictModel, drop_nulls, ignore_field, validate
+from localllm.api.openai.bodies import NEUTRAL_FIELDS, drop_fixed_values
 from localllm.api.openai.requests import parse_chat_request
 from localllm.api.openai.responses_api.items import (
     FunctionCallItem,
@@ -30,20 +27,18 @@ from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import BadField
 from localllm.request import SamplingParams
 
-# The body of `/v1/responses`, field by field, and what is said of fields that are not here.
-
-IGNORED_RESPONSE_FIELDS = tuple(name for name in NEUTRAL_FIELDS if name != "metadata")  # which is told again
-# Fields that have one value here, which may be sent.
+IGNORED_RESPONSE_FIELDS = tuple(name for name in NEUTRAL_FIELDS if name != "metadata")  # metadata is echoed
+# Fields with a single supported value.
 FIXED_VALUES: dict[str, Any] = {"background": False}
-# Refused, with what to do instead.
+# Refused fields, with a remedy.
 UNSUPPORTED_FIELDS = {
     "conversation": "send previous_response_id, or the whole conversation as input",
     "prompt": "send its text as instructions and input",
 }
-# Fields that have no effect, with what to do instead.
+# Fields without effect, with a remedy.
 WITHOUT_EFFECT = {
     "context_management": "leave it out",
-    "max_tool_calls": "leave it out: tools are called by whoever asks",
+    "max_tool_calls": "leave it out: the client calls the tools",
     "moderation": "leave it out",
     "image": "leave it out",
     "access_programs": "leave it out",
@@ -54,7 +49,7 @@ INCLUDED = ("message.output_text.logprobs", "reasoning.encrypted_content")
 
 class ReasoningOptions(StrictModel):
     effort: str | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None  # thoughts are told whole, as `content`
+    summary: Literal["auto", "concise", "detailed"] | None = None  # reasoning is returned in full, as `content`
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -72,19 +67,19 @@ class TextOptions(StrictModel):
 
 
 class ResponseStreamOptions(StrictModel):
-    include_obfuscation: bool | None = None  # padding against those who count bytes, which is not sent
+    include_obfuscation: bool | None = None  # padding against traffic analysis, not sent
 
 
-def _others(schema: dict[str, Any]) -> None:
-    """Describe the fields that are taken out before a body is validated."""
-    without: dict[str, Any] = {
+def describe_ignored(schema: dict[str, Any]) -> None:
+    """Add the fields that are removed before validation to a schema."""
+    ignored: dict[str, Any] = {
         name: {"description": "Has no effect."} for name in (*IGNORED_RESPONSE_FIELDS, *WITHOUT_EFFECT)
     }
-    schema["properties"] |= without | {name: {"enum": [only, None]} for name, only in FIXED_VALUES.items()}
+    schema["properties"] |= ignored | {name: {"enum": [value, None]} for name, value in FIXED_VALUES.items()}
 
 
 class ResponseBody(StrictModel):
-    model_config = ConfigDict(json_schema_extra=_others)
+    model_config = ConfigDict(json_schema_extra=describe_ignored)
 
     model: str
     input: Annotated[
@@ -111,7 +106,7 @@ class ResponseBody(StrictModel):
     chat_template_kwargs: dict[str, Any] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
-    truncation: Literal["auto", "disabled"] | None = None  # a prompt that is too long is refused, whatever it says
+    truncation: Literal["auto", "disabled"] | None = None  # a prompt that is too long is refused either way
     priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -128,7 +123,7 @@ SHARED_FIELDS = (
     "parallel_tool_calls",
 )
 SHARED_FIELDS += ("chat_template_kwargs", "priority", "stream")
-# Fields of the chat body, as whoever asked has called them.
+# Names of chat fields in this API, for errors.
 RESPONSE_FIELD_NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -138,30 +133,23 @@ RESPONSE_FIELD_NAMES = {
 
 
 def parse_response_body(body: Mapping[str, Any]) -> ResponseBody:
-    """Raises BadField for what is unknown, of a wrong type or not supported."""
-    fields = {
-        name: value for name, value in body.items() if value is not None and name not in IGNORED_RESPONSE_FIELDS
-    }
+    """Validate a body. Raises BadField for unknown and unsupported fields, and wrong types."""
+    fields = drop_nulls(body, IGNORED_RESPONSE_FIELDS)
     for name, remedy in UNSUPPORTED_FIELDS.items():
         if name in fields:
             raise BadField(name, f"{name} is not supported", remedy)
-    for name, only in FIXED_VALUES.items():
-        value = fields.pop(name, only)
-        if type(value) is not type(only) or value != only:
-            raise BadField(name, f"{name} {str(value)[:40]} is not supported", f"leave it out, or send {only!r}")
+    drop_fixed_values(fields, FIXED_VALUES)
     for name, remedy in WITHOUT_EFFECT.items():
         if fields.pop(name, None):
             ignore_field(name, f"{name} is not supported", remedy)
-    asked = validate(ResponseBody, fields)
-    for wanted in asked.include or ():
-        if wanted not in INCLUDED:
-            message = f"{wanted[:80]} cannot be included"
-            ignore_field(
-                "include", message, f"send {' or '.join(INCLUDED)}", name=f"include.{wanted}", changes_answer=False
-            )
-    if asked.text and asked.text.verbosity not in (None, "medium"):
-        ignore_field("text.verbosity", f"verbosity {asked.text.verbosity} is not supported")
-    return asked
+    request = validate(ResponseBody, fields)
+    for item in request.include or ():
+        if item not in INCLUDED:
+            message, remedy = f"{item[:80]} cannot be included", f"send {' or '.join(INCLUDED)}"
+            ignore_field("include", message, remedy, name=f"include.{item}", changes_answer=False)
+    if request.text and request.text.verbosity not in (None, "medium"):
+        ignore_field("text.verbosity", f"verbosity {request.text.verbosity} is not supported")
+    return request
 
 
 def parse_response_request(body: Mapping[str, Any], defaults: SamplingParams) -> ParsedRequest:
@@ -174,32 +162,32 @@ def parse_response_request(body: Mapping[str, Any], defaults: SamplingParams) ->
         raise BadField(param, error.message, error.remedy) from None
 
 
-def _chat_body(asked: ResponseBody) -> dict[str, Any]:
-    wanted = asked.top_logprobs is not None or "message.output_text.logprobs" in (asked.include or ())
-    return {name: getattr(asked, name) for name in SHARED_FIELDS} | {
-        "messages": messages_from_input(asked.input, asked.instructions),
-        "max_completion_tokens": asked.max_output_tokens,
-        "logprobs": wanted or None,
-        "top_logprobs": asked.top_logprobs,
-        "response_format": _format(asked.text.format) if asked.text and asked.text.format else None,
-        "reasoning_effort": asked.reasoning and asked.reasoning.effort,
+def _chat_body(request: ResponseBody) -> dict[str, Any]:
+    with_logprobs = request.top_logprobs is not None or "message.output_text.logprobs" in (request.include or ())
+    return {name: getattr(request, name) for name in SHARED_FIELDS} | {
+        "messages": messages_from_input(request.input, request.instructions),
+        "max_completion_tokens": request.max_output_tokens,
+        "logprobs": with_logprobs or None,
+        "top_logprobs": request.top_logprobs,
+        "response_format": _format(request.text.format) if request.text and request.text.format else None,
+        "reasoning_effort": request.reasoning and request.reasoning.effort,
         "tools": None
-        if asked.tools is None
-        else [{"type": "function", "function": tool.function} for tool in declare_tools(asked.tools)],
-        "tool_choice": _choice(asked.tool_choice),
+        if request.tools is None
+        else [{"type": "function", "function": tool.function} for tool in declare_tools(request.tools)],
+        "tool_choice": _choice(request.tool_choice),
     }
 
 
-def _format(asked: TextFormat) -> dict[str, Any]:
-    if asked.type != "json_schema":
-        return {"type": asked.type}
-    described = {"name": asked.name, "schema": asked.schema_, "description": asked.description}
-    described["strict"] = asked.strict
-    return {"type": asked.type, "json_schema": {k: value for k, value in described.items() if value is not None}}
+def _format(request: TextFormat) -> dict[str, Any]:
+    if request.type != "json_schema":
+        return {"type": request.type}
+    json_schema = {"name": request.name, "schema": request.schema_, "description": request.description}
+    json_schema["strict"] = request.strict
+    return {"type": request.type, "json_schema": drop_nulls(json_schema)}
 
 
 def _choice(choice: Any) -> Any:
-    """Functions are named flat here, and in objects of their own in a chat's body."""
+    """A tool_choice in the chat format, where the function's name is in an object of its own."""
     if not isinstance(choice, Mapping):
         return choice
     if choice.get("type") in ("function", "custom") and choice.keys() == {"type", "name"}:
@@ -207,6 +195,6 @@ def _choice(choice: Any) -> Any:
     if choice.get("type") == LOCAL_SHELL:
         return {"type": "function", "function": {"name": LOCAL_SHELL}}
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
-        named = {name: value for name, value in choice.items() if name != "type"}
-        return {"type": "allowed_tools", "allowed_tools": named | {"tools": list(map(_choice, choice["tools"]))}}
+        fields = {name: value for name, value in choice.items() if name != "type"}
+        return {"type": "allowed_tools", "allowed_tools": fields | {"tools": list(map(_choice, choice["tools"]))}}
     return choice

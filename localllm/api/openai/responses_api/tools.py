@@ -1,7 +1,8 @@
-"""The tools of a response's body as functions that a model is told of, and its calls of them as items.
+"""Tools of `/v1/responses`, declared to the model as functions, and the items of its calls.
 
-Codex and its like send tools that are no functions: `custom` takes a text, `local_shell` a command, and a
-`namespace` holds functions. To the model each is a function; whoever asked gets the item that belongs to the tool.
+Coding agents such as Codex send tools other than functions: `custom` takes text, `local_shell` a command, and a
+`namespace` contains functions. To the model each is a function; the client gets the item type that belongs to the
+tool.
 """
 
 import json
@@ -71,7 +72,7 @@ class NamespaceTool(StrictModel):
 
 @dataclass(frozen=True)
 class DeclaredTool:
-    """A function as the model is told of it, and the tool that it stands for."""
+    """A function as declared to the model, and the tool that it represents."""
 
     function: JsonObject
     type: str
@@ -80,42 +81,41 @@ class DeclaredTool:
 
 
 def declare_tools(tools: Any) -> list[DeclaredTool]:
-    """Tools of other types are noted. Raises BadField for what is no list of tools."""
+    """Functions for the tools; other types are recorded as ignored. Raises BadField for malformed tools."""
     if not isinstance(tools, list):
-        raise BadField("tools", "tools is no list", "send a list of functions")
+        raise BadField("tools", "tools is not a list", "send a list of functions")
     return [declared for index, tool in enumerate(tools) for declared in _declare(tool, index)]
 
 
 def _declare(tool: Any, index: int) -> list[DeclaredTool]:
-    at, kind = f"tools.{index}", tool.get("type") if isinstance(tool, Mapping) else None
-    match kind:
+    path, tool_type = f"tools.{index}", tool.get("type") if isinstance(tool, Mapping) else None
+    match tool_type:
         case "custom":
-            custom = validate(CustomTool, tool, at)
+            custom = validate(CustomTool, tool, path)
             texts = [custom.description or ""]
             if custom.format and custom.format.definition:
-                texts.append(
-                    f"The input keeps to this {custom.format.syntax or ''} grammar:\n{custom.format.definition}"
-                )
+                syntax = custom.format.syntax or ""
+                texts.append(f"The input must match this {syntax} grammar:\n{custom.format.definition}")
             description = "\n\n".join(filter(None, texts))
             function = {"name": custom.name, "description": description, "parameters": TEXT_PARAMETERS}
-            return [DeclaredTool(function, kind, custom.name)]
+            return [DeclaredTool(function, tool_type, custom.name)]
         case "local_shell":
-            return [DeclaredTool(LOCAL_SHELL_FUNCTION, kind, LOCAL_SHELL)]
+            return [DeclaredTool(LOCAL_SHELL_FUNCTION, tool_type, LOCAL_SHELL)]
         case "namespace":
-            space = validate(NamespaceTool, tool, at)
+            namespace = validate(NamespaceTool, tool, path)
             return [
                 DeclaredTool(
-                    _function(member) | {"name": joined_name(space.name, member.name)},
+                    _function(member) | {"name": joined_name(namespace.name, member.name)},
                     "function",
                     member.name,
-                    space.name,
+                    namespace.name,
                 )
-                for member in space.tools
+                for member in namespace.tools
             ]
-        case str() if kind != "function":
-            ignore_tool(kind, index)
+        case str() if tool_type != "function":
+            ignore_tool(tool_type, index)
             return []
-    function = validate(FunctionTool, tool, at)
+    function = validate(FunctionTool, tool, path)
     return [DeclaredTool(_function(function), "function", function.name)]
 
 
@@ -124,12 +124,12 @@ def _function(tool: FunctionTool) -> JsonObject:
 
 
 def joined_name(namespace: str | None, name: str) -> str:
-    """Of a function in a namespace, as the model is told it."""
+    """Name of a function in a namespace, as declared to the model."""
     return name if not namespace else f"{namespace.rstrip('_')}__{name}"
 
 
 def call_item(call: ToolCall, tools: list[DeclaredTool]) -> JsonObject:
-    """The fields of the item that tells of a call, with its type."""
+    """Fields of the item for a call, including its type."""
     tool = next((tool for tool in tools if tool.function["name"] == call.name), None)
     if tool is None:
         return {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": call.arguments}
@@ -148,5 +148,6 @@ def call_item(call: ToolCall, tools: list[DeclaredTool]) -> JsonObject:
             "working_directory": arguments.get("working_directory"),
         }
         return {"type": "local_shell_call", "call_id": call.id, "action": action}
-    space = {"namespace": tool.namespace} if tool.namespace else {}
-    return {"type": "function_call", "call_id": call.id, "name": tool.name, **space, "arguments": call.arguments}
+    namespace = {"namespace": tool.namespace} if tool.namespace else {}
+    fields = {"call_id": call.id, "name": tool.name, **namespace, "arguments": call.arguments}
+    return {"type": "function_call", **fields}

@@ -1,5 +1,7 @@
 """Attention of few tokens per sequence over the paged KV cache; `attention_ir.py` has the kernel."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -16,15 +18,15 @@ from localllm.runtime.kernels.cpu.attention_ir import (
     AttentionSpec,
     emit_attention,
 )
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported, float_bits
+from localllm.runtime.kernels.cpu.compile import SKIPPED, CompileOnce, KernelSource, cpu_supported, float_bits
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
 NO_WINDOW = 2**40  # larger than any position
 
 
 @CompileOnce
-def compile_attention(spec: AttentionSpec) -> CompiledKernel:
-    return CompiledKernel(
+def compile_attention(spec: AttentionSpec) -> KernelSource:
+    return KernelSource(
         lambda p: emit_attention(p, spec), "attention", ADDRESS_COUNT + INTEGER_COUNT + FACTOR_COUNT
     )
 
@@ -62,6 +64,14 @@ def attention_tasks(batch: Batch, max_tokens: int | None) -> Tensor:
     return batch.attention_tasks[key]
 
 
+def heads_per_task(tasks: int, heads: int, kv_heads: int, threads: int) -> int:
+    """Query heads of a work item: those of one key head, or fewer where threads would otherwise have no work."""
+    share = heads // kv_heads
+    while share % 2 == 0 and tasks * (heads // share) < threads:
+        share //= 2
+    return share
+
+
 def attend(
     out: Tensor,
     q: Tensor,
@@ -82,11 +92,16 @@ def attend(
     e]; scales: [slots, kv_heads] bfloat16 of 8-bit keys and values.
     """
     heads, kv_heads, table, threads = q.shape[1], k.shape[1], batch.block_table, torch.get_num_threads()
-    tasks, share = attention_tasks(batch, max_tokens), heads // kv_heads
-    while share % 2 == 0 and len(tasks) * (heads // share) < threads:
-        share //= 2  # with few key heads, threads divide the query heads of one
+    tasks = attention_tasks(batch, max_tokens)
+    share = heads_per_task(len(tasks), heads, kv_heads, threads)
     has_softcap, has_sinks = softcap is not None, sinks is not None
     spec = AttentionSpec(q.dtype, k.dtype, q.shape[2], v.shape[2], batch.block_size, has_softcap, has_sinks, share)
+    kernel = compile_attention(spec)
+    if kernel is SKIPPED:  # steps of more sequences divide the heads otherwise
+        for other in {heads_per_task(count, heads, kv_heads, threads) for count in range(1, threads + 1)} - {
+            share
+        }:
+            compile_attention(replace(spec, heads_per_task=other))
     record_bytes = spec.record_vectors * VECTOR_BYTES
     scratch = torch.empty(threads * (share * TASK_TOKENS * record_bytes + SCRATCH_BYTES), dtype=torch.uint8)
     q, sink_scores = q.contiguous(), None if sinks is None else sinks.float().contiguous()
@@ -94,7 +109,7 @@ def attend(
     cap = softcap or 1.0
     assert out.is_contiguous() and table.is_contiguous() and table.dtype == torch.int32
     tensors = (q, k, v, k_scale, v_scale, out, tasks, table, scratch, sink_scores)
-    compile_attention(spec)(
+    kernel(
         *(0 if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(len(tasks), heads, kv_heads, table.shape[1], window or NO_WINDOW, k.stride(0), v.stride(0)),
         *(float_bits(number) for number in (scale, cap, 1 / cap)),

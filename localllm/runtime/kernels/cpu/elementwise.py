@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported, float_bits
+from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource, cpu_supported, float_bits
 from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 
@@ -140,13 +140,13 @@ def emit_each(
 
 
 @CompileOnce
-def compile_gated(dtype: torch.dtype, activation: Activation) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_gated(p, dtype, activation), "gated", 4)
+def compile_gated(dtype: torch.dtype, activation: Activation) -> KernelSource:
+    return KernelSource(lambda p: emit_gated(p, dtype, activation), "gated", 4)
 
 
 @CompileOnce
-def compile_mapped(dtype: torch.dtype, function: str) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_mapped(p, dtype, function), "mapped", 3)
+def compile_mapped(dtype: torch.dtype, function: str) -> KernelSource:
+    return KernelSource(lambda p: emit_mapped(p, dtype, function), "mapped", 3)
 
 
 def supports(x: Tensor) -> bool:
@@ -198,8 +198,8 @@ def emit_rms_norm(p: Program, dtype: torch.dtype, weighted: bool) -> None:
 
 
 @CompileOnce
-def compile_rms_norm(dtype: torch.dtype, weighted: bool) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_rms_norm(p, dtype, weighted), "rms_norm", 6)
+def compile_rms_norm(dtype: torch.dtype, weighted: bool) -> KernelSource:
+    return KernelSource(lambda p: emit_rms_norm(p, dtype, weighted), "rms_norm", 6)
 
 
 def supports_rms_norm(x: Tensor, weight: Tensor | None) -> bool:

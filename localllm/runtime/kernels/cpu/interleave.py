@@ -15,7 +15,7 @@ from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.interleaved import empty_huge_pages
 from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, INTERLEAVED_BITS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor, no_op
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
+from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource
 from localllm.runtime.kernels.cpu.ir import INT, LANES, SHORT, Program, Value
 
 CHUNK_BYTES = 2**24  # of a file, interleaved per call
@@ -149,9 +149,9 @@ def emit_interleave(p: Program, block_format: str) -> None:
 
 
 @CompileOnce
-def compile_interleave(block_format: str) -> CompiledKernel:
+def compile_interleave(block_format: str) -> KernelSource:
     arguments = 1 + len(CONVERSIONS[block_format].part_names) + 2
-    return CompiledKernel(lambda p: emit_interleave(p, block_format), "interleave", arguments)
+    return KernelSource(lambda p: emit_interleave(p, block_format), "interleave", arguments)
 
 
 def interleave_weights(*weights: QuantizedTensor, on_read: Callable[[], None] = no_op) -> QuantizedTensor | None:

@@ -183,7 +183,7 @@ class Program:
     def stack_buffer(self, size: int) -> Value:
         """Return the address of `size` uninitialized bytes on the stack, at the start of a cache line."""
         with self.builder.goto_entry_block():
-            buffer = self.builder.alloca(ir.ArrayType(BYTE, size))
+            buffer: Any = self.builder.alloca(ir.ArrayType(BYTE, size))
         buffer.align = 64
         buffer.type = POINTER  # llvmlite would keep the type of what it points to
         return Value(self, buffer)
@@ -483,12 +483,12 @@ class Program:
         b, lanes = self.builder, LANES * bits // VECTOR_BITS
         register = ir.VectorType(INT, lanes)
         signature = ir.FunctionType(register, [register])
-        nothing = ir.InlineAsm(signature, "", f"={constraint},0", side_effect=True)
+        nothing: Any = ir.InlineAsm(signature, "", f"={constraint},0", side_effect=True)
+        low, high = (list(range(first, first + lanes)) for first in (0, lanes))
         halves = [
-            b.call(nothing, [b.shuffle_vector(a.ir, a.ir, ir.Constant(register, list(range(i, i + lanes))))])
-            for i in range(0, LANES, lanes)
+            b.call(nothing, [b.shuffle_vector(a.ir, a.ir, ir.Constant(register, half))]) for half in (low, high)
         ]
-        return Value(self, b.shuffle_vector(*halves, ir.Constant(vector_type(INT), list(range(LANES)))))
+        return Value(self, b.shuffle_vector(halves[0], halves[1], ir.Constant(vector_type(INT), low + high)))
 
     def extend_bytes(self, a: Value, first: int) -> Value:
         """64 signed bytes -> 32 int16: the even bytes (first = 0), or the odd bytes (first = 1)."""

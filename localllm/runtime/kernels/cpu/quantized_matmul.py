@@ -11,7 +11,7 @@ from localllm.hardware import processor
 from localllm.quant.packing import INTERLEAVED_BITS, PANEL_ROWS, TILE_ROWS
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce
+from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource
 from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
 from localllm.runtime.kernels.cpu.matmul_ir import CACHED_ROWS, SplitFormat
 
@@ -27,15 +27,15 @@ MAX_ROWS = 64
 
 
 @CompileOnce
-def compile_split(dtype: torch.dtype, group: int, split: SplitFormat) -> CompiledKernel:
-    return CompiledKernel(lambda p: matmul_ir.emit_split(p, dtype, group, split), "split", 6)
+def compile_split(dtype: torch.dtype, group: int, split: SplitFormat) -> KernelSource:
+    return KernelSource(lambda p: matmul_ir.emit_split(p, dtype, group, split), "split", 6)
 
 
 @CompileOnce
 def compile_matmul(
     layout: InterleavedLayout, split: SplitFormat, rows: int, out: torch.dtype, unpack: bool
-) -> CompiledKernel:
-    return CompiledKernel(
+) -> KernelSource:
+    return KernelSource(
         lambda p: matmul_ir.emit_matmul(p, layout, split, rows, out, unpack=unpack),
         "quantized_matmul",
         6 + len(PART_NAMES),
@@ -43,8 +43,8 @@ def compile_matmul(
 
 
 @CompileOnce
-def compile_dequantize(layout: InterleavedLayout, out: torch.dtype) -> CompiledKernel:
-    return CompiledKernel(lambda p: matmul_ir.emit_dequantize(p, layout, out), "dequantize", 4 + len(PART_NAMES))
+def compile_dequantize(layout: InterleavedLayout, out: torch.dtype) -> KernelSource:
+    return KernelSource(lambda p: matmul_ir.emit_dequantize(p, layout, out), "dequantize", 4 + len(PART_NAMES))
 
 
 def compile_ahead(weight: QuantizedTensor, dtype: torch.dtype) -> None:
@@ -57,7 +57,8 @@ def compile_ahead(weight: QuantizedTensor, dtype: torch.dtype) -> None:
         compile_split.compile_ahead(dtype, layout.group, split)
         for unpack in {False, split.words and rows > 1}:
             compile_matmul.compile_ahead(layout, split, rows, dtype, unpack)
-    compile_dequantize.compile_ahead(layout, dtype)
+    if not integers_are_faster(weight, dtype):
+        compile_dequantize.compile_ahead(layout, dtype)
 
 
 def block_rows() -> int:

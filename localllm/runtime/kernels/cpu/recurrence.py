@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm.runtime.batch import Batch
-from localllm.runtime.kernels.cpu.compile import CompiledKernel, CompileOnce, cpu_supported
+from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource, cpu_supported
 from localllm.runtime.kernels.cpu.elementwise import exp
 from localllm.runtime.kernels.cpu.ir import FLOAT, LANES, Program
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
@@ -83,8 +83,8 @@ def emit_delta_net(p: Program, dtype: torch.dtype, key_dim: int, value_dim: int)
 
 
 @CompileOnce
-def compile_delta_net(dtype: torch.dtype, key_dim: int, value_dim: int) -> CompiledKernel:
-    return CompiledKernel(lambda p: emit_delta_net(p, dtype, key_dim, value_dim), "delta_net", 12)
+def compile_delta_net(dtype: torch.dtype, key_dim: int, value_dim: int) -> KernelSource:
+    return KernelSource(lambda p: emit_delta_net(p, dtype, key_dim, value_dim), "delta_net", 12)
 
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, states: Tensor) -> str | None:

@@ -1,4 +1,4 @@
-"""Items of an input become the messages of a chat, one a turn."""
+"""Input items of the Responses API become chat messages, one per turn."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def call(name: str) -> dict[str, Any]:
     return {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def test_what_was_said_in_one_turn_is_one_message() -> None:
+def test_items_of_one_turn_become_one_message() -> None:
     items = [{"role": "user", "content": "Well?"}, THOUGHT, SAID, CALL, CALL | {"call_id": "c2"}, RESULT, SAID]
     assert messages_from_input(items, "Be short.") == [
         {"role": "system", "content": "Be short."},
@@ -39,7 +39,7 @@ def test_what_was_said_in_one_turn_is_one_message() -> None:
     ]
 
 
-def test_messages_that_follow_each_other_stay_apart() -> None:
+def test_consecutive_messages_stay_separate() -> None:
     roles = [message["content"] for message in messages_from_input([SAID, SAID, THOUGHT, SAID], None)]
     assert roles == ["I call", "I call", "I call"]
 
@@ -58,7 +58,7 @@ def test_messages_that_follow_each_other_stay_apart() -> None:
         (CALL | {"arguments": {}}, "input.0.arguments"),
     ],
 )
-def test_what_is_no_item_is_refused_with_its_place(item: Any, param: str) -> None:
+def test_an_invalid_item_is_rejected_with_its_position(item: Any, param: str) -> None:
     with pytest.raises(BadField) as caught:
         messages_from_input([item], None)
     assert caught.value.param == param

@@ -19,8 +19,8 @@ from localllm.runtime.kernels.cpu.ir import Program
 from localllm.runtime.kernels.cpu.layout import PART_NAMES, InterleavedLayout
 from localllm.runtime.kernels.cpu.matmul_ir import SplitFormat
 from localllm.runtime.kernels.cpu.quantized_matmul import matmul_integers
-from tests.runtime.kernels.cpu.test_products import laned
-from tests.runtime.kernels.cpu.test_variants import weights
+from tests.runtime.kernels.cpu.test_matmul_ir import weights
+from tests.runtime.kernels.cpu.test_quantized_matmul import laned
 
 EMULATOR, COMPILER = shutil.which("qemu-aarch64"), shutil.which("aarch64-linux-gnu-gcc")
 pytestmark = pytest.mark.skipif(not (EMULATOR and COMPILER), reason="no emulator of ARM, or no linker for it")

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.usefixtures("interpreter")
 
 
 @pytest.mark.parametrize("half", [64, 5])
-def test_angles_are_exact_however_far_a_token_stands(half: int) -> None:
+def test_angles_are_exact_at_any_position(half: int) -> None:
     positions = torch.tensor([0, 1, 2, 1000, 131071, 999_983, 2**24 - 1])
     frequencies = 10000.0 ** -(torch.arange(half) / half)
     cos, sin = KERNELS["angles"][0].run(positions, frequencies, 1.25)

@@ -1,5 +1,5 @@
-"""Attention for GPUs, under Triton's interpreter: every form against the reference, and bits that do not depend on
-what stands beside a token."""
+"""Attention for GPUs under Triton's interpreter: every form against the reference, with bits that do not depend on
+the batch."""
 
 import random
 from collections.abc import Iterator
@@ -154,6 +154,7 @@ def attended(
     return attention(q[end - count : end], cache, alone, c)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     ("c", "form"),
     [
@@ -162,9 +163,7 @@ def attended(
     ],
     ids=str,
 )
-def test_a_token_has_the_same_bits_alone_beside_others_and_as_a_draft(
-    c: AttentionConfig, form: torch.dtype
-) -> None:
+def test_a_token_has_the_same_bits_in_any_batch_and_as_a_draft(c: AttentionConfig, form: torch.dtype) -> None:
     """Also where its neighbours' context is cut into longer chunks, and beside a sequence that brings many."""
     spans = [(5, 1), (258, 4), (90, 1)]  # chunks of one tile up to 256 tokens, then of two
     together = attended(spans, c, form)
@@ -174,7 +173,7 @@ def test_a_token_has_the_same_bits_alone_beside_others_and_as_a_draft(
         assert torch.equal(together[length - 254 : length - 253], one)
 
 
-def test_a_prompt_has_the_same_bits_in_one_piece_in_two_and_beside_others() -> None:
+def test_a_prompt_has_the_same_bits_in_any_chunks_and_batch() -> None:
     c = AttentionConfig(3, 1, 16, None, 0.3, window=50)
     whole = attended([(90, 90)], c, BF16)
     assert torch.equal(whole[60:], attended([(90, 90)], c, BF16, only=0, count=30))

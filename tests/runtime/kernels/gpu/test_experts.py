@@ -1,4 +1,4 @@
-"""Stacked experts under the interpreter, beside experts that are called one by one."""
+"""Stacked experts under the interpreter against experts called one by one."""
 
 import pytest
 import torch
@@ -8,8 +8,8 @@ from localllm.arch.config import Activation
 from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.experts import StackedExperts, experts
-from tests.quant.test_lanes import blocks, integers
-from tests.quant.test_repack import floats
+from tests.quant.formats.test_gpu_packed import floats
+from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -57,6 +57,7 @@ def test_plain_experts(tokens: int, dtype: torch.dtype) -> None:
     compare(tokens, mlps, *routed(tokens, 5, 3), dtype)
 
 
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("activation", ["swiglu_clamped", "gelu", "gelu_tanh"])
 @pytest.mark.parametrize("tokens", [3, 20])
 def test_every_activation(tokens: int, activation: Activation) -> None:
@@ -99,8 +100,9 @@ def test_packed_experts(tokens: int, form: str) -> None:
     compare(tokens, StackedExperts(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), torch.float32)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("tokens", [4, 30])
-def test_an_expert_that_nobody_chose_is_not_read(tokens: int) -> None:
+def test_unchosen_experts_are_not_read(tokens: int) -> None:
     mlps = plain(4, 32, 16)
     assert isinstance(mlps.gate_up, Tensor) and isinstance(mlps.down, Tensor)
     mlps.gate_up.view(4, 32, 32)[2] = torch.nan
@@ -109,8 +111,9 @@ def test_an_expert_that_nobody_chose_is_not_read(tokens: int) -> None:
     compare(tokens, mlps, chosen, torch.rand(tokens, 2), torch.float32)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("tokens", [16, 80])
-def test_one_expert_may_be_chosen_by_all(tokens: int) -> None:
+def test_all_tokens_may_choose_one_expert(tokens: int) -> None:
     compare(tokens, plain(4, 32, 16), torch.full((tokens, 1), 3), torch.rand(tokens, 1), torch.float32)
 
 
@@ -119,8 +122,9 @@ def test_no_tokens() -> None:
     assert experts(x, torch.zeros(0, 2, dtype=torch.int64), torch.zeros(0, 2), mlps).shape == (0, 32)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(("few", "all_of_them"), [(3, 16), (20, 70)])
-def test_a_token_does_not_feel_the_others(few: int, all_of_them: int) -> None:
+def test_a_token_does_not_depend_on_the_others(few: int, all_of_them: int) -> None:
     mlps, x = cast(plain(4, 32, 16), torch.float32), drawn(all_of_them, 32).float()
     chosen, weight = routed(all_of_them, 4, 2)
     found = experts(x, chosen, weight, mlps)

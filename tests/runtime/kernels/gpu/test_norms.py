@@ -112,7 +112,7 @@ def test_no_rows_are_no_work() -> None:
     assert KERNELS["gated"][0].run(torch.empty(0, 8), "silu").shape == (0, 4)
 
 
-def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it() -> None:
+def test_a_row_has_the_same_bits_in_any_batch() -> None:
     x, weight = numbers(40, 96).bfloat16(), numbers(96).float()
     together = KERNELS["rms_norm"][0].run(x, weight, 1e-5)
     for i in (0, 7, 39):

@@ -1,4 +1,4 @@
-"""The instructions that take pairs of 8-bit numbers apart on a GPU, carried out here one by one."""
+"""The instructions that unpack pairs of 8-bit values on a GPU, emulated one by one."""
 
 import re
 
@@ -12,7 +12,7 @@ from localllm.runtime.kernels.gpu.paged import SPLIT_FP8_ASM, SPLIT_INT8_ASM
 @pytest.mark.parametrize(
     ("form", "asm"), [(torch.int8, SPLIT_INT8_ASM), (torch.float8_e4m3fn, SPLIT_FP8_ASM)], ids=str
 )
-def test_every_pair_is_taken_apart_exactly(form: torch.dtype, asm) -> None:
+def test_every_pair_is_unpacked_exactly(form: torch.dtype, asm) -> None:
     pairs = torch.arange(2**16)
     low, high = pairs, pairs.flip(0)  # of two tokens, in one register
     even, odd = carried_out(asm.value, low | high << 16)

@@ -1,5 +1,5 @@
-"""All between the product of q, k and v and attention, under Triton's interpreter against plain torch:
-what lies in the cache is the same but where a sum's last bit decides, and nothing else is written."""
+"""The fused operations between the q, k, v product and attention, under Triton's interpreter against plain torch:
+the cache is equal except where the last bit of a sum decides, and nothing else is written."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_heads(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(cache.v, expected.v, **close, equal_nan=True)
 
 
-def test_means_are_taken_off() -> None:
+def test_means_are_subtracted() -> None:
     (q, _, cache), (expected_q, _, expected) = both(VARIANTS["normed"], torch.float32, torch.float32, "layer")
     torch.testing.assert_close(q, expected_q, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(cache.k, expected.k, atol=1e-6, rtol=1e-6, equal_nan=True)

@@ -1,4 +1,4 @@
-"""The first and the last kernel of a step that is replayed."""
+"""The first and the last kernel of a replayed step."""
 
 import pytest
 import torch

@@ -1,0 +1,87 @@
+"""Streamed responses, as server-sent events or as NDJSON, and work that ends when the client disconnects."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import AbstractContextManager, aclosing, suppress
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+EVENT_STREAM = "text/event-stream"
+NDJSON = "application/x-ndjson"
+SSE_DONE = b"data: [DONE]\n\n"
+
+T = TypeVar("T")
+
+
+class StreamResponse(StreamingResponse):
+    """Sends chunks as they are made. A client that disconnects ends their generator, wherever it waits.
+
+    An error that the generator raises before its first chunk is raised before anything is sent, so that the
+    response gets the error's status.
+    """
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes],
+        lease: AbstractContextManager[Any],
+        media_type: str = EVENT_STREAM,
+    ):
+        """lease: exited after the last chunk, even if the generator never started."""
+        super().__init__(chunks, media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self.chunks = chunks
+        self.lease = lease
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self.lease:
+            async with aclosing(self.chunks):
+                first = await run_until_disconnect(Request(scope, receive), self.first_chunk())
+                async with aclosing(self.all_chunks(first)) as self.body_iterator:
+                    await super().__call__(scope, receive, send)
+
+    async def first_chunk(self) -> bytes:
+        return await anext(self.chunks, b"")
+
+    async def all_chunks(self, first: bytes) -> AsyncGenerator[bytes]:
+        yield first
+        async for chunk in self.chunks:
+            yield chunk
+
+
+async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Result of `work`. If the client disconnects, cancel it and raise ClientDisconnect."""
+    working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request))
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    """Return when the client has disconnected. The body must have been read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def sse_event(value: Mapping[str, Any], name: str = "") -> bytes:
+    """One server-sent event, with an event type if `name` is not empty."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + json_bytes(value) + b"\n\n"
+
+
+def ndjson_line(value: Mapping[str, Any]) -> bytes:
+    """One line of NDJSON."""
+    return json_bytes(value) + b"\n"
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Compact JSON in UTF-8, which has no line breaks. Raises ValueError for NaN and infinity."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()

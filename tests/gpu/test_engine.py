@@ -1,0 +1,62 @@
+"""The engine on a GPU: replayed graphs match single launches, and no sequence depends on its batch, bit by bit."""
+
+import pytest
+import torch
+
+from bench.gpu.generated import SHAPES, Form
+from bench.gpu.loop import Model, generate, prompt_of, remember
+from bench.gpu.setting import Setting
+from tests.gpu.steps import drawn, greedy, run
+
+CONTEXT = 65  # tokens, of which all but one are found in the cache: no step has a prompt to compute
+ANSWER = 40
+
+
+@pytest.fixture(scope="module", params=["bf16", "int8", "int4"])
+def form(request: pytest.FixtureRequest) -> Form:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def model(form: Form) -> Model:
+    with torch.inference_mode():
+        made = generate(SHAPES["1B"], form, Setting(torch.device("cuda", 0)), CONTEXT, sequences=40)
+        for seed in range(32):
+            remember(made, prompt_of(made, CONTEXT, seed))
+        return made
+
+
+def test_graphs_match_single_launches(model: Model) -> None:
+    runner = model.engine.runner
+    assert runner.graphs is not None, runner.no_graphs_reason
+
+    def answers(count: int) -> list[list[tuple[int, float]]]:
+        prompts = [prompt_of(model, CONTEXT, seed) for seed in range(count)]
+        return run(
+            model.engine,
+            [drawn(p, ANSWER, i) if i % 3 == 2 else greedy(p, ANSWER) for i, p in enumerate(prompts)],
+        )
+
+    for count in (1, 3, 8, 20):
+        replayed = answers(count)
+        kept, runner.graphs = runner.graphs, None
+        try:
+            assert answers(count) == replayed
+        finally:
+            runner.graphs = kept
+
+
+def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
+    """In steps of 1, of 12 and of 32 sequences, which end at different times."""
+    prompts = [prompt_of(model, CONTEXT, seed) for seed in range(32)]
+    alone = [run(model.engine, [greedy(prompt, 10 + i)])[0] for i, prompt in enumerate(prompts)]
+    for count in (12, 32):
+        together = run(model.engine, [greedy(p, 10 + i) for i, p in enumerate(prompts[:count])])
+        assert together == alone[:count]
+
+
+def test_an_answer_is_the_same_each_time(model: Model) -> None:
+    prompts = [prompt_of(model, CONTEXT, seed) for seed in range(8)]
+    first = run(model.engine, [greedy(p, ANSWER) for p in prompts])
+    for _ in range(5):
+        assert run(model.engine, [greedy(p, ANSWER) for p in prompts]) == first

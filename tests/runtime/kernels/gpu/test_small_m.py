@@ -1,0 +1,170 @@
+"""Products of few rows are exact, and do not depend on the batch."""
+
+from math import prod
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.arch.config import Activation
+from localllm.quant.dequantize import dequantize
+from localllm.quant.formats import gguf
+from localllm.quant.formats.gpu_packed import pack_codes, repack
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.kernels.gpu.small_m import ticket_counters
+from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.registry import explain
+from tests.quant.formats.test_interleaved import blocks, integers
+from tests.runtime.kernels.harness import check
+
+pytestmark = pytest.mark.usefixtures("interpreter")
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+def planes(form: str, rows: int, columns: int, group: int | None, *, zeros: bool = False) -> QuantizedTensor:
+    weight = integers(form, rows, columns, group, zeros=zeros)
+    weight.parts["scale"] = (weight.parts["scale"] / 8).bfloat16()
+    made = repack(weight)
+    assert made
+    return made
+
+
+@pytest.mark.quick_every(7)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("form", "group", "zeros"),
+    [
+        ("int4", 128, False),
+        ("int4", 64, True),
+        ("int4", 32, True),
+        ("int4", 16, False),
+        ("int4", None, True),
+        ("int8", None, False),
+        ("int8", 128, True),
+        ("int8", 32, False),
+    ],
+)
+def test_packed_weights(form: str, group: int | None, zeros: bool, dtype: torch.dtype) -> None:
+    weight = planes(form, 40, 300, group, zeros=zeros)
+    x, bias = random(5, 300), random(40)
+    ran = check("linear", lambda d: (x.to(d), weight, bias.to(d)), dtype)
+    assert ran[0] == "triton-skinny-planes"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 33, 256), (2, 1, 77), (16, 70, 130)])
+def test_plain_weights(tokens: int, rows: int, columns: int, dtype: torch.dtype) -> None:
+    x, weight = random(tokens, columns), random(rows, columns)
+    assert check("plain_linear", lambda d: (x.to(d), weight.to(d), None), dtype) == ["triton-skinny", "cpu-rows"]
+
+
+@pytest.mark.quick_every(7)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # 1 / (1 + infinity) is the 0 that is meant
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu", "swiglu_clamped"])
+@pytest.mark.parametrize("form", ["int4", "plain"])
+def test_epilogues_of_a_product(form: str, activation: Activation, dtype: torch.dtype) -> None:
+    rows, columns, tokens = 44, 320, 3
+    weight = planes("int4", rows, columns, 64) if form == "int4" else random(rows, columns) / 16
+    x, bias, residual = random(tokens, columns), random(rows), random(tokens, rows // 2)
+    gamma = torch.rand(columns)
+
+    def make(d: torch.dtype) -> tuple[object, ...]:
+        norm = Norm(gamma.to(torch.promote_types(d, torch.float32)), 1e-5)
+        matrix = weight if isinstance(weight, QuantizedTensor) else weight.to(d)
+        return x.to(d), (matrix,), bias.to(d), norm, activation, residual.to(d)
+
+    assert check("fused_linear", make, dtype) == ["triton-skinny"]
+
+
+@pytest.mark.quick_every(5)
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul")  # NaN and infinity, as numpy sees them
+@pytest.mark.parametrize("form", ["int4", "int8", "plain"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_count_or_content_of_others(form: str, dtype: torch.dtype) -> None:
+    weight = random(34, 384).to(dtype) if form == "plain" else planes(form, 34, 384, 32)
+    x = random(16, 384).to(dtype)
+    alone = torch.cat([small_m_matmul(x[row : row + 1], weight, None) for row in (0, 7, 15)])
+    together = small_m_matmul(x, weight, None)[[0, 7, 15]]
+    x[[1, 6, 8, 14]] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0]).to(dtype)[:, None]
+    beside = small_m_matmul(x, weight, None)
+    assert torch.equal(alone, together)
+    assert torch.equal(alone, beside[[0, 7, 15]])
+    assert beside[1].isnan().all() and (beside[14] == 0).all()
+    assert torch.equal(alone[:2], small_m_matmul(x[[0, 7]], weight, None))
+
+
+@pytest.mark.quick_every(5)
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("form", "group"), [("int4", 32), ("int4", 128), ("int8", None)])
+def test_nothing_but_the_sum_is_rounded(form: str, group: int | None, zeros: bool) -> None:
+    """Against float64: codes and scales are exact, so what is lost is float32's rounding of K sums, and then that
+    of the result."""
+    weight = planes(form, 48, 1024, group, zeros=zeros)
+    # The interpreter cuts bfloat16 off, where a GPU rounds.
+    for dtype, eps in ((torch.bfloat16, 2**-7), (torch.float16, 2**-11), (torch.float32, 2**-24)):
+        x = (random(4, 1024) + 1).to(dtype)
+        matrix = dequantize(weight, torch.float64)
+        exact = x.double() @ matrix.T
+        allowed = 2**-24 * 1024 * (x.double().abs() @ matrix.abs().T) + eps * exact.abs()
+        assert ((small_m_matmul(x, weight, None).double() - exact).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("form", ["q4_1", "q2_k", "q4_k", "q6_k"])
+def test_blocks_with_minimums_and_scales_of_scales(form: str) -> None:
+    weight = blocks(form, 20, 512)
+    rows = weight.parts[gguf.BLOCKS_PART].unflatten(1, (-1, gguf.BLOCK_TYPE_BY_NAME[form].block_bytes))
+    apart = gguf.UNPACKERS[form](rows.flatten(0, 1))
+    numbers = {"scale": apart.scale, "minimum": apart.minimum}
+    if apart.factor is not None:
+        numbers = {"scale": apart.factor, "minimum": apart.minimum_factor}
+        numbers |= {"block_scale": apart.scale, "block_minimum": apart.minimum}
+    parts = {name: part.reshape(20, -1) for name, part in numbers.items() if part is not None}
+    group = 512 // parts["scale"].shape[1]
+    made = pack_codes(apart.codes.reshape(20, -1), group, 8 if form == "q6_k" else 4, **parts)
+    x = random(3, 512)
+    assert check("linear", lambda d: (x.to(d), made, None), torch.float16)[0] == "triton-skinny-planes"
+
+
+def test_columns_in_another_order() -> None:
+    weight = integers("int4", 24, 256, 32)
+    weight.parts[COLUMN_ORDER] = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+    made = repack(weight)
+    x = random(2, 256)
+    assert check("linear", lambda d: (x.to(d), made, None), torch.float32)
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "plain"])
+def test_no_foreign_memory_is_read_or_written(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """x ends where NaN begin, results and parts begin as NaN, and what is drawn is put back."""
+    made = torch.full((9, 200), float("nan"), dtype=torch.bfloat16)
+    x = made.view(-1)[200:1000].view(4, 200)
+    x.copy_(random(4, 200))
+    weight = random(37, 200).bfloat16() if form == "plain" else planes(form, 37, 200, 64)
+    results: list[Tensor] = []
+    empty = torch.empty
+
+    def poisoned(*shape: int, **kind: Any) -> Tensor:
+        if not all(shape):
+            return empty(*shape, **kind)
+        results.append(torch.full((prod(shape) + 64,), float("nan"), **kind))
+        return results[-1][:-64].view(*shape)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+    y = small_m_matmul(x, weight, None)
+    assert y.isfinite().all() and results and all(result[-64:].isnan().all() for result in results)
+    assert not ticket_counters(x.device).any()
+
+
+def test_other_products_are_declined_with_a_reason() -> None:
+    weight = planes("int4", 16, 64, 32)
+    said = dict(explain("linear", torch.zeros(17, 64), weight, None))
+    assert said["triton-skinny-planes"] == "17 rows, not 1 to 16"
+    said = dict(explain("plain_linear", torch.zeros(1, 64), torch.zeros(3, 64, dtype=torch.float16), None))
+    assert said["triton-skinny"] == "the weight is torch.float16, x torch.float32"
