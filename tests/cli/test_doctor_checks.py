@@ -29,7 +29,10 @@ FINE = Examination(
     processor=Processor("a CPU", 8, 8, 8, ["AVX512"], "AVX-512 VNNI", 64_000_000_000, 60_000_000_000, None),
     gpus=[GPU],
     nvidia=Nvidia(plugged_in=1, driver="575.57", torch_cuda="12.8", hidden=False, fault=None),
-    measured=[Measurement("cpu", "bfloat16", RATES, None), Measurement("cuda:0", "bfloat16", RATES, None)],
+    measured=[
+        Measurement("cpu", "bfloat16", RATES, 20e9, None),
+        Measurement("cuda:0", "bfloat16", RATES, None, None),
+    ],
     boxed=BundledModel("cuda:0", "bfloat16", 32, 500.0),
     cache=CacheState(Path("/cache"), "default", True, True, 3, 9_000_000_000, 0, 0, 500_000_000_000),
     home=HomeFolder(Path("/home/me/.localllm"), "default", writable=True),
@@ -73,12 +76,12 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
             "pip install triton",
         ),
         (
-            but(measured=[Measurement("cuda:0", "bfloat16", None, "out of memory")]),
+            but(measured=[Measurement("cuda:0", "bfloat16", None, None, "out of memory")]),
             "out of memory",
             "free some of its memory",
         ),
         (
-            but(measured=[Measurement("cpu", "bfloat16", dataclasses.replace(RATES, share=0.5), None)]),
+            but(measured=[Measurement("cpu", "bfloat16", dataclasses.replace(RATES, share=0.5), 20e9, None)]),
             "other programs used 50% of the cores",
             "again when they are idle",
         ),
