@@ -149,6 +149,9 @@ def test_a_conversation_survives_the_end_of_its_server(environment, home):
         chat.type("hello\r")
         wait_for(lambda: (found := find_server(home)) and found.pid != server.pid)
         chat.see("the answer was cut")
+        chat.see(">>> ")
+        chat.type("\x04")
+        assert chat.leave() == 0
 
 
 def test_the_error_of_the_start_and_its_exit_code_are_those_of_the_command(localllm, home):
