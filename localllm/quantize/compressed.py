@@ -93,10 +93,7 @@ def to_stored_tensors(weight: QuantizedTensor, scheme: StorageScheme) -> dict[st
         codes = torch.empty_like(codes).index_copy_(1, columns, codes)
     tensors = {"weight_scale": weight.parts["scale"]}
     if scheme.format == "int-quantized":
-        tensors["weight"] = codes
-        if not scheme.symmetric:
-            tensors["weight_zero_point"] = signed_zeros(weight)
-        return tensors
+        return tensors | {"weight": codes}
     tensors["weight_packed"] = pack_codes(codes.int() + offset, scheme.bits)
     tensors["weight_shape"] = torch.tensor(weight.shape)
     if scheme.blocks:
