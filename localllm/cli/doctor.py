@@ -17,6 +17,7 @@ from localllm.cli.loading import load_model
 from localllm.errors import LocalLLMError
 from localllm.formatting import format_bytes, format_columns, format_flops, format_rate
 from localllm.hardware.device import (
+    MIN_GPU_ARCH,
     Gpu,
     container_memory,
     count_nvidia_devices,
@@ -294,10 +295,16 @@ def _gpu_findings(examination: Examination) -> Iterator[Finding]:
     if examination.gpus and examination.versions["triton"] is None:
         yield Finding("triton, which compiles kernels for GPUs, is not installed", "run `pip install triton`")
     for gpu in examination.gpus:
+        major, minor = gpu.capability.split(".")
         if not gpu.runs:
             what = f"this torch build has no kernels for the {gpu.name} (capability {gpu.capability})"
             remedy = f"install a build that has, or use --device cpu; {INSTALL_TORCH}"
             yield Finding(what, remedy, breaks_run=True)
+        elif int(major + minor) < MIN_GPU_ARCH:
+            what = (
+                f"the {gpu.name} is too old (capability {gpu.capability}): kernels need sm_{MIN_GPU_ARCH} or newer"
+            )
+            yield Finding(what, "use the CPU, as --device auto does")
     for measured in examination.measured:
         if measured.rates and measured.rates.share < MIN_CPU_SHARE:
             busy = f"other programs used {1 - measured.rates.share:.0%} of the cores while speed was measured"

@@ -97,6 +97,11 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
         (but(terminal__type="dumb"), "TERM is dumb", "TERM"),
         (but(terminal__type=""), "TERM is not set", "TERM"),
         (but(terminal__encoding="ascii"), "the encoding of the locale is ascii", "LANG"),
+        (
+            but(gpus=[dataclasses.replace(GPU, name="Tesla T4", capability="7.5")]),
+            "the Tesla T4 is too old (capability 7.5): kernels need sm_80",
+            "use the CPU",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

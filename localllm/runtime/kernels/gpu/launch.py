@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localllm.hardware.device import MIN_GPU_ARCH
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
 
@@ -32,7 +33,6 @@ FORMATS = {4: "int4_planes", 8: "int8_planes"}
 K_BLOCK = 256  # columns
 ROWS = 16
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-MIN_ARCH = 80  # older architectures have no bfloat16
 PDL_ARCH = 90  # first architecture with programmatic dependent launch
 # Architectures with 99 KB of shared memory per program; others have 163 KB or more.
 SMALL_SHARED_ARCHS = (86, 89, 120, 121)
@@ -74,7 +74,7 @@ def gpu_unsupported(x: Tensor) -> str | None:
     if x.device.type != "cuda":
         return "needs a GPU"
     arch = gpu_of(x.device).arch
-    return None if arch >= MIN_ARCH else f"needs sm_{MIN_ARCH} or newer, not sm_{arch}"
+    return None if arch >= MIN_GPU_ARCH else f"needs sm_{MIN_GPU_ARCH} or newer, not sm_{arch}"
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -83,7 +83,7 @@ def gpu_of(device: torch.device) -> Gpu:
     """
     if recording := _recording.get():
         return recording[0]
-    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_ARCH, 4)
+    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_GPU_ARCH, 4)
 
 
 @cache
