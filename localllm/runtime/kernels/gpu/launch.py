@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localllm.hardware.device import MIN_GPU_ARCH
+from localllm.hardware.device import MIN_GPU_ARCH, device_context
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
 
@@ -107,8 +107,11 @@ def launch_kernel(
     options |= {"launch_pdl": True} if uses_pdl else {}
     if recording := _recording.get():
         recording[1].append(RecordedLaunch(kernel, grid, arguments, options))
-    else:
+    elif device.type != "cuda" or (device.index or 0) == torch.cuda.current_device():
         kernel[grid](**arguments, **options)
+    else:  # Triton launches on the current device, wherever the tensors are
+        with device_context(device):
+            kernel[grid](**arguments, **options)
 
 
 @contextmanager
