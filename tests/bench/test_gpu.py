@@ -23,6 +23,7 @@ from bench.gpu.setting import Setting, judged
 from localllm.arch.cost import parameter_count
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
+from localllm.runtime.kernels.gpu import launch
 from tests.tiny import CPU, make_engine
 
 SETTING = Setting(CPU, tiny=True)
@@ -72,6 +73,17 @@ def test_a_part_runs_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ceilings, "measure", lambda setting: iter([{"current": current[-1]} for _ in range(2)]))
     assert list(rows_of("ceilings", Setting(torch.device("cuda", 1)))) == [{"current": 1}, {"current": 1}]
     assert current == [0]
+
+
+def test_the_step_is_measured_with_and_without_early_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of sm_90 or newer, which is not here."""
+    roofline = import_module("bench.gpu.roofline")
+    monkeypatch.setattr(roofline, "uses_pdl", lambda device: not launch._without_pdl.get())
+    monkeypatch.setattr(roofline, "CASES", (("8B", "int4"),))
+    rows = [row for row in roofline.measure(SETTING) if "PDL" in row]
+    assert [row["PDL"] for row in rows] == ["on", "on", "off"]
+    assert rows[0]["context"] == rows[2]["context"]
+    assert not launch._without_pdl.get()
 
 
 def test_a_part_is_stopped_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from localllm.hardware.device import MIN_GPU_ARCH, device_context
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
+from localllm.settings import Settings
 
 # Formats of the examples' weights.
 BITS = {"int4": 4, "q4_k": 4, "mxfp4": 4, "int8": 8, "q6_k": 8, "fp8": 8}
@@ -62,6 +63,7 @@ class RecordedLaunch:
 
 
 _recording: ContextVar[tuple[Gpu, list[RecordedLaunch]] | None] = ContextVar("recording", default=None)
+_without_pdl: ContextVar[bool] = ContextVar("without_pdl", default=False)
 takes_cpu: bool = INTERPRETED.value  # disabled in tests of other kernels in a process with interpreted ones
 
 
@@ -99,12 +101,11 @@ def launch_kernel(
 
     arguments: by name, all except PDL; stages: loads of a loop that are in flight at once.
     """
-    gpu = gpu_of(device)
-    uses_pdl = gpu.arch >= PDL_ARCH and device.type != "cpu"
-    arguments |= {"PDL": uses_pdl}
+    pdl = uses_pdl(device)
+    arguments |= {"PDL": pdl}
     # enable_fp_fusion must be given explicitly.
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-    options |= {"launch_pdl": True} if uses_pdl else {}
+    options |= {"launch_pdl": True} if pdl else {}
     if recording := _recording.get():
         recording[1].append(RecordedLaunch(kernel, grid, arguments, options))
     elif device.type != "cuda" or (device.index or 0) == torch.cuda.current_device():
@@ -112,6 +113,28 @@ def launch_kernel(
     else:  # Triton launches on the current device, wherever the tensors are
         with device_context(device):
             kernel[grid](**arguments, **options)
+
+
+def uses_pdl(device: torch.device) -> bool:
+    """Return whether kernels on the device start before the previous ones have ended."""
+    supported = device.type != "cpu" and gpu_of(device).arch >= PDL_ARCH
+    return supported and not _without_pdl.get() and pdl_setting()
+
+
+@cache
+def pdl_setting() -> bool:
+    """Return LOCALLLM_PDL."""
+    return Settings.from_environment().pdl
+
+
+@contextmanager
+def without_pdl() -> Iterator[None]:
+    """Launch and capture kernels without programmatic dependent launch."""
+    token = _without_pdl.set(True)
+    try:
+        yield
+    finally:
+        _without_pdl.reset(token)
 
 
 @contextmanager
