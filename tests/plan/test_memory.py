@@ -153,8 +153,8 @@ def test_a_shortage_is_explained_with_the_best_remedy() -> None:
     told = shortage_error(memory, "cuda:0", "bfloat16", quantized=False)
     assert told.exit_code == 3
     assert told.message == (
-        "cuda:0 is out of memory; 37.7 GB were planned: 16.1 GB for weights, 20.9 GB for a cache of 159632 "
-        "tokens, 689 MB for a step"
+        "cuda:0 is out of memory; 37.7 GB were planned: 16.1 GB for weights, 20.9 GB for a cache of 159712 "
+        "tokens, 677 MB for a step"
     )
     assert (told.remedy or "").endswith("use less with --quant int4 or --context 16384 or --kv-dtype int8")
     told = shortage_error(memory, "cuda:0", "int8", quantized=True)

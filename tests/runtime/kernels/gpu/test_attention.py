@@ -194,6 +194,13 @@ def test_sequences_take_turns_in_a_workspace_of_their_tokens(
     assert torch.equal(together[21:], torch.cat(alone[1:]))
 
 
+@pytest.mark.parametrize("spans", [FEW, MANY], ids=str)
+def test_no_mask_is_made(spans: Spans) -> None:
+    c, batch = AttentionConfig(2, 1, 16, None, 0.3, window=30), step(spans)
+    attention(queries(spans, c), filled(batch, c, BF16, spans, BF16), batch, c)
+    assert not batch.attention_masks  # so that no plan reserves any
+
+
 def test_a_full_step_takes_no_more_workspace_than_planned() -> None:
     batch, heads, dim = step([(16, 16)] * 32), 64, 128
     sizes = [turn.tokens for turn in splits.turns(batch, heads, splits.MAX_SPLITS, dim)]
