@@ -9,7 +9,8 @@
 #
 #   ceilings   what copies, reads and bf16 products of this GPU reach: what all fractions are of
 #   correct    kernels beside their references, the loop, every family of models, races (pytest)
-#   roofline   decode of 1B, 8B, 32B and 70B models in bf16, INT8 and INT4 through the engine
+#   roofline   decode of 1B, 8B, 32B and 70B models in bf16, INT8 and INT4 through the engine; of the 8B also with
+#              kernels that start after the one before them has ended (PDL off)
 #   prefill    a prompt of 4,096 tokens; the attention kernel beside torch's
 #   rivals     transformers with a static cache and torch.compile, torch's INT4 product, cuBLAS
 #   cold       from nothing to the first token of an 8B INT4 model, in phases

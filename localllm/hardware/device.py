@@ -31,13 +31,16 @@ DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8", "fp8")  # of keys and values, besides the model's own dtype
 ACTIVATIONS = ("auto", "24", "16", "8")  # bits of activations that meet packed weights on a CPU
 NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
+MIN_GPU_ARCH = (
+    80  # of the Triton kernels: older GPUs have no bfloat16 and would dequantize all weights in every step
+)
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; `auto` is the first GPU if torch has kernels for it, otherwise the CPU.
+    """Return the device of a name; `auto` is the first GPU that models run on, otherwise the CPU.
 
-    Any other name is used literally and never replaced. Raises NoSuchDevice if the device is not available, and
-    UsageError for an invalid name.
+    Any other name is used literally and never replaced. Raises NoSuchDevice if the device is not available or too
+    old, and UsageError for an invalid name.
     """
     import torch
 
@@ -47,7 +50,9 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"{name!r} is not a device", "name auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda", 0) if count and has_torch_kernels(0) else torch.device("cpu")
+        usable = (index for index in range(count) if gpu_fault(index) is None)
+        index = next(usable, None)
+        return torch.device("cpu") if index is None else torch.device("cuda", index)
     index = int(name.partition(":")[2] or 0)
     if not count:
         raise NoSuchDevice(
@@ -55,12 +60,36 @@ def resolve_device(name: str) -> torch.device:
         )
     if index >= count:
         raise NoSuchDevice(f"there is no device {name}", f"here are cuda:0 to cuda:{count - 1}")
-    if not has_torch_kernels(index):
-        gpu_name = torch.cuda.get_device_name(index)
-        raise NoSuchDevice(
-            f"this torch has no kernels for {name}, the {gpu_name}", f"install one that has; {NO_GPU_REMEDY}"
-        )
+    if fault := gpu_fault(index):
+        raise NoSuchDevice(*fault)
     return torch.device("cuda", index)
+
+
+def gpu_fault(index: int) -> tuple[str, str] | None:
+    """Return why models do not run on a GPU of this machine, and a remedy; None if they do."""
+    import torch
+
+    title = f"cuda:{index}, the {torch.cuda.get_device_name(index)}"
+    if not has_torch_kernels(index):
+        return f"this torch has no kernels for {title}", f"install one that has; {NO_GPU_REMEDY}"
+    major, minor = torch.cuda.get_device_capability(index)
+    if 10 * major + minor < MIN_GPU_ARCH:
+        too_old = f"{title}, is sm_{major}{minor}, and the kernels need sm_{MIN_GPU_ARCH} or newer"
+        return too_old, NO_GPU_REMEDY
+    return None
+
+
+def explain_unused_gpus(name: str) -> str:
+    """Return why `auto` is the CPU although there are GPUs; empty if there are none, or one is used.
+
+    name: as for `resolve_device`
+    """
+    import torch
+
+    if name != "auto" or not torch.cuda.is_available():
+        return ""
+    faults = [gpu_fault(index) for index in range(torch.cuda.device_count())]
+    return "" if None in faults else "; ".join(fault[0] for fault in faults if fault)
 
 
 def has_torch_kernels(index: int) -> bool:

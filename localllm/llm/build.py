@@ -16,7 +16,7 @@ from localllm.plan.fit import shortage_error
 from localllm.plan.memory import MAX_RUNNING, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
-from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.threads import threads_for, use_threads
 from localllm.runtime.model_loader import compile_kernels, load_decoder, set_triton_cache_dir, warm_up
 from localllm.runtime.speculation.draft_model import DraftModel
@@ -72,7 +72,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     request.on_part,
                     plan.activation_bits,
                 )
-            use_graphs = request.settings.graphs and triton_runs_on(device)
+            use_graphs = request.settings.graphs and triton_unsupported(device) is None
             spec = CacheSpec(plan.fit.needs, device, plan.dtype, plan.kv_dtype, use_graphs, plan.deterministic)
             with phases("cache"):
                 engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], MAX_RUNNING)

@@ -11,7 +11,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import format_bytes
-from localllm.plan.activations import activation_bytes
+from localllm.plan.activations import activation_bytes, split_workspace_bytes
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 BLOCK_SIZE = 16  # tokens
@@ -33,9 +33,8 @@ CACHED_CONTEXTS = 8  # full contexts cached for other sequences and later turns,
 # with other
 # programs, and a GPU's allocator needs some to find contiguous pieces.
 CACHE_SHARE = {"cpu": 50, "cuda": 90}
-# Of a GPU, besides activations: captured graphs and their pool, workspaces of cuBLAS (32 MB on Hopper) and of
-# split
-# products. Estimated, not measured.
+# Of a GPU, besides activations: captured graphs and their pool without attention's workspace, workspaces of cuBLAS
+# (32 MB on Hopper) and of split products. Estimated, not measured.
 GPU_WORKSPACE = 2**28
 HOST_SHARE = 25  # percentage of free main memory that the host tier of a GPU's cache may take
 
@@ -91,10 +90,13 @@ class MemoryNeeds:
             sequences,
             self.dequantized_bytes,
             self.kv_dtype,
-            grouped=self.device_type != "cpu",
+            on_gpu=self.device_type != "cpu",
         )
         draft_bytes = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
-        return step + (GPU_WORKSPACE if self.device_type == "cuda" else 0) + draft_bytes
+        if self.device_type == "cpu":
+            return step + draft_bytes
+        # Captured steps attend in memory of their own pool.
+        return step + GPU_WORKSPACE + split_workspace_bytes(self.config) + draft_bytes
 
     @property
     def default_context(self) -> int:

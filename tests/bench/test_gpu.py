@@ -4,6 +4,8 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,11 +17,13 @@ from bench.gpu import __main__ as driver
 from bench.gpu.artefact import write
 from bench.gpu.correct import told
 from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
+from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import Setting, judged
 from localllm.arch.cost import parameter_count
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
+from localllm.runtime.kernels.gpu import launch
 from tests.tiny import CPU, make_engine
 
 SETTING = Setting(CPU, tiny=True)
@@ -52,6 +56,34 @@ def test_a_part_runs_in_a_process_of_its_own_and_its_rows_are_kept(tmp_path: Pat
     assert found["torch"] == torch.__version__ and found["date"] in file.name
     assert len(found["parts"]["ceilings"]["rows"]) == 3 and found["parts"]["ceilings"]["problem"] is None
     assert "## ceilings" in file.with_suffix(".md").read_text()
+
+
+def test_a_part_runs_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events and streams, too: as on a machine with two GPUs."""
+    current = [0]
+
+    @contextmanager
+    def device(named: torch.device) -> Iterator[None]:
+        current.append(named.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    ceilings = import_module("bench.gpu.ceilings")
+    monkeypatch.setattr(ceilings, "measure", lambda setting: iter([{"current": current[-1]} for _ in range(2)]))
+    assert list(rows_of("ceilings", Setting(torch.device("cuda", 1)))) == [{"current": 1}, {"current": 1}]
+    assert current == [0]
+
+
+def test_the_step_is_measured_with_and_without_early_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of sm_90 or newer, which is not here."""
+    roofline = import_module("bench.gpu.roofline")
+    monkeypatch.setattr(roofline, "uses_pdl", lambda device: not launch._without_pdl.get())
+    monkeypatch.setattr(roofline, "CASES", (("8B", "int4"),))
+    rows = [row for row in roofline.measure(SETTING) if "PDL" in row]
+    assert [row["PDL"] for row in rows] == ["on", "on", "off"]
+    assert rows[0]["context"] == rows[2]["context"]
+    assert not launch._without_pdl.get()
 
 
 def test_a_part_is_stopped_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from localllm.hardware.device import (
     count_nvidia_devices,
     device_name,
     explain_no_gpu,
+    explain_unused_gpus,
     free_bytes,
     has_kernels,
     list_gpus,
@@ -82,6 +83,26 @@ def test_a_gpu_is_resolved_exactly_or_rejected(monkeypatch: pytest.MonkeyPatch) 
         resolve_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (5, 2))
     assert resolve_device("auto") == CPU
+
+
+def test_a_gpu_that_is_too_old_is_refused_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels need bfloat16; without them every step would dequantize all weights."""
+    capabilities = [(7, 5), (8, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ["Tesla T4", "A100"][index])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90"])
+    with pytest.raises(NoSuchDevice, match="cuda:0, the Tesla T4, is sm_75, and the kernels need sm_80 or newer"):
+        resolve_device("cuda")
+    assert resolve_device("auto") == torch.device("cuda", 1)
+    assert explain_unused_gpus("auto") == ""
+    capabilities.pop()
+    assert resolve_device("auto") == CPU
+    assert explain_unused_gpus("auto") == "cuda:0, the Tesla T4, is sm_75, and the kernels need sm_80 or newer"
+    assert explain_unused_gpus("cpu") == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert explain_unused_gpus("auto") == ""
 
 
 def test_dtypes_are_kept_where_they_run_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
+from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
     SMALL_SHARED_ARCHS,
@@ -35,7 +36,6 @@ from localllm.runtime.kernels.gpu.paged import (
     EXAMPLE_CONTEXT,
     FORM_PLAIN,
     MAX_DECODE_TOKENS,
-    MAX_HEAD_BYTES,
     META_DEVICE,
     MIN_SCORE,
     attend_tile,
@@ -48,16 +48,19 @@ from localllm.runtime.kernels.gpu.paged import (
 )
 from localllm.runtime.kernels.gpu.splits import (
     SplitWorkspace,
+    Turn,
     choose_splits,
     chunk_tiles,
     combine_splits,
     split_chunk,
+    turns,
+    workspace_rows,
 )
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kv_cache.tensors import KVCache
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["first", "first_token"])
 def decode_kernel(
     p_q,
     p_k,
@@ -70,7 +73,9 @@ def decode_kernel(
     p_table,
     p_start,
     p_context,
-    queries,
+    p_row,
+    first,
+    first_token,
     q_token,
     q_head,
     table_row,
@@ -97,7 +102,7 @@ def decode_kernel(
     i_head = tl.program_id(0) // row_tiles
     i_row = tl.program_id(0) % row_tiles * ROWS
     i_split = tl.program_id(1)
-    i_sequence = tl.program_id(2)
+    i_sequence = first + tl.program_id(2)
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     before = tl.load(p_context + i_sequence) - count  # tokens
@@ -158,7 +163,8 @@ def decode_kernel(
             )
         if begin < end:
             m_own = m_row & (chunk_tiles(position, WINDOW, TILE, SPLITS) == tiles)
-            o_space = (i_sequence * queries + o_query).to(tl.int64) * (KV_HEADS * GROUP) + o_head
+            row = tl.load(p_row + i_sequence) - first_token + o_query
+            o_space = row.to(tl.int64) * (KV_HEADS * GROUP) + o_head
             o_space = o_space * SPLITS + chunk % SPLITS
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
@@ -200,15 +206,25 @@ def launch_decode(
 
     out, q, gate: [T, heads, head_dim]; with a gate, each result is multiplied by its sigmoid.
     """
-    sequences, group = len(batch.context_len), c.heads // c.kv_heads
+    splits, (tile, _, _) = choose_splits(q, c.kv_heads), choose_tile(q, cache_form(cache.k)[1])
+    for turn in turns(batch, c.heads, splits, c.head_dim):
+        space = SplitWorkspace.allocate(q, turn.tokens, c.heads, splits, c.head_dim)
+        launch_turn(space, q, cache, batch, c, queries, turn)
+        combine_splits(out, space, batch, turn, queries, c.window or 0, tile, sinks, gate)
+
+
+def launch_turn(
+    space: SplitWorkspace, q: Tensor, cache: KVCache, batch: Batch, c: AttentionConfig, queries: int, turn: Turn
+) -> None:
+    """Write the chunks of some sequences to the workspace."""
+    group, splits = c.heads // c.kv_heads, space.total.shape[2]
     (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
     width = k.shape[-1]  # in elements, or pairs of them
-    rows, (tile, warps, stages), splits = tile_rows(group), choose_tile(q, form), choose_splits(q, c.kv_heads)
-    space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.head_dim)
+    rows, (tile, warps, stages) = tile_rows(group), choose_tile(q, form)
     unit, bend = score_units(c.scale, c.softcap)
     launch_kernel(
         decode_kernel,
-        (c.kv_heads * triton.cdiv(queries * group, rows), splits, sequences),
+        (c.kv_heads * triton.cdiv(queries * group, rows), splits, turn.sequences),
         warps=warps,
         stages=stages,
         device=q.device,
@@ -223,7 +239,9 @@ def launch_decode(
         p_table=batch.block_table,
         p_start=batch.query_start,
         p_context=batch.context_len,
-        queries=queries,
+        p_row=workspace_rows(batch),
+        first=turn.first,
+        first_token=turn.first_token,
         q_token=q.stride(0),
         q_head=q.stride(1),
         table_row=batch.block_table.stride(0),
@@ -243,7 +261,6 @@ def launch_decode(
         FORM=form,
         MOST_TOKENS=MAX_DECODE_TOKENS,
     )
-    combine_splits(out, space, batch.query_start, batch.context_len, c.window or 0, tile, sinks, gate)
 
 
 def attention_unsupported(

@@ -23,8 +23,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localllm.hardware.device import MIN_GPU_ARCH, device_context
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
+from localllm.settings import Settings
 
 # Formats of the examples' weights.
 BITS = {"int4": 4, "q4_k": 4, "mxfp4": 4, "int8": 8, "q6_k": 8, "fp8": 8}
@@ -32,7 +34,6 @@ FORMATS = {4: "int4_planes", 8: "int8_planes"}
 K_BLOCK = 256  # columns
 ROWS = 16
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-MIN_ARCH = 80  # older architectures have no bfloat16
 PDL_ARCH = 90  # first architecture with programmatic dependent launch
 # Architectures with 99 KB of shared memory per program; others have 163 KB or more.
 SMALL_SHARED_ARCHS = (86, 89, 120, 121)
@@ -62,6 +63,7 @@ class RecordedLaunch:
 
 
 _recording: ContextVar[tuple[Gpu, list[RecordedLaunch]] | None] = ContextVar("recording", default=None)
+_without_pdl: ContextVar[bool] = ContextVar("without_pdl", default=False)
 takes_cpu: bool = INTERPRETED.value  # disabled in tests of other kernels in a process with interpreted ones
 
 
@@ -74,7 +76,7 @@ def gpu_unsupported(x: Tensor) -> str | None:
     if x.device.type != "cuda":
         return "needs a GPU"
     arch = gpu_of(x.device).arch
-    return None if arch >= MIN_ARCH else f"needs sm_{MIN_ARCH} or newer, not sm_{arch}"
+    return None if arch >= MIN_GPU_ARCH else f"needs sm_{MIN_GPU_ARCH} or newer, not sm_{arch}"
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -83,7 +85,7 @@ def gpu_of(device: torch.device) -> Gpu:
     """
     if recording := _recording.get():
         return recording[0]
-    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_ARCH, 4)
+    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_GPU_ARCH, 4)
 
 
 @cache
@@ -99,16 +101,40 @@ def launch_kernel(
 
     arguments: by name, all except PDL; stages: loads of a loop that are in flight at once.
     """
-    gpu = gpu_of(device)
-    uses_pdl = gpu.arch >= PDL_ARCH and device.type != "cpu"
-    arguments |= {"PDL": uses_pdl}
+    pdl = uses_pdl(device)
+    arguments |= {"PDL": pdl}
     # enable_fp_fusion must be given explicitly.
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
-    options |= {"launch_pdl": True} if uses_pdl else {}
+    options |= {"launch_pdl": True} if pdl else {}
     if recording := _recording.get():
         recording[1].append(RecordedLaunch(kernel, grid, arguments, options))
-    else:
+    elif device.type != "cuda" or (device.index or 0) == torch.cuda.current_device():
         kernel[grid](**arguments, **options)
+    else:  # Triton launches on the current device, wherever the tensors are
+        with device_context(device):
+            kernel[grid](**arguments, **options)
+
+
+def uses_pdl(device: torch.device) -> bool:
+    """Return whether kernels on the device start before the previous ones have ended."""
+    supported = device.type != "cpu" and gpu_of(device).arch >= PDL_ARCH
+    return supported and not _without_pdl.get() and pdl_setting()
+
+
+@cache
+def pdl_setting() -> bool:
+    """Return LOCALLLM_PDL."""
+    return Settings.from_environment().pdl
+
+
+@contextmanager
+def without_pdl() -> Iterator[None]:
+    """Launch and capture kernels without programmatic dependent launch."""
+    token = _without_pdl.set(True)
+    try:
+        yield
+    finally:
+        _without_pdl.reset(token)
 
 
 @contextmanager
