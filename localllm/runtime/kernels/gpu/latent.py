@@ -26,7 +26,6 @@ from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
-    SMALL_SHARED_ARCHS,
     allow_next_kernel,
     dot,
     gpu_of,
@@ -302,7 +301,7 @@ def launch_turn(
         mla_kernel,
         (triton.cdiv(batch.max_query_len * c.heads, ROWS), splits, turn.sequences),
         warps=4,
-        stages=3 if gpu_of(rotated.device).arch in SMALL_SHARED_ARCHS else 5,  # one tile in flight, or two
+        stages=3 if gpu_of(rotated.device).small_shared else 5,  # one tile in flight, or two
         device=rotated.device,
         p_q=absorbed_q,
         p_turned=rotated,

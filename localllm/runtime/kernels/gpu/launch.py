@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localllm.hardware.device import MIN_GPU_ARCH, device_context
+from localllm.hardware.device import MIN_GPU_ARCH, arch_name, device_context, required_arch
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
 from localllm.settings import Settings
@@ -34,8 +34,10 @@ FORMATS = {4: "int4_planes", 8: "int8_planes"}
 K_BLOCK = 256  # columns
 ROWS = 16
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+# Assembly of NVIDIA's GPUs. AMD's, and the interpreter, compute the same values without.
+PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 PDL_ARCH = 90  # first architecture with programmatic dependent launch
-# Architectures with 99 KB of shared memory per program; others have 163 KB or more.
+# Architectures with 99 KB of shared memory per program; others of NVIDIA have 163 KB or more.
 SMALL_SHARED_ARCHS = (86, 89, 120, 121)
 LaunchGrid = tuple[int, ...]
 
@@ -44,12 +46,20 @@ LaunchGrid = tuple[int, ...]
 class Gpu:
     """The properties of a GPU that launch parameters depend on."""
 
-    arch: int  # 90 is sm_90
+    arch: int  # 90 is sm_90; 0 is one of AMD
     multiprocessors: int
+    amd_arch: str = ""  # such as gfx942
+
+    @property
+    def small_shared(self) -> bool:
+        """Whether a program has less than 100 KB of shared memory."""
+        return bool(self.amd_arch) or self.arch in SMALL_SHARED_ARCHS
 
 
 # One GPU of each architecture that kernels are compiled for: A100, RTX 4090, H200, B200, RTX 5090.
 GPUS = {arch: Gpu(arch, count) for arch, count in ((80, 108), (89, 128), (90, 132), (100, 148), (120, 170))}
+# MI300X, RX 7900 XTX, RX 9070 XT: 64 KB of shared memory.
+AMD_GPUS = {arch: Gpu(0, count, arch) for arch, count in (("gfx942", 304), ("gfx1100", 96), ("gfx1201", 64))}
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,10 @@ def gpu_unsupported(x: Tensor) -> str | None:
         return None
     if x.device.type != "cuda":
         return "needs a GPU"
-    arch = gpu_of(x.device).arch
-    return None if arch >= MIN_GPU_ARCH else f"needs sm_{MIN_GPU_ARCH} or newer, not sm_{arch}"
+    gpu = gpu_of(x.device)
+    arch = gpu.amd_arch or f"sm_{gpu.arch}"
+    required = required_arch(arch)
+    return required and f"needs {required}, not {arch}"
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -91,7 +103,10 @@ def gpu_of(device: torch.device) -> Gpu:
 @cache
 def _gpu(index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
-    return Gpu(10 * properties.major + properties.minor, properties.multi_processor_count)
+    name = arch_name(index)
+    amd_arch = name if name.startswith("gfx") else ""
+    arch = 0 if amd_arch else int(name.removeprefix("sm_"))
+    return Gpu(arch, properties.multi_processor_count, amd_arch)
 
 
 def launch_kernel(
