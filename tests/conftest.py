@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interpreted import ON_GPU, TRITON, launch
+from tests.interpreted import ON_GPU, SOFTWARE_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
 from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
 
@@ -50,8 +50,13 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run kernels for GPUs: on a GPU if there is one, otherwise under Triton's interpreter."""
-    if ON_GPU:
+    """Run kernels for GPUs: on a GPU if there is one, otherwise under Triton's interpreter, or on a GPU of software."""
+    if SOFTWARE_GPU:
+        from tools.ptx.device import SoftwareGpu
+
+        with SoftwareGpu(int(SOFTWARE_GPU)):
+            yield
+    elif ON_GPU:
         with OnDevice(torch.device("cuda", 0)):
             yield
     else:

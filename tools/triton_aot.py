@@ -57,8 +57,10 @@ class CompiledTriton:
         return instructions_before_wait(self.ptx) & FORBIDDEN_BEFORE_WAIT if self.arch >= PDL_ARCH else set()
 
 
-def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
-    """Compile a launch as Triton's own launcher would, specializing integers that are 1 or divisible by 16."""
+def specialize(launch: RecordedLaunch) -> ASTSource:
+    """Return what Triton's own launcher would compile: integers that are 1 or divisible by 16 are specialized, and
+    pointers to multiples of 16 bytes.
+    """
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
@@ -69,10 +71,15 @@ def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
             signature[parameter.name], constants[(index,)] = "constexpr", value
             continue
         signature[parameter.name] = triton_type(value)
-        is_aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
-        if is_aligned and not parameter.do_not_specialize:
+        address = value.data_ptr() if isinstance(value, Tensor) else value
+        if type(address) is int and address % 16 == 0 and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    return ASTSource(launch.kernel, signature, constants, attributes)
+
+
+def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
+    """Compile a launch of tensors on device `meta`, which count as aligned."""
+    source = specialize(launch)
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=dict(launch.options))
     registers, spilled = kernel_resources(compiled.asm["cubin"])
     return CompiledTriton(
