@@ -50,7 +50,6 @@ class Ran:
     kernel: str
     opcodes: frozenset[str]
     grid: tuple[int, ...]
-    unspecified: int
 
 
 _executables: dict[str, Executable] = {}
@@ -172,12 +171,14 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
             storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
         formal = dict(zip(executable.parameters, program.parameters, strict=False))
         regions = [
-            self.region(names, [tensors[name] for name in names], {formal[n] for n in names} & program.written_parameters)
+            self.region(
+                names, [tensors[name] for name in names], {formal[n] for n in names} & program.written_parameters
+            )
             for names in storages.values()
         ]
         width, height, depth = (*launch.grid, 1, 1)[:3]
         clocks = Clocks(program.threads, width * height * depth)
-        memory = GlobalMemory(regions, executable.code.global_unit, clocks, self.random)
+        memory = GlobalMemory(regions, executable.code.global_unit, clocks)
         parameters = dict.fromkeys(program.parameters, 0)  # the last ones are Triton's own, unused
         for name, parameter in formal.items():
             value = launch.arguments[name]
@@ -186,7 +187,9 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
                 offset = value.storage_offset() * value.element_size()
                 parameters[parameter] = memory.address(number, offset)
             else:
-                parameters[parameter] = int(np.float32(value).view(np.uint32)) if isinstance(value, float) else int(value)
+                parameters[parameter] = (
+                    int(np.float32(value).view(np.uint32)) if isinstance(value, float) else int(value)
+                )
         has_predecessor = self.pdl and any(i.name == "griddepcontrol" for i in program.instructions)
         grid = Grid(
             executable.code,
@@ -203,7 +206,7 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
         self.check_early_reads(grid, list(storages))
         self.finish(grid, [tensors[names[0]] for names in storages.values()])
         opcodes = frozenset(instruction.opcode for instruction in program.instructions)
-        self.launches.append(Ran(program.name, opcodes, launch.grid, grid.unspecified))
+        self.launches.append(Ran(program.name, opcodes, launch.grid))
 
     def region(self, names: list[str], tensors: list[Tensor], written: set[str]) -> Region:
         content = storage_bytes(tensors[0])

@@ -32,7 +32,13 @@ from tools.ptx.rounding import Array
 
 WAVE_THREADS = 2048  # more would not be executed faster
 SHARED_BASE = 1024  # the address of a block's shared memory
-POISON = {1: np.bool_(False), 8: np.uint8(0xFF), 16: np.uint16(0xFFFF), 32: np.uint32(2**32 - 1), 64: np.uint64(2**64 - 1)}
+POISON = {
+    1: np.bool_(False),
+    8: np.uint8(0xFF),
+    16: np.uint16(0xFFFF),
+    32: np.uint32(2**32 - 1),
+    64: np.uint64(2**64 - 1),
+}
 MAX_INSTRUCTIONS = 20_000_000  # of a wave, after which it is taken for an endless loop
 
 
@@ -69,7 +75,6 @@ class Grid:
     has_predecessor: bool  # launched while the previous kernel may still run
     early_reads: list[tuple[Array, int]] = field(default_factory=list)  # of global memory, before the wait
     early_triggers: bool = False  # whether the next kernel may start before this one has waited
-    unspecified: int = 0  # stores of several threads of a warp to one address, with different values
 
     @property
     def program(self) -> Program:
@@ -84,10 +89,7 @@ class Grid:
         order = self.random.permutation(self.blocks)
         per_wave = max(1, WAVE_THREADS // threads)
         for first in range(0, self.blocks, per_wave):
-            wave = Wave(self, np.sort(order[first : first + per_wave]))
-            wave.run()
-            self.unspecified += wave.shared.unspecified
-        self.unspecified += self.memory.unspecified
+            Wave(self, np.sort(order[first : first + per_wave])).run()
 
 
 Step = Callable[["Wave"], None]
@@ -122,7 +124,7 @@ class Wave:
         self.shared_size = size
         content = aligned_bytes(size * len(blocks))
         content[:] = 0xFF
-        self.shared = Memory(content, grid.code.shared_unit, grid.clocks, grid.random)
+        self.shared = Memory(content, grid.code.shared_unit, grid.clocks)
         self.copies: list[AsyncCopy] = []
         self.groups = np.zeros(count, np.int64)  # committed groups of cp.async
         self.constants: dict[tuple[int, str], Array] = {}
@@ -354,9 +356,7 @@ class Wave:
 
 
 def _part(copy: AsyncCopy, at: Array) -> AsyncCopy:
-    return AsyncCopy(
-        copy.threads[at], copy.target[at], copy.source[at], copy.size, copy.valid[at], copy.group[at]
-    )
+    return AsyncCopy(copy.threads[at], copy.target[at], copy.source[at], copy.size, copy.valid[at], copy.group[at])
 
 
 def changes_counter(instruction: Instruction) -> bool:
@@ -393,7 +393,12 @@ def _access_widths(instruction: Instruction, space: str) -> Iterator[int]:
     if instruction.name == "cp":  # cp.async
         if len(instruction.operands) > 2 and isinstance(size := instruction.operands[2], Immediate):
             yield size.value
-    elif any(each.startswith(space) for each in instruction.modifiers) and instruction.name in ("ld", "st", "atom", "red"):
+    elif any(each.startswith(space) for each in instruction.modifiers) and instruction.name in (
+        "ld",
+        "st",
+        "atom",
+        "red",
+    ):
         bits = int("".join(c for c in instruction.modifiers[-1] if c.isdigit()))
         yield min(16, bits // 8)
     elif space == "shared" and instruction.name in ("ldmatrix", "stmatrix"):

@@ -118,7 +118,9 @@ def address_of(operand: Operand, kind: str) -> Read:
     return lambda wave: (base(wave) + offset)[wave.threads]
 
 
-def decodes(*names: str) -> Callable[[Callable[[Instruction, Program], Step]], Callable[[Instruction, Program], Step]]:
+def decodes(
+    *names: str,
+) -> Callable[[Callable[[Instruction, Program], Step]], Callable[[Instruction, Program], Step]]:
     def register(decoder: Callable[[Instruction, Program], Step]) -> Callable[[Instruction, Program], Step]:
         DECODERS.update(dict.fromkeys(names, decoder))
         return decoder
@@ -316,7 +318,9 @@ def asynchronous_copy(instruction: Instruction, program: Program) -> Step:
         return lambda wave: wave.complete_copies(pending)
     if not instruction.opcode.startswith(("cp.async.ca.shared.global", "cp.async.cg.shared.global")):
         raise UnknownOpcodeError(f"the opcode {instruction.opcode} has no definition: {instruction}")
-    target, source = (address_of(each, kind) for each, kind in zip(instruction.operands, ("u32", "u64"), strict=False))
+    target, source = (
+        address_of(each, kind) for each, kind in zip(instruction.operands, ("u32", "u64"), strict=False)
+    )
     cp_size = instruction.operands[2]
     assert isinstance(cp_size, Immediate)
     size = cp_size.value

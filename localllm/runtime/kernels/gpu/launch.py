@@ -94,17 +94,26 @@ def _gpu(index: int) -> Gpu:
 
 
 def launch_kernel(
-    kernel: Any, grid: LaunchGrid, warps: int, stages: int = 1, *, device: torch.device, **arguments: Any
+    kernel: Any,
+    grid: LaunchGrid,
+    warps: int,
+    stages: int = 1,
+    *,
+    device: torch.device,
+    contract: bool = True,
+    **arguments: Any,
 ) -> None:
     """Launch a kernel with the constexpr parameter PDL on the device of its tensors.
 
     arguments: by name, all except PDL; stages: loads of a loop that are in flight at once.
+    contract: Compute a * b + c with one rounding. Not for a kernel whose threads add up products among each other: in
+    a * b + c * d, two threads that hold copies of the sum would each round the other product, so that the copies
+    differ, and which one is used depends on the order of warps.
     """
     gpu = gpu_of(device)  # of the interpreter, one without PDL
     uses_pdl = gpu.arch >= PDL_ARCH
     arguments |= {"PDL": uses_pdl}
-    # enable_fp_fusion must be given explicitly.
-    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": contract}
     options |= {"launch_pdl": True} if uses_pdl else {}
     if redirection := _redirection.get():
         redirection[1](RecordedLaunch(kernel, grid, arguments, options))
