@@ -54,7 +54,8 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if SOFTWARE_GPU:
         from tools.ptx.device import SoftwareGpu
 
-        with SoftwareGpu(int(SOFTWARE_GPU)):
+        seed, _, mode = SOFTWARE_GPU.partition(",")
+        with SoftwareGpu(int(seed), pdl=mode == "pdl"):
             yield
     elif ON_GPU:
         with OnDevice(torch.device("cuda", 0)):

@@ -138,15 +138,13 @@ def add_or_subtract(opcode: Opcode) -> Operation:
     sign = 1 if opcode.name == "add" else -1
     if mode != "rn":
         assert opcode.type == "f32", opcode.text
-        return same_type(opcode, 2, lambda a, b: _directed(rounding.sum_to_odd, mode, a, sign * b))
+        return same_type(
+            opcode, 2, lambda a, b: rounding.add_to_float32(a.astype(np.float64), sign * b.astype(np.float64), mode)
+        )
     if opcode.type == "s32" and opcode.take("sat"):
         wide = np.add if sign == 1 else np.subtract
         return Operation("s32", ("s32", "s32"), lambda a, b: _clamp(wide(a.astype(np.int64), b), np.int32))
     return same_type(opcode, 2, np.add if sign == 1 else np.subtract)
-
-
-def _directed(compute: Compute, mode: str, *x: Array) -> Array:
-    return to_float32(compute(*(each.astype(np.float64) for each in x)), mode)
 
 
 def _clamp(x: Array, dtype: type[np.integer[Any]]) -> Array:
@@ -159,7 +157,7 @@ def multiply(opcode: Opcode) -> Operation:
         mode = opcode.take(*ROUNDING) or "rn"
         if mode != "rn":
             assert opcode.type == "f32", opcode.text
-            return same_type(opcode, 2, lambda a, b: _directed(np.multiply, mode, a, b))
+            return same_type(opcode, 2, lambda a, b: to_float32(a.astype(np.float64) * b.astype(np.float64), mode))
         return same_type(opcode, 2, np.multiply)
     half, kind = opcode.take("lo", "hi", "wide"), opcode.type
     assert half, opcode.text

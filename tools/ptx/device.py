@@ -10,13 +10,12 @@ A tensor of torch.empty counts as uninitialized until something writes to it.
 """
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import triton
 import triton.knobs
 from torch import Tensor
@@ -144,7 +143,6 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
     def __init__(self, seed: int = 0, *, pdl: bool = False) -> None:
         self.random = np.random.default_rng(seed)
         self.gpu = Gpu(PDL_ARCH if pdl else ARCH, MULTIPROCESSORS)
-        self.pdl = pdl
         self.initialization = Initialization()
         self.launches: list[Ran] = []
         self.edit: Callable[[RecordedLaunch, Executable], Executable] = lambda launch, executable: executable
@@ -162,63 +160,61 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
 
     def launch(self, launch: RecordedLaunch) -> None:
         executable = self.edit(launch, compile_ptx(launch))
+        arguments = {name: launch.arguments[name] for name in executable.parameters}
+        self.execute(executable, launch.grid, arguments, early=bool(launch.options.get("launch_pdl")))
+
+    def execute(
+        self,
+        executable: Executable,
+        blocks: tuple[int, ...],
+        arguments: Mapping[str, Tensor | float],
+        *,
+        early: bool = False,
+    ) -> None:
+        """Run a kernel. early: it may have started before the previous one ended."""
         program = executable.code.program
-        tensors = {
-            name: value for name in executable.parameters if isinstance(value := launch.arguments[name], Tensor)
-        }
-        storages: dict[int, list[str]] = {}
-        for name, tensor in tensors.items():
-            storages.setdefault(tensor.untyped_storage().data_ptr(), []).append(name)
-        formal = dict(zip(executable.parameters, program.parameters, strict=False))
-        regions = [
-            self.region(
-                names, [tensors[name] for name in names], {formal[n] for n in names} & program.written_parameters
-            )
-            for names in storages.values()
-        ]
-        width, height, depth = (*launch.grid, 1, 1)[:3]
+        storages: dict[int, list[str]] = {}  # names of the tensors in each
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                storages.setdefault(value.untyped_storage().data_ptr(), []).append(name)
+        parameters = dict(zip(arguments, program.parameters, strict=False))
+        written = {name for name, parameter in parameters.items() if parameter in program.written_parameters}
+        regions = [self.region({name: arguments[name] for name in names}, written) for names in storages.values()]
+        width, height, depth = (*blocks, 1, 1)[:3]
         clocks = Clocks(program.threads, width * height * depth)
         memory = GlobalMemory(regions, executable.code.global_unit, clocks)
-        parameters = dict.fromkeys(program.parameters, 0)  # the last ones are Triton's own, unused
-        for name, parameter in formal.items():
-            value = launch.arguments[name]
-            if isinstance(value, Tensor):
-                number = list(storages).index(value.untyped_storage().data_ptr())
-                offset = value.storage_offset() * value.element_size()
-                parameters[parameter] = memory.address(number, offset)
-            else:
-                parameters[parameter] = (
-                    int(np.float32(value).view(np.uint32)) if isinstance(value, float) else int(value)
-                )
-        has_predecessor = self.pdl and any(i.name == "griddepcontrol" for i in program.instructions)
-        grid = Grid(
-            executable.code,
-            (width, height, depth),
-            parameters,
-            executable.shared_bytes,
-            memory,
-            clocks,
-            self.random,
-            has_predecessor,
-        )
+        values = dict.fromkeys(program.parameters, 0)  # the last ones are Triton's own and unused
+        for name, parameter in parameters.items():
+            match arguments[name]:
+                case Tensor() as tensor:
+                    number = list(storages).index(tensor.untyped_storage().data_ptr())
+                    values[parameter] = memory.address(number, tensor.storage_offset() * tensor.element_size())
+                case float(number):
+                    values[parameter] = int(np.float32(number).view(np.uint32))
+                case number:
+                    values[parameter] = int(number)
+        size, shared_bytes = (width, height, depth), executable.shared_bytes
+        grid = Grid(executable.code, size, values, shared_bytes, memory, clocks, self.random, early)
         with np.errstate(all="ignore"):  # NaN and infinities are results like others
             grid.run()
         self.check_early_reads(grid, list(storages))
-        self.finish(grid, [tensors[names[0]] for names in storages.values()])
+        self.finish(grid, [arguments[names[0]] for names in storages.values()])
         opcodes = frozenset(instruction.opcode for instruction in program.instructions)
-        self.launches.append(Ran(program.name, opcodes, launch.grid))
+        self.launches.append(Ran(program.name, opcodes, blocks))
 
-    def region(self, names: list[str], tensors: list[Tensor], written: set[str]) -> Region:
-        content = storage_bytes(tensors[0])
-        allowed = np.logical_or.reduce([bytes_of(tensor) for tensor in tensors])
-        flags = self.initialization.of(tensors[0])
+    def region(self, tensors: Mapping[str, Tensor], written: set[str]) -> Region:
+        """Return the memory that tensors share."""
+        tensor = next(iter(tensors.values()))
+        content = storage_bytes(tensor)
+        allowed = np.logical_or.reduce([bytes_of(each) for each in tensors.values()])
+        flags = self.initialization.of(tensor)
         if flags is not None:  # kernels for the CPU write unnoticed, but hardly ever only ones
-            size = tensors[0].element_size()
+            size = tensor.element_size()
             changed = (content[: len(content) // size * size].reshape(-1, size) != 0xFF).any(1)
             flags[: len(changed) * size] |= np.repeat(changed, size)
         initialized = np.ones(len(content), bool) if flags is None else flags
-        lead = tensors[0].untyped_storage().data_ptr() % 256
-        return Region(" and ".join(names), content, lead, allowed, initialized, bool(written))
+        lead = tensor.untyped_storage().data_ptr() % 256
+        return Region(" and ".join(tensors), content, lead, allowed, initialized, bool(written & tensors.keys()))
 
     def check_early_reads(self, grid: Grid, storages: list[int]) -> None:
         """Compare what the kernel read before it waited with what the one before it has written."""

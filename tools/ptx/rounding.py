@@ -86,8 +86,15 @@ def to_float32(x: Array, mode: str = "rn") -> Array:
 
 def fma_float32(a: Array, b: Array, c: Array, mode: str = "rn") -> Array:
     """Return a * b + c with one rounding. The product of two float32 is exact in float64."""
-    product = a.astype(np.float64) * b.astype(np.float64)
-    return canonical(to_float32(sum_to_odd(product, c.astype(np.float64)), mode))
+    return canonical(add_to_float32(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64), mode))
+
+
+def add_to_float32(a: Array, b: Array, mode: str) -> Array:
+    """Add float64 numbers and round once. What cancels is +0, and -0 if rounded down."""
+    total = sum_to_odd(a, b)
+    if mode == "rm":
+        total = np.where((total == 0) & (np.signbit(a) != np.signbit(b)), -0.0, total)
+    return to_float32(total, mode)
 
 
 def fma_float64(a: Array, b: Array, c: Array) -> Array:

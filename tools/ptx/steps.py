@@ -16,7 +16,8 @@ from tools.ptx.rounding import Array
 
 Read = Callable[[Wave], Array]
 Write = Callable[[Wave, Array], None]
-DECODERS: dict[str, Callable[[Instruction, Program], Step]] = {}
+Decoder = Callable[[Instruction, Program], Step]
+DECODERS: dict[str, Decoder] = {}
 
 
 def decode(program: Program) -> Code:
