@@ -1,8 +1,8 @@
 """Load the kernels for GPUs as functions of Triton's interpreter, which the fixture `interpreter` enables in a
 test. With a GPU they are compiled for it; without Triton, as on macOS and Arm, there are none.
 
-With a seed in the environment variable SOFTWARE_GPU, they are compiled to PTX instead, which tools/ptx executes; with
-`,pdl` after the seed, each kernel starts before the previous one has ended."""
+With a seed in the environment variable SOFTWARE_GPU, they are compiled to PTX instead, which tools/ptx executes
+(tests/software_gpu.py)."""
 
 import importlib.util
 import os

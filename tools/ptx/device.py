@@ -37,6 +37,7 @@ MULTIPROCESSORS = 4  # few, so that work is split little
 
 @dataclass(frozen=True)
 class Executable:
+    ptx: str
     code: Code
     parameters: tuple[str, ...]  # names of the kernel's arguments that are passed at run time
     shared_bytes: int
@@ -48,7 +49,9 @@ class Ran:
 
     kernel: str
     opcodes: frozenset[str]
-    grid: tuple[int, ...]
+    blocks: int
+    threads: int  # per block
+    shapes: list[str]  # of the tensors
 
 
 _executables: dict[str, Executable] = {}
@@ -69,7 +72,8 @@ def compile_ptx(launch: RecordedLaunch) -> Executable:
         finally:
             triton.knobs.runtime.add_stages_inspection_hook = hook
         names = tuple(name for name, kind in source.signature.items() if kind != "constexpr")
-        _executables[key] = Executable(decode(parse(compiled.asm["ptx"])), names, compiled.metadata.shared)
+        ptx = compiled.asm["ptx"]
+        _executables[key] = Executable(ptx, decode(parse(ptx)), names, compiled.metadata.shared)
     return _executables[key]
 
 
@@ -200,7 +204,12 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
         self.check_early_reads(grid, list(storages))
         self.finish(grid, [arguments[names[0]] for names in storages.values()])
         opcodes = frozenset(instruction.opcode for instruction in program.instructions)
-        self.launches.append(Ran(program.name, opcodes, blocks))
+        shapes = [
+            f"{name.removeprefix('p_')} {' x '.join(map(str, each.shape))}"
+            for name, each in arguments.items()
+            if isinstance(each, Tensor)
+        ]
+        self.launches.append(Ran(program.name, opcodes, grid.blocks, program.threads, shapes))
 
     def region(self, tensors: Mapping[str, Tensor], written: set[str]) -> Region:
         """Return the memory that tensors share."""
