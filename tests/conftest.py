@@ -51,7 +51,7 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run kernels for GPUs: on a GPU if there is one, otherwise under Triton's interpreter, or on the software GPU."""
+    """Run kernels for GPUs: on a GPU if there is one, else under Triton's interpreter, or on a software GPU."""
     if SOFTWARE_GPU:
         with software_gpu(SOFTWARE_GPU, request.node.nodeid):
             yield

@@ -139,7 +139,9 @@ def add_or_subtract(opcode: Opcode) -> Operation:
     if mode != "rn":
         assert opcode.type == "f32", opcode.text
         return same_type(
-            opcode, 2, lambda a, b: rounding.add_to_float32(a.astype(np.float64), sign * b.astype(np.float64), mode)
+            opcode,
+            2,
+            lambda a, b: rounding.add_to_float32(a.astype(np.float64), sign * b.astype(np.float64), mode),
         )
     if opcode.type == "s32" and opcode.take("sat"):
         wide = np.add if sign == 1 else np.subtract
@@ -391,7 +393,9 @@ def shift(opcode: Opcode) -> Operation:
 
 @defines("shf")
 def funnel_shift(opcode: Opcode) -> Operation:
-    """Shift the 64 bits [b, a]; l returns the upper half, r the lower one. Amounts are taken modulo 32, or clamped."""
+    """Shift the 64 bits [b, a]; l returns the upper half, r the lower one. Amounts are taken modulo 32, or
+    clamped.
+    """
     left, wraps = opcode.take("l", "r") == "l", opcode.take("wrap", "clamp") == "wrap"
 
     def compute(a: Array, b: Array, amount: Array) -> Array:
@@ -498,8 +502,8 @@ def move(opcode: Opcode) -> Operation:
 
 @defines("cvt")
 def convert(opcode: Opcode) -> Operation:
-    """Convert. Floats to integers are rounded by rzi, rni, rmi or rpi and clamped; rni and its like from float to the
-    same float round to an integer.
+    """Convert. Floats to integers are rounded by rzi, rni, rmi or rpi and clamped; rni and its like from float
+    to the same float round to an integer.
     """
     target, source = opcode.types[0], opcode.types[-1]
     to_integer = opcode.take("rzi", "rni", "rmi", "rpi")

@@ -3,8 +3,9 @@
     with SoftwareGpu(seed=7):
         y = rms_norm(x, weight, 1e-5)  # launches norm_kernel
 
-Kernels are compiled for sm_80, whose tensor cores are programmed with mma.sync. With `pdl`, they are launched as on
-sm_90, so that each may start before the previous one has ended; the machine then checks what it touches before it waits.
+Kernels are compiled for sm_80, whose tensor cores are programmed with mma.sync. With `pdl`, they are launched as
+on sm_90, so that each may start before the previous one has ended; the machine then checks what it touches
+before it waits.
 
 A tensor of torch.empty counts as uninitialized until something writes to it.
 """
@@ -78,7 +79,9 @@ def compile_ptx(launch: RecordedLaunch) -> Executable:
 
 
 def _without_assembler(*arguments: Any) -> tuple[str, str] | None:
-    """Let the last stage of a compilation return nothing: ptxas is not needed. Without arguments, return a cache key."""
+    """Let the last stage of a compilation return nothing: ptxas is not needed. Without arguments, return a cache
+    key.
+    """
     if not arguments:
         return "ptx", "ptx"
     arguments[1]["cubin"] = lambda ptx, metadata: b""
@@ -108,7 +111,7 @@ class Initialization(TorchDispatchMode):
         return result
 
     def note_written(self, tensor: Tensor) -> None:
-        """Mark the tensor. Operations that write to an argument are few, so their other arguments are marked too."""
+        """Mark the tensor as written; operations that write to one argument mark all of them."""
         flags = self.of(tensor)
         if flags is not None:
             flags |= bytes_of(tensor)

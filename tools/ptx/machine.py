@@ -1,13 +1,13 @@
 """Executes the blocks of a grid: threads in lockstep where they may be, in adversarial order where they may not.
 
-All threads of a few blocks, a *wave*, are executed together: a register is an array with an element per thread, and an
-instruction is one operation on such arrays. Every thread has its own program counter. Among the threads chosen by the
-scheduler, those at the lowest one run until they branch, wait or return, so that a warp whose threads took different
-branches converges where these meet.
+All threads of a few blocks, a *wave*, are executed together: a register is an array with an element per thread,
+and an instruction is one operation on such arrays. Every thread has its own program counter. Among the threads
+chosen by the scheduler, those at the lowest one run until they branch, wait or return, so that a warp whose
+threads took different branches converges where these meet.
 
-The scheduler runs all warps alternately, or, as the seed decides, some warps of some blocks alone until they wait. A
-barrier ends when all threads of its block have arrived. `cp.async` writes when a thread waits for its group, and not
-before. What would depend on such choices is a race, which `memory.py` finds in any order.
+The scheduler runs all warps alternately, or, as the seed decides, some warps of some blocks alone until they
+wait. A barrier ends when all threads of its block have arrived. `cp.async` writes when a thread waits for its
+group, and not before. What would depend on such choices is a race, which `memory.py` finds in any order.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ class Held(Exception):
 
 @dataclass
 class AsyncCopy:
-    """cp.async of some threads: 4, 8 or 16 bytes each, of which the first `valid` are copied and the rest is zero."""
+    """cp.async of some threads: 4, 8 or 16 bytes each, the first `valid` of them copied, the rest zero."""
 
     threads: Array
     target: Array  # index in shared memory
@@ -182,7 +182,7 @@ class Wave:
     def constant(self, bits: int, dtype: np.dtype) -> Array:
         key = bits, dtype.str
         if key not in self.constants:
-            if dtype == bool:
+            if dtype.kind == "b":
                 self.constants[key] = np.full(len(self.agent), bits != 0)
             else:
                 unsigned = np.dtype(f"u{dtype.itemsize}")
@@ -191,7 +191,7 @@ class Wave:
         return self.constants[key]
 
     def assign(self, register: int, bits: int, value: Array) -> None:
-        """Set a register of the active threads; narrower values are extended by zeros or, if signed, their sign."""
+        """Set a register of the active threads, extending a narrower value by zeros or, if signed, its sign."""
         if bits > 1:
             if 8 * value.itemsize < bits:
                 value = value.astype(f"{value.dtype.kind}{bits // 8}")
@@ -252,7 +252,8 @@ class Wave:
         stuck = np.flatnonzero(~self.exited)[0]
         self.index = int(self.counter[stuck]) - int(self.parked[stuck])
         at = "a barrier" if self.parked[stuck] else "an instruction of its whole warp"
-        return f"thread {self.thread[stuck]} of block {self.blocks[self.slot[stuck]]} waits for others at {at} forever"
+        block = self.blocks[self.slot[stuck]]
+        return f"thread {self.thread[stuck]} of block {block} waits for others at {at} forever"
 
     def run_block(self, start: int, end: int, active: Array) -> int:
         """Execute instructions up to the next that may change a program counter, or to a label."""
@@ -364,8 +365,8 @@ def changes_counter(instruction: Instruction) -> bool:
 
 
 class BlockEnds(dict[int, int]):
-    """From an index to the end of the basic block that contains it: its last instruction if that changes a counter,
-    or the next label that is branched to.
+    """From an index to the end of the basic block that contains it: its last instruction if that changes a
+    counter, or the next label that is branched to.
     """
 
     def __init__(self, program: Program) -> None:

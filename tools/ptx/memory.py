@@ -1,11 +1,11 @@
 """Global and shared memory with what a GPU does not check: bounds, alignment, initialization and data races.
 
-Memory is divided into *units*, as long as the kernel's narrowest access. Each unit knows whether it belongs to a tensor,
-whether it was written, and which threads accessed it last and when.
+Memory is divided into *units*, as long as the kernel's narrowest access. Each unit knows whether it belongs to a
+tensor, whether it was written, and which threads accessed it last and when.
 
-**When** is a clock. A warp's clock advances with its barriers, `bar.warp.sync` too. Two accesses of the same unit, at
-least one of which writes, are ordered if a chain of the following leads from one to the other; else they are a race,
-whichever came first here:
+**When** is a clock. A warp's clock advances with its barriers, `bar.warp.sync` too. Two accesses of the same
+unit, at least one of which writes, are ordered if a chain of the following leads from one to the other; else
+they are a race, whichever came first here:
 
 - program order in one thread,
 - a barrier of the warp, between threads of one warp,
@@ -56,8 +56,8 @@ class DivergenceError(Fault):
 class Clocks:
     """The times of all threads of a grid.
 
-    An agent is a thread, numbered across blocks; or, if several accessed a unit, their warp, block or grid: -2 - warp,
-    -2 - warps - block, or ANYBODY.
+    An agent is a thread, numbered across blocks; or, if several accessed a unit, their warp, block or grid: -2 -
+    warp, -2 - warps - block, or ANYBODY.
     """
 
     block_threads: int
@@ -238,10 +238,8 @@ class Memory:
             race &= changed.reshape(*units.shape, self.unit).any(-1)
         if race.any():
             i = int(np.flatnonzero(race)[0])
-            raise RaceError(
-                f"{_name(int(agents.flat[i]), self.clocks)} {doing} what {_name(int(who.flat[i]), self.clocks)} has "
-                f"{done}, with no barrier in between"
-            )
+            later, first = (_name(int(agent.flat[i]), self.clocks) for agent in (agents, who))
+            raise RaceError(f"{later} {doing} what {first} has {done}, and nothing orders them")
 
 
 def _name(agent: int, clocks: Clocks) -> str:

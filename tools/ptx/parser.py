@@ -3,8 +3,9 @@
     @%p1 ld.global.v2.b32 { %r1, %r2 }, [ %rd3 + 16 ];
     guard  opcode          operands
 
-Grammar: PTX ISA, chapter 4. Registers are numbered across the kernel; a name that is declared in the braces of inline
-assembly gets a register of its own. `.loc` directives become the source line of the instructions that follow.
+Grammar: PTX ISA, chapter 4. Registers are numbered across the kernel; a name that is declared in the braces of
+inline assembly gets a register of its own. `.loc` directives become the source line of the instructions that
+follow.
 """
 
 import re
@@ -107,7 +108,9 @@ class Program:
 
     @cached_property
     def written_parameters(self) -> frozenset[str]:
-        """Parameters that an address of a store or atomic may be computed from, ignoring the order of instructions."""
+        """Parameters that an address of a store or atomic may be computed from, ignoring the order of
+        instructions.
+        """
         origins: dict[int, set[str]] = {}
         stores = [i for i in self.instructions if i.name in ("st", "atom", "red")]
         grows = True
@@ -158,7 +161,7 @@ def parse(ptx: str) -> Program:
 
 
 def _end_of_body(text: str) -> int:
-    """Return the position of the brace that closes the kernel; those of vectors and inline assembly are balanced."""
+    """Return the position of the brace that closes the kernel."""
     depth = 1
     for brace in re.finditer(r"//[^\n]*|[{}]", text):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)

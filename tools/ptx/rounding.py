@@ -1,9 +1,9 @@
 """Floating-point arithmetic as PTX defines it where NumPy has no operation for it: rounding modes, fused
 multiply-add, bfloat16, and canonical NaN.
 
-A result that is rounded twice, to float64 and then to its type, may be wrong. So sums in float64 are rounded to odd:
-if they are inexact, the last bit is 1. From such a number, every narrower rounding is that of the exact sum (Boldo
-and Melquiond, 2008).
+A result that is rounded twice, to float64 and then to its type, may be wrong. So sums in float64 are rounded to
+odd: if they are inexact, the last bit is 1. From such a number, every narrower rounding is that of the exact sum
+(Boldo and Melquiond, 2008).
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
-"""Instructions as functions that a wave executes: `decode` for all that the manual describes for a single thread, and
-here those that involve memory, other threads or the program counter.
+"""Instructions as functions that a wave executes: `decode` for all that the manual describes for a single
+thread, and here those that involve memory, other threads or the program counter.
 """
 
 from collections.abc import Callable

@@ -17,7 +17,8 @@ GROUP, MEMBER = THREADS // 4, THREADS % 4
 
 
 def matrix_fragments(rows: Array, transposed: bool) -> Array:
-    """Return the registers that ldmatrix fills, [warps, matrices, threads]. rows: [warps, matrices, 8, 8] of uint16
+    """Return the registers that ldmatrix fills, [warps, matrices, threads]. rows: [warps, matrices, 8, 8] of
+    uint16
 
     A thread receives elements 2 m and 2 m + 1 of row g, or of column g, in the lower and upper half.
     """

@@ -1,6 +1,7 @@
 """Faults planted in the PTX of the project's own kernels: the machine finds each, whatever the order of threads.
 
-Only with SOFTWARE_GPU (tests/software_gpu.py), so the name is not that of a test file: `test_software_gpu.py` runs it.
+Only with SOFTWARE_GPU (tests/software_gpu.py), so the name is not that of a test file: `test_software_gpu.py`
+runs it.
 """
 
 import re
@@ -10,16 +11,23 @@ from dataclasses import replace
 import pytest
 import torch
 
+from localllm.arch.config import AttentionConfig
 from localllm.runtime.kernels.gpu.decode import attention_decode
 from localllm.runtime.kernels.gpu.launch import RecordedLaunch
 from localllm.runtime.kernels.gpu.norms import rms_norm
 from localllm.runtime.kernels.gpu.prefill import attention_prefill
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
-from localllm.arch.config import AttentionConfig
 from tests.runtime.kernels.gpu import test_attention
 from tests.runtime.kernels.gpu.test_small_m import planes, random
 from tools.ptx.device import Executable, SoftwareGpu
-from tools.ptx.memory import Fault, MisalignedError, OutOfBoundsError, PrematureError, RaceError, UninitializedError
+from tools.ptx.memory import (
+    Fault,
+    MisalignedError,
+    OutOfBoundsError,
+    PrematureError,
+    RaceError,
+    UninitializedError,
+)
 from tools.ptx.parser import parse
 from tools.ptx.steps import decode
 
@@ -77,7 +85,13 @@ CASES: list[tuple[str, Callable[[], object], str, Callable[[str], str], type[Fau
     ("a group too few", few_tokens, "decode_kernel", wait_for_fewer, RaceError),
     ("a group too few", many_tokens, "prefill_kernel", wait_for_fewer, RaceError),
     ("a relaxed ticket", matmul, "small_m_packed_kernel", substitute("acq_rel", "relaxed"), RaceError),
-    ("a wider load", norm, "norm_kernel", substitute(r"ld\.global\.b16 \{ (%rs\d+) \}, \[ (%rd\d+) \+ 0", r"ld.global.b16 { \1 }, [ \2 + 1"), MisalignedError),
+    (
+        "a wider load",
+        norm,
+        "norm_kernel",
+        substitute(r"ld\.global\.b16 \{ (%rs\d+) \}, \[ (%rd\d+) \+ 0", r"ld.global.b16 { \1 }, [ \2 + 1"),
+        MisalignedError,
+    ),
     ("no mask", few_tokens, "decode_kernel", substitute(GUARD + r"(ld\.global\.b32)", r"\1"), OutOfBoundsError),
     ("no mask", norm, "norm_kernel", substitute(GUARD + r"(st\.global)", r"\1"), (OutOfBoundsError, RaceError)),
 ]

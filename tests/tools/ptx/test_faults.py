@@ -1,4 +1,6 @@
-"""Small kernels in PTX, correct in any order of threads; and with a fault planted in each, which the machine finds."""
+"""Small kernels in PTX, correct in any order of threads; and with a fault planted in each, which the machine
+finds.
+"""
 
 import pytest
 import torch
@@ -228,8 +230,14 @@ PLANTED: dict[str, tuple[str, type[Fault] | tuple[type[Fault], ...]]] = {
     "an address beyond shared memory": (changed(REVERSE, "[%r8+252]", "[%r8+1020]"), OutOfBoundsError),
     "no address at all": (changed(REVERSE, "[ %rd4 + 0 ]", "[ 64 ]"), OutOfBoundsError),
     "an address in the middle of a word": (changed(REVERSE, "[%r8+252]", "[%r8+250]"), MisalignedError),
-    "shared memory that nobody wrote": (changed(REVERSE, "	st.shared.b32 [%r7], %r4;\n", ""), UninitializedError),
-    "values of several threads at one address": (changed(REVERSE, "st.shared.b32 [%r7]", "st.shared.b32 [%r6]"), RaceError),
+    "shared memory that nobody wrote": (
+        changed(REVERSE, "	st.shared.b32 [%r7], %r4;\n", ""),
+        UninitializedError,
+    ),
+    "values of several threads at one address": (
+        changed(REVERSE, "st.shared.b32 [%r7]", "st.shared.b32 [%r6]"),
+        RaceError,
+    ),
     "a barrier in one branch": (changed(DIVERGE, "$L__LOW:\n", "$L__LOW:\n" + BARRIER), DivergenceError),
     "a shuffle in one branch": (
         changed(DIVERGE, "$L__LOW:\n", "$L__LOW:\n	shfl.sync.bfly.b32 %r7, %r1, 1, 31, -1;\n"),
@@ -246,7 +254,15 @@ def test_planted_faults(name: str, seed: int) -> None:
     if body.startswith(REVERSE[:40]):
         x = x[:192]
     with pytest.raises(fault, match="kernel: `"):
-        run(body, x.clone(), y, ticket, n=192 if "atom" in body else 5, blocks=3 if "cp.async" not in body else 1, seed=seed)
+        run(
+            body,
+            x.clone(),
+            y,
+            ticket,
+            n=192 if "atom" in body else 5,
+            blocks=3 if "cp.async" not in body else 1,
+            seed=seed,
+        )
 
 
 def test_a_misaligned_vector() -> None:
@@ -315,7 +331,9 @@ def test_a_kernel_that_lets_the_next_start_before_it_has_waited() -> None:
 
 
 def test_a_fault_names_instruction_and_line() -> None:
-    located = changed(REVERSE, "	ld.shared", "	.loc	1 7 3                          // norms.py:7:3\n	ld.shared")
+    located = changed(
+        REVERSE, "	ld.shared", "	.loc	1 7 3                          // norms.py:7:3\n	ld.shared"
+    )
     with pytest.raises(RaceError) as error:
         run(changed(located, BARRIER, ""), integers(64), torch.zeros(64, dtype=torch.int32))
     assert "`ld.shared.b32 %r10, [%r8+252]` (norms.py:7:3)" in str(error.value)

@@ -1,5 +1,6 @@
-"""Every opcode against its definition in the PTX ISA manual, written here for one thread with exact numbers, on edge
-cases: NaN, infinities, -0, subnormal numbers, numbers half way between two, limits of integers and shift amounts.
+"""Every opcode against its definition in the PTX ISA manual, written here for one thread with exact numbers, on
+edge cases: NaN, infinities, -0, subnormal numbers, numbers half way between two, limits of integers and shift
+amounts.
 """
 
 import math
@@ -13,14 +14,53 @@ import pytest
 
 from tools.ptx.arithmetic import DTYPES, UnknownOpcodeError, operation
 
-WORDS = [0, 1, 2, 5, 31, 32, 33, 0x7F, 0x80, 0xFF, 0x1234, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xDEADBEEF]
+WORDS = [
+    0,
+    1,
+    2,
+    5,
+    31,
+    32,
+    33,
+    0x7F,
+    0x80,
+    0xFF,
+    0x1234,
+    0x7FFF,
+    0x8000,
+    0xFFFF,
+    0x7FFFFFFF,
+    0x80000000,
+    0xDEADBEEF,
+]
 WORDS += [0xFFFFFFFF]
 DOUBLE_WORDS = [*WORDS, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 0x123456789ABCDEF0]
 AMOUNTS = [0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 255, 2**31, 2**32 - 1]
-# Bits of float32: zeros, smallest and largest subnormal, smallest normal, 1 and its neighbours, ties, large, infinite, NaN.
+# Bits of float32: zeros, smallest and largest subnormal, smallest normal, 1 and its neighbours, ties, large
+# numbers, infinities, NaN.
 FLOATS = [0, 0x80000000, 1, 0x80000001, 0x007FFFFF, 0x00800000, 0x80800000, 0x3F800000, 0x3F800001, 0x3F7FFFFF]
-FLOATS += [0xBF800000, 0x3F008000, 0x3F018000, 0x3F808001, 0x40490FDB, 0xC2F6E979, 0x4B800001, 0x7F7FFFFF, 0xFF7FFFFF]
-FLOATS += [0x7F800000, 0xFF800000, 0x7FC00000, 0xFFC00001, 0x7F800001, 0x3F000000, 0x3FC00000, 0x40200000, 0xC0200000]
+FLOATS += [
+    0xBF800000,
+    0x3F008000,
+    0x3F018000,
+    0x3F808001,
+    0x40490FDB,
+    0xC2F6E979,
+    0x4B800001,
+    0x7F7FFFFF,
+    0xFF7FFFFF,
+]
+FLOATS += [
+    0x7F800000,
+    0xFF800000,
+    0x7FC00000,
+    0xFFC00001,
+    0x7F800001,
+    0x3F000000,
+    0x3FC00000,
+    0x40200000,
+    0xC0200000,
+]
 FLOATS += [0x4EFFFFFF, 0x4F000000, 0xCF000000, 0x5F000000, 0x33800000, 0x34000001]
 # Precision in bits, exponent of the smallest step, and largest number of a format.
 FORMATS: dict[str, tuple[int, int, Fraction]] = {
@@ -236,7 +276,7 @@ def test_logic() -> None:
 
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_fma_rounds_once(mode: str) -> None:
-    few = FLOATS[::2] + [0x3F800001, 0x34000001]
+    few = [*FLOATS[::2], 0x3F800001, 0x34000001]
     check(
         f"fma.{mode}.f32",
         [FLOATS, few, few],
@@ -260,7 +300,10 @@ def test_16_bit_fma_of_pairs(kind: str) -> None:
     halves = [x >> 16 for x in FLOATS] if shift else [0, 0x8000, 1, 0x03FF, 0x0400, 0x3C00, 0x3C01, 0x7BFF, 0x7C00]
     halves += [0x7E01] if not shift else []
     rows = list(product(halves, halves[::2], halves[1::2]))
-    columns = [[x | (y << 16) for x, y in zip(column, reversed(column), strict=True)] for column in zip(*rows, strict=True)]
+    columns = [
+        [x | (y << 16) for x, y in zip(column, reversed(column), strict=True)]
+        for column in zip(*rows, strict=True)
+    ]
     got = run(f"fma.rn.{kind}x2", *columns)
     with np.errstate(all="ignore"):
         expected = [bits_of(fused(*(number(x, kind) for x in row), kind), kind) for row in rows]
@@ -271,7 +314,9 @@ def test_16_bit_fma_of_pairs(kind: str) -> None:
             assert (nan if is_nan else half) == value, (rows[i], hex(half), hex(value))
 
 
-@pytest.mark.parametrize(("name", "exact"), [("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul", lambda a, b: a * b)])
+@pytest.mark.parametrize(
+    ("name", "exact"), [("add", lambda a, b: a + b), ("sub", lambda a, b: a - b), ("mul", lambda a, b: a * b)]
+)
 @pytest.mark.parametrize("flush", [False, True])
 def test_float_arithmetic(name: str, exact: Callable[[float, float], float], flush: bool) -> None:
     def expected(a: int, b: int) -> int:
@@ -338,14 +383,22 @@ def test_conversion_of_floats() -> None:
     check(
         "cvt.rn.bf16x2.f32",
         [FLOATS, FLOATS],
-        lambda a, b: bits_of(to_format(number(a), "bf16"), "bf16") << 16 | bits_of(to_format(number(b), "bf16"), "bf16"),
+        lambda a, b: (
+            bits_of(to_format(number(a), "bf16"), "bf16") << 16 | bits_of(to_format(number(b), "bf16"), "bf16")
+        ),
     )
     numbers = [a for a in FLOATS if not math.isnan(number(a))]
     check("cvt.rn.f16.f32", [numbers], lambda a: bits_of(to_format(number(a), "f16"), "f16"))
     check("cvt.f64.f32", [numbers], lambda a: bits_of(number(a), "f64"))
-    doubles = [bits_of(x, "f64") for x in (1 + 2.0**-24, 1 + 2.0**-24 + 2.0**-52, -(1 + 3 * 2.0**-24), 1e300, 2.0**-150)]
+    doubles = [
+        bits_of(x, "f64") for x in (1 + 2.0**-24, 1 + 2.0**-24 + 2.0**-52, -(1 + 3 * 2.0**-24), 1e300, 2.0**-150)
+    ]
     for mode in ("rn", "rz", "rm", "rp"):
-        check(f"cvt.{mode}.f32.f64", [doubles], lambda a, m=mode: bits_of(rounded(Fraction(number(a, "f64")), "f32", m)))
+        check(
+            f"cvt.{mode}.f32.f64",
+            [doubles],
+            lambda a, m=mode: bits_of(rounded(Fraction(number(a, "f64")), "f32", m)),
+        )
     check("cvt.rn.bf16.f64", [doubles], lambda a: bits_of(rounded(Fraction(number(a, "f64")), "bf16"), "bf16"))
 
     def saturated(a: int) -> int:
@@ -373,8 +426,10 @@ def _integral(x: float, mode: str) -> float:
 def test_floats_to_integers_clamp(mode: str, target: str, source: str) -> None:
     width = int(target[1:])
     low, high = (-(2 ** (width - 1)), 2 ** (width - 1) - 1) if target[0] == "s" else (0, 2**width - 1)
-    values = FLOATS if source == "f32" else [bits_of(number(a), "f64") for a in FLOATS if not math.isnan(number(a))]
-    values = values + [0x7FF8000000000000] if source == "f64" else values
+    values = (
+        FLOATS if source == "f32" else [bits_of(number(a), "f64") for a in FLOATS if not math.isnan(number(a))]
+    )
+    values = [*values, 0x7FF8000000000000] if source == "f64" else values
 
     def expected(a: int) -> int:
         x = number(a, source)

@@ -1,4 +1,4 @@
-"""Launches Triton kernels: on a GPU, under Triton's interpreter on the CPU, or by a function that they are handed to.
+"""Launches Triton kernels on a GPU or under Triton's interpreter on the CPU, or hands the launch to a function.
 
 Under the interpreter (`TRITON_INTERPRET=1` before the first import of triton), kernels take tensors on the CPU. It
 is slow, and is used to compare a kernel with its reference. Recorded launches can be compiled for GPUs that are
@@ -105,10 +105,10 @@ def launch_kernel(
 ) -> None:
     """Launch a kernel with the constexpr parameter PDL on the device of its tensors.
 
-    arguments: by name, all except PDL; stages: loads of a loop that are in flight at once.
-    contract: Compute a * b + c with one rounding. Not for a kernel whose threads add up products among each other: in
-    a * b + c * d, two threads that hold copies of the sum would each round the other product, so that the copies
-    differ, and which one is used depends on the order of warps.
+    arguments: by name, all except PDL; stages: loads of a loop that are in flight at once; contract: compute
+    a * b + c with one rounding. A kernel whose threads add up products of each other must not: of a * b + c * d,
+    two threads with copies of the sum would each round another product, and which copy is used would depend on the
+    order of warps.
     """
     gpu = gpu_of(device)  # of the interpreter, one without PDL
     uses_pdl = gpu.arch >= PDL_ARCH
