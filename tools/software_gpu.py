@@ -22,7 +22,26 @@ PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- software gpu -->\n", "<!-- end of software gpu -->")
 KERNELS = ["tests/runtime/kernels/gpu", "tests/runtime/test_gpu_sampler.py"]
 PLANTED = "tests/tools/ptx/planted_in_kernels.py"
-QUICK: list[str] = []
+# Tests that together run each kernel once, as expressions of pytest's -k.
+QUICK = [
+    "test_norms and test_rms_norm and 100 and True and bfloat16",
+    "test_norms and test_long_rows and 16385-rms_norm",
+    "test_norms and test_gated and 1025 and silu and bfloat16",
+    "test_angles and test_they_are_those_of_the_reference",
+    "test_step and (4-3 or test_end_hands_the_last_choice_on)",
+    "test_attention and test_few_tokens and (torch.int8 or torch.float8_e4m3fn-torch.bfloat16)",
+    "test_attention and test_many_tokens and torch.float8_e4m3fn",
+    "test_latent and test_few_tokens and torch.int8",
+    "test_small_m and test_packed_weights and (int4-64-True-dtype0 or int8-128-True-dtype0)",
+    "test_small_m and test_plain_weights and 16-70-130-dtype0",
+    "test_quantized_gemm and (test_columns_shared_out_are_added_up or test_every_format_is_multiplied and fp8)",
+    "test_quantized_gemm and test_every_format_is_unpacked_as_it_is and mxfp4",
+    "test_experts and test_packed_experts and (2-int4 or 17-mxfp4 and not gguf)",
+    "test_rope_append and (test_heads and normed-torch.bfloat16 or test_eight_bits_of_turned_heads and normed)",
+    "test_delta_net and (test_single_tokens and 9 and bfloat16 or test_spans and 64 and True)",
+    "test_delta_net and test_convolution and 39 and True-4-True",
+    "test_gpu_sampler and (test_ties_are_kept or test_penalties or test_invalid_tokens_are_reported and [0])",
+]
 Record = dict[str, Any]
 
 
@@ -73,7 +92,8 @@ def main(arguments: list[str]) -> int:
     for flag in ("--pdl", "--quick", "--check"):
         parser.add_argument(flag, action="store_true")
     options, rest = parser.parse_known_args(arguments)
-    tests = [*QUICK, "-m", "slow or not slow"] if options.quick else KERNELS
+    chosen = " or ".join(f"({each})" for each in QUICK)
+    tests = [*KERNELS, "-m", "slow or not slow", "-k", chosen] if options.quick else KERNELS
     setting = f"{options.seed}{',pdl' if options.pdl else ''}"
     status, records = run(rest or tests, setting)
     if status:

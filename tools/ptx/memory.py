@@ -112,12 +112,17 @@ class Clocks:
         joined = np.where((first_warp == warp) & (warp >= 0), -2 - warp, np.where(block >= 0, joined, ANYBODY))
         return np.where((first == second) | (first == NOBODY), second, joined).astype(np.int32)
 
-    def unordered(self, earlier: Array, when: Array, agent: Array) -> Array:
-        """Return where an access by `earlier` at its clock `when` is not ordered before one by a thread now."""
+    def unordered(self, earlier: Array, when: Array, agent: Array, is_of_block: bool) -> Array:
+        """Return where an access by `earlier` at its clock `when` is not ordered before one by a thread now.
+
+        is_of_block: all are threads of the same block, as in shared memory.
+        """
         someone = (earlier != NOBODY) & (earlier != agent)
+        block, warp = agent // self.block_threads, agent // WARP
+        if is_of_block:  # what was before its last barrier is ordered
+            someone &= when >= self.barrier[block]
         if not someone.any():
             return someone
-        block, warp = agent // self.block_threads, agent // WARP
         other_warp, other_block = self.groups(earlier)
         same_block = other_block == block
         ordered = np.where(other_warp == warp, when < self.warp[warp], same_block & (when < self.barrier[block]))
@@ -131,6 +136,8 @@ class Clocks:
 
 class Memory:
     """Bytes in units; an address is already an index of `bytes`."""
+
+    is_of_block = True  # shared memory
 
     def __init__(self, content: Array, unit: int, clocks: Clocks) -> None:
         assert content.nbytes % 16 == 0 and content.ctypes.data % 16 == 0
@@ -186,7 +193,9 @@ class Memory:
         clocks, agents = self.clocks, np.broadcast_to(agent[:, None], units.shape)
         self.check_order(self.writer, self.write_time, units, agents, "written", "reads")
         before, when = self.reader[units], self.read_time[units]
-        joined = np.where(clocks.unordered(before, when, agents), clocks.join(before, agents), agents)
+        joined, latest = agents, clocks.unordered(before, when, agents, self.is_of_block)
+        if latest.any():
+            joined = np.where(latest, clocks.join(before, agents), agents)
         self.read_time[units] = clocks.warp[agents // WARP]
         # Of several threads that read one unit in this instruction, an assignment keeps the last.
         self.reader[units[::-1]] = joined[::-1]
@@ -230,7 +239,7 @@ class Memory:
         atomic: bool = False,
     ) -> None:
         who, when = earlier[units], time[units]
-        race = self.clocks.unordered(who, when, agents)
+        race = self.clocks.unordered(who, when, agents, self.is_of_block)
         if atomic:
             race &= ~self.atomic[units]
         if race.any() and address is not None and content is not None:  # a write that changes nothing is harmless
@@ -279,6 +288,8 @@ class Region:
 
 class GlobalMemory(Memory):
     """Regions, each in a range of addresses of its own, so that no index error leads from one into another."""
+
+    is_of_block = False
 
     def __init__(self, regions: list[Region], unit: int, clocks: Clocks) -> None:
         self.regions = regions
