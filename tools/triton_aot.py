@@ -94,7 +94,7 @@ class CompiledForAmd:
 def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
     """Compile a launch for NVIDIA's architecture `arch`, 90 for sm_90."""
     target = GPUTarget("cuda", arch, WARP_THREADS)
-    compiled = triton.compile(specialized_source(launch), target=target, options=dict(launch.options))
+    compiled = triton.compile(specialize(launch), target=target, options=dict(launch.options))
     registers, spilled = kernel_resources(compiled.asm["cubin"])
     return CompiledTriton(
         launch.kernel.__name__,
@@ -112,15 +112,17 @@ def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
 def compile_for_amd(launch: RecordedLaunch, arch: str) -> CompiledForAmd:
     """Compile a launch for AMD's architecture `arch`; `torch.version.hip` was set when kernels were imported."""
     target = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
-    compiled = triton.compile(specialized_source(launch), target=target, options=dict(launch.options))
+    compiled = triton.compile(specialize(launch), target=target, options=dict(launch.options))
     assembly = compiled.asm["amdgcn"]
     registers, spilled = (int(re.findall(rf"\.vgpr_{of}: +(\d+)", assembly)[0]) for of in ("count", "spill_count"))
     name, warps = launch.kernel.__name__, launch.options["num_warps"]
     return CompiledForAmd(name, arch, warps, registers, spilled, compiled.metadata.shared)
 
 
-def specialized_source(launch: RecordedLaunch) -> ASTSource:
-    """Return what Triton's own launcher would compile, with integers specialized that are 1 or divisible by 16."""
+def specialize(launch: RecordedLaunch) -> ASTSource:
+    """Return what Triton's own launcher would compile: integers that are 1 or divisible by 16 are specialized, and
+    pointers to multiples of 16 bytes.
+    """
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
@@ -131,8 +133,8 @@ def specialized_source(launch: RecordedLaunch) -> ASTSource:
             signature[parameter.name], constants[(index,)] = "constexpr", value
             continue
         signature[parameter.name] = triton_type(value)
-        is_aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
-        if is_aligned and not parameter.do_not_specialize:
+        address = value.data_ptr() if isinstance(value, Tensor) else value
+        if type(address) is int and address % 16 == 0 and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(launch.kernel, signature, constants, attributes)
 
