@@ -58,21 +58,8 @@ class CompiledTriton:
 
 
 def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
-    """Compile a launch as Triton's own launcher would, specializing integers that are 1 or divisible by 16."""
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], object] = {}
-    attributes: dict[tuple[int, ...], list[list[object]]] = {}
-    for index, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
-        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or is_one:
-            signature[parameter.name], constants[(index,)] = "constexpr", value
-            continue
-        signature[parameter.name] = triton_type(value)
-        is_aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
-        if is_aligned and not parameter.do_not_specialize:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
+    """Compile a launch as Triton's own launcher would."""
+    source = ASTSource(launch.kernel, *specialization(launch))
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=dict(launch.options))
     registers, spilled = kernel_resources(compiled.asm["cubin"])
     return CompiledTriton(
@@ -86,6 +73,29 @@ def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
         compiled.asm["ptx"],
         compiled.asm["cubin"],
     )
+
+
+Specialization = tuple[
+    dict[str, str], dict[tuple[int, ...], object], dict[tuple[int, ...], list[list[object]]]
+]  # types by name, constants and attributes by index
+
+
+def specialization(launch: RecordedLaunch) -> Specialization:
+    """Return what Triton compiles the kernel for: integers that are 1, or are divisible by 16, are special."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or is_one:
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        signature[parameter.name] = triton_type(value)
+        is_aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
+        if is_aligned and not parameter.do_not_specialize:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
 
 
 def instructions_before_wait(ptx: str) -> set[str]:
