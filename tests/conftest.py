@@ -110,6 +110,8 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    if not find_spec("pytest_timeout"):  # a machine that tests its GPU alone may not have it
+        parser.addini("timeout", "of a test, where the plugin is installed")
     parser.addoption("--models-table", action="store_true", help="write the measurements to docs/models.md")
     parser.addoption("--screens", action="store_true", help="write the screens of tmux to docs/images")
 
