@@ -26,8 +26,9 @@ def main() -> None:
 
 
 def rows_of(name: str, setting: Setting) -> Iterator[Row]:
-    """Measure a part on its device, which is the current one: of its events, its streams and its kernels. A part whose
-    wheels are not here says so."""
+    """Measure a part on its device, which is the current one: of its events, its streams and its kernels.
+
+    A part whose wheels are not here says so."""
     if missing := missing_wheels(name):
         yield {"left out": f"needs wheels that are not here: pip install {missing}"}
         return

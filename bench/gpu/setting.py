@@ -1,6 +1,5 @@
 """Where a part measures and what of: the one thing that all parts are given, and the rows that they give back."""
 
-import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -9,8 +8,8 @@ from typing import Protocol
 import torch
 
 Row = dict[str, str | float | None]  # one line of a part's table, by column, which names the unit
-# The wheels that a part needs, besides those of all: torch, triton, numpy, safetensors, psutil and llvmlite. They are
-# imported by the same names.
+# The wheels that a part needs, besides those of all: torch, triton, numpy, safetensors, psutil and llvmlite. They
+# are imported by the same names.
 WHEELS = {
     "correct": ("pytest",),
     "rivals": ("transformers",),
