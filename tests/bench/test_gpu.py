@@ -1,6 +1,7 @@
 """The harness of bench/gpu.sh with tiny shapes on a CPU; its numbers mean nothing."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as driver
-from bench.gpu import setting
+from bench.gpu import correct, setting
 from bench.gpu.artefact import write
 from bench.gpu.correct import told
 from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
@@ -210,6 +211,23 @@ def test_a_generated_artefact_is_a_model(tmp_path: Path) -> None:
 def headers(folder: Path) -> int:
     starts = [file.read_bytes()[:8] for file in (folder / "model").glob("*.safetensors")]
     return sum(8 + int.from_bytes(start, "little") for start in starts)
+
+
+@pytest.mark.parametrize(("gigabytes", "processes"), [(4, 1), (15, 2), (23, 3), (31, 5), (79, 8), (140, 8)])
+def test_processes_of_tests_fit_into_the_memory_of_the_gpu(
+    gigabytes: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gigabytes * 2**30, gigabytes * 2**30))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert correct.workers(Setting(torch.device("cuda", 0))) == processes
+
+
+def test_what_torch_caches_of_a_model_before_is_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [2**30]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(20 * 2**30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[-1], 24 * 2**30))
+    assert Setting(torch.device("cuda", 0)).room_for(16 * 2**30)
 
 
 def test_pytest_outcomes_become_rows() -> None:
