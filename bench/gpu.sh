@@ -20,9 +20,15 @@
 # on. Rows are written as they come, so that a run that is killed leaves what it had found. A part that runs again on
 # the same day replaces what it had found before.
 #
-# Needs: one NVIDIA GPU of sm_80 or newer with 24 GB or more (models that do not fit are left out and named), about
-# 8 GB of disk for `cold`, and localllm's dependencies with the extras `test` and `bench`; pytest-xdist makes
-# `correct` faster. PYTHON names the interpreter (.venv/bin/python, else python3); COMMIT the version, where the
+# Needs: one NVIDIA GPU of sm_80 or newer with 24 GB or more (models that do not fit are left out and named), and about
+# 8 GB of disk for `cold`. A part whose wheels are not there is left out and names them:
+#
+#   every part  torch triton numpy safetensors psutil llvmlite
+#   correct     pytest; pytest-xdist makes it faster; transformers and gguf for the families of models
+#   rivals      transformers
+#   cold        tokenizers jinja2 llguidance
+#
+# PYTHON names the interpreter (.venv/bin/python, else python3); COMMIT the version, where the
 # checkout has no history. Clocks and limits of the GPU are read, never set. bench/NOTES.md says what was expected.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 from pathlib import Path
@@ -44,7 +44,7 @@ from localllm.runtime.kernels.gpu.launch import (  # noqa: E402
 )
 from localllm.runtime.kv_cache.tensors import make_caches  # noqa: E402
 from localllm.runtime.model import Decoder  # noqa: E402
-from tools.triton_aot import CUOBJDUMP, WARP_THREADS, CompiledTriton, compile_for  # noqa: E402
+from tools.triton_aot import CUOBJDUMP, WARP_THREADS, CompiledTriton, compile_for, specialization  # noqa: E402
 
 PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- estimates -->\n", "<!-- end of estimates -->")
@@ -377,7 +377,7 @@ def resident_programs(compiled: CompiledTriton) -> int:
 
 
 def compiled_code(launch: RecordedLaunch, arch: int) -> tuple[CompiledTriton, MachineCode]:
-    key = (launch.kernel.__name__, arch, *map(str, specialization(launch)))
+    key = (launch.kernel.__name__, arch, repr(specialization(launch)), repr(launch.options))
     if key not in _compiled:
         compiled = compile_for(launch, arch)
         _compiled[key] = compiled, read_machine_code(compiled.cubin)
@@ -385,13 +385,6 @@ def compiled_code(launch: RecordedLaunch, arch: int) -> tuple[CompiledTriton, Ma
 
 
 _compiled: dict[tuple[object, ...], tuple[CompiledTriton, MachineCode]] = {}
-
-
-def specialization(launch: RecordedLaunch) -> Iterator[object]:
-    """Return all that the machine code depends on, and the sizes, on which it may."""
-    yield launch.options
-    for name, value in launch.arguments.items():
-        yield (name, value.dtype if isinstance(value, Tensor) else value)
 
 
 def format_tables(models: Sequence[EstimatedModel], targets: Sequence[Target]) -> str:

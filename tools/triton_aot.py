@@ -120,8 +120,18 @@ def compile_for_amd(launch: RecordedLaunch, arch: str) -> CompiledForAmd:
 
 
 def specialize(launch: RecordedLaunch) -> ASTSource:
-    """Return what Triton's own launcher would compile: integers that are 1 or divisible by 16 are specialized, and
-    pointers to multiples of 16 bytes.
+    """Return what Triton's own launcher would compile."""
+    return ASTSource(launch.kernel, *specialization(launch))
+
+
+Specialization = tuple[
+    dict[str, str], dict[tuple[int, ...], object], dict[tuple[int, ...], list[list[object]]]
+]  # types by name, constants and attributes by index
+
+
+def specialization(launch: RecordedLaunch) -> Specialization:
+    """Return types, constants and attributes: integers that are 1 or divisible by 16, and pointers to multiples of
+    16 bytes, are special. Tensors on device `meta` count as aligned.
     """
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], object] = {}
@@ -136,7 +146,7 @@ def specialize(launch: RecordedLaunch) -> ASTSource:
         address = value.data_ptr() if isinstance(value, Tensor) else value
         if type(address) is int and address % 16 == 0 and not parameter.do_not_specialize:
             attributes[(index,)] = [["tt.divisibility", 16]]
-    return ASTSource(launch.kernel, signature, constants, attributes)
+    return signature, constants, attributes
 
 
 def instructions_before_wait(ptx: str) -> set[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import cast
 
-from bench.gpu.setting import Part, Row, Setting
+from bench.gpu.setting import Part, Row, Setting, missing_wheels
 from localllm.hardware.device import device_context, resolve_device
 
 
@@ -26,7 +26,12 @@ def main() -> None:
 
 
 def rows_of(name: str, setting: Setting) -> Iterator[Row]:
-    """Measure a part on its device, which is the current one: of its events, its streams and its kernels."""
+    """Measure a part on its device, which is the current one: of its events, its streams and its kernels.
+
+    A part whose wheels are not here says so."""
+    if missing := missing_wheels(name):
+        yield {"left out": f"needs wheels that are not here: pip install {missing}"}
+        return
     part = cast(Part, import_module(f"bench.gpu.{name}"))
     with device_context(setting.device):
         yield from part.measure(setting)

@@ -1,7 +1,6 @@
 """Decode through the engine: milliseconds a token, and the bytes that a step has to read over its time, as a
 share of what a copy on the same device reaches in the same process. The lines are those set for an H200."""
 
-import gc
 from collections.abc import Iterator
 
 import torch
@@ -9,7 +8,7 @@ import torch
 from bench.gpu.ceilings import copy_bandwidth
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from localllm.runtime.cuda_graphs import QUERY_LENS
 from localllm.runtime.kernels.gpu.launch import uses_pdl, without_pdl
 from localllm.runtime.runner import Runner
@@ -40,9 +39,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             yield from of_model(setting, name, form, ceiling)
         except torch.OutOfMemoryError as error:
             yield {"model": name, "weights": form, "left out": str(error).partition("\n")[0]}
-        gc.collect()
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release()
 
 
 def of_model(setting: Setting, name: str, form: Form, ceiling: float) -> Iterator[Row]:

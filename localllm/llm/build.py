@@ -80,14 +80,17 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                 if device.type == "cpu":
                     compile_kernels(engine.runner, engine.pool, threads)
                 else:
-                    warm_up(engine)
+                    warm_up(engine.runner, engine.pool)
             if device.type != "cpu":
                 with phases("capture"):
                     engine.runner.capture_decode_step(plan.recommended)
             draft_spec, draft_model = add_drafter(engine, model, memory, request, use_graphs=use_graphs)
-            if draft_model and device.type == "cpu":
+            if draft_model:
                 with phases("compile"):
-                    compile_kernels(draft_model.runner, draft_model.pool, threads)
+                    if device.type == "cpu":
+                        compile_kernels(draft_model.runner, draft_model.pool, threads)
+                    else:
+                        warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         undo.pop_all()
     caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model)

@@ -59,7 +59,7 @@ from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kv_cache.tensors import KVCache
 
 
-@triton.jit(do_not_specialize=["first", "first_token"])
+@triton.jit(do_not_specialize=["first", "first_token", "table_row"])
 def decode_kernel(
     p_q,
     p_k,

@@ -81,7 +81,7 @@ def sort_by_expert(chosen: Tensor, experts: int, size: int) -> ExpertBlocks:
     return ExpertBlocks(begin.int(), end.int(), order.int(), size, max_blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def grouped_matmul_kernel(
     p_q,
     p_scale,

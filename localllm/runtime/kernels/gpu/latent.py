@@ -142,7 +142,7 @@ def per_head_matmul(x: Tensor, w: Tensor, *, out_first: bool) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["first", "first_token"])
+@triton.jit(do_not_specialize=["first", "first_token", "table_row"])
 def mla_kernel(
     p_q,
     p_turned,

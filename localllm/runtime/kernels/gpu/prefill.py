@@ -48,7 +48,7 @@ from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kv_cache.tensors import KVCache
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["sequences", "table_row"])
 def prefill_kernel(
     p_out,
     p_q,
