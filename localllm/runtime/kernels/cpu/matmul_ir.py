@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from llvmlite import ir
 
+from localllm.runtime.kernels.cpu.elementwise import emit_rms_norm_row
 from localllm.runtime.kernels.cpu.ir import (
     FLOAT,
     FOUR_BYTES,
@@ -96,9 +97,25 @@ def emit_split(p: Program, dtype: torch.dtype, group: int, split: SplitFormat) -
     """
     x, digits, records = p.load_addresses(3)
     rows, padded_rows, groups = p.load_counts(3, begin=3)
+    split_groups(p, dtype, group, split, (x, digits, records), padded_rows * groups, p.part_range(rows * groups))
+
+
+def split_groups(
+    p: Program,
+    dtype: torch.dtype,
+    group: int,
+    split: SplitFormat,
+    addresses: tuple[Value, Value, Value],
+    plane_groups: Value,
+    part: tuple[Value, Value],
+) -> None:
+    """Split groups `part[0]` .. `part[1] - 1` of x.
+
+    addresses: of x, digits and records; plane_groups: groups in the plane of one digit
+    """
+    x, digits, records = addresses
     limit = p.float_constant(BYTE_MAX * 256.0 ** (split.planes - 1))
-    begin, end = p.part_range(rows * groups)
-    with p.loop(begin, end) as g:
+    with p.loop(*part) as g:
         start = p.address(x, g * (group * dtype.itemsize))
         numbers = [p.load_floats(ELEMENT_TYPES[dtype], start, i * dtype.itemsize) for i in range(0, group, LANES)]
         largest, nan = p.vector(MIN_GROUP_MAX), p.vector(0.0)
@@ -113,7 +130,7 @@ def emit_split(p: Program, dtype: torch.dtype, group: int, split: SplitFormat) -
             for level in reversed(range(split.digits)):  # digit 0 is the most significant
                 upper = (rest + 128).signed_shift(8)  # all digits but the first have 8 bits
                 digit = rest - (upper << 8) if level else rest
-                plane = p.address(digits, padded_rows * groups * (group * level * split.digit_bytes))
+                plane = p.address(digits, plane_groups * (group * level * split.digit_bytes))
                 p.store_digits(digit, plane, (g * group + i * LANES) * split.digit_bytes, split.words)
                 index, shift = split.sum_and_shift(level)
                 totals[index] = totals[index] + (digit << shift)
@@ -130,6 +147,46 @@ def join_digits(sums: list[Value]) -> Value:
     for lower in sums[1:]:
         joined = joined * 256.0 + lower.to_float32()
     return joined
+
+
+ROW_ADDRESSES, ROW_COUNTS = 5, 5  # arguments of `emit_row_matmul` besides the weight's parts and epsilon
+
+
+def emit_row_matmul(p: Program, layout: InterleavedLayout, split: SplitFormat, dtype: torch.dtype) -> None:
+    """residual + W norm(x) for one row: x [K] -> y [16 tiles], where norm and residual are optional.
+
+    A call of its own for each of them takes longer than what it computes. Every thread normalizes and splits all
+    of x in its own part of the scratch memory, so that none waits for another.
+    """
+    x, norm_weight, residual, y, scratch, *parts = p.load_addresses(ROW_ADDRESSES + len(PART_NAMES))
+    begin = ROW_ADDRESSES + len(PART_NAMES)
+    tiles, groups, scratch_bytes, normed, added = p.load_counts(ROW_COUNTS, begin=begin)
+    eps = p.load(FLOAT, p.arguments, 8 * (begin + ROW_COUNTS))
+    zero, columns = p.index_constant(0), groups * layout.group
+    own = p.address(scratch, p.part * scratch_bytes)
+    digits = p.address(own, columns * dtype.itemsize)
+    records = p.address(digits, columns * split.column_bytes)
+    with p.loop(zero, normed):  # once or never
+        emit_rms_norm_row(p, dtype, x, norm_weight, own, columns, eps)
+    source = p.select_nonzero(normed, own, x)
+    split_groups(p, dtype, layout.group, split, (source, digits, records), groups, (zero, groups))
+    planes = [p.address(digits, columns * (i * split.digit_bytes)) for i in range(split.digits)]
+    with p.loop(*p.part_range(tiles)) as tile:
+        weight = WeightTile.from_parts(p, layout, tile, groups, parts)
+        sums = [(p.variable(p.vector(0.0)), p.variable(p.vector(0.0)))]
+        accumulate_runs(weight, [SplitRow(split, planes, records)], zero, groups / layout.groups_per_run, sums)
+        [(total, minimum)] = sums
+        element, offset = ELEMENT_TYPES[dtype], tile * (LANES * dtype.itemsize)
+        p.store_floats(total.value - minimum.value, element, y, offset)
+        with p.loop(zero, added):  # to the product as it is rounded
+            both = (p.load_floats(element, address, offset) for address in (residual, y))
+            p.store_floats(sum_values(list(both)), element, y, offset)
+
+
+def row_scratch_bytes(columns: int, groups: int, split: SplitFormat, dtype: torch.dtype) -> int:
+    """Return the bytes of a thread's scratch memory for `emit_row_matmul`, in whole cache lines."""
+    size = columns * (dtype.itemsize + split.column_bytes) + groups * split.record_bytes
+    return -(-size // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def emit_matmul(
