@@ -103,7 +103,7 @@ def test_weights_stay_packed() -> None:
     held = [w for layer in model.layers for w in (*layer.mixer.qkv.weights, *layer.ffn.down.weights)]
     held += model.lm_head.weights
     assert all(isinstance(weight, QuantizedTensor) for weight in held)
-    assert {weight.format for weight in held} == {"int4_lanes", "int8_lanes"}
+    assert {weight.format for weight in held} == {"int4_lanes", "int6_lanes"}
     assert model.embedding.weight.format in ("q4_k", "q6_k")
     header = read_header(file)
     planned = weight_bytes(header, parse_config(header.config), "float32", "cpu").total

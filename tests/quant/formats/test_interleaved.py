@@ -40,11 +40,8 @@ def integers(form: str, rows: int, columns: int, group: int | None, *, zeros: bo
 def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
     weight = blocks(form, rows, columns)
     laned = interleave(weight)
-    assert laned and laned.format == (
-        "int4_lanes"
-        if GGUF_INTERLEAVED_BYTES[form] / BLOCK_TYPE_BY_NAME[form].block_elements < 1
-        else "int8_lanes"
-    )
+    bits = 8 * GGUF_INTERLEAVED_BYTES[form] / BLOCK_TYPE_BY_NAME[form].block_elements
+    assert laned and laned.format == f"int{4 if bits < 6 else 6 if bits < 8 else 8}_lanes"
     assert torch.equal(dequantize(laned, torch.float32), dequantize(weight, torch.float32))
     tiles = -(-rows // 16) * 16
     assert (

@@ -490,9 +490,11 @@ class Program:
         ]
         return Value(self, b.shuffle_vector(halves[0], halves[1], ir.Constant(vector_type(INT), low + high)))
 
-    def extend_bytes(self, a: Value, first: int) -> Value:
-        """64 signed bytes -> 32 int16: the even bytes (first = 0), or the odd bytes (first = 1)."""
+    def extend_bytes(self, a: Value, first: int, signed: bool = True) -> Value:
+        """64 bytes -> 32 int16: the even bytes (first = 0), or the odd bytes (first = 1)."""
         shorts = self.as_shorts(a)
+        if not signed:
+            return shorts >> 8 if first else shorts & 255
         return shorts.signed_shift(8) if first else (shorts << 8).signed_shift(8)
 
     def extend_nibbles(self, a: Value, shift: int) -> Value:

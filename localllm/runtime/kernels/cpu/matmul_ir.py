@@ -6,8 +6,9 @@ Two planes hold 16 bits of x and three hold 24, the precision of bfloat16 and of
 faster to dequantize W (`emit_dequantize`).
 
 Without an instruction that adds four byte products to int32, 4-bit codes are multiplied with the planes in pairs
-of int16, eight of which can be added before they overflow: 8 * 2 * 15 * 128 < 2^15. 8-bit codes would overflow;
-they are widened to 16 bits and multiplied with words of x, two planes per product.
+of int16, eight of which can be added before they overflow: 8 * 2 * 15 * 128 < 2^15. With 6-bit codes two can be
+added. 8-bit codes would overflow; they are widened to 16 bits and multiplied with words of x, two planes per
+product.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,7 +42,7 @@ MIN_GROUP_MAX = 2.0**-100  # lower bound of max(abs(x)) of a group, so that 1 / 
 CACHED_ROWS = 64  # rows of x that stay in a core's L2 cache while W streams past
 CHUNK_COLUMNS = 512  # unpacked at a time: 16 KB of int16, which stay in the L1 cache
 SHORT_BYTES = 2
-PAIRS_OF_16_BITS = 8  # int16 sums of pairs that are added before they are widened
+PAIRS_OF_16_BITS = {4: 8, 6: 2}  # int16 sums of pairs that are added before they are widened, by bits of a code
 
 
 @dataclass(frozen=True)
@@ -399,23 +400,19 @@ def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSu
     # Two accumulators hide the latency of the instruction, where registers hold them.
     count = 2 if len(x) == 1 or p.variant == "avx512vnni" else 1
     accumulators = [[[[digit, p.vector(0, INT)][:count] for digit in row] for row in group] for group in sums]
-    for at, packed in enumerate(weight.load_step(step)):
-        for half, shift in enumerate(layout.shifts):
-            codes = (packed >> shift) & 0x0F0F0F0F if layout.bits == 4 else packed
-            if layout.bits == 8 and p.takes_unsigned_bytes:
-                codes = packed ^ -0x7F7F7F80  # adds 128 to each byte
-            column = layout.column(at, half)
-            chain = (half if layout.bits == 4 else at) % count
-            for row, x_row in enumerate(x):
-                for digit in range(len(x_row.digits)):
-                    chains = accumulators[column // layout.group][row][digit]
-                    four = x_row.load_columns(digit, step * layout.step_columns + column)
-                    chains[chain] = p.pin(p.dot_bytes(chains[chain], codes, four))
+    for i, (column, codes) in enumerate(weight.load_codes(step)):
+        if layout.bits == 8 and p.takes_unsigned_bytes:
+            codes = codes ^ -0x7F7F7F80  # adds 128 to each byte
+        for row, x_row in enumerate(x):
+            for digit in range(len(x_row.digits)):
+                chains = accumulators[column // layout.group][row][digit]
+                four = x_row.load_columns(digit, step * layout.step_columns + column)
+                chains[i % count] = p.pin(p.dot_bytes(chains[i % count], codes, four))
     return [[[sum_values(chains) for chains in row] for row in group] for group in accumulators]
 
 
 def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
-    """Multiply 4-bit codes with instructions that add two byte products in int16."""
+    """Multiply codes of 4 or 6 bits with instructions that add two byte products in int16."""
     p, layout, split = weight.program, weight.layout, x[0].split
     shorts: dict[tuple[int, int, int], tuple[Value, int]] = {}  # int16 sums and terms by group, row and digit
 
@@ -425,19 +422,16 @@ def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums:
         powers = p.as_shorts(p.vector(0x00010001 << shift, INT))
         sums[group][row][index] = sums[group][row][index] + p.dot_pairs(shorts.pop(key)[0], powers)
 
-    for at, packed in enumerate(weight.load_step(step)):
-        for half, shift in enumerate(layout.shifts):
-            codes = (packed >> shift) & 0x0F0F0F0F
-            column = layout.column(at, half)
-            for row, x_row in enumerate(x):
-                for digit in range(len(x_row.digits)):
-                    key = (column // layout.group, row, digit)
-                    four = x_row.load_columns(digit, step * layout.step_columns + column)
-                    product = p.dot_byte_pairs(codes, four)
-                    total, terms = shorts.get(key, (None, 0))
-                    shorts[key] = (product if total is None else total + product, terms + 1)
-                    if terms + 1 == PAIRS_OF_16_BITS:
-                        widen(key)
+    for column, codes in weight.load_codes(step):
+        for row, x_row in enumerate(x):
+            for digit in range(len(x_row.digits)):
+                key = (column // layout.group, row, digit)
+                four = x_row.load_columns(digit, step * layout.step_columns + column)
+                product = p.dot_byte_pairs(codes, four)
+                total, terms = shorts.get(key, (None, 0))
+                shorts[key] = (product if total is None else total + product, terms + 1)
+                if terms + 1 == PAIRS_OF_16_BITS[layout.bits]:
+                    widen(key)
     for key in list(shorts):
         widen(key)
     return sums
@@ -468,25 +462,19 @@ def widened_codes(weight: WeightTile, step: Value) -> Iterator[tuple[int, Value]
     """Codes of a step as int16, with the column of x (in the order of words) that each vector begins to meet."""
     p, layout = weight.program, weight.layout
     columns = iter(word_columns(layout))
-    for packed in weight.load_step(step):
-        for shift in layout.shifts:
-            for pair in range(2):
-                wide = (
-                    p.extend_nibbles(packed, shift + 8 * pair)
-                    if layout.bits == 4
-                    else p.extend_bytes(packed, pair)
-                )
-                yield next(columns), wide
+    if layout.bits == 4:  # straight from nibbles
+        for packed in weight.load_step(step):
+            for shift in (0, 8, 4, 12):
+                yield next(columns), p.extend_nibbles(packed, shift)
+        return
+    for _, codes in weight.load_codes(step):
+        for pair in range(2):
+            yield next(columns), p.extend_bytes(codes, pair, signed=layout.bits == 8)
 
 
 def word_columns(layout: InterleavedLayout) -> list[int]:
     """Columns of `widened_codes`."""
-    return [
-        layout.column(at, half) + 2 * pair
-        for at in range(layout.step_columns * layout.bits // 32)
-        for half in range(len(layout.shifts))
-        for pair in range(2)
-    ]
+    return [column + 2 * pair for column in layout.code_columns for pair in range(2)]
 
 
 def emit_dequantize(p: Program, layout: InterleavedLayout, out: torch.dtype) -> None:
@@ -499,23 +487,19 @@ def emit_dequantize(p: Program, layout: InterleavedLayout, out: torch.dtype) -> 
         with p.loop(p.index_constant(0), groups / layout.groups_per_step) as step:
             for group in range(layout.groups_per_step):
                 dequantize = dequantizer(weight, step * layout.groups_per_step + group)
-                for at, packed in enumerate(weight.load_step(step)):
-                    for half, shift in enumerate(layout.shifts):
-                        column = layout.column(at, half)
-                        if column // layout.group != group:
-                            continue
-                        for byte in range(4):
-                            code = extract_code(packed, layout, shift + 8 * byte)
-                            index = (step * layout.step_columns + column + byte) * tiles + tile
-                            number = dequantize(code)
-                            p.store_floats(number, ELEMENT_TYPES[out], panel, index * (LANES * out.itemsize))
+                for column, codes in weight.load_codes(step):
+                    if column // layout.group != group:
+                        continue
+                    for byte in range(4):
+                        code = extract_byte(codes, 8 * byte, signed=layout.bits == 8)
+                        index = (step * layout.step_columns + column + byte) * tiles + tile
+                        number = dequantize(code)
+                        p.store_floats(number, ELEMENT_TYPES[out], panel, index * (LANES * out.itemsize))
 
 
-def extract_code(packed: Value, layout: InterleavedLayout, shift: int) -> Value:
-    """Extract the code at bit `shift` of each lane as int32."""
-    if layout.bits == 4:
-        return (packed >> shift) & 15
-    return (packed << (24 - shift)).signed_shift(24)
+def extract_byte(codes: Value, shift: int, *, signed: bool) -> Value:
+    """Extract the byte at bit `shift` of each lane as int32."""
+    return (codes << (24 - shift)).signed_shift(24) if signed else (codes >> shift) & 255
 
 
 def dequantizer(weight: WeightTile, group: Value) -> Callable[[Value], Value]:

@@ -14,6 +14,7 @@ from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
 from localllm.runtime.kv_cache.tensors import KVCache
 
 SINGLE_THREAD_TOKENS = 4
+MAX_TOKENS = 64  # above, torch's operations take 1% of a step, and plans count their memory
 ADDRESS_COUNT, INTEGER_COUNT = 7, 3
 
 
@@ -73,6 +74,8 @@ def unsupported(
         return "rotated halves of heads are no whole vectors"
     if qkv.dtype not in ELEMENT_TYPES or cache.k.dtype != qkv.dtype or cache.v.shape != cache.k.shape:
         return f"qkv is {qkv.dtype} and the cache {cache.k.dtype}"
+    if qkv.shape[0] > MAX_TOKENS:
+        return f"{qkv.shape[0]} tokens"
     contiguous = qkv.is_contiguous() and cache.k.is_contiguous() and cache.v.is_contiguous()
     return None if contiguous else "qkv or the cache is not contiguous"
 

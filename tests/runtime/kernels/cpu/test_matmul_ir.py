@@ -65,20 +65,21 @@ def all_pairs(codes: np.ndarray, count: int, generator: np.random.Generator) -> 
     return a, b
 
 
-def test_four_products_of_bytes_are_exact(variant: str) -> None:
-    generator = np.random.default_rng(0)
+@pytest.mark.parametrize("bits", matmul_ir.PAIRS_OF_16_BITS)
+def test_four_products_of_bytes_are_exact(variant: str, bits: int) -> None:
+    generator, count = np.random.default_rng(0), matmul_ir.PAIRS_OF_16_BITS[bits]
     signed = variant == "dotprod"
     codes = np.arange(-128, 128).astype(np.int8) if signed else np.arange(256).astype(np.uint8)
     if variant not in matmul_ir.FOUR_BYTES:
-        codes = np.arange(16).astype(np.uint8)  # what they are made for: 8 pairs in 16 bits
-    a, b = all_pairs(codes, 64 * matmul_ir.PAIRS_OF_16_BITS, generator)
+        codes = np.arange(2**bits).astype(np.uint8)  # what they are made for: so many pairs in 16 bits
+    a, b = all_pairs(codes, 64 * count, generator)
 
     def write(p: Program) -> None:
         x, y, out = p.load_addresses(3)
         with p.loop(p.index_constant(0), p.index_constant(64)) as at:
             total, shorts = p.vector(0, INT), []
-            for i in range(matmul_ir.PAIRS_OF_16_BITS):
-                offset = (at * matmul_ir.PAIRS_OF_16_BITS + i) * 64
+            for i in range(count):
+                offset = (at * count + i) * 64
                 u, s = (p.load(vector_type(INT), p.address(v, offset)) for v in (x, y))
                 if p.multiplies_four_bytes:
                     total = p.dot_bytes(total, u, s)
@@ -90,7 +91,7 @@ def test_four_products_of_bytes_are_exact(variant: str) -> None:
 
     found = np.zeros((64, 16), np.int32)
     compiled(variant, write, 3).run_single(words(a), words(b), words(found))
-    products = (a.astype(np.int64) * b).reshape(64, matmul_ir.PAIRS_OF_16_BITS, 16, 4)
+    products = (a.astype(np.int64) * b).reshape(64, count, 16, 4)
     assert (found == products.sum((1, 3))).all()
 
 

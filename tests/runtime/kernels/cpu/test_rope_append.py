@@ -69,3 +69,9 @@ def test_other_layers_are_left_to_the_reference(config: AttentionConfig) -> None
 def test_an_8_bit_cache_is_left_to_the_reference() -> None:
     angles = (torch.zeros(1, 1, 32), torch.zeros(1, 1, 32))
     assert unsupported(torch.zeros(1, 640), cache_of(torch.int8), ROTATED, angles)
+
+
+def test_many_tokens_are_left_to_the_reference() -> None:
+    angles = (torch.zeros(65, 1, 32), torch.zeros(65, 1, 32))
+    assert unsupported(torch.zeros(64, 640), cache_of(torch.float32), ROTATED, angles) is None
+    assert unsupported(torch.zeros(65, 640), cache_of(torch.float32), ROTATED, angles)
