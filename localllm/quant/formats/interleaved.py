@@ -4,8 +4,8 @@ vector.
 A tile is 16 rows, stored as the vectors of all its columns in sequence. In INT8, a vector holds columns 4c to
 4c + 3 of each row; in INT4, the low nibbles hold columns 32u + 4c to 32u + 4c + 3 and the high nibbles those 16
 further on, as in GGUF's Q4_0. In INT6, for GGUF's formats of 5 and 6 bits, three vectors hold 16 columns: the
-lower six bits of vector i are columns 16u + 4i to 16u + 4i + 3, the upper two bits of all three are columns 16u + 12 to
-16u + 15, lowest bits first. Incomplete tiles and groups are padded with zeros.
+lower six bits of vector i are columns 16u + 4i to 16u + 4i + 3, the upper two bits of all three columns 16u + 12
+to 16u + 15, lowest bits first. Incomplete tiles and groups are padded with zeros.
 
 Parts, with K the columns padded to whole groups:
 - q: int8 [tiles, K / 4, 16, 4], or uint8 [tiles, K / 8, 16, 4] with codes of 0 to 15, or uint8 [tiles, 3 K / 16,
