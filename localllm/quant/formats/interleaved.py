@@ -180,15 +180,31 @@ def pad_rows(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def deinterleave_scales(part: Tensor) -> Tensor:
-    """Undo `interleave_scales`: [tiles, groups, 16] -> [rows, groups] float32."""
-    return part.transpose(1, 2).flatten(0, 1).float()
-
-
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] in `dtype`, computed in float32."""
-    parts, (rows, columns) = weight.parts, weight.shape
-    codes = parts["q"].transpose(1, 2).flatten(2).flatten(0, 1)  # [out, bytes]
+    parts = {
+        name: part if name == COLUMN_ORDER else part.transpose(1, 2).flatten(0, 1)[: weight.shape[0]]
+        for name, part in weight.parts.items()
+    }
+    return dequantize_parts(weight, parts, dtype)
+
+
+def dequantize_rows(weight: QuantizedTensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the rows with these indices in `dtype`. index: [n] int64 -> [n, in]"""
+    tile, lane, q = index // TILE_ROWS, index % TILE_ROWS, weight.parts["q"]
+    parts = {
+        name: part if name == COLUMN_ORDER else part[tile, :, lane]
+        for name, part in weight.parts.items()
+        if name != "q"
+    }
+    words = q.view(torch.int32)[tile, :, lane, 0]  # four columns at once
+    parts["q"] = words.view(q.dtype).unflatten(-1, (-1, 4))
+    return dequantize_parts(weight, parts, dtype)
+
+
+def dequantize_parts(weight: QuantizedTensor, parts: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+    """Return values [rows, in]. parts: those of the weight with whole rows; q is [rows, vectors, 4]"""
+    codes = parts["q"].flatten(1)  # [rows, bytes]
     padded_columns = codes.shape[1]
     if weight.format == INT4_INTERLEAVED:
         codes = (
@@ -200,26 +216,21 @@ def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
         last = ((vectors >> 6) << LAST_CODE_SHIFTS).sum(2, keepdim=True, dtype=torch.uint8)
         codes = torch.cat((vectors & 63, last), 2).flatten(1)
         padded_columns = codes.shape[1]
-    scale = deinterleave_scales(parts["scale"])
+    scale = parts["scale"].float()
     group = padded_columns // scale.shape[1]
     if "block_scale" in parts:
         block_groups = padded_columns // parts["block_scale"].shape[1] // group
-        scale = expand_groups(deinterleave_scales(parts["block_scale"]), block_groups, scale.shape[1]) * scale
+        scale = expand_groups(parts["block_scale"].float(), block_groups, scale.shape[1]) * scale
     zero_point = 0 if "minimum" in parts else ZERO_POINTS.get(weight.format, 0)
-    zero = (
-        expand_groups(deinterleave_scales(parts["zero"]), group, padded_columns) if "zero" in parts else zero_point
-    )
+    zero = expand_groups(parts["zero"].float(), group, padded_columns) if "zero" in parts else zero_point
     values = (codes.float() - zero) * expand_groups(scale, group, padded_columns)
     if "minimum" in parts:
-        minimum = deinterleave_scales(parts["minimum"])
+        minimum = parts["minimum"].float()
         if "block_minimum" in parts:
             block_groups = padded_columns // parts["block_minimum"].shape[1] // group
-            minimum = (
-                expand_groups(deinterleave_scales(parts["block_minimum"]), block_groups, minimum.shape[1])
-                * minimum
-            )
+            minimum = expand_groups(parts["block_minimum"].float(), block_groups, minimum.shape[1]) * minimum
         values -= expand_groups(minimum, group, padded_columns)
-    values = values[:rows, :columns]
+    values = values[:, : weight.shape[1]]
     if COLUMN_ORDER in parts:
         values = torch.empty_like(values).index_copy_(1, parts[COLUMN_ORDER], values)
     return values.to(dtype)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localllm.quant.dequantize import dequantize
+from localllm.quant.dequantize import dequantize, dequantize_rows
 from localllm.quant.formats.gguf import BLOCKS_PART
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.groups import pack_int4
@@ -47,6 +47,14 @@ def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
     assert (
         laned.nbytes == tiles * columns // BLOCK_TYPE_BY_NAME[form].block_elements * GGUF_INTERLEAVED_BYTES[form]
     )
+
+
+@pytest.mark.parametrize("form", [*GGUF_INTERLEAVED_BYTES, "int4", "int8"])
+def test_single_rows_have_the_bits_of_all(form: str) -> None:
+    weight = integers(form, 37, 515, 64, zeros=True) if form.startswith("int") else blocks(form, 37, 512)
+    laned, index = interleave(weight), torch.tensor([36, 0, 15, 16, 16])
+    assert laned
+    assert torch.equal(dequantize_rows(laned, index, torch.bfloat16), dequantize(laned, torch.bfloat16)[index])
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])
