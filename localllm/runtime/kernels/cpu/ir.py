@@ -506,6 +506,10 @@ class Program:
         """Reinterpret the bits of 16 int32 as 32 int16."""
         return Value(self, self.builder.bitcast(a.ir, ir.VectorType(SHORT, 2 * LANES)))
 
+    def as_ints(self, a: Value) -> Value:
+        """Reinterpret the bits of 32 int16 as 16 int32."""
+        return Value(self, self.builder.bitcast(a.ir, vector_type(INT)))
+
     def truncate_shorts(self, a: Value, lanes: list[int]) -> Value:
         """Return the lowest 16 bits of these lanes of 16 int32."""
         shorts = self.builder.trunc(a.ir, vector_type(SHORT))

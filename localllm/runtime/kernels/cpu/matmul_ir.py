@@ -57,7 +57,9 @@ class SplitFormat:
     def for_processor(cls, variant: str, bits: int, planes: int, rows: int) -> "SplitFormat":
         """bits: width of the codes of W; rows: of x per pass over W; variant: as in `Program`."""
         joined = variant not in FOUR_BYTES
-        return cls(planes, joined and (bits == 8 or (rows > 1 and variant in SHORT_PAIRS)), joined)
+        # Words of several planes need fewer registers; a single plane takes half the products as bytes.
+        words = bits == 8 or (rows > 1 and planes > 1 and variant in SHORT_PAIRS)
+        return cls(planes, joined and words, joined)
 
     @property
     def digits(self) -> int:
@@ -429,7 +431,8 @@ def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums:
                 four = x_row.load_columns(digit, step * layout.step_columns + column)
                 product = p.dot_byte_pairs(codes, four)
                 total, terms = shorts.get(key, (None, 0))
-                shorts[key] = (product if total is None else total + product, terms + 1)
+                total = product if total is None else total + product
+                shorts[key] = (p.as_shorts(p.pin(p.as_ints(total))) if len(x) > 1 else total, terms + 1)
                 if terms + 1 == PAIRS_OF_16_BITS[layout.bits]:
                     widen(key)
     for key in list(shorts):

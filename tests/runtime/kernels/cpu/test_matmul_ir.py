@@ -5,6 +5,7 @@ Variants that this processor lacks are left out, and those of ARM run in an emul
 """
 
 import re
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -158,6 +159,21 @@ def test_products_have_the_same_bits(
         expected = product("generic", x, weight, monkeypatch)
         exact = x.double() @ laned_numbers(weight).T
         assert (expected.double() - exact).abs().max() <= 2.0**-7 * exact.abs().max()
+        assert torch.equal(product(variant, x, weight, monkeypatch), expected)
+        assert torch.equal(product(variant, x[-1:], weight, monkeypatch), expected[-1:])
+
+
+@pytest.mark.parametrize("form", ["q4_0", "q4_k", "q6_k", "q8_0", "int4", "int8"])
+def test_products_of_8_bit_activations_have_the_same_bits(
+    variant: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = replace(laned(weights(form)), activation_bits=8)
+    for rows in (1, 5, 13):
+        x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(rows))
+        x[0, ::7], x[-1, ::5] = x.abs().max(), -x.abs().max()
+        expected = product("generic", x, weight, monkeypatch)
+        exact = x.double() @ laned_numbers(weight).T
+        assert (expected.double() - exact).abs().max() <= 2.0**-5 * exact.abs().max()
         assert torch.equal(product(variant, x, weight, monkeypatch), expected)
         assert torch.equal(product(variant, x[-1:], weight, monkeypatch), expected[-1:])
 
