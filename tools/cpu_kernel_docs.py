@@ -28,6 +28,7 @@ TARGETS = {  # by variant: LLVM's triple, processor and features; of x86 those o
     "avxvnni": ("x86_64-linux", "x86-64-v3", "+avxvnni"),
     "avx512bw": ("x86_64-linux", "x86-64-v4", "-prefer-256-bit"),
     "avx2": ("x86_64-linux", "x86-64-v3", ""),
+    "i8mm": ("aarch64-linux", "neoverse-v1", ""),
     "dotprod": ("aarch64-linux", "neoverse-n1", ""),
     "generic": ("aarch64-linux", "cortex-a53", ""),
 }
@@ -36,6 +37,7 @@ NAMES = {
     "avxvnni": "AVX-VNNI",
     "avx512bw": "AVX-512",
     "avx2": "AVX2",
+    "i8mm": "NEON with matrix products",
     "dotprod": "NEON with dot products",
     "generic": "NEON",
 }

@@ -12,7 +12,7 @@ product.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from llvmlite import ir
@@ -402,15 +402,60 @@ def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSu
     # Two accumulators hide the latency of the instruction, where registers hold them.
     count = 2 if len(x) == 1 or p.variant == "avx512vnni" else 1
     accumulators = [[[[digit, p.vector(0, INT)][:count] for digit in row] for row in group] for group in sums]
+    row_pairs = range(len(x) // 2 if p.multiplies_byte_matrices else 0)
+    matrices = RowPairProducts(x, {})
     for i, (column, codes) in enumerate(weight.load_codes(step)):
         if layout.bits == 8 and p.takes_unsigned_bytes:
             codes = codes ^ -0x7F7F7F80  # adds 128 to each byte
-        for row, x_row in enumerate(x):
+        if row_pairs:
+            matrices.add(weight, step, column, codes)
+        for row, x_row in [*enumerate(x)][2 * len(row_pairs) :]:
             for digit in range(len(x_row.digits)):
                 chains = accumulators[column // layout.group][row][digit]
                 four = x_row.load_columns(digit, step * layout.step_columns + column)
                 chains[i % count] = p.pin(p.dot_bytes(chains[i % count], codes, four))
+    for (group, pair, digit), halves in matrices.products.items():
+        for row, lanes in enumerate(((0, 1), (2, 3))):
+            # Of each four rows of W, the first half has products with two, the second with the other two.
+            order = [4 * piece + lane + first for piece in range(4) for first in (0, LANES) for lane in lanes]
+            accumulators[group][2 * pair + row][digit].append(p.shuffle(*halves, order))
     return [[[sum_values(chains) for chains in row] for row in group] for group in accumulators]
+
+
+@dataclass
+class RowPairProducts:
+    """Products of two rows of x with 16 rows of W by an instruction for matrices of bytes."""
+
+    x: list[SplitRow]
+    waiting: dict[int, Value]  # codes by column, until those of the next four columns are loaded
+    # 2 x 2 sums by group, pair of rows and digit: two rows of W of each four, then the other two
+    products: dict[tuple[int, int, int], tuple[Value, Value]] = field(default_factory=dict)
+
+    def add(self, weight: WeightTile, step: Value, column: int, codes: Value) -> None:
+        """Add codes of four columns; every second call multiplies eight."""
+        p, layout = weight.program, weight.layout
+        if column % 8 == 0:
+            self.waiting[column] = codes
+            return
+        first = self.waiting.pop(column - 4)
+        # Four columns of each row beside the next four: rows 0 and 1 of each four, then rows 2 and 3.
+        zipped = [
+            p.shuffle(
+                first, codes, [4 * piece + row + half for piece in range(4) for row in rows for half in (0, 16)]
+            )
+            for rows in ((0, 1), (2, 3))
+        ]
+        for pair in range(len(self.x) // 2):
+            upper, lower = self.x[2 * pair], self.x[2 * pair + 1]
+            for digit in range(len(upper.digits)):
+                offset = step * layout.step_columns + (column - 4)
+                eight = p.load_row_pair(upper.digits[digit], lower.digits[digit], offset)
+                key = (column // layout.group, pair, digit)
+                sums = self.products.get(key, (p.vector(0, INT), p.vector(0, INT)))
+                first_sum, second_sum = (
+                    p.matmul_bytes(total, eight, w) for total, w in zip(sums, zipped, strict=True)
+                )
+                self.products[key] = first_sum, second_sum
 
 
 def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:

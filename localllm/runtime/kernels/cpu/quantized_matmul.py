@@ -20,7 +20,7 @@ from localllm.runtime.kernels.cpu.matmul_ir import CACHED_ROWS, ROW_ADDRESSES, R
 PLANES_BY_DTYPE = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
 # Rows of x per pass over W, by variant: as many accumulators as registers hold. One core of a Xeon with AVX-VNNI:
 # 2 rows 110 GFLOP/s, 4 rows 95.
-BLOCK_ROWS = {"avxvnni": 2, "dotprod": 2}
+BLOCK_ROWS = {"avxvnni": 2, "i8mm": 2, "dotprod": 2}
 MAX_BLOCK_ROWS = 4  # rows of x per pass for all other variants
 UNPACKED_ROWS = 8  # rows of x above which the codes of a tile are unpacked once for all
 # Rows of x above which a dequantized W is faster. AMX, bfloat16, 8192 x 2048: 64 rows take 6.4 ms with integers

@@ -189,6 +189,7 @@ MACHINES = {  # triple, processor, features; what multiplies codes of 4 and of 8
     "avxvnni": ("x86_64-linux", "alderlake", "", "vpdpbusd", "vpdpbusd"),
     "avx512bw": ("x86_64-linux", "skylake-avx512", "", "vpmaddubsw", "vpmaddwd"),
     "avx2": ("x86_64-linux", "haswell", "", "vpmaddubsw", "vpmaddwd"),
+    "i8mm": ("aarch64-linux", "neoverse-v1", "", "sdot", "sdot"),
     "dotprod": ("aarch64-linux", "neoverse-n1", "", "sdot", "sdot"),
     "generic": ("aarch64-linux", "cortex-a53", "", "mla", "mlal"),
 }
@@ -204,6 +205,17 @@ def test_programs_compile_for_processors_of_each_variant(name: str, form: str) -
     matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16, unpack=False)
     assembly = assembled(program, triple, cpu, features)
     assert (four if form == "q4_k" else eight) in assembly
+
+
+@pytest.mark.parametrize("form", ["q4_k", "q6_k", "q8_0"])
+def test_two_rows_are_multiplied_as_matrices_of_bytes(form: str) -> None:
+    layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
+    program, split = Program("multiply", "i8mm"), SplitFormat.for_processor("i8mm", layout.bits, 2, 2)
+    matmul_ir.emit_matmul(program, layout, split, 2, torch.float32, unpack=False)
+    assembly = assembled(program, "aarch64-linux", "neoverse-v1", "")
+    # Each multiplies eight columns of two rows: eight for the 16 rows of a tile, in each of two planes.
+    assert assembly.count("smmla") == 2 * 8 * layout.step_columns // 8
+    assert "sdot" not in assembly
 
 
 @pytest.mark.parametrize("unpack", [False, True])
