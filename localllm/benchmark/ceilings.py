@@ -14,6 +14,7 @@ import torch
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.hardware import measure
+from localllm.hardware.device import device_context
 from localllm.plan import measured
 from localllm.quant.packing import INT4
 from localllm.runtime import kernels
@@ -69,7 +70,7 @@ def measure_ceilings(
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), device_context(device):
             rates = measure.measure(device, dtype)
             max_bytes = measure.buffer_bytes(device)
             copy = rates.copy if step_bytes >= max_bytes else measure_copy_rate(device, step_bytes)

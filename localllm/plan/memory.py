@@ -11,13 +11,12 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import format_bytes
-from localllm.plan.activations import activation_bytes
+from localllm.plan.activations import activation_bytes, split_workspace_bytes
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 BLOCK_SIZE = 16  # tokens
 # Tokens per step. On two cores, larger chunks prefill no faster and delay other sequences longer; on a GPU, each
-# chunk
-# dequantizes all weights again (estimated: bench/NOTES.md).
+# chunk dequantizes all weights again (estimated: bench/NOTES.md).
 TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
 # Sequences per step: as many as have RUNNING_TOKENS each in the cache, within these limits. On a CPU, steps are
 # bounded by arithmetic from about 64 rows on, so that more would slow down each and speed up none; on a GPU, as
@@ -26,8 +25,7 @@ MIN_RUNNING = 32
 MAX_RUNNING = {"cpu": 128, "cuda": 256}
 RUNNING_TOKENS = 256  # of the cache per running sequence: also what is reserved for an answer without max_tokens
 # Most positions that a step with drafts samples, besides sequences admitted to it: on a CPU, up to this many rows
-# each
-# have the bits that they have alone, and more would not be faster.
+# each have the bits that they have alone, and more would not be faster.
 MAX_VERIFIED_TOKENS = {"cpu": 16, "cuda": 80}
 MIN_STATE_SLOTS = 2  # recurrent states: one current, one saved
 STATE_SLOTS = 2 * MIN_RUNNING  # each sequence's own, and as many saved; more if they are small
@@ -36,12 +34,10 @@ FORCED_CONTEXT = 4096  # tokens, if not even the weights fit and no context is r
 CACHED_CONTEXTS = 8  # full contexts cached for other sequences and later turns, if memory allows
 SMALL_CACHE = 2**28  # bytes; caches and states up to this size have room for MAX_RUNNING sequences
 # Percentage of the memory left by weights, states and workspace that the cache may take: main memory is shared
-# with other
-# programs, and a GPU's allocator needs some to find contiguous pieces.
+# with other programs, and a GPU's allocator needs some to find contiguous pieces.
 CACHE_SHARE = {"cpu": 50, "cuda": 90}
-# Of a GPU, besides activations: captured graphs and their pool, workspaces of cuBLAS (32 MB on Hopper) and of
-# split
-# products. Estimated, not measured.
+# Of a GPU, besides activations: captured graphs and their pool without attention's workspace, workspaces of cuBLAS
+# (32 MB on Hopper) and of split products. Estimated, not measured.
 GPU_WORKSPACE = 2**28
 HISTORY_ELEMENT_BYTES = 4  # per token of the context and of the vocabulary, see gpu_sampler.TokenHistories
 HOST_SHARE = 25  # percentage of free main memory that the host tier of a GPU's cache may take
@@ -98,7 +94,7 @@ class MemoryNeeds:
             sequences,
             self.dequantized_bytes,
             self.kv_dtype,
-            grouped=self.device_type != "cpu",
+            on_gpu=self.device_type != "cpu",
         )
         draft_context = min(context, self.draft.config.max_context) if self.draft else 0
         draft_bytes = self.draft.workspace(draft_context, running) if self.draft else 0
@@ -107,10 +103,11 @@ class MemoryNeeds:
     def gpu_workspace(self, context: int, running: int) -> int:
         """Return the bytes that a GPU needs besides activations; those of MIN_RUNNING histories of tokens for
         penalties are part of GPU_WORKSPACE."""
-        if self.device_type != "cuda":
+        if self.device_type == "cpu":
             return 0
         history_bytes = HISTORY_ELEMENT_BYTES * (context + self.config.vocab_size)
-        return GPU_WORKSPACE + (running - MIN_RUNNING) * history_bytes
+        # Captured steps attend in memory of their own pool.
+        return GPU_WORKSPACE + split_workspace_bytes(self.config) + (running - MIN_RUNNING) * history_bytes
 
     @property
     def default_context(self) -> int:

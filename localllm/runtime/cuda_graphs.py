@@ -133,6 +133,15 @@ class CudaGraphs:
             "" if self.get(GraphKey(1, 1, variant, keep_logits=False)) else NO_MEMORY_REASON
         )
 
+    def warm_up(self) -> None:
+        """Launch the kernels that only captured steps call, with padding, so that they are compiled."""
+        self.upload_inputs(self.padding_inputs())
+        for count in QUERY_LENS:
+            key = GraphKey(1, count, SamplingVariant(is_random=False, has_penalties=False), keep_logits=False)
+            columns = self.columns(key)
+            ends.begin_step(columns)
+            ends.end_step(columns, torch.zeros(count, dtype=torch.int64, device=self.device))
+
     def get(self, key: GraphKey) -> Callable[[Step], GraphOutput] | None:
         """Return the launcher of a graph, captured on first use; None if memory ran out. Raises CannotCapture."""
         if key not in self.captured:
