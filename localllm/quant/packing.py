@@ -82,6 +82,11 @@ GGUF_GPU_PACKED = {
 K_QUANT_BLOCK = 256
 GPU_PACKED_BITS = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}
 SCRATCH_ELEMENTS = 2**26  # size of the buffer that GPUs dequantize matrices to, some rows at a time
+FLOAT32_BYTES = 4
+MAX_SPLITS = 64  # parts of a context; with more, the workspace's bytes would be noticeable beside the cache's
+MIN_WORKSPACE_TOKENS = 16  # of a sequence, which the workspace of attention that splits the context has room for
+MAX_WORKSPACE_BYTES = 2**26  # of that workspace, unless so many tokens take more
+MAX_HEAD_BYTES = 1024  # of a head or a latent in the dtype of q, limited by the registers of a GPU
 
 
 def gpu_packed_size(rows: int, columns: int, group: int | None, bits: int) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,6 +91,16 @@ def same_layout(first: QuantizedTensor, other: QuantizedTensor) -> bool:
         for w in (first, other)
     ]
     return layouts[0] == layouts[1]
+
+
+@cache
+def device_table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a constant table on the device, uploaded once.
+
+    A new table in every step would be a copy from pageable memory, which waits for the device and cannot be
+    captured.
+    """
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def no_op() -> None:
