@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.software_gpu import PAGE, PLANTED
+from tools.software_gpu import ENGINE, PAGE, PLANTED
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,5 +38,6 @@ def test_every_kernel(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_faults_planted_in_kernels_are_found() -> None:
-    software_gpu(PLANTED)
+@pytest.mark.parametrize("tests", [PLANTED, ENGINE], ids=["faults planted in kernels", "the engine"])
+def test_more(tests: str) -> None:
+    software_gpu(tests)
