@@ -63,15 +63,13 @@ def compile_ptx(launch: RecordedLaunch) -> Executable:
     source = specialize(launch)
     key = f"{source.hash()} {sorted(launch.options.items())}"
     if key not in _executables:
-        hook, triton.knobs.runtime.add_stages_inspection_hook = (
-            triton.knobs.runtime.add_stages_inspection_hook,
-            _without_assembler,
-        )
+        knobs: Any = triton.knobs.runtime
+        hook, knobs.add_stages_inspection_hook = knobs.add_stages_inspection_hook, _without_assembler
         try:
             options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
             compiled = triton.compile(source, target=GPUTarget("cuda", ARCH, WARP_THREADS), options=options)
         finally:
-            triton.knobs.runtime.add_stages_inspection_hook = hook
+            knobs.add_stages_inspection_hook = hook
         names = tuple(name for name, kind in source.signature.items() if kind != "constexpr")
         ptx = compiled.asm["ptx"]
         _executables[key] = Executable(ptx, decode(parse(ptx)), names, compiled.metadata.shared)
@@ -180,13 +178,13 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
     ) -> None:
         """Run a kernel. early: it may have started before the previous one ended."""
         program = executable.code.program
-        storages: dict[int, list[str]] = {}  # names of the tensors in each
-        for name, value in arguments.items():
-            if isinstance(value, Tensor):
-                storages.setdefault(value.untyped_storage().data_ptr(), []).append(name)
         parameters = dict(zip(arguments, program.parameters, strict=False))
         written = {name for name, parameter in parameters.items() if parameter in program.written_parameters}
-        regions = [self.region({name: arguments[name] for name in names}, written) for names in storages.values()]
+        storages: dict[int, dict[str, Tensor]] = {}  # tensors that share memory
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                storages.setdefault(value.untyped_storage().data_ptr(), {})[name] = value
+        regions = [self.region(tensors, written) for tensors in storages.values()]
         width, height, depth = (*blocks, 1, 1)[:3]
         clocks = Clocks(program.threads, width * height * depth)
         memory = GlobalMemory(regions, executable.code.global_unit, clocks)
@@ -195,17 +193,27 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
             match arguments[name]:
                 case Tensor() as tensor:
                     number = list(storages).index(tensor.untyped_storage().data_ptr())
-                    values[parameter] = memory.address(number, tensor.storage_offset() * tensor.element_size())
+                    values[parameter] = memory.address(
+                        number, int(tensor.storage_offset()) * tensor.element_size()
+                    )
                 case float(number):
                     values[parameter] = int(np.float32(number).view(np.uint32))
                 case number:
                     values[parameter] = int(number)
-        size, shared_bytes = (width, height, depth), executable.shared_bytes
-        grid = Grid(executable.code, size, values, shared_bytes, memory, clocks, self.random, early)
+        grid = Grid(
+            executable.code,
+            (width, height, depth),
+            values,
+            executable.shared_bytes,
+            memory,
+            clocks,
+            self.random,
+            early,
+        )
         with np.errstate(all="ignore"):  # NaN and infinities are results like others
             grid.run()
         self.check_early_reads(grid, list(storages))
-        self.finish(grid, [arguments[names[0]] for names in storages.values()])
+        self.finish(grid, [next(iter(tensors.values())) for tensors in storages.values()])
         opcodes = frozenset(instruction.opcode for instruction in program.instructions)
         shapes = [
             f"{name.removeprefix('p_')} {' x '.join(map(str, each.shape))}"

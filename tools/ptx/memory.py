@@ -312,7 +312,7 @@ class GlobalMemory(Memory):
     def by_unit(self, at: slice, flags: Array) -> Array:
         """Return whether a flag is set for all bytes of each unit."""
         before, after = at.start % self.unit, -at.stop % self.unit
-        return np.pad(flags, (before, after)).reshape(-1, self.unit).all(1)
+        return np.all(np.pad(flags, (before, after)).reshape(-1, self.unit), axis=1, keepdims=True)[:, 0]
 
     def written_back(self, region: int) -> tuple[Array, Array]:
         """Return the content of a region, and which of its bytes hold a value."""
