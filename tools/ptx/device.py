@@ -96,23 +96,25 @@ class Initialization(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        result = function(*arguments, **(options or {}))
+        options = options or {}
+        result = function(*arguments, **options)
         if "empty" in function.name() and isinstance(result, Tensor) and result.device.type == "cpu":
             storage = result.untyped_storage()
             storage_bytes(result)[:] = 0xFF
             self.storages[storage.data_ptr()] = StorageWeakRef(storage), np.zeros(storage.nbytes(), bool)
         elif function._schema.is_mutable:
-            written = (result, *arguments, *(options or {}).values())
-            for each in written:
-                if isinstance(each, Tensor) and each.device.type == "cpu":
-                    self.note_written(each)
+            given = (
+                dict(zip((each.name for each in function._schema.arguments), arguments, strict=False)) | options
+            )
+            for each in function._schema.arguments:
+                if each.alias_info and each.alias_info.is_write:
+                    self.note_written(given.get(each.name))
         return result
 
-    def note_written(self, tensor: Tensor) -> None:
-        """Mark the tensor as written; operations that write to one argument mark all of them."""
-        flags = self.of(tensor)
-        if flags is not None:
-            flags |= bytes_of(tensor)
+    def note_written(self, value: object) -> None:
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, Tensor) and (flags := self.of(tensor)) is not None:
+                flags |= bytes_of(tensor)
 
     def of(self, tensor: Tensor) -> Array | None:
         """Return which bytes of the tensor's storage hold a value; None: all."""

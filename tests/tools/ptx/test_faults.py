@@ -289,6 +289,9 @@ def test_memory_of_torch_empty_is_uninitialized() -> None:
         x[:32] = 1
         with pytest.raises(UninitializedError):
             run(REVERSE, x, y, gpu=gpu)
+        y.copy_(x)  # does not write to x
+        with pytest.raises(UninitializedError):
+            run(REVERSE, x, y, gpu=gpu)
         x[32:] = 2
         run(REVERSE, x, y, gpu=gpu)
         run(REVERSE, y, x, gpu=gpu)  # what a kernel has written can be read
