@@ -4,8 +4,8 @@
         y = rms_norm(x, weight, 1e-5)  # launches norm_kernel
 
 Kernels are compiled for sm_80, whose tensor cores are programmed with mma.sync. With `pdl`, they are launched as
-on sm_90, so that each may start before the previous one has ended; the machine then checks what it touches
-before it waits.
+on sm_90, and compiled for it unless they use its own tensor core instructions. Each may then start before the
+previous one has ended, and the machine checks what it touches before it waits.
 
 A tensor of torch.empty counts as uninitialized until something writes to it.
 """
@@ -14,6 +14,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,29 @@ from triton.backends.compiler import GPUTarget
 from localllm.runtime.kernels.gpu.launch import Gpu, RecordedLaunch, redirect_launches
 from tools.ptx.machine import Code, Grid
 from tools.ptx.memory import Clocks, GlobalMemory, PrematureError, Region
-from tools.ptx.parser import parse
+from tools.ptx.parser import Program, parse
 from tools.ptx.rounding import Array
 from tools.ptx.steps import decode
 from tools.triton_aot import WARP_THREADS, specialize
 
 ARCH, PDL_ARCH = 80, 90
+ARCHITECTURE_SPECIFIC = {"wgmma", "fence", "mbarrier"}  # not defined here
 MULTIPROCESSORS = 4  # few, so that work is split little
 
 
 @dataclass(frozen=True)
 class Executable:
     ptx: str
-    code: Code
     parameters: tuple[str, ...]  # names of the kernel's arguments that are passed at run time
     shared_bytes: int
+
+    @cached_property
+    def program(self) -> Program:
+        return parse(self.ptx)
+
+    @cached_property
+    def code(self) -> Code:
+        return decode(self.program)
 
 
 @dataclass
@@ -59,20 +68,31 @@ _executables: dict[str, Executable] = {}
 
 
 def compile_ptx(launch: RecordedLaunch) -> Executable:
-    """Compile a launch as Triton's launcher would, but not further than to PTX."""
+    """Compile a launch as Triton's launcher would, but not further than to PTX.
+
+    With PDL it is compiled for sm_90, unless it then uses instructions of that architecture's tensor cores.
+    """
+    if launch.options.get("launch_pdl"):
+        executable = compile_ptx_for(launch, PDL_ARCH)
+        if not any(i.name in ARCHITECTURE_SPECIFIC for i in executable.program.instructions):
+            return executable
+    return compile_ptx_for(launch, ARCH)
+
+
+def compile_ptx_for(launch: RecordedLaunch, arch: int) -> Executable:
     source = specialize(launch)
-    key = f"{source.hash()} {sorted(launch.options.items())}"
+    key = f"{arch} {source.hash()} {sorted(launch.options.items())}"
     if key not in _executables:
         knobs: Any = triton.knobs.runtime
         hook, knobs.add_stages_inspection_hook = knobs.add_stages_inspection_hook, _without_assembler
         try:
             options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
-            compiled = triton.compile(source, target=GPUTarget("cuda", ARCH, WARP_THREADS), options=options)
+            compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=options)
         finally:
             knobs.add_stages_inspection_hook = hook
         names = tuple(name for name, kind in source.signature.items() if kind != "constexpr")
         ptx = compiled.asm["ptx"]
-        _executables[key] = Executable(ptx, decode(parse(ptx)), names, compiled.metadata.shared)
+        _executables[key] = Executable(ptx, names, compiled.metadata.shared)
     return _executables[key]
 
 
