@@ -16,8 +16,15 @@ from tests.torch_alone import no_instructions  # after `interpreted`, which deci
 
 NEED_TRITON = [
     *("gpu", "runtime/kernels/gpu", "runtime/test_model_loader.py", "runtime/test_gpu_sampler.py"),
+    "runtime/test_compiled_on_gpu.py",
     *("runtime/test_cuda_graphs.py", "models/test_stacked_experts.py", "plan/test_packed_weights.py"),
-    *("tools/test_kernel_docs.py", "tools/test_software_gpu.py", "tools/ptx"),
+    *(
+        "tools/test_kernel_docs.py",
+        "tools/test_software_gpu.py",
+        "tools/test_step_estimate.py",
+        "tools/test_tune.py",
+    ),
+    "tools/ptx",
 ]
 collect_ignore = [] if TRITON else NEED_TRITON
 if not ON_GPU and "gpu" not in collect_ignore:
@@ -115,6 +122,8 @@ def pytest_report_header() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    if not find_spec("pytest_timeout"):  # a machine that tests its GPU alone may not have it
+        parser.addini("timeout", "of a test, where the plugin is installed")
     parser.addoption("--models-table", action="store_true", help="write the measurements to docs/models.md")
     parser.addoption("--screens", action="store_true", help="write the screens of tmux to docs/images")
 

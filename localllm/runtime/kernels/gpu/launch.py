@@ -23,8 +23,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from localllm.hardware.device import MIN_GPU_ARCH, arch_name, device_context, required_arch
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
+from localllm.settings import Settings
 
 # Formats of the examples' weights.
 BITS = {"int4": 4, "q4_k": 4, "mxfp4": 4, "int8": 8, "q6_k": 8, "fp8": 8}
@@ -32,9 +34,10 @@ FORMATS = {4: "int4_planes", 8: "int8_planes"}
 K_BLOCK = 256  # columns
 ROWS = 16
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-MIN_ARCH = 80  # older architectures have no bfloat16
+# Assembly of NVIDIA's GPUs. AMD's, and the interpreter, compute the same values without.
+PTX = tl.constexpr(not INTERPRETED.value and torch.version.hip is None)
 PDL_ARCH = 90  # first architecture with programmatic dependent launch
-# Architectures with 99 KB of shared memory per program; others have 163 KB or more.
+# Architectures with 99 KB of shared memory per program; others of NVIDIA have 163 KB or more.
 SMALL_SHARED_ARCHS = (86, 89, 120, 121)
 LaunchGrid = tuple[int, ...]
 
@@ -43,12 +46,20 @@ LaunchGrid = tuple[int, ...]
 class Gpu:
     """The properties of a GPU that launch parameters depend on."""
 
-    arch: int  # 90 is sm_90
+    arch: int  # 90 is sm_90; 0 is one of AMD
     multiprocessors: int
+    amd_arch: str = ""  # such as gfx942
+
+    @property
+    def small_shared(self) -> bool:
+        """Whether a program has less than 100 KB of shared memory."""
+        return bool(self.amd_arch) or self.arch in SMALL_SHARED_ARCHS
 
 
 # One GPU of each architecture that kernels are compiled for: A100, RTX 4090, H200, B200, RTX 5090.
 GPUS = {arch: Gpu(arch, count) for arch, count in ((80, 108), (89, 128), (90, 132), (100, 148), (120, 170))}
+# MI300X, RX 7900 XTX, RX 9070 XT: 64 KB of shared memory.
+AMD_GPUS = {arch: Gpu(0, count, arch) for arch, count in (("gfx942", 304), ("gfx1100", 96), ("gfx1201", 64))}
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,7 @@ class RecordedLaunch:
 
 _redirection: ContextVar[tuple[Gpu, Callable[[RecordedLaunch], object]] | None]
 _redirection = ContextVar("redirection", default=None)
+_without_pdl: ContextVar[bool] = ContextVar("without_pdl", default=False)
 takes_cpu: bool = INTERPRETED.value  # disabled in tests of other kernels in a process with interpreted ones
 
 
@@ -74,8 +86,10 @@ def gpu_unsupported(x: Tensor) -> str | None:
         return None
     if x.device.type != "cuda":
         return "needs a GPU"
-    arch = gpu_of(x.device).arch
-    return None if arch >= MIN_ARCH else f"needs sm_{MIN_ARCH} or newer, not sm_{arch}"
+    gpu = gpu_of(x.device)
+    arch = gpu.amd_arch or f"sm_{gpu.arch}"
+    required = required_arch(arch)
+    return required and f"needs {required}, not {arch}"
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -84,13 +98,16 @@ def gpu_of(device: torch.device) -> Gpu:
     """
     if redirection := _redirection.get():
         return redirection[0]
-    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_ARCH, 4)
+    return _gpu(device.index or 0) if device.type == "cuda" else Gpu(MIN_GPU_ARCH, 4)
 
 
 @cache
 def _gpu(index: int) -> Gpu:
     properties = torch.cuda.get_device_properties(index)
-    return Gpu(10 * properties.major + properties.minor, properties.multi_processor_count)
+    name = arch_name(index)
+    amd_arch = name if name.startswith("gfx") else ""
+    arch = 0 if amd_arch else int(name.removeprefix("sm_"))
+    return Gpu(arch, properties.multi_processor_count, amd_arch)
 
 
 def launch_kernel(
@@ -110,15 +127,39 @@ def launch_kernel(
     two threads with copies of the sum would each round another product, and which copy is used would depend on the
     order of warps.
     """
-    gpu = gpu_of(device)  # of the interpreter, one without PDL
-    uses_pdl = gpu.arch >= PDL_ARCH
-    arguments |= {"PDL": uses_pdl}
+    pdl = uses_pdl(device)
+    arguments |= {"PDL": pdl}
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": contract}
-    options |= {"launch_pdl": True} if uses_pdl else {}
+    options |= {"launch_pdl": True} if pdl else {}
     if redirection := _redirection.get():
         redirection[1](RecordedLaunch(kernel, grid, arguments, options))
-    else:
+    elif device.type != "cuda" or (device.index or 0) == torch.cuda.current_device():
         kernel[grid](**arguments, **options)
+    else:  # Triton launches on the current device, wherever the tensors are
+        with device_context(device):
+            kernel[grid](**arguments, **options)
+
+
+def uses_pdl(device: torch.device) -> bool:
+    """Return whether kernels on the device start before the previous ones have ended."""
+    supported = gpu_of(device).arch >= PDL_ARCH  # not under the interpreter
+    return supported and not _without_pdl.get() and pdl_setting()
+
+
+@cache
+def pdl_setting() -> bool:
+    """Return LOCALLLM_PDL."""
+    return Settings.from_environment().pdl
+
+
+@contextmanager
+def without_pdl() -> Iterator[None]:
+    """Launch and capture kernels without programmatic dependent launch."""
+    token = _without_pdl.set(True)
+    try:
+        yield
+    finally:
+        _without_pdl.reset(token)
 
 
 @contextmanager

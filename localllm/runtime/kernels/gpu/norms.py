@@ -37,7 +37,7 @@ TILE_ELEMENTS = 2**11  # elements of short rows per program
 LONG_ROW_BLOCK = 2**13  # columns at a time of a long row
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "x_count", "gate_count"])
 def norm_kernel(
     p_x,
     p_weight,
@@ -87,7 +87,7 @@ def norm_kernel(
     tl.store(p_y + row * columns + i, round_to_dtype(y, p_y.dtype.element_ty), mask=m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_count"])
 def long_norm_kernel(
     p_x,
     p_weight,
