@@ -186,6 +186,7 @@ def mla_kernel(
     i_row = tl.program_id(0) * ROWS
     i_split = tl.program_id(1)
     i_sequence = first + tl.program_id(2)
+    first_row = tl.load(p_row + i_sequence) - first_token  # before the loop, which has no register to spare
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     before = tl.load(p_context + i_sequence) - count
@@ -239,8 +240,7 @@ def mla_kernel(
                 acc_odd = dot(weight, latent_odd, acc_odd * fading[:, None])
         if begin < end:
             m_own = m_row & (chunk_tiles(position, 0, TILE, SPLITS) == tiles)
-            row = tl.load(p_row + i_sequence) - first_token + o_query
-            o_space = (row.to(tl.int64) * HEADS + o_head) * SPLITS + i_split
+            o_space = ((first_row + o_query).to(tl.int64) * HEADS + o_head) * SPLITS + i_split
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
             store_output(p_acc, o_space * RANK, m_own, acc, acc_odd, RANK, BLOCK_RANK, FORM)
