@@ -3,7 +3,8 @@ five architectures, none of which has to be here, and writes what each takes of 
 
 Ends with 1 where a kernel spills registers, takes more shared memory than a block may have, or writes or leaves
 before it has waited for the kernel before it. `--check` writes nothing, and takes only as many examples as it
-takes to launch every kernel; `--check norms` of the kernels of that module.
+takes to launch every kernel; `--check norms` of the kernels of that module, `--check --every norms` all of its
+examples. `--triton FOLDER` compiles with the version of Triton that was installed there (`make triton`).
 """
 
 import importlib
@@ -12,6 +13,11 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+
+if "--triton" in sys.argv:  # before the first import of triton
+    option = sys.argv.index("--triton")
+    sys.path.insert(0, sys.argv[option + 1])
+    del sys.argv[option : option + 2]
 
 import triton
 
@@ -104,13 +110,15 @@ def faults(found: dict[Example, dict[int, list[CompiledTriton]]]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    check, modules = "--check" in arguments, [each for each in arguments if each != "--check"]
-    every = [example for example, _ in (fewest(modules) if check else examples())]
+    check, modules = "--check" in arguments, [each for each in arguments if not each.startswith("--")]
+    chosen = fewest(modules) if check and "--every" not in arguments else examples()
+    every = [example for example, _ in chosen if not modules or example[0] in modules]
     with ProcessPoolExecutor(PROCESSES) as pool:
         found = dict(zip(every, pool.map(compiled, every), strict=True))
     if not check:
         PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), table(found)), encoding="utf-8")
-    print("\n".join(faults(found)) or f"{len(every)} examples fit on {len(GPUS)} architectures")
+    fit = f"{len(every)} examples fit on {len(GPUS)} architectures, compiled by Triton {triton.__version__}"
+    print("\n".join(faults(found)) or fit)
     return int(bool(faults(found)))
 
 

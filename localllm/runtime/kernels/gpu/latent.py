@@ -249,9 +249,14 @@ def mla_kernel(
 ROWS, TILE = 16, 32
 
 
-# Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
-# rows;
-# 32 keys are 36 KB, so that two programs fit on every GPU.
+def choose_warps(arch: int) -> tuple[int, int]:
+    """Return warps and stages of a program.
+
+    Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
+    rows; 32 keys are 36 KB. Where one program fits on a multiprocessor it has twice the warps, with half the sums
+    each: four spill with Triton 3.6. There is one tile in flight, or two.
+    """
+    return (8, 3) if arch in SMALL_SHARED_ARCHS else (4, 5)
 
 
 def mla_unsupported(
@@ -298,11 +303,12 @@ def launch_turn(
     """Write the chunks of some sequences to the workspace."""
     latents, form = cache_form(cache.latents)
     pair, splits = 1 if form == FORM_PLAIN.value else 2, space.total.shape[2]
+    warps, stages = choose_warps(gpu_of(rotated.device).arch)
     launch_kernel(
         mla_kernel,
         (triton.cdiv(batch.max_query_len * c.heads, ROWS), splits, turn.sequences),
-        warps=4,
-        stages=3 if gpu_of(rotated.device).arch in SMALL_SHARED_ARCHS else 5,  # one tile in flight, or two
+        warps=warps,
+        stages=stages,
         device=rotated.device,
         p_q=absorbed_q,
         p_turned=rotated,

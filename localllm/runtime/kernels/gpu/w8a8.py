@@ -3,8 +3,8 @@
 y[t, o] = x_scale[t] * scale[o] * sum over i of x_q[t, i] q[o, i]
 
 Few rows are multiplied like INT8 weights: integers up to 127 are exact in bfloat16 and float16, and their products
-in float32. Many are multiplied as INT8 on tensor cores, exactly, with the codes of W unpacked to the scratch buffer:
-1 byte read, written and read per weight.
+in float32. Many are multiplied as INT8 on tensor cores, exactly, with the codes of W unpacked to the scratch
+buffer: 1 byte read, written and read per weight.
 """
 
 from collections.abc import Callable, Iterator
