@@ -127,6 +127,7 @@ def compile_all(launches: Iterable[RecordedLaunch], gpu: Gpu, processes: int) ->
 
 
 def compile_some(launches: list[RecordedLaunch], gpu: Gpu) -> None:
-    triton.runtime.driver.set_active(AbsentGpu(GPUTarget("cuda", gpu.arch, WARP_THREADS)))
+    absent: Any = AbsentGpu(GPUTarget("cuda", gpu.arch, WARP_THREADS))  # no driver by its class
+    triton.runtime.driver.set_active(absent)
     for launch in launches:
         launch.kernel.warmup(grid=launch.grid, **launch.arguments, **launch.options)
