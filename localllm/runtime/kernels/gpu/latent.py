@@ -249,14 +249,16 @@ def mla_kernel(
 ROWS, TILE = 16, 32
 
 
-def choose_warps(arch: int) -> tuple[int, int]:
+def choose_warps(arch: int, heads: int) -> tuple[int, int]:
     """Return warps and stages of a program.
 
     Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
-    rows; 32 keys are 36 KB. Where one program fits on a multiprocessor it has twice the warps, with half the sums
-    each: four spill with Triton 3.6. There is one tile in flight, or two.
+    rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is no power
+    of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with 3.9.
     """
-    return (8, 3) if arch in SMALL_SHARED_ARCHS else (4, 5)
+    if arch in SMALL_SHARED_ARCHS:
+        return (4 if triton.next_power_of_2(heads) == heads else 8), 3
+    return 4, 5
 
 
 def mla_unsupported(
@@ -303,7 +305,7 @@ def launch_turn(
     """Write the chunks of some sequences to the workspace."""
     latents, form = cache_form(cache.latents)
     pair, splits = 1 if form == FORM_PLAIN.value else 2, space.total.shape[2]
-    warps, stages = choose_warps(gpu_of(rotated.device).arch)
+    warps, stages = choose_warps(gpu_of(rotated.device).arch, c.heads)
     launch_kernel(
         mla_kernel,
         (triton.cdiv(batch.max_query_len * c.heads, ROWS), splits, turn.sequences),
