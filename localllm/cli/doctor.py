@@ -17,7 +17,6 @@ from localllm.cli.loading import load_model
 from localllm.errors import LocalLLMError
 from localllm.formatting import format_bytes, format_columns, format_flops, format_rate
 from localllm.hardware.device import (
-    MIN_GPU_ARCH,
     Gpu,
     container_memory,
     count_nvidia_devices,
@@ -27,6 +26,7 @@ from localllm.hardware.device import (
     list_gpus,
     nvidia_driver,
     processor_name,
+    required_arch,
     resolve_dtype,
     usable_cores,
 )
@@ -302,16 +302,14 @@ def _gpu_findings(examination: Examination) -> Iterator[Finding]:
         what = f"GPUs have to run without Triton, which compiles their kernels: {examination.triton_fault}"
         yield Finding(what, examination.triton_remedy or "reinstall triton")
     for gpu in examination.gpus:
-        major, minor = gpu.capability.split(".")
         if not gpu.runs:
-            what = f"this torch build has no kernels for the {gpu.name} (capability {gpu.capability})"
+            what = f"this torch build has no kernels for the {gpu.name} ({gpu.arch})"
             remedy = f"install a build that has, or use --device cpu; {INSTALL_TORCH}"
             yield Finding(what, remedy, breaks_run=True)
-        elif int(major + minor) < MIN_GPU_ARCH:
-            what = (
-                f"the {gpu.name} is too old (capability {gpu.capability}): kernels need sm_{MIN_GPU_ARCH} or newer"
+        elif required := required_arch(gpu.arch):
+            yield Finding(
+                f"the {gpu.name} is {gpu.arch}: kernels need {required}", "use the CPU, as --device auto does"
             )
-            yield Finding(what, "use the CPU, as --device auto does")
     for measured in examination.measured:
         if measured.rates and measured.rates.share < MIN_CPU_SHARE:
             busy = f"other programs used {1 - measured.rates.share:.0%} of the cores while speed was measured"
@@ -389,7 +387,10 @@ def _processor_rows(cpu: Processor) -> Rows:
 def _gpu_rows(examination: Examination) -> Iterator[tuple[str, str]]:
     for gpu in examination.gpus:
         memory = f"{format_bytes(gpu.memory_bytes)}, {format_bytes(gpu.free_bytes)} free"
-        yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
+        unmeasured = (
+            ", kernels compile for it and were never measured on AMD" if gpu.arch.startswith("gfx") else ""
+        )
+        yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, {gpu.arch}{unmeasured}"
     if not examination.gpus:
         yield "GPU", "none that torch can use"
     if examination.nvidia.driver:

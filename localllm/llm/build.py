@@ -13,7 +13,7 @@ from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_g
 from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.load_plan import LoadPlan
 from localllm.plan.fit import shortage_error
-from localllm.plan.memory import MAX_RUNNING, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
+from localllm.plan.memory import MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_unsupported
@@ -75,7 +75,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             use_graphs = request.settings.graphs and triton_unsupported(device) is None
             spec = CacheSpec(plan.fit.needs, device, plan.dtype, plan.kv_dtype, use_graphs, plan.deterministic)
             with phases("cache"):
-                engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], MAX_RUNNING)
+                engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], memory.max_running)
             with phases("compile"):
                 if device.type == "cpu":
                     compile_kernels(engine.runner, engine.pool, threads)

@@ -1,8 +1,9 @@
 """A weight stored in fewer bits: its format, its shape and its packed parts by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class QuantizedTensor:
     parts: dict[str, Tensor]
     group: int | None = None
     activation_bits: int | None = None  # that a CPU rounds x to; None: as many as its dtype has
+    # What kernels have prepared for this tensor, by keys of their own.
+    prepared: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:

@@ -12,7 +12,7 @@ from localllm.arch.pooling import Pooling
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.tensors import Weights
 from localllm.metrics import PhaseTimer
-from localllm.runtime.batch import Batch
+from localllm.runtime.batch import Batch, EncoderBatch
 from localllm.runtime.kernels.cpu.compile import compile_only, cpu_supported
 from localllm.runtime.kernels.threads import use_threads
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
@@ -166,3 +166,13 @@ def compile_kernels(runner: Runner, pool: BlockPool, threads: int) -> None:
     with use_threads(threads), compile_only():
         for count in KERNEL_ROWS:
             run_step(runner, pool, (count,), saves=False)
+
+
+def compile_encoder_kernels(encoder: Encoder, pooler: Pooler, threads: int) -> None:
+    """Compile the CPU kernels of an encoder's batches, as `compile_kernels` does those of a decoder's steps."""
+    if not cpu_supported():
+        return
+    with use_threads(threads), compile_only():
+        for count in KERNEL_ROWS:
+            text = EncoderBatch.from_token_ids([[0] * count], torch.device("cpu"))
+            pooler.pool_batch(encoder(text), text)

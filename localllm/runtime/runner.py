@@ -79,6 +79,11 @@ class Runner:
                 state_slots,
             )
 
+    @property
+    def max_running(self) -> int:
+        """Most sequences in a step."""
+        return len(self.newest_tokens)
+
     def capture_decode_step(self, params: SamplingParams) -> None:
         """Capture the step that decodes a single sequence with these parameters."""
         if self.graphs:

@@ -22,7 +22,7 @@ from localllm.hub.hf_cache import CacheState
 from localllm.hub.http import HubAccess
 
 RATES = Rates(copy=1e12, read=1e12, flops=1e14, share=1.0)
-GPU = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", runs=True, memory_bytes=25_000_000_000, free_bytes=24_000_000_000)
+GPU = Gpu(0, "RTX 4090", "sm_89", "8.9", runs=True, memory_bytes=25_000_000_000, free_bytes=24_000_000_000)
 FINE = Examination(
     versions={"torch": "2.13.0", "triton": "3.6.0"},
     torch_fault=None,
@@ -100,8 +100,8 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
         (but(terminal__type=""), "TERM is not set", "TERM"),
         (but(terminal__encoding="ascii"), "the encoding of the locale is ascii", "LANG"),
         (
-            but(gpus=[dataclasses.replace(GPU, name="Tesla T4", capability="7.5")]),
-            "the Tesla T4 is too old (capability 7.5): kernels need sm_80",
+            but(gpus=[dataclasses.replace(GPU, name="Tesla T4", arch="sm_75")]),
+            "the Tesla T4 is sm_75: kernels need sm_80",
             "use the CPU",
         ),
     ],
@@ -126,7 +126,7 @@ def test_warnings_are_no_failures(seen: Examination, what: str, remedy: str) -> 
             "a GPU does not respond",
             "--device cpu",
         ),
-        (but(gpus=[dataclasses.replace(GPU, runs=False)]), "has no kernels for the NVIDIA", "--device cpu"),
+        (but(gpus=[dataclasses.replace(GPU, runs=False)]), "has no kernels for the RTX", "--device cpu"),
         (
             but(boxed=BundledModel(fault="RuntimeError: no")),
             "does not run (RuntimeError: no)",

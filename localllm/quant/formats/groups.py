@@ -19,6 +19,7 @@ from localllm.quant.packing import INT8
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor, device_table
 
 INT4_ZERO_POINT = 8
+INT6_ZERO_POINT = 32
 INT4_MAX = 15
 INT8_MAX = 127
 MXFP4_GROUP = 32

@@ -25,7 +25,6 @@ from localllm.arch.config import AttentionConfig
 from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
-    SMALL_SHARED_ARCHS,
     allow_next_kernel,
     gpu_of,
     gpu_unsupported,
@@ -187,7 +186,10 @@ def choose_tile(q: Tensor, form: int) -> tuple[int, int, int]:
     width = triton.next_power_of_2(q.shape[-1]) * q.element_size()
     if width > 512:
         return 32, 8, 3
-    narrow = gpu_of(q.device).arch in SMALL_SHARED_ARCHS and form == FORM_PLAIN.value
+    gpu = gpu_of(q.device)
+    if gpu.amd_arch.startswith("gfx1"):  # RDNA holds operands of products twice in registers; this spills least
+        return 32, 8, 2
+    narrow = gpu.small_shared and form == FORM_PLAIN.value
     return 64 if width <= 256 else 32, 4, 3 if narrow else 5
 
 

@@ -26,7 +26,7 @@ from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
-    SMALL_SHARED_ARCHS,
+    Gpu,
     allow_next_kernel,
     dot,
     gpu_of,
@@ -249,16 +249,16 @@ def mla_kernel(
 ROWS, TILE = 16, 32
 
 
-def choose_warps(arch: int, heads: int) -> tuple[int, int]:
+def choose_warps(gpu: Gpu, heads: int) -> tuple[int, int]:
     """Return warps and stages of a program.
 
     Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
     rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is no power
     of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with 3.9.
     """
-    if arch in SMALL_SHARED_ARCHS:
-        return (4 if triton.next_power_of_2(heads) == heads else 8), 3
-    return 4, 5
+    if not gpu.small_shared:
+        return 4, 5
+    return (4 if gpu.amd_arch or triton.next_power_of_2(heads) == heads else 8), 3
 
 
 def mla_unsupported(
@@ -305,7 +305,7 @@ def launch_turn(
     """Write the chunks of some sequences to the workspace."""
     latents, form = cache_form(cache.latents)
     pair, splits = 1 if form == FORM_PLAIN.value else 2, space.total.shape[2]
-    warps, stages = choose_warps(gpu_of(rotated.device).arch, c.heads)
+    warps, stages = choose_warps(gpu_of(rotated.device), c.heads)
     launch_kernel(
         mla_kernel,
         (triton.cdiv(batch.max_query_len * c.heads, ROWS), splits, turn.sequences),

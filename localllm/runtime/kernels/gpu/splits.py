@@ -214,6 +214,7 @@ def combine_splits(
         (heads * triton.cdiv(dim, columns), queries, turn.sequences),
         warps=4,
         device=out.device,
+        contract=False,
         p_out=out,
         p_acc=space.acc,
         p_most=space.max_score,
