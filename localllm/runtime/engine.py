@@ -183,8 +183,8 @@ class Engine:
             return True
         if not any(s.request.params.uses_penalties for s in sampling):
             return False
-        # One sequence that cannot be sampled on the device moves the sampling of its whole step to the host. It may
-        # be in the step in flight, although it was cancelled, or come with the next.
+        # One sequence that cannot be sampled on the device moves the sampling of its whole step to the host. It
+        # may be in the step in flight, although it was cancelled, or come with the next.
         sequences = (*sampling, *self.scheduler.running, *self.scheduler.waiting)
         return any(
             s.constraint

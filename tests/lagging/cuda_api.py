@@ -1,4 +1,4 @@
-"""Replaces the functions of torch.cuda, and methods of tensors that do not reach the dispatcher, by the device's."""
+"""Replaces functions of torch.cuda, and methods of tensors that do not reach the dispatcher, by the device's."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ def patched_cuda(device: LaggingDevice) -> Iterator[None]:
 
 @contextlib.contextmanager
 def device_guard() -> Iterator[None]:
-    """Let torch switch to a device that it was built without, as it does before it slices a tensor: to no effect, as on
-    the device `meta`, whose entry of torch's table is used."""
+    """Let torch switch to a device that it was built without, as it does before it slices a tensor.
+
+    It has no effect, as on the device `meta`, whose entry of torch's table is used.
+    """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     table = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
     before, table[CUDA] = table[CUDA], table[META]
@@ -137,7 +139,7 @@ def interpreted_later(device: LaggingDevice) -> Iterator[None]:
     from triton.runtime.interpreter import GridExecutor
 
     from localllm.runtime.kernels.gpu import launch
-    from tests.lagging.device import LagTensor, on_cpu, tensors_in
+    from tests.lagging.device import on_cpu, tensors_in
 
     original = GridExecutor.__call__
 
@@ -146,13 +148,10 @@ def interpreted_later(device: LaggingDevice) -> Iterator[None]:
         tensors = list(tensors_in(list(values)))
         if not tensors:
             return original(self, *args, **kwargs)
-        if any(
-            isinstance(value, Tensor) and not isinstance(value, LagTensor) for value in (*args, *kwargs.values())
-        ):
-            raise device.fault(f"the kernel {self.fn.__name__} gets tensors of the host and of the device")
         run_args, run_kwargs = on_cpu(args), on_cpu(kwargs)
         with device.lock:
             device.reclaim()
+            device.forbid_host_tensors(self.fn.__name__, list(values))
             device.launch(self.fn.__name__, lambda: original(self, *run_args, **run_kwargs), [], tensors)
 
     launch._gpu.cache_clear()

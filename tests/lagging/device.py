@@ -37,7 +37,7 @@ INDEXED = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_p
 
 
 class LagTensor(Tensor):
-    """A tensor on the device: its metadata is that of `fake`, its values are in `memory`, when they are computed."""
+    """A tensor on the device: its metadata is that of `fake`, and `memory` has its values once computed."""
 
     fake: FakeTensor
     memory: Memory
@@ -110,9 +110,6 @@ class LaggingDevice(Queues):
     def __enter__(self) -> LaggingDevice:
         from tests.lagging.cuda_api import patched_cuda
 
-        lift_all = torch._C._only_lift_cpu_tensors()
-        self.undo.callback(torch._C._set_only_lift_cpu_tensors, lift_all)
-        torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(device=) shows its copy
         _active.append(self)
         self.undo.callback(_active.pop)
         Stream()  # the default stream
@@ -135,11 +132,13 @@ class LaggingDevice(Queues):
         if getattr(self.thread, "active", False):
             yield  # one mode suffices, and two would be in each other's way
             return
-        self.thread.active = True
+        self.thread.active, lifts_cpu_only = True, torch._C._only_lift_cpu_tensors()
+        torch._C._set_only_lift_cpu_tensors(True)  # so that torch.tensor(device=) shows its copy
         try:
             with Mode(self):
                 yield
         finally:
+            torch._C._set_only_lift_cpu_tensors(lifts_cpu_only)
             self.thread.active = False
 
     def reclaim(self) -> None:
@@ -182,8 +181,7 @@ class LaggingDevice(Queues):
 
     def tensor(self, fake: FakeTensor) -> LagTensor:
         """Allocate a tensor with this metadata."""
-        begin, end = byte_range(fake)
-        return LagTensor(fake, self.allocator.allocate(end))
+        return LagTensor(fake, self.allocator.allocate(byte_range(fake)[1]))
 
     def empty(self, shape: Iterable[int], dtype: torch.dtype) -> LagTensor:
         with self.fake_mode:
@@ -214,6 +212,10 @@ class LaggingDevice(Queues):
         task = Task(where, run, accesses, check_replay=check_replay if graph else None)
         self.submit(self.current_stream(), task)
         self.advance()
+
+    def forbid_host_tensors(self, kernel: str, arguments: Any) -> None:
+        if any(not isinstance(tensor, LagTensor) for tensor in tensors_in(arguments, Tensor)):
+            raise self.fault(f"the kernel {kernel} gets tensors of the host and of the device")
 
     def queue(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute an operation's metadata now, and its values later."""
@@ -377,34 +379,44 @@ def written_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return written
 
 
+def is_struct(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def own_tensors(value: Any) -> dict[str, Tensor]:
+    """Return the attributes of an object that are tensors, such as those of a cache."""
+    return {name: each for name, each in getattr(value, "__dict__", {}).items() if isinstance(each, Tensor)}
+
+
 def on_cpu(value: Any) -> Any:
     """Return a value with every tensor of the device in it replaced by its memory, for tasks."""
     if isinstance(value, LagTensor):
         return value.on_cpu()
+    if isinstance(value, Tensor):
+        return value
     if type(value) in (list, tuple):
         return type(value)(map(on_cpu, value))
     if isinstance(value, dict):
         return {key: on_cpu(each) for key, each in value.items()}
-    if (dataclasses.is_dataclass(value) and not isinstance(value, type)) or has_tensors(value):
+    if is_struct(value) or own_tensors(value):
         copied = copy.copy(value)
-        for name, each in vars(value).items():
+        for name, each in vars(value).items() if is_struct(value) else own_tensors(value).items():
             object.__setattr__(copied, name, on_cpu(each))
         return copied
     return value
 
 
-def has_tensors(value: Any) -> bool:
-    return hasattr(value, "__dict__") and any(isinstance(each, LagTensor) for each in vars(value).values())
-
-
-def tensors_in(value: Any) -> Iterator[LagTensor]:
-    """Yield the tensors of the device in a value."""
-    if isinstance(value, LagTensor):
-        yield value
+def tensors_in(value: Any, kind: type[Tensor] = LagTensor) -> Iterator[Any]:
+    """Yield the tensors of a kind in a value: those of the device, or all."""
+    if isinstance(value, Tensor):
+        if isinstance(value, kind):
+            yield value
     elif type(value) in (list, tuple):  # not of a subclass such as DeviceOnlySpans
         for each in value:
-            yield from tensors_in(each)
+            yield from tensors_in(each, kind)
     elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-    elif (dataclasses.is_dataclass(value) and not isinstance(value, type)) or has_tensors(value):
-        yield from tensors_in(list(vars(value).values()))
+        yield from tensors_in(list(value.values()), kind)
+    elif is_struct(value):
+        yield from tensors_in(list(vars(value).values()), kind)
+    else:
+        yield from tensors_in(list(own_tensors(value).values()), kind) if own_tensors(value) else ()

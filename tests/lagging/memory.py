@@ -36,8 +36,10 @@ class Memory:
 
 
 class Allocator:
-    """Reuses the block that was freed last, on the stream where it was allocated, like torch's allocator. Blocks of
-    graphs come from their pool."""
+    """Reuses the block that was freed last, on the stream where it was allocated, like torch's allocator.
+
+    Blocks of graphs come from their pool.
+    """
 
     def __init__(self, queues: Queues):
         self.queues = queues
@@ -60,8 +62,11 @@ class Allocator:
         return Memory(Block(f"block {self.count}", data=data, stream=stream.id, pool=pool), self.freed)
 
     def reclaim(self) -> None:
-        """Take back freed blocks: their content is poisoned in the order of the stream on which they were allocated,
-        so that work of other streams that still uses them is found."""
+        """Take back freed blocks.
+
+        Their content is poisoned in the order of the stream on which they were allocated, so that work of other
+        streams that still uses them is found.
+        """
         while self.freed:
             block = self.freed.popleft()
             assert isinstance(block, Block)

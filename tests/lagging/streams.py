@@ -44,7 +44,7 @@ def caller() -> str:
     while frame:
         file = frame.f_code.co_filename
         if file.startswith(str(PRODUCT)):
-            return f"{Path(file).relative_to(PRODUCT)}:{frame.f_lineno}"
+            return f"{file[len(str(PRODUCT)) + 1 :]}:{frame.f_lineno}"
         if not first and file.startswith(str(TESTS)) and (not file.startswith(HERE) or "test_" in file):
             first = f"{Path(file).name}:{frame.f_lineno}"
         frame = frame.f_back
