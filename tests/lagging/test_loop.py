@@ -125,9 +125,9 @@ def check_mix(folder: Path, seed: int, timing: int | None, graphs: bool) -> None
         check_same(answer, expected)
 
 
-@pytest.mark.quick_every(7)
-@pytest.mark.parametrize("family", ["Llama 3.x", "DeepSeek-V3", "gpt-oss", "Qwen3.5"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.quick_every(24)
+@pytest.mark.parametrize("family", ["gpt-oss", "Llama 3.x", "DeepSeek-V3", "Qwen3.5"])
+@pytest.mark.parametrize("seed", [3, 0, 1, 2, 4, 5])
 def test_any_mix_gives_the_tokens_of_the_cpu(make: Any, family: str, seed: int) -> None:
     check_mix(make(family), seed, TIMINGS[seed % 3], graphs=seed != 4)
 
