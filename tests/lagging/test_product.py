@@ -85,7 +85,7 @@ def test_answers_and_grammars_are_those_of_the_cpu(tmp_path: Path, monkeypatch: 
         ("demo", 2, {"draft_model": "demo"}),
         ("stories260K", 3, {}),
         ("gguf/model-q4_k_m.gguf", None, {}),
-        ("gguf/model-q8_0.gguf", 4, {"kv_dtype": "int8"}),
+        ("gguf/model-q8_0.gguf", 4, {}),
     ],
     ids=str,
 )
