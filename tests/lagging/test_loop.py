@@ -260,3 +260,18 @@ def test_a_model_that_computes_nan_ends_its_answer(make: Any) -> None:
         engine.runner.model.norm.weight.fill_(float("nan"))
         got = run(engine, greedy(length=6))
     assert {answer[-1].finish_reason for answer in got.values()} == {FinishReason.ERROR}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timing", [None, 0])
+def test_kernels_of_triton_that_run_late(make: Any, monkeypatch: pytest.MonkeyPatch, timing: int | None) -> None:
+    """Those that are launched for a GPU, under Triton's interpreter, in captured steps too."""
+    folder = make("Llama 3.x")
+    expected = cpu_answers(folder, greedy(length=4))
+    monkeypatch.undo()  # the references
+    with LaggingDevice(timing):
+        engine = make_engine(folder, device=CUDA)
+        together = greedy(length=4)
+        got = run(engine, together)
+        assert engine.runner.graphs and engine.runner.graphs.captured
+    assert [tokens(got[s.request.id]) for s in together] == expected
