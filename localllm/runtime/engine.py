@@ -188,9 +188,15 @@ class Engine:
             return True
         if not any(s.request.params.uses_penalties for s in sampling):
             return False
-        # One sequence that cannot be sampled on the device moves the sampling of the whole step to the host.
-        sequences = (*self.scheduler.running, *self.scheduler.waiting)
-        return not all(self.runner.samples_on_device(s.request.params) for s in sequences)
+        # One sequence that cannot be sampled on the device moves the sampling of its whole step to the host. It
+        # may be in the step in flight, although it was cancelled, or come with the next.
+        sequences = (*sampling, *self.scheduler.running, *self.scheduler.waiting)
+        return any(
+            s.constraint
+            or (self.drafter and s.state and self.drafter.may_draft(s))
+            or not self.runner.samples_on_device(s.request.params, len(s.end_ids))
+            for s in sequences
+        )
 
     def launch(self, work: ScheduledTokens) -> StepInFlight:
         """Launch one step for the scheduled sequences, and return it while the device computes."""

@@ -205,8 +205,13 @@ class GpuSampler:
         self.histories = TokenHistories(slots, max_len, vocabulary, device)
         self.buckets: dict[int, BucketSampler] = {}
 
-    def supports(self, params: SamplingParams) -> bool:
-        """Return whether the token counts for these parameters are kept on the device."""
+    def supports(self, params: SamplingParams, end_tokens: int) -> bool:
+        """Return whether the token counts for these parameters are kept on the device.
+
+        end_tokens: tokens that end the answer, which min_tokens forbids
+        """
+        if params.min_tokens and end_tokens > RESERVED_END_TOKENS + len(params.stop_ids):
+            return False
         return unsupported_reason(params, self.vocab_size) is None
 
     def bucket_sampler(self, rows: int) -> BucketSampler:
