@@ -8,7 +8,7 @@ import asyncio
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
 from typing import Protocol
@@ -63,11 +63,12 @@ class Mailbox:
         if self.is_waking or not self.events:
             return
         self.is_waking = True
-        try:
+        with suppress(RuntimeError):
             if loop := self.loop():
                 loop.call_soon_threadsafe(self.empty)
-        except RuntimeError:  # the loop, and with it all readers, has ended
-            self.events.clear()
+                return
+        self.is_waking = False  # the loop, and with it all readers, has ended
+        self.events.clear()
 
     def empty(self) -> None:
         """Pass the events to their readers."""
