@@ -51,6 +51,8 @@ def paced():
 class Counted:
     """Answers one after the other, as one that has no end, and how many tokens they brought."""
 
+    has_more = False
+
     def __init__(self, ask):
         self.ask, self.answer = ask, ask()
         self.began, self.tokens, self.closed = time.perf_counter(), 0, False

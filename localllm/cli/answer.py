@@ -99,7 +99,7 @@ def _print_events(
                     drafts.add_event(event)
                     drafts.hide()
                 if not options.as_json:
-                    printer.write(event)
+                    printer.write(event, flush=drafts is not None or not stream.has_more)
                 if drafts:
                     drafts.show()
         finally:
@@ -122,12 +122,15 @@ class AnswerPrinter:
         self.out = out
         self.reasoning = io.ReasoningWriter()
 
-    def write(self, event: GenerationEvent) -> None:
+    def write(self, event: GenerationEvent, *, flush: bool = True) -> None:
+        """flush: as in `StdoutWriter.write`."""
         if event.kind is EventType.REASONING:
+            self.out.flush()
             self.reasoning.write(event.text)
-        elif event.text or event.tool_call:
-            self.reasoning.finish()
-            self.out.write(event.text)
+        else:
+            if event.text or event.tool_call:
+                self.reasoning.finish()
+            self.out.write(event.text, flush=flush)
         if event.tool_call:
             self.out.finish()
             io.note(f"tool call: {event.tool_call.name} {event.tool_call.arguments}")

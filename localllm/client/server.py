@@ -172,6 +172,11 @@ class JsonStream(Iterator[JsonObject]):
             raise error_from_json(line)
         return line
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next line has been received."""
+        return self.response.unread_lines > 0
+
     def close(self) -> None:
         self.connection.close(self.response)
         self.server.release(self.connection)
@@ -304,6 +309,7 @@ class Response:
         self.file = source.makefile("rb")
         self.status = 0
         self.headers: dict[str, str] = {}
+        self.unread_lines = 0  # that `iter_lines` has received
 
     def read_head(self) -> None:
         try:
@@ -342,7 +348,8 @@ class Response:
         rest = b""
         for content in self.iter_bytes():
             *lines, rest = (rest + content).split(b"\n")
-            yield from lines
+            for self.unread_lines in range(len(lines) - 1, -1, -1):
+                yield lines[-1 - self.unread_lines]
         if rest:
             yield rest
 

@@ -170,6 +170,11 @@ class Stream(Iterator[GenerationEvent]):
         self.ended = event.finish_reason is not None
         return event
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next event is there already."""
+        return bool(self.unread) or not self.output.events.empty()
+
     def close(self) -> None:
         """Cancel the request, unless it has ended."""
         ended, self.ended = self.ended, True
