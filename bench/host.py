@@ -257,20 +257,21 @@ def stream_program(model: str, tokens: int) -> None:
 
 
 def measure_run(model: Path, tokens: int) -> dict[str, float]:
-    """A pipe's reader sees the first and the last byte of the answer."""
+    """A pipe's reader sees the first and the last byte of the answer. CPU time is counted from the first."""
     times: dict[int, tuple[float, float]] = {}
     for count in (SHORT, tokens):
         words = ("run", str(model), "Tell me a story", "--local", "--ignore-eos", "--max-tokens", str(count))
         with subprocess.Popen(command(*words), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL) as process:
             assert process.stdout
-            descriptor, began = process.stdout.fileno(), 0.0
+            descriptor, began, start_cpu = process.stdout.fileno(), 0.0, 0.0
             while os.read(descriptor, 1 << 16):
-                began = began or time.perf_counter()
+                if not began:
+                    began, start_cpu = time.perf_counter(), sum(psutil.Process(process.pid).cpu_times()[:2])
             wall = time.perf_counter() - began
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
             assert process.returncode == 0
-            times[count] = wall, usage.ru_utime + usage.ru_stime
+            times[count] = wall, usage.ru_utime + usage.ru_stime - start_cpu
     cpu = (times[tokens][1] - times[SHORT][1]) / (tokens - SHORT)
     return {"tokens_per_s": tokens / times[tokens][0], "cpu_us": 1e6 * cpu}
 
