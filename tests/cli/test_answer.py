@@ -5,13 +5,21 @@ import os
 import pty
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from localllm.cli.answer import AnswerOptions, DraftStatusLine, _print_events, cursor_column_after
+from localllm.cli.answer import (
+    FLUSH_INTERVAL_S,
+    AnswerOptions,
+    DraftStatusLine,
+    _print_events,
+    cursor_column_after,
+    has_more_soon,
+)
 from localllm.cli.io import StdoutWriter
 from localllm.errors import UsageError
 from localllm.request import EventType, GenerationEvent, Request, SamplingParams
@@ -164,3 +172,18 @@ def test_text_that_waits_is_flushed_when_an_answer_fails(monkeypatch: pytest.Mon
     with pytest.raises(UsageError, match="broken"):
         _print_events(model, Request((1,), SamplingParams(), 0.0), options, StdoutWriter())
     assert pipe.flushed == "the begin"
+
+
+def test_only_what_follows_a_flush_closely_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    stream: Any = SimpleNamespace(has_more=False)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        stream.has_more = True
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    assert not has_more_soon(stream, time.perf_counter() - FLUSH_INTERVAL_S)
+    assert not slept
+    assert has_more_soon(stream, time.perf_counter())
+    assert 0 < slept[0] <= FLUSH_INTERVAL_S
