@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import torch
+
 from bench.gpu.setting import Row, Setting
 
 BUDGET_S = 140
-WORKERS = min(8, os.cpu_count() or 1)  # processes of pytest-xdist: most of the time kernels are compiled
+MAX_WORKERS = 8  # processes of pytest-xdist: most of the time kernels are compiled
+WORKER_BYTES = 6 * 2**30  # of a GPU: a model of 1B in bf16, what its tests make, and CUDA itself, with a reserve
 FAULTS = 8  # that are shown of a group
 LENGTH = 200  # characters of a fault
 GROUPS = {
@@ -27,14 +30,22 @@ GROUPS = {
 def measure(setting: Setting) -> Iterator[Row]:
     groups = {"families beside transformers": ["tests/gpu/test_families.py"]} if setting.tiny else GROUPS
     for name, files in groups.items():
-        yield from of_group(name, files)
+        yield from of_group(name, files, workers(setting))
 
 
-def of_group(name: str, files: list[str]) -> Iterator[Row]:
+def workers(setting: Setting) -> int:
+    """As many processes as the memory of the GPU and the processor's cores are enough for."""
+    cores = min(MAX_WORKERS, os.cpu_count() or 1)
+    if setting.device.type != "cuda":
+        return cores
+    return max(1, min(cores, torch.cuda.mem_get_info(setting.device)[0] // WORKER_BYTES))
+
+
+def of_group(name: str, files: list[str], processes: int) -> Iterator[Row]:
     """One row for all, and one for each of the first faults."""
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        many = ["-n", str(WORKERS)] if importlib.util.find_spec("xdist") else []
+        many = ["-n", str(processes)] if processes > 1 and importlib.util.find_spec("xdist") else []
         command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", *many, f"--junitxml={report}", *files]
         ended = subprocess.run(command, check=False).returncode
         if not report.exists():

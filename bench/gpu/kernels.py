@@ -5,7 +5,6 @@ is a graph of nothing but these calls, with the tensors of all layers, so that n
 call's. Steps here are the decoder's alone: no sampling, no host.
 """
 
-import gc
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from bench.gpu.choice import chosen, first
 from bench.gpu.clock import captured, seconds
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import DTYPE, Model, generate, needed_bytes
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from localllm.arch.config import AttentionConfig
 from localllm.plan.memory import BLOCK_SIZE, blocks_for
 from localllm.quant.tensor import QuantizedTensor
@@ -65,7 +64,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             except RuntimeError as error:  # where a step cannot be captured, attention alone may be
                 yield {"weights": form, "batch": batch, "left out": str(error).partition("\n")[0]}
         del model
-        gc.collect()
+        release()
     for length in TINY_LONG if setting.tiny else LONG:
         for batch in BATCHES:
             yield attention_alone(setting, length, batch, ceiling)

@@ -1,7 +1,6 @@
 """The 8B model's decode beside others on the same device in the same run, taking turns: transformers with a
 static cache and torch.compile; in localllm's own loop, torch's INT4 product and cuBLAS in place of its kernels."""
 
-import gc
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,7 +12,7 @@ from torch import Tensor
 from bench.gpu.choice import first, reference_of
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import ANSWER, DTYPE, Model, generate, needed_bytes, step_seconds
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from bench.gpu.static_cache import Compiled
 from bench.gpu.torch_int4 import FORMAT, TorchInt4Source, linear_int4pack
 
@@ -52,7 +51,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                 "times as fast": their_s / our_s,
             }
         theirs = None
-        gc.collect()
+        release()
 
 
 def steps(setting: Setting) -> int:

@@ -239,7 +239,7 @@ class Worker:
                 self.incoming_count -= 1
             self.outputs[sequence] = output
             for event in self.engine.add_sequence(sequence):
-                self.process(event)
+                self.deliver(event)
             self.enforce_context(sequence)  # which may have been reduced since it was prepared
 
         with self.inbox_lock:
@@ -337,8 +337,8 @@ class Worker:
                     events = self.engine.step() if is_open else []
                     self.steps += any(event.token_id is not None for event in events)
                     for event in events:
-                        self.process(event)
-                    self.deliver()
+                        self.deliver(event)
+                    self.flush()
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
                     if is_gpu_failure(error):
@@ -364,10 +364,10 @@ class Worker:
         with contextlib.suppress(queue.Empty):
             while True:
                 self.inbox.get(block=not self.engine.has_unfinished_requests and not self.closed)()
-                self.deliver()
+                self.flush()
         return not self.closed
 
-    def process(self, event: TokenEvent) -> None:
+    def deliver(self, event: TokenEvent) -> None:
         """Make the events of a token for its reader; an error while doing so ends only this answer."""
         output = self.outputs.get(event.sequence)
         if output is None:
@@ -386,7 +386,7 @@ class Worker:
             self.finished[finish_reason] += 1
             self.abort(event.sequence)
 
-    def deliver(self) -> None:
+    def flush(self) -> None:
         """Pass the pending events of all answers to their readers, and wake each reader once."""
         if not self.undelivered:
             return
@@ -407,7 +407,7 @@ class Worker:
         """Call `rebuild` to resize the engine's caches to a context, on the engine's thread. Running sequences are
         preempted and computed again; those that no longer fit end with ContextOverflow."""
         for event in self.engine.preempt_all():
-            self.process(event)
+            self.deliver(event)
         rebuild()
         self.context = context
         for sequence in list(self.outputs):
@@ -440,7 +440,7 @@ class Worker:
             self.fail(output, error)
         self.outputs.clear()
         self.engine.reset()
-        self.deliver()
+        self.flush()
 
     def prefer_throughput(self) -> None:
         """Accept any number of waiting requests, and choose step sizes for throughput."""

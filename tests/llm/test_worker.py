@@ -186,3 +186,19 @@ def test_an_idle_engine_delivers_an_error_that_no_step_follows(llm: LLM) -> None
             next(stream)
     finally:
         llm.worker.context = context
+
+
+def test_64_requests_to_a_small_model_get_their_first_tokens_in_the_same_step() -> None:
+    first_tokens = list[int | None]()
+    with localllm.load(shared("stories260K")) as llm:
+
+        def step() -> None:
+            for event in llm.worker.engine.step():
+                first_tokens.append(event.token_id)
+                llm.worker.deliver(event)
+
+        with held(llm):
+            streams = [llm.stream([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True)) for _ in range(64)]
+            llm.worker.post(step)
+        assert [len([event for event in stream if event.token_ids]) for stream in streams] == [8] * 64
+    assert len(first_tokens) == 64

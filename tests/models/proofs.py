@@ -15,7 +15,6 @@ from torch import Tensor
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import SequenceState
-from tests.gguf_writer import write_gguf
 from tests.models.families import FAMILIES, NOT_IN_GGUF, OTHERWISE_IN_GGUF
 from tests.tiny import CPU, make_checkpoint, make_engine
 
@@ -72,6 +71,8 @@ def logits_of_transformers(model: Any, ids: list[int]) -> Tensor:
 
 def from_gguf(subject: Subject) -> float | None:
     """The same model as a GGUF file, against the transformers model. None where the format has no words for it."""
+    from tests.gguf_writer import write_gguf  # imports gguf, which may be missing where a GPU alone is tested
+
     if subject.name in NOT_IN_GGUF:
         return None
     folder, theirs = subject.folder, subject.theirs
