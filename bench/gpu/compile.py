@@ -72,8 +72,8 @@ def noted(shape: dict[str, Any], form: Form, gpu: Gpu) -> list[RecordedLaunch]:
 def runner_of(shape: dict[str, Any], form: Form) -> tuple[Runner, BlockPool]:
     config = config_of(shape, form)
     decoder = Decoder(config, RandomSource(form, META, DTYPE, config.tie_embeddings), CONTEXT)
-    runner = Runner(decoder, BLOCKS, BLOCK_SIZE, DTYPE, META, max_running=MAX_RUNNING)
-    runner.gpu_sampler = GpuSampler(MAX_RUNNING, CONTEXT, config.vocab_size, META)
+    runner = Runner(decoder, BLOCKS, BLOCK_SIZE, DTYPE, META, max_running=MAX_RUNNING["cuda"])
+    runner.gpu_sampler = GpuSampler(MAX_RUNNING["cuda"], CONTEXT, config.vocab_size, META)
     runner.graphs = CudaGraphs(
         *(decoder, runner.caches, runner.gpu_sampler, runner.newest_tokens, BLOCK_SIZE, CONTEXT, BLOCKS, 0)
     )
