@@ -6,6 +6,8 @@ With a seed in the environment variable SOFTWARE_GPU, they are compiled to PTX i
 
 import importlib.util
 import os
+from contextlib import nullcontext
+from unittest.mock import patch
 
 import torch
 
@@ -18,10 +20,9 @@ if TRITON:
     if not ON_GPU and not SOFTWARE_GPU:
         os.environ["TRITON_INTERPRET"] = "1"  # read where kernels are defined, Triton's own included
     importlib.import_module("triton.experimental.gluon")
-    launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
-    kernels = importlib.import_module("localllm.runtime.kernels")
-    if SOFTWARE_GPU:  # the package loads them for CUDA and the interpreter
-        importlib.import_module("localllm.runtime.kernels.gpu.register")
-        setattr(kernels, "triton_loaded", True)  # noqa: B010
+    # The package registers kernels for GPUs, before those for the CPU, if there is a GPU or the interpreter.
+    with patch.object(torch.cuda, "is_available", lambda: True) if SOFTWARE_GPU else nullcontext():
+        launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
+        importlib.import_module("localllm.runtime.kernels")
     os.environ.pop("TRITON_INTERPRET", None)
     setattr(launch, "takes_cpu", False)  # noqa: B010

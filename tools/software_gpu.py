@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- software gpu -->\n", "<!-- end of software gpu -->")
 KERNELS = ["tests/runtime/kernels/gpu", "tests/runtime/test_gpu_sampler.py"]
-PLANTED = "tests/tools/ptx/planted_in_kernels.py"
+PLANTED, ENGINE = "tests/tools/ptx/planted_in_kernels.py", "tests/tools/ptx/engine_on_kernels.py"
 # Tests that together run each kernel once, as expressions of pytest's -k.
 QUICK = [
     "test_norms and test_rms_norm and 100 and True and bfloat16",

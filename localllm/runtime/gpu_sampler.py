@@ -225,7 +225,7 @@ class GpuSampler:
         """Launch the kernels of each variant on a row whose result is not read, so that they are compiled."""
         for temperature, penalty in itertools.product((0.0, 1.0), (0.0, 0.5)):
             params = SamplingParams(temperature=temperature, presence_penalty=penalty)
-            spec = SamplingSpec(params, 0, 0, [], Counter(), history_slot=0)
+            spec = SamplingSpec(params, 0, 1, [0], Counter(), history_slot=0)
             self.sample(torch.zeros(1, self.vocab_size, device=self.device), [spec])
         self.histories.synced.clear()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.software_gpu import PAGE, PLANTED
+from tools.software_gpu import ENGINE, PAGE, PLANTED
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,6 +26,7 @@ def documented_kernels() -> set[str]:
     return set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
 
 
+@pytest.mark.timeout(900)  # 30 s of CPU time
 def test_each_kernel_once() -> None:
     assert documented_kernels() <= software_gpu("--quick")
 
@@ -38,5 +39,7 @@ def test_every_kernel(arguments: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-def test_faults_planted_in_kernels_are_found() -> None:
-    software_gpu(PLANTED)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tests", [PLANTED, ENGINE], ids=["faults planted in kernels", "the engine"])
+def test_more(tests: str) -> None:
+    software_gpu(tests)

@@ -252,11 +252,14 @@ def minimum_or_maximum(opcode: Opcode) -> Operation:
 
 @defines("div")
 def divide(opcode: Opcode) -> Operation:
-    """Divide: integers toward zero, floats rounded to nearest, also where PTX allows an error of 2 ulp."""
+    """Divide: integers toward zero, floats rounded to nearest, or with an error of 2 ulp (.full and .approx)."""
     if not opcode.is_float:
         return same_type(opcode, 2, lambda a, b: _integer_division(a, b)[0])
-    opcode.take("rn", "full", "approx")
-    return same_type(opcode, 2, np.divide)
+    if opcode.take("rn", "full", "approx") == "rn":
+        return same_type(opcode, 2, np.divide)
+    return same_type(
+        opcode, 2, lambda a, b: inexact(a.astype(np.float64) / b.astype(np.float64), 1.5 * 2.0**-23, a, b)
+    )
 
 
 @defines("rem")
@@ -272,27 +275,37 @@ def _integer_division(a: Array, b: Array) -> tuple[Array, Array]:
     return np.where(b == 0, ones, (a - rest) // divisor), np.where(b == 0, ones, rest)
 
 
-def approximation(function: Compute) -> Callable[[Opcode], Operation]:
-    """Return the definition of a function that PTX approximates in float32: here rounded to nearest."""
+def approximation(function: Compute, relative: float) -> Callable[[Opcode], Operation]:
+    """Return the definition of a function that PTX approximates in float32 with a relative error."""
 
     def definition(opcode: Opcode) -> Operation:
-        opcode.take("approx", "rn")
-        if opcode.type == "f64":
-            return same_type(opcode, 1, function)
-        return same_type(opcode, 1, lambda x: function(x.astype(np.float64)).astype(np.float32))
+        is_exact = opcode.take("approx", "rn") == "rn"
+        error = 0.0 if is_exact else relative
+        return same_type(opcode, 1, lambda x: inexact(function(x.astype(np.float64)), error, x))
 
     return definition
 
 
+def inexact(exact: Array, relative: float, *x: Array) -> Array:
+    """Return float32 numbers as wrong as the manual allows, by an error that depends on the operands alone.
+
+    Powers of two are exact: exp2(0) is 1, and so is rcp(1).
+    """
+    hashed = sum(((each.view(np.uint32) * np.uint32(0x9E3779B1)) >> np.uint32(16) for each in x), np.uint32(0))
+    error = relative * ((hashed & np.uint32(0xFFFF)) / 32767.5 - 1)
+    is_power = np.frexp(exact)[0] == 0.5
+    return np.where(is_power, exact, exact * (1 + error)).astype(np.float32)
+
+
 DEFINITIONS |= {
-    "rcp": approximation(lambda x: 1 / x),
-    "sqrt": approximation(np.sqrt),
-    "rsqrt": approximation(lambda x: 1 / np.sqrt(x)),
-    "ex2": approximation(np.exp2),
-    "lg2": approximation(np.log2),
-    "sin": approximation(np.sin),
-    "cos": approximation(np.cos),
-    "tanh": approximation(np.tanh),
+    "rcp": approximation(lambda x: 1 / x, 2.0**-24),  # and another half ulp, of rounding
+    "sqrt": approximation(np.sqrt, 2.0**-24),
+    "rsqrt": approximation(lambda x: 1 / np.sqrt(x), 2.0**-23.5),
+    "ex2": approximation(np.exp2, 2.0**-22.5),
+    "lg2": approximation(np.log2, 2.0**-23),
+    "sin": approximation(np.sin, 2.0**-22),
+    "cos": approximation(np.cos, 2.0**-22),
+    "tanh": approximation(np.tanh, 2.0**-11.1),
 }
 
 

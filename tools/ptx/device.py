@@ -4,8 +4,8 @@
         y = rms_norm(x, weight, 1e-5)  # launches norm_kernel
 
 Kernels are compiled for sm_80, whose tensor cores are programmed with mma.sync. With `pdl`, they are launched as
-on sm_90, so that each may start before the previous one has ended; the machine then checks what it touches
-before it waits.
+on sm_90, and compiled for it unless they use its own tensor core instructions. Each may then start before the
+previous one has ended, and the machine checks what it touches before it waits.
 
 A tensor of torch.empty counts as uninitialized until something writes to it.
 """
@@ -14,6 +14,7 @@ import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -27,21 +28,29 @@ from triton.backends.compiler import GPUTarget
 from localllm.runtime.kernels.gpu.launch import Gpu, RecordedLaunch, redirect_launches
 from tools.ptx.machine import Code, Grid
 from tools.ptx.memory import Clocks, GlobalMemory, PrematureError, Region
-from tools.ptx.parser import parse
+from tools.ptx.parser import Program, parse
 from tools.ptx.rounding import Array
 from tools.ptx.steps import decode
 from tools.triton_aot import WARP_THREADS, specialize
 
 ARCH, PDL_ARCH = 80, 90
+ARCHITECTURE_SPECIFIC = {"wgmma", "fence", "mbarrier"}  # not defined here
 MULTIPROCESSORS = 4  # few, so that work is split little
 
 
 @dataclass(frozen=True)
 class Executable:
     ptx: str
-    code: Code
     parameters: tuple[str, ...]  # names of the kernel's arguments that are passed at run time
     shared_bytes: int
+
+    @cached_property
+    def program(self) -> Program:
+        return parse(self.ptx)
+
+    @cached_property
+    def code(self) -> Code:
+        return decode(self.program)
 
 
 @dataclass
@@ -59,22 +68,31 @@ _executables: dict[str, Executable] = {}
 
 
 def compile_ptx(launch: RecordedLaunch) -> Executable:
-    """Compile a launch as Triton's launcher would, but not further than to PTX."""
+    """Compile a launch as Triton's launcher would, but not further than to PTX.
+
+    With PDL it is compiled for sm_90, unless it then uses instructions of that architecture's tensor cores.
+    """
+    if launch.options.get("launch_pdl"):
+        executable = compile_ptx_for(launch, PDL_ARCH)
+        if not any(i.name in ARCHITECTURE_SPECIFIC for i in executable.program.instructions):
+            return executable
+    return compile_ptx_for(launch, ARCH)
+
+
+def compile_ptx_for(launch: RecordedLaunch, arch: int) -> Executable:
     source = specialize(launch)
-    key = f"{source.hash()} {sorted(launch.options.items())}"
+    key = f"{arch} {source.hash()} {sorted(launch.options.items())}"
     if key not in _executables:
-        hook, triton.knobs.runtime.add_stages_inspection_hook = (
-            triton.knobs.runtime.add_stages_inspection_hook,
-            _without_assembler,
-        )
+        knobs: Any = triton.knobs.runtime
+        hook, knobs.add_stages_inspection_hook = knobs.add_stages_inspection_hook, _without_assembler
         try:
             options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
-            compiled = triton.compile(source, target=GPUTarget("cuda", ARCH, WARP_THREADS), options=options)
+            compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=options)
         finally:
-            triton.knobs.runtime.add_stages_inspection_hook = hook
+            knobs.add_stages_inspection_hook = hook
         names = tuple(name for name, kind in source.signature.items() if kind != "constexpr")
         ptx = compiled.asm["ptx"]
-        _executables[key] = Executable(ptx, decode(parse(ptx)), names, compiled.metadata.shared)
+        _executables[key] = Executable(ptx, names, compiled.metadata.shared)
     return _executables[key]
 
 
@@ -98,23 +116,25 @@ class Initialization(TorchDispatchMode):
     def __torch_dispatch__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
     ) -> Any:
-        result = function(*arguments, **(options or {}))
+        options = options or {}
+        result = function(*arguments, **options)
         if "empty" in function.name() and isinstance(result, Tensor) and result.device.type == "cpu":
             storage = result.untyped_storage()
             storage_bytes(result)[:] = 0xFF
             self.storages[storage.data_ptr()] = StorageWeakRef(storage), np.zeros(storage.nbytes(), bool)
         elif function._schema.is_mutable:
-            written = (result, *arguments, *(options or {}).values())
-            for each in written:
-                if isinstance(each, Tensor) and each.device.type == "cpu":
-                    self.note_written(each)
+            given = (
+                dict(zip((each.name for each in function._schema.arguments), arguments, strict=False)) | options
+            )
+            for each in function._schema.arguments:
+                if each.alias_info and each.alias_info.is_write:
+                    self.note_written(given.get(each.name))
         return result
 
-    def note_written(self, tensor: Tensor) -> None:
-        """Mark the tensor as written; operations that write to one argument mark all of them."""
-        flags = self.of(tensor)
-        if flags is not None:
-            flags |= bytes_of(tensor)
+    def note_written(self, value: object) -> None:
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, Tensor) and (flags := self.of(tensor)) is not None:
+                flags |= bytes_of(tensor)
 
     def of(self, tensor: Tensor) -> Array | None:
         """Return which bytes of the tensor's storage hold a value; None: all."""
@@ -180,13 +200,13 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
     ) -> None:
         """Run a kernel. early: it may have started before the previous one ended."""
         program = executable.code.program
-        storages: dict[int, list[str]] = {}  # names of the tensors in each
-        for name, value in arguments.items():
-            if isinstance(value, Tensor):
-                storages.setdefault(value.untyped_storage().data_ptr(), []).append(name)
         parameters = dict(zip(arguments, program.parameters, strict=False))
         written = {name for name, parameter in parameters.items() if parameter in program.written_parameters}
-        regions = [self.region({name: arguments[name] for name in names}, written) for names in storages.values()]
+        storages: dict[int, dict[str, Tensor]] = {}  # tensors that share memory
+        for name, value in arguments.items():
+            if isinstance(value, Tensor):
+                storages.setdefault(value.untyped_storage().data_ptr(), {})[name] = value
+        regions = [self.region(tensors, written) for tensors in storages.values()]
         width, height, depth = (*blocks, 1, 1)[:3]
         clocks = Clocks(program.threads, width * height * depth)
         memory = GlobalMemory(regions, executable.code.global_unit, clocks)
@@ -195,17 +215,27 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
             match arguments[name]:
                 case Tensor() as tensor:
                     number = list(storages).index(tensor.untyped_storage().data_ptr())
-                    values[parameter] = memory.address(number, tensor.storage_offset() * tensor.element_size())
+                    values[parameter] = memory.address(
+                        number, int(tensor.storage_offset()) * tensor.element_size()
+                    )
                 case float(number):
                     values[parameter] = int(np.float32(number).view(np.uint32))
                 case number:
                     values[parameter] = int(number)
-        size, shared_bytes = (width, height, depth), executable.shared_bytes
-        grid = Grid(executable.code, size, values, shared_bytes, memory, clocks, self.random, early)
+        grid = Grid(
+            executable.code,
+            (width, height, depth),
+            values,
+            executable.shared_bytes,
+            memory,
+            clocks,
+            self.random,
+            early,
+        )
         with np.errstate(all="ignore"):  # NaN and infinities are results like others
             grid.run()
         self.check_early_reads(grid, list(storages))
-        self.finish(grid, [arguments[names[0]] for names in storages.values()])
+        self.finish(grid, [next(iter(tensors.values())) for tensors in storages.values()])
         opcodes = frozenset(instruction.opcode for instruction in program.instructions)
         shapes = [
             f"{name.removeprefix('p_')} {' x '.join(map(str, each.shape))}"

@@ -234,7 +234,7 @@ class Wave:
         return start, candidates & (self.counter == start)
 
     def choose(self, runnable: Array) -> Array:
-        """Return the threads that run until none of them can: all, some blocks, or some warps of one."""
+        """Return the threads that run until none of them can: all, those of half the blocks, or half the warps."""
         random = self.grid.random
         match random.integers(4):
             case 0:

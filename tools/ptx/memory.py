@@ -56,17 +56,15 @@ class DivergenceError(Fault):
 class Clocks:
     """The times of all threads of a grid.
 
-    An agent is a thread, numbered across blocks; or, if several accessed a unit, their warp, block or grid: -2 -
-    warp, -2 - warps - block, or ANYBODY.
+    An agent is a thread, numbered across blocks. Threads that read the same unit are remembered as one agent:
+    their warp (-2 - warp), their block (-2 - warps - block) or ANYBODY.
     """
 
     block_threads: int
     blocks: int
     warp: Array = field(init=False)  # of each warp of the grid
     barrier: Array = field(init=False)  # of each block, when its last barrier ended
-    acquired: dict[int, Array] = field(
-        default_factory=dict
-    )  # by block: the times of others that it is ordered after
+    acquired: dict[int, Array] = field(default_factory=dict)  # by block: times of others that it is ordered after
     released: dict[int, Array] = field(default_factory=dict)  # by address of a counter, likewise
 
     def __post_init__(self) -> None:
@@ -312,7 +310,7 @@ class GlobalMemory(Memory):
     def by_unit(self, at: slice, flags: Array) -> Array:
         """Return whether a flag is set for all bytes of each unit."""
         before, after = at.start % self.unit, -at.stop % self.unit
-        return np.pad(flags, (before, after)).reshape(-1, self.unit).all(1)
+        return np.all(np.pad(flags, (before, after)).reshape(-1, self.unit), axis=1, keepdims=True)[:, 0]
 
     def written_back(self, region: int) -> tuple[Array, Array]:
         """Return the content of a region, and which of its bytes hold a value."""

@@ -27,6 +27,8 @@ def decode(program: Program) -> Code:
 
 
 def decode_one(instruction: Instruction, program: Program) -> Step:
+    if instruction.name == "setp" and instruction.opcode.endswith("x2"):
+        return compare_pairs(instruction)
     if instruction.name in DECODERS and not (instruction.name == "mov" and not has_vector(instruction)):
         return DECODERS[instruction.name](instruction, program)
     try:
@@ -127,6 +129,21 @@ def decodes(
         return decoder
 
     return register
+
+
+def compare_pairs(instruction: Instruction) -> Step:
+    """Compare both halves of packed operands: the lower ones set the first predicate."""
+    compare = operation(instruction.opcode.removesuffix("x2")).compute
+    low, high = (writer(each) for each in elements(instruction.operands[0]))
+    a, b = (reader(each, "b32") for each in instruction.operands[1:])
+    assert instruction.opcode.endswith("bf16x2"), instruction
+
+    def run(wave: Wave) -> None:
+        halves = [np.ascontiguousarray(each(wave)).view(np.uint16).reshape(-1, 2) for each in (a, b)]
+        low(wave, compare(*(each[:, 0] for each in halves)))
+        high(wave, compare(*(each[:, 1] for each in halves)))
+
+    return run
 
 
 # Program counter and barriers
@@ -455,6 +472,26 @@ def load_matrix(instruction: Instruction, program: Program) -> Step:
         for i, register in enumerate(registers):
             if isinstance(register, Register):
                 wave.assign_active(register.index, register.bits, fragments[:, i].ravel())
+
+    return run
+
+
+@decodes("stmatrix")
+def store_matrix(instruction: Instruction, program: Program) -> Step:
+    """Store 8 x 8 matrices, as ldmatrix loads them."""
+    sources = [reader(each, "b32") for each in elements(instruction.operands[1])]
+    count, transposed = len(sources), "trans" in instruction.modifiers
+    assert ".m8n8." in instruction.opcode and instruction.opcode.endswith("b16"), instruction
+    address = address_of(instruction.operands[0], "u32")
+
+    def run(wave: Wave) -> None:
+        warps = wave.whole_warps()
+        addresses = address(wave).reshape(len(warps), WARP)[:, : 8 * count]
+        threads = wave.threads.reshape(len(warps), WARP)[:, : 8 * count].ravel()
+        fragments = np.stack([source(wave).reshape(-1, WARP)[warps] for source in sources], 1)
+        rows = tensor_core.matrix_rows(fragments, transposed)
+        index = wave.shared_index(addresses.ravel(), 16, threads)
+        wave.shared.store(index, rows.reshape(-1, 8).view(np.uint8), wave.agent[threads])
 
     return run
 

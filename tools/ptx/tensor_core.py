@@ -28,6 +28,14 @@ def matrix_fragments(rows: Array, transposed: bool) -> Array:
     return low | high << np.uint32(16)
 
 
+def matrix_rows(fragments: Array, transposed: bool) -> Array:
+    """Return the rows that stmatrix stores, [warps, matrices, 8, 8] of uint16: the inverse."""
+    rows = np.empty((*fragments.shape[:2], 8, 8), np.uint16)
+    for i in (0, 1):
+        rows[..., GROUP, 2 * MEMBER + i] = (fragments >> np.uint32(16 * i)).astype(np.uint16)
+    return np.ascontiguousarray(rows.swapaxes(-1, -2)) if transposed else rows
+
+
 @dataclass(frozen=True)
 class MmaShape:
     """An mma.sync of 16 x K and K x 8 matrices with sums in float32 or int32."""

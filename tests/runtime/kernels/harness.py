@@ -14,6 +14,7 @@ from localllm.runtime.kernels.registry import KERNELS
 
 COMPILED = cpu_supported()  # else torch computes alone
 measured: list[tuple[str, float]] = []  # operation and error, as a part of what is allowed, of the test that runs
+APPROXIMATED = 16  # `terms` of exp2 and division, in which a GPU may be wrong by 2 ulp each
 needs_compiled = pytest.mark.skipif(not COMPILED, reason="no kernel is compiled for this processor")
 
 

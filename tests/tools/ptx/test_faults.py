@@ -16,8 +16,6 @@ from tools.ptx.memory import (
     RaceError,
     UninitializedError,
 )
-from tools.ptx.parser import parse
-from tools.ptx.steps import decode
 
 SEEDS = range(6)
 HEADER = """
@@ -166,7 +164,7 @@ VECTOR = """
 def run(
     body: str, *tensors: Tensor, n: int = 0, blocks: int = 1, seed: int = 0, gpu: SoftwareGpu | None = None
 ) -> SoftwareGpu:
-    executable = Executable(HEADER + body, decode(parse(HEADER + body)), ("p_x", "p_y", "p_z", "p_n"), 512)
+    executable = Executable(HEADER + body, ("p_x", "p_y", "p_z", "p_n"), 512)
     unused = torch.zeros(1, dtype=torch.int32)
     x, y, z, *_ = (*tensors, unused, unused)
     gpu = gpu or SoftwareGpu(seed)
@@ -287,6 +285,9 @@ def test_memory_of_torch_empty_is_uninitialized() -> None:
         with pytest.raises(UninitializedError):
             run(REVERSE, x, y, gpu=gpu)
         x[:32] = 1
+        with pytest.raises(UninitializedError):
+            run(REVERSE, x, y, gpu=gpu)
+        y.copy_(x)  # does not write to x
         with pytest.raises(UninitializedError):
             run(REVERSE, x, y, gpu=gpu)
         x[32:] = 2

@@ -107,6 +107,13 @@ def test_ldmatrix(trans: str) -> None:
         assert y[t] == int(pair[0]) % 2**16 | int(pair[1]) << 16
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stmatrix_stores_what_ldmatrix_loads(transposed: bool) -> None:
+    rows = np.arange(2 * 4 * 64, dtype=np.uint16).reshape(2, 4, 8, 8)
+    fragments = tensor_core.matrix_fragments(rows, transposed)
+    assert (tensor_core.matrix_rows(fragments, transposed) == rows).all()
+
+
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_mma_m16n8k16(kind: str) -> None:
     """Fragments as in the manual: a0, a1 at row t // 4 and columns 2 (t % 4); a2, a3 8 rows below; a4 .. a7 8

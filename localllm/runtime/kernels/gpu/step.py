@@ -98,7 +98,7 @@ def end_step_kernel(
     o_token = tl.arange(0, PADDED)
     length = tl.load(inputs + 2 * most + i)
     there = length >= 0
-    chosen = tl.load(choices + i * COUNT + COUNT - 1)
+    chosen = tl.load(choices + i * COUNT + COUNT - 1, there, 0)  # a row without a sequence has none
     tl.store(newest + tl.load(inputs + i), chosen, there)
     tl.debug_barrier()  # all threads have read the length
     tl.store(inputs + 2 * most + i, length + COUNT, there)
