@@ -86,6 +86,7 @@ def test_answers_and_grammars_are_those_of_the_cpu(tmp_path: Path, monkeypatch: 
         ("stories260K", 3, {}),
         ("gguf/model-q4_k_m.gguf", None, {}),
         ("gguf/model-q8_0.gguf", 4, {}),
+        ("gguf/model-iq4_nl.gguf", 5, {}),
     ],
     ids=str,
 )
