@@ -14,6 +14,9 @@ clients:  ## install third-party clients for tests/server/clients: Python packag
 	.venv-clients/bin/uv pip install -q -p .venv-clients/bin/python -r tests/server/clients/requirements.txt
 	npm install --silent --prefix tests/server/clients
 
+triton:   ## install the oldest supported Triton beside the installed one, into .triton, for tests of compilation
+	rm -rf .triton/3.6 && $(PYTHON) -m pip install -q --no-deps --target .triton/3.6 "triton==3.6.*"
+
 check:    ## check format, lint, types and import layers
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m ruff check .
@@ -45,4 +48,4 @@ binary:   ## build dist/localllm, one file for Linux x86-64 that needs no Python
 catalog:  ## compare models.toml with the Hub
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test test-all clients check bench docs screens binary catalog
+.PHONY: setup test test-all clients triton check bench docs screens binary catalog

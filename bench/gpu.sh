@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is measured on one GPU, in under ten minutes.
+# Everything that is measured on one GPU, in under ten minutes, and what compiling its kernels takes the first time.
 #
 #   bench/gpu.sh                         all parts, in this order:
 #   bench/gpu.sh ceilings roofline       only these
@@ -7,6 +7,8 @@
 #   bench/gpu.sh --device cuda:1         another GPU
 #   bench/gpu.sh --tiny --device cpu     does the harness work? Tiny shapes, nothing is kept
 #
+#   compile    the kernels of the models of the parts below, on all cores, so that nobody's time includes it; where
+#              they were compiled before it takes seconds. It comes before roofline, prefill, kernels and rivals, too
 #   ceilings   what copies, reads and bf16 products of this GPU reach: what all fractions are of
 #   correct    kernels beside their references, the loop, every family of models, races (pytest)
 #   roofline   decode of 1B, 8B, 32B and 70B models in bf16, INT8 and INT4 through the engine; of the 8B also with

@@ -51,6 +51,8 @@ def paced():
 class Counted:
     """Answers one after the other, as one that has no end, and how many tokens they brought."""
 
+    has_more = False
+
     def __init__(self, ask):
         self.ask, self.answer = ask, ask()
         self.began, self.tokens, self.closed = time.perf_counter(), 0, False
@@ -110,5 +112,16 @@ def begin(model: Any) -> Session:
     return Session(model, chat, HOME / "chats", autosave=False)
 
 
-loaded: Any = Playing() if sys.argv[1] == "played" else Endless(localllm.load(sys.argv[1]))
+def open_model(name: str) -> Any:
+    """Open `played`, a model by name, or with `free FOLDER` one that computes nothing (`bench/host.py`)."""
+    if name == "played":
+        return Playing()
+    if name.startswith("free "):
+        from bench.host import install_free_runner
+
+        install_free_runner()
+    return Endless(localllm.load(name.removeprefix("free ")))
+
+
+loaded = open_model(sys.argv[1])
 ChatApp(ScriptedMachine(loaded), loaded.name, begin, HOME).run()

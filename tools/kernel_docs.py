@@ -4,7 +4,8 @@
 NVIDIA. Exits with 1 if a kernel spills registers, needs more shared memory than a block may have, or writes or
 exits before it has waited for the previous kernel. `--amd` compiles for three architectures of AMD instead, and
 exits with 1 if a kernel needs more shared memory than a block may have. `--check` writes nothing, and compiles
-only as many examples as launch every kernel once; `--check norms`: the kernels of that module.
+only as many examples as launch every kernel once; `--check norms`: the kernels of that module; `--check --every
+norms`: all of its examples. `--triton FOLDER` compiles with the Triton that is installed there (`make triton`).
 """
 
 import importlib
@@ -13,6 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+
+if "--triton" in sys.argv:  # before the first import of triton
+    option = sys.argv.index("--triton")
+    sys.path.insert(0, sys.argv[option + 1])
+    del sys.argv[option : option + 2]
 
 import torch
 import triton
@@ -120,13 +126,15 @@ def find_faults(compiled: dict[Example, Compiled]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     check, modules = "--check" in arguments, [each for each in arguments if not each.startswith("--")]
-    selected = [*fewest_examples(modules)] if check else [example for example, _ in examples()]
+    chosen = fewest_examples(modules) if check and "--every" not in arguments else [each for each, _ in examples()]
+    selected = [example for example in chosen if not modules or example[0] in modules]
     with ProcessPoolExecutor(PROCESSES) as pool:
         compiled = dict(zip(selected, pool.map(compile_example, selected), strict=True))
     if not check:
         PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), format_table(compiled)), encoding="utf-8")
     faults = find_faults(compiled)
-    print("\n".join(faults) or f"{len(selected)} examples fit on {len(ARCHS)} architectures")
+    fit = f"{len(selected)} examples fit on {len(ARCHS)} architectures, compiled by Triton {triton.__version__}"
+    print("\n".join(faults) or fit)
     return int(bool(faults))
 
 

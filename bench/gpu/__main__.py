@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import cast
@@ -20,7 +21,9 @@ from bench.gpu.setting import Part
 from localllm.errors import NoSuchDevice, UsageError
 from localllm.hardware.device import resolve_device
 
-PARTS = ("ceilings", "correct", "roofline", "prefill", "rivals", "cold", "kernels")
+PARTS = ("compile", "ceilings", "correct", "roofline", "prefill", "rivals", "cold", "kernels")
+
+COMPILED = {"roofline", "prefill", "kernels", "rivals"}  # parts that need what `compile` compiles
 
 
 def budget_s(part: str) -> int:
@@ -58,6 +61,12 @@ def run(part: str, device: str, tiny: bool, results: Results) -> str | None:
     return problem
 
 
+def with_kernels(parts: Sequence[str]) -> list[str]:
+    """The parts; the kernels of those that are measured with generated models are compiled before them."""
+    compiling = "compile" not in parts and not COMPILED.isdisjoint(parts)
+    return [*(["compile"] if compiling else []), *parts]
+
+
 def end(process_group: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process_group, signal.SIGKILL)
@@ -86,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         folder = chosen.results or (Path(scratch) if chosen.tiny else FOLDER)
         results = Results(folder, device)
         problems = 0
-        for part in PARTS if not chosen.parts else chosen.parts:
+        for part in with_kernels(chosen.parts or PARTS):
             problems += bool(run(part, chosen.device, chosen.tiny, results))
             print(results.section(part), flush=True)
         if not chosen.tiny:

@@ -14,7 +14,7 @@ from localllm.batch.output import OutputStream as Out
 from localllm.batch.summary import BatchCounts
 from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
 from localllm.llm.llm import LLM, collect_completion
-from localllm.llm.worker import Stream
+from localllm.llm.worker import Delivered, Stream
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
 from localllm.text.grammar.result import check_answer
 
@@ -100,21 +100,20 @@ class BatchRunner:
         open_line.unfinished_requests = len(open_line.requests)
         open_line.events = [[] for _ in open_line.requests]
         self.requests_in_flight += open_line.unfinished_requests
-        for request, pieces in zip(open_line.requests, open_line.events, strict=True):
-            open_line.streams.append(self.llm.submit(request, partial(self.take_event, open_line, pieces)))
+        for request, events in zip(open_line.requests, open_line.events, strict=True):
+            open_line.streams.append(self.llm.submit(request, partial(self.take_events, open_line, events)))
 
-    def take_event(
-        self, open_line: OpenLine, pieces: list[GenerationEvent], piece: GenerationEvent | BaseException
-    ) -> None:
-        """Called on the engine's thread."""
-        if isinstance(piece, BaseException):
-            open_line.error = piece
-        else:
-            pieces.append(piece)
-        if isinstance(piece, BaseException) or piece.finish_reason:
-            open_line.unfinished_requests -= 1
-            if not open_line.unfinished_requests:
-                self.finished.put(open_line)
+    def take_events(self, open_line: OpenLine, events: list[GenerationEvent], new: list[Delivered]) -> None:
+        """Add the new events of a step. Called on the engine's thread."""
+        for event in new:
+            if isinstance(event, BaseException):
+                open_line.error = event
+            else:
+                events.append(event)
+            if isinstance(event, BaseException) or event.finish_reason:
+                open_line.unfinished_requests -= 1
+                if not open_line.unfinished_requests:
+                    self.finished.put(open_line)
 
     def wait_for_line(self) -> None:
         """Wait until one more line is answered."""

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from localllm.errors import StoppedByLength, UsageError
 from localllm.files import explain_disk_errors, write_atomic
 from localllm.formatting import format_bytes, format_columns, format_rate, format_seconds
 from localllm.metrics import Metrics
-from localllm.protocol.model import Model
+from localllm.protocol.model import Model, Stream
 from localllm.request import (
     SEED_BITS,
     ChatRequest,
@@ -33,6 +34,8 @@ from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.receipts.receipt import Receipt  # imports the Hub's library, which a text answer does not need
+
+FLUSH_INTERVAL_S = 0.001  # seconds: tokens that arrive faster are flushed together, as each flush switches threads
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ def _print_events(
     events = []
     with closing(llm.submit(request)) as stream:
         printer, drafts = AnswerPrinter(out), DraftStatusLine() if options.draft else None
+        flushed_at = 0.0
         try:
             for event in stream:
                 events.append(event)
@@ -99,7 +103,9 @@ def _print_events(
                     drafts.add_event(event)
                     drafts.hide()
                 if not options.as_json:
-                    printer.write(event)
+                    flush = drafts is not None or not has_more_soon(stream, flushed_at)
+                    printer.write(event, flush=flush)
+                    flushed_at = time.perf_counter() if flush else flushed_at
                 if drafts:
                     drafts.show()
         finally:
@@ -109,6 +115,16 @@ def _print_events(
             if drafts:
                 drafts.finish()
     return events
+
+
+def has_more_soon(stream: Stream, flushed_at: float) -> bool:
+    """Whether the next event arrives within FLUSH_INTERVAL_S after the last flush."""
+    if stream.has_more:
+        return True
+    if (left_s := flushed_at + FLUSH_INTERVAL_S - time.perf_counter()) <= 0:
+        return False
+    time.sleep(left_s)
+    return stream.has_more
 
 
 def _text_of(events: Sequence[GenerationEvent], event_type: EventType) -> str:
@@ -122,12 +138,15 @@ class AnswerPrinter:
         self.out = out
         self.reasoning = io.ReasoningWriter()
 
-    def write(self, event: GenerationEvent) -> None:
+    def write(self, event: GenerationEvent, *, flush: bool = True) -> None:
+        """flush: as in `StdoutWriter.write`."""
         if event.kind is EventType.REASONING:
+            self.out.flush()
             self.reasoning.write(event.text)
-        elif event.text or event.tool_call:
-            self.reasoning.finish()
-            self.out.write(event.text)
+        else:
+            if event.text or event.tool_call:
+                self.reasoning.finish()
+            self.out.write(event.text, flush=flush)
         if event.tool_call:
             self.out.finish()
             io.note(f"tool call: {event.tool_call.name} {event.tool_call.arguments}")

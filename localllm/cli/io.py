@@ -145,18 +145,27 @@ class StdoutWriter:
             raise UsageError("stdout is closed", "send the answer to a file or to /dev/null")
         self.terminal = is_terminal(sys.stdout)
         self.last = ""
+        self.is_flushed = True
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, *, flush: bool = True) -> None:
+        """flush: False if more text is there already, which will be flushed with this one."""
         if text:
             clear_start_line()
-            self.last = text[-1]
+            self.last, self.is_flushed = text[-1], False
             sys.stdout.write(printable(text) if self.terminal else text)
+        if flush:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self.is_flushed:
+            self.is_flushed = True
             sys.stdout.flush()
 
     def finish(self) -> None:
         """End the last line on a terminal; a pipe gets exactly the text."""
         if self.terminal and self.last not in ("", "\n"):
             self.write("\n")
+        self.flush()
 
 
 class ReasoningWriter:

@@ -157,6 +157,10 @@ class RemoteStream(Iterator[GenerationEvent]):
                 next(self.lines)
         return event
 
+    @property
+    def has_more(self) -> bool:
+        return self.lines.has_more
+
     def close(self) -> None:
         if not self.is_closed:
             self.is_closed = True

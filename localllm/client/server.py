@@ -202,6 +202,11 @@ class JsonStream(Iterator[JsonObject]):
         self.line_count += 1
         return line
 
+    @property
+    def has_more(self) -> bool:
+        """Whether the next line has been received."""
+        return self.response.unread_lines > 0
+
     def repeat(self) -> JsonObject:
         """Send the request again, and return the line that is due."""
         due, self.line_count, self.was_repeated = self.line_count, 0, True
@@ -351,6 +356,7 @@ class Response:
         self.file = source.makefile("rb")
         self.status = 0
         self.headers: dict[str, str] = {}
+        self.unread_lines = 0  # that `iter_lines` has received
 
     def read_head(self) -> None:
         try:
@@ -389,7 +395,8 @@ class Response:
         rest = b""
         for content in self.iter_bytes():
             *lines, rest = (rest + content).split(b"\n")
-            yield from lines
+            for self.unread_lines in range(len(lines) - 1, -1, -1):
+                yield lines[-1 - self.unread_lines]
         if rest:
             yield rest
 

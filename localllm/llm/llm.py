@@ -308,12 +308,16 @@ class LLM:
             raise UsageError(f"{self.name} has no chat template to give arguments to", "leave them out")
         return {}
 
-    def submit(self, request: Request, deliver: Deliver | None = None) -> Stream:
+    def submit(
+        self, request: Request, deliver: Deliver | None = None, wake: Callable[[], object] | None = None
+    ) -> Stream:
         """Start answering a prepared request.
 
-        deliver: called with each event, or the error that ends the answer, on the engine's thread, which it must
-        not block; the returned stream then serves only to close it. Raises Busy if too many requests wait,
-        ContextOverflow if the request no longer fits after `resize`, LocalLLMError if the model is closed.
+        deliver: called with the events of each step, the last of which may be the error that ends the answer; the
+        returned stream then serves only to close it. wake: called after that, once for all answers of the step
+        that have the same. Both are called on the engine's thread, which they must not block. Raises Busy if too
+        many requests wait, ContextOverflow if the request no longer fits after `resize`, LocalLLMError if the
+        model is closed.
         """
         self.worker.check_queue()  # before any other work
         params, limit = request.params, self.max_len(request)
@@ -329,7 +333,7 @@ class LLM:
             and grammars.follow(constraint, self.prompt_tail(request), limit - len(request.prompt_ids)),
         )
         parser, shown_ids = self.output_parser(request)
-        return self.worker.submit(sequence, self, parser, shown_ids, deliver)
+        return self.worker.submit(sequence, self, parser, shown_ids, deliver, wake)
 
     def max_len(self, request: Request) -> int:
         """Return the maximum tokens of prompt and answer. Raises ContextOverflow as `check_context`."""

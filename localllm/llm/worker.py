@@ -7,7 +7,7 @@ import hashlib
 import queue
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
@@ -27,7 +27,9 @@ from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 MAX_QUEUE = 512  # sequences
-Deliver = Callable[[GenerationEvent | BaseException], object]
+NO_TEXT = OutputDelta(EventType.CONTENT)
+Delivered = GenerationEvent | BaseException  # an error ends its answer
+Deliver = Callable[[list[Delivered]], object]
 
 
 class RequestOutput:
@@ -40,22 +42,26 @@ class RequestOutput:
         output_parser: OutputParser,
         shown_ids: Collection[int],
         deliver: Deliver | None = None,
+        wake: Callable[[], object] | None = None,
     ):
-        """shown_ids: special tokens that the output parser needs, as in `Detokenizer`; deliver: called on the
-        engine's thread with each event, or the error that ends the answer; by default they are put into
-        `events`."""
+        """shown_ids: special tokens that the output parser needs, as in `Detokenizer`; deliver: called with the
+        events of each step, by default put into `events`; wake: called after `deliver`, once for all answers of
+        the step that have the same. Both are called on the engine's thread."""
         self.sequence = sequence
         self.detokenizer = Detokenizer(tokenizer, sequence.request.prompt_ids, shown_ids=shown_ids)
         self.output_parser = output_parser
         self.stops = StopStrings(sequence.request.params.stop)
-        self.events: queue.SimpleQueue[GenerationEvent | BaseException | None] = queue.SimpleQueue()
-        self.deliver = deliver or self.events.put
+        self.has_stops = bool(sequence.request.params.stop)
+        self.events: queue.SimpleQueue[list[Delivered] | None] = queue.SimpleQueue()
+        self.deliver: Deliver = deliver or self.events.put
+        self.wake = wake
+        self.pending: list[Delivered] = []  # of the current step
         self.token_count = 0
         self.call_count = 0
         self.call_ids: set[str] = set()
 
     def process(self, event: TokenEvent, device: torch.device) -> bool:
-        """Deliver the token of a step, and return whether a stop string ended the answer."""
+        """Add the events of a token to `pending`, and return whether a stop string ended the answer."""
         reason, deltas = event.finish_reason, []
         if event.token_id is not None:
             self.token_count += 1
@@ -65,15 +71,21 @@ class RequestOutput:
                 deltas = self.output_parser.push(self.detokenizer.push([event.token_id]))
         if reason:
             deltas += [*self.output_parser.push(self.detokenizer.finish()), *self.output_parser.finish()]
-        if any(delta.kind is EventType.REASONING for delta in deltas):
-            self.sequence.stopwatch.mark_reasoning()
-        deltas, stopped = self.apply_stop_strings(deltas, is_last=reason is not None)
+        for delta in deltas:
+            if delta.kind is EventType.REASONING:
+                self.sequence.stopwatch.mark_reasoning()
+                break
+        stopped = False
+        if self.has_stops or reason:
+            deltas, stopped = self.apply_stop_strings(deltas, is_last=reason is not None)
         if stopped:
             reason = FinishReason.STOP
-        deltas = deltas or [OutputDelta(EventType.CONTENT)]
-        self.deliver(self.make_event(deltas[0], event, reason if len(deltas) == 1 else None, device))
+        if len(deltas) <= 1:
+            self.pending.append(self.make_event(deltas[0] if deltas else NO_TEXT, event, reason, device))
+            return stopped
+        self.pending.append(self.make_event(deltas[0], event, None, device))
         for count, delta in enumerate(deltas[1:], 2):
-            self.deliver(self.make_event(delta, None, reason if count == len(deltas) else None, device))
+            self.pending.append(self.make_event(delta, None, reason if count == len(deltas) else None, device))
         return stopped
 
     def make_event(
@@ -143,19 +155,25 @@ class Stream(Iterator[GenerationEvent]):
         self.worker = worker
         self.output = output
         self.owner = owner  # referenced while the stream is read
+        self.unread: deque[Delivered] = deque()  # of the last step taken from the queue
         self.ended = False
 
     def __next__(self) -> GenerationEvent:
-        if self.ended:
+        if not (self.unread or self.ended):
+            self.unread.extend(self.output.events.get() or ())
+        if self.ended:  # also if another thread has closed it meanwhile
             raise StopIteration
-        event = self.output.events.get()
-        if event is None or self.ended:  # closed by another thread
-            raise StopIteration
+        event = self.unread.popleft()
         if isinstance(event, BaseException):
             self.ended = True
             raise event
         self.ended = event.finish_reason is not None
         return event
+
+    @property
+    def has_more(self) -> bool:
+        """Whether the next event is there already."""
+        return bool(self.unread) or not self.output.events.empty()
 
     def close(self) -> None:
         """Cancel the request, unless it has ended."""
@@ -191,6 +209,7 @@ class Worker:
         self.max_queue = max_queue
         self.incoming_count = 0  # sequences in the inbox
         self.outputs: dict[Sequence, RequestOutput] = {}
+        self.undelivered: dict[RequestOutput, None] = {}  # those with pending events, in order
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after `close`
         self.steps = 0  # engine steps that produced output tokens
@@ -208,11 +227,12 @@ class Worker:
         output_parser: OutputParser,
         shown_ids: Collection[int] = (),
         deliver: Deliver | None = None,
+        wake: Callable[[], object] | None = None,
     ) -> Stream:
         """Queue a sequence, and return the stream of its events. owner: referenced by the stream; the other
         arguments are those of `RequestOutput`. Raises Busy if too many sequences wait, LocalLLMError after
         `close`."""
-        output = RequestOutput(sequence, self.tokenizer, output_parser, shown_ids, deliver)
+        output = RequestOutput(sequence, self.tokenizer, output_parser, shown_ids, deliver, wake)
 
         def begin() -> None:
             with self.inbox_lock:
@@ -318,6 +338,7 @@ class Worker:
                     self.steps += any(event.token_id is not None for event in events)
                     for event in events:
                         self.deliver(event)
+                    self.flush()
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
                     if is_gpu_failure(error):
@@ -343,13 +364,15 @@ class Worker:
         with contextlib.suppress(queue.Empty):
             while True:
                 self.inbox.get(block=not self.engine.has_unfinished_requests and not self.closed)()
+                self.flush()
         return not self.closed
 
     def deliver(self, event: TokenEvent) -> None:
-        """Pass an event to its reader; an error while doing so ends only this answer."""
+        """Make the events of a token for its reader; an error while doing so ends only this answer."""
         output = self.outputs.get(event.sequence)
         if output is None:
             return
+        self.undelivered[output] = None
         finish_reason = event.finish_reason
         try:
             if event.error:
@@ -357,11 +380,28 @@ class Worker:
             if output.process(event, self.engine.device):
                 finish_reason = FinishReason.STOP
         except Exception as error:
-            output.deliver(error)
+            output.pending.append(error)
             finish_reason = FinishReason.ERROR
         if finish_reason:
             self.finished[finish_reason] += 1
             self.abort(event.sequence)
+
+    def flush(self) -> None:
+        """Pass the pending events of all answers to their readers, and wake each reader once."""
+        if not self.undelivered:
+            return
+        outputs, self.undelivered = self.undelivered, {}
+        for output in outputs:
+            events, output.pending = output.pending, []
+            output.deliver(events)
+        for wake in {output.wake for output in outputs if output.wake}:
+            wake()
+
+    def fail(self, output: RequestOutput, error: Exception) -> None:
+        """Let an error be the last event of an answer."""
+        output.pending.append(error)
+        self.undelivered[output] = None
+        self.finished[FinishReason.ERROR] += 1
 
     def reconfigure(self, context: int, rebuild: Callable[[], None]) -> None:
         """Call `rebuild` to resize the engine's caches to a context, on the engine's thread. Running sequences are
@@ -380,8 +420,7 @@ class Worker:
             sequence.max_len = min(sequence.max_len, self.context)
             return
         overflow = ContextOverflow(length, self.context, "shorten the prompt, or use a model with more context")
-        self.outputs[sequence].deliver(overflow)
-        self.finished[FinishReason.ERROR] += 1
+        self.fail(self.outputs[sequence], overflow)
         self.abort(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -398,10 +437,10 @@ class Worker:
         """End all answers with an error, and reset the engine, which remains usable."""
         for sequence, output in self.outputs.items():
             self.engine.cancel(sequence)
-            output.deliver(error)
-        self.finished[FinishReason.ERROR] += len(self.outputs)
+            self.fail(output, error)
         self.outputs.clear()
         self.engine.reset()
+        self.flush()
 
     def prefer_throughput(self) -> None:
         """Accept any number of waiting requests, and choose step sizes for throughput."""

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
 
 class Stream(Iterator[GenerationEvent], Protocol):
+    @property
+    def has_more(self) -> bool:
+        """Whether the next event is there already, so that its output may be flushed together with this one's."""
+        ...
+
     def close(self) -> None:
         """Cancel the answer, from any thread. A reader that waits for an event gets the end at once."""
         ...

@@ -15,6 +15,7 @@ from localllm.quant.packing import (
     MXFP4_GPU_PACKED,
     PLANES_PER_WORD,
     W8A8,
+    W8A8_GPU_PACKED,
 )
 from localllm.quant.tensor import QuantizedTensor
 
@@ -24,7 +25,7 @@ DEQUANTIZERS = {
     W8A8: dequantize_bytes,
     FP8: dequantize_bytes,
     **dict.fromkeys(INTERLEAVED_BITS, interleaved.dequantize),
-    **dict.fromkeys(PLANES_PER_WORD, gpu_packed.dequantize),
+    **dict.fromkeys((*PLANES_PER_WORD, W8A8_GPU_PACKED), gpu_packed.dequantize),
     **dict.fromkeys((MXFP4_GPU_PACKED, FP8_GPU_PACKED), gpu_packed.dequantize_float),
     MXFP4: dequantize_mxfp4,
     **dict.fromkeys(gguf.FORMATS, gguf.dequantize),

@@ -52,6 +52,7 @@ def interleaved_columns(group: int, columns: int) -> int:
 
 INT4_GPU_PACKED, INT8_GPU_PACKED = "int4_planes", "int8_planes"  # localllm/quant/formats/gpu_packed.py
 MXFP4_GPU_PACKED, FP8_GPU_PACKED = "mxfp4_planes", "fp8_planes"  # localllm/quant/formats/gpu_packed.py
+W8A8_GPU_PACKED = "w8a8_planes"  # as INT8_GPU_PACKED, with activations that are quantized, too
 PLANES_PER_WORD = {INT4_GPU_PACKED: 4, INT8_GPU_PACKED: 2}  # codes in a word of 16 bits
 CHUNK_WORDS = (64, 32, 16)  # possible words of a row per chunk
 
@@ -80,7 +81,7 @@ GGUF_GPU_PACKED = {
     **{"mxfp4_gguf": (4, 32, 1, 0)},
 }
 K_QUANT_BLOCK = 256
-GPU_PACKED_BITS = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}
+GPU_PACKED_BITS = {INT4: 4, INT8: 8, W8A8: 8, FP8: 8, MXFP4: 4}
 SCRATCH_ELEMENTS = 2**26  # size of the buffer that GPUs dequantize matrices to, some rows at a time
 FLOAT32_BYTES = 4
 MAX_SPLITS = 64  # parts of a context; with more, the workspace's bytes would be noticeable beside the cache's

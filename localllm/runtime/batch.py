@@ -252,7 +252,7 @@ def upload_values(values: Sequence[Any], dtype: torch.dtype, device: torch.devic
 
 def upload_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on the device, copied from pinned memory. tensor: on the CPU, not modified afterwards."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def upload_into(target: Tensor, values: Tensor) -> None:

@@ -11,7 +11,7 @@ enter the prefix index.
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -38,7 +38,7 @@ SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, which would take five times as long to create: there is one for every token
 class TokenEvent:
     """Result of a step for one sequence."""
 
@@ -188,21 +188,31 @@ class Engine:
             return True
         if not any(s.request.params.uses_penalties for s in sampling):
             return False
-        # One sequence that cannot be sampled on the device moves the sampling of the whole step to the host.
-        sequences = (*self.scheduler.running, *self.scheduler.waiting)
-        return not all(self.runner.samples_on_device(s.request.params) for s in sequences)
+        # One sequence that cannot be sampled on the device moves the sampling of its whole step to the host. It
+        # may be in the step in flight, although it was cancelled, or come with the next.
+        sequences = (*sampling, *self.scheduler.running, *self.scheduler.waiting)
+        return any(
+            s.constraint
+            or (self.drafter and s.state and self.drafter.may_draft(s))
+            or not self.runner.samples_on_device(s.request.params, len(s.end_ids))
+            for s in sequences
+        )
 
     def launch(self, work: ScheduledTokens) -> StepInFlight:
         """Launch one step for the scheduled sequences, and return it while the device computes."""
         starts = [0, *accumulate(count for _, count in work)]
-        newest = [(s, end) for (s, _), end in zip(work, starts[1:], strict=True) if s.pending == 0]
-        sampling = [s for s, _ in newest if s.wants_answer]
-        logit_index = [
-            index for s, end in newest if s.wants_answer for index in range(end - 1 - len(s.draft_ids), end)
-        ]
+        sampling, prompt_only, logit_index = list[Sequence](), list[Sequence](), list[int]()
+        for (sequence, _), end in zip(work, starts[1:], strict=True):
+            if sequence.pending:
+                continue
+            if sequence.wants_answer:
+                sampling.append(sequence)
+                logit_index += range(end - 1 - len(sequence.draft_ids), end)
+            else:
+                prompt_only.append(sequence)
         prompts = []
         for (sequence, count), start in zip(work, starts, strict=False):
-            if positions := sequence.take_prompt_positions(count):
+            if sequence.needs_whole_prompt and (positions := sequence.take_prompt_positions(count)):
                 prompts.append((sequence, positions))
                 logit_index += [start + p - (sequence.computed - count) for p in positions]
         for sequence in sampling:
@@ -213,7 +223,7 @@ class Engine:
         output = self.runner.run(step)
         for sequence in sampling:
             sequence.unread_count = 1
-        prompt_logits = output.prompt_logits.split([len(positions) for _, positions in prompts])
+        prompt_logits = output.prompt_logits.split([len(positions) for _, positions in prompts]) if prompts else ()
         return StepInFlight(
             sequences=[s for s, _ in work],
             token_count=starts[-1],
@@ -223,7 +233,7 @@ class Engine:
             prompt_logits=[
                 (s, positions, part) for (s, positions), part in zip(prompts, prompt_logits, strict=True)
             ],
-            prompt_only=[s for s, _ in newest if not s.wants_answer],
+            prompt_only=prompt_only,
             observations=observations,
         )
 
@@ -231,8 +241,9 @@ class Engine:
         self, work: ScheduledTokens, starts: list[int], logit_index: list[int], sampling: list[Sequence]
     ) -> Step:
         """Build the step. starts: index of each sequence's first token, followed by the total."""
-        for sequence, count in work:
-            sequence.plan_state_saves(count)
+        if self.pool.recurrent:
+            for sequence, count in work:
+                sequence.plan_state_saves(count)
         return Step(
             states=[s.state for s, _ in work if s.state],
             token_ids=[s.last_computed_ids(count) for s, count in work],
@@ -302,11 +313,8 @@ class Engine:
                     )
                 sequence_events = self.accept_tokens(sequence, tokens[first:end], sequence_logprobs)
                 if observation:
-                    sequence_events[0] = replace(
-                        sequence_events[0],
-                        step=self.step_reporter.make_report(
-                            sequence, observation, begin, len(sequence_events), candidates
-                        ),
+                    sequence_events[0].step = self.step_reporter.make_report(
+                        sequence, observation, begin, len(sequence_events), candidates
                     )
                 events += sequence_events
         return events
@@ -329,14 +337,19 @@ class Engine:
         The state that was computed for the remaining drafts is rolled back. Returns the events of the tokens.
         """
         drafts, events = sequence.draft_ids, []
-        counted = len(drafts) - sequence.padding_draft_count
         # If the next step is already in flight, it has computed this token and sampled one more.
         sequence.unread_count = int(sequence.ends_with_unread)
+        if not drafts:
+            sequence.clear_drafts()  # probabilities that belong to no draft any more
+            self.output_tokens += 1
+            if self.drafter:
+                self.drafter.on_verified(sequence, 0, 0)
+            return [self.append_token(sequence, tokens[0], logprobs[0])]
+        counted = len(drafts) - sequence.padding_draft_count
         sequence.clear_drafts()
         for index, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             event = self.append_token(sequence, token, logprob)
-            if counted:
-                event = replace(event, drafted=0 if index else counted, accepted=0 < index <= counted)
+            event.drafted, event.accepted = 0 if index else counted, 0 < index <= counted
             events.append(event)
             if event.finish_reason or drafts[index : index + 1] != [token]:
                 break
@@ -346,7 +359,7 @@ class Engine:
         self.accepted_tokens += accepted
         if self.drafter:
             self.drafter.on_verified(sequence, counted, accepted)
-        if drafts and sequence.state:
+        if sequence.state:
             sequence.state.rollback(min(sequence.computed, len(sequence.token_ids) - 1))
         return events
 

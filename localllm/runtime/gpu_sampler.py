@@ -205,8 +205,13 @@ class GpuSampler:
         self.histories = TokenHistories(slots, max_len, vocabulary, device)
         self.buckets: dict[int, BucketSampler] = {}
 
-    def supports(self, params: SamplingParams) -> bool:
-        """Return whether the token counts for these parameters are kept on the device."""
+    def supports(self, params: SamplingParams, end_tokens: int) -> bool:
+        """Return whether the token counts for these parameters are kept on the device.
+
+        end_tokens: tokens that end the answer, which min_tokens forbids
+        """
+        if params.min_tokens and end_tokens > RESERVED_END_TOKENS + len(params.stop_ids):
+            return False
         return unsupported_reason(params, self.vocab_size) is None
 
     def bucket_sampler(self, rows: int) -> BucketSampler:
@@ -220,7 +225,7 @@ class GpuSampler:
         """Launch the kernels of each variant on a row whose result is not read, so that they are compiled."""
         for temperature, penalty in itertools.product((0.0, 1.0), (0.0, 0.5)):
             params = SamplingParams(temperature=temperature, presence_penalty=penalty)
-            spec = SamplingSpec(params, 0, 0, [], Counter(), history_slot=0)
+            spec = SamplingSpec(params, 0, 1, [0], Counter(), history_slot=0)
             self.sample(torch.zeros(1, self.vocab_size, device=self.device), [spec])
         self.histories.synced.clear()
 

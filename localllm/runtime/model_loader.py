@@ -120,6 +120,12 @@ def set_triton_cache_dir(cache: Path) -> None:
 
 def warm_up(runner: Runner, pool: BlockPool) -> None:
     """Run a step of every kind on a GPU, so that no request waits for the compilation of a kernel."""
+    run_every_kind_of_step(runner, pool)
+    torch.cuda.synchronize(runner.device)
+
+
+def run_every_kind_of_step(runner: Runner, pool: BlockPool) -> None:
+    """Launch every kernel that steps of any size launch."""
     for counts in WARM_UP_STEPS:
         for saves in (False, True) if pool.recurrent and max(counts) > 1 else (False,):
             run_step(runner, pool, counts, saves=saves)
@@ -127,7 +133,6 @@ def warm_up(runner: Runner, pool: BlockPool) -> None:
         runner.gpu_sampler.warm_up()
     if runner.graphs:
         runner.graphs.warm_up()
-    torch.cuda.synchronize(runner.device)
 
 
 def run_step(runner: Runner, pool: BlockPool, counts: Collection[int], *, saves: bool) -> None:

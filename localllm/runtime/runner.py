@@ -92,11 +92,11 @@ class Runner:
             except CannotCapture as reason:
                 self.graphs, self.no_graphs_reason = None, str(reason)
 
-    def samples_on_device(self, params: SamplingParams) -> bool:
-        """Return whether tokens are sampled on the device with these parameters, including the counts for
-        penalties.
+    def samples_on_device(self, params: SamplingParams, end_tokens: int) -> bool:
+        """Return whether sequences without grammar and drafts are sampled on the device, which then counts their
+        tokens for penalties.
         """
-        return self.gpu_sampler is not None and self.gpu_sampler.supports(params)
+        return self.gpu_sampler is not None and self.gpu_sampler.supports(params, end_tokens)
 
     def captured_widths(self, sequences: int) -> tuple[int, ...]:
         """Return the numbers of tokens per sequence for which a step is captured; () if there are none.

@@ -77,7 +77,7 @@ class Constraint(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen, as `TokenEvent`
 class SamplingSpec:
     """How to sample the next token of one sequence."""
 

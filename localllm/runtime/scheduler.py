@@ -19,6 +19,7 @@ import bisect
 import math
 import time
 from collections import deque
+from operator import itemgetter
 from statistics import median
 
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
@@ -128,14 +129,16 @@ class Scheduler:
 
     def schedule(self) -> ScheduledTokens:
         """Return the sequences of the next step with the number of tokens each brings, blocks allocated."""
-        began, streaming, self.scheduled = time.perf_counter(), self.streaming_tokens, {}
-        self.remaining_budget = self.token_budget
-        if self.chunk_policy:
-            self.chunk_policy.begin_step()
-            if self.has_short_work(MIN_CHUNK_TOKENS):
-                self.remaining_budget = min(self.token_budget, streaming + self.prompt_budget)
+        self.scheduled, self.remaining_budget = {}, self.token_budget
+        if self.chunk_policy is None:
+            self.fill_step()
+            return list(self.scheduled.items())
+        began, streaming = time.perf_counter(), self.streaming_tokens
+        self.chunk_policy.begin_step()
+        if self.has_short_work(MIN_CHUNK_TOKENS):
+            self.remaining_budget = min(self.token_budget, streaming + self.prompt_budget)
         self.fill_step()
-        if self.chunk_policy and self.scheduled:
+        if self.scheduled:
             self.chunk_policy.time_step(max(0, sum(self.scheduled.values()) - streaming), began)
         return list(self.scheduled.items())
 
@@ -151,22 +154,29 @@ class Scheduler:
         first_share = -(-self.remaining_budget // FIRST_BUDGET_SHARE)
         if self.running:
             self.schedule_tokens(min(self.running, key=priority_key), first_share)
-        ordered = sorted(self.running, key=lambda s: (s.pending, s.request.id))
-        for sequence in ordered:
-            if sequence.pending <= first_share:
-                self.schedule_tokens(sequence, first_share)
+        ordered = sorted(((s.pending, s.request.id, s) for s in self.running), key=itemgetter(0, 1))
+        unfinished = [  # those with long work, or without enough budget
+            s
+            for pending, _, s in ordered
+            if pending and not (pending <= first_share and self.schedule_tokens(s, first_share))
+        ]
         self.admit()
-        for sequence in ordered:
+        for sequence in unfinished:
             self.schedule_tokens(sequence, self.token_budget)
 
-    def schedule_tokens(self, sequence: Sequence, limit: int) -> None:
-        """Schedule more tokens of a running sequence, up to its pending ones, `limit` and the remaining budget."""
-        limit_left = min(limit, self.remaining_budget)
-        if sequence.pending > limit_left:
+    def schedule_tokens(self, sequence: Sequence, limit: int) -> bool:
+        """Schedule more tokens of a running sequence, up to its pending ones, `limit` and the remaining budget.
+
+        Returns whether these are all of its pending tokens.
+        """
+        limit_left, pending = min(limit, self.remaining_budget), sequence.pending
+        if pending > limit_left:
             sequence.clear_drafts()
-        if (count := min(sequence.pending, limit_left)) > 0 and (count := self.allocate_slots(sequence, count)):
+            pending = sequence.pending
+        if (count := min(pending, limit_left)) > 0 and (count := self.allocate_slots(sequence, count)):
             self.scheduled[sequence] = self.scheduled.get(sequence, 0) + count
             self.remaining_budget -= count
+        return count == pending
 
     def admit(self) -> None:
         """Admit waiting sequences in order, as long as they fit next to the running ones.

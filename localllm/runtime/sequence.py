@@ -38,9 +38,11 @@ class Sequence:
     prompt_logprobs_done: int = 0  # prompt positions whose requested log probabilities are computed
     finished: bool = False
     end_ids: tuple[int, ...] = field(init=False)  # tokens that end the answer
+    prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.request.prompt_ids)
+        self.prompt_len = len(self.token_ids)
         params = self.request.params
         self.end_ids = tuple(sorted({*params.stop_ids, *(() if params.ignore_eos else self.eos_ids)}))
 
@@ -51,15 +53,12 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Return how many tokens are known or guessed and not computed: *the* definition of work."""
-        return len(self.token_ids) + self.unread_count + len(self.draft_ids) - self.computed
+        known = len(self.token_ids) + self.unread_count + len(self.draft_ids)
+        return known - self.state.length if self.state else known  # not `computed`: this is read most of all
 
     @property
     def was_admitted(self) -> bool:
         return self.cached_tokens is not None
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def max_drafts(self) -> int:
@@ -91,15 +90,16 @@ class Sequence:
 
     def last_computed_ids(self, count: int) -> list[int]:
         """Return the tokens at the last `count` computed positions, with 0 for an unread one."""
-        begin = self.computed - count
-        known = self.token_ids[begin : self.computed]
+        computed = self.computed
+        begin = computed - count
+        known = self.token_ids[begin:computed]
         if self.draft_ids:
             known += self.draft_ids[max(0, begin - len(self.token_ids)) :]
-        return [*known, 0] if self.ends_with_unread else known
+        return [*known, 0] if len(known) < count else known
 
     def plan_state_saves(self, count: int) -> None:
         """Plan state saves within the last `count` computed tokens, including one before each draft."""
-        if self.state:
+        if self.state and self.state.pool.recurrent:
             drafted = range(len(self.token_ids), self.computed) if self.draft_ids else ()
             self.state.plan_saves(count, self.prompt_len, drafted)
 
@@ -108,7 +108,16 @@ class Sequence:
         right.
         """
         masks = self.constraint.begin(self.draft_ids) if self.constraint else None
-        params, token_ids, counts, specs = self.request.params, self.token_ids, self.output_counts, []
+        params, token_ids, counts = self.request.params, self.token_ids, self.output_counts
+        if not self.draft_ids:
+            position = self.computed
+            forbidden_ids = self.forbidden_ids(position)
+            return [
+                SamplingSpec(
+                    params, self.seed, position, token_ids, counts, self.token_slot, masks, 0, forbidden_ids
+                )
+            ]
+        specs: list[SamplingSpec] = []
         for index in range(1 + len(self.draft_ids)):
             if index and params.uses_penalties:
                 token_ids = [*token_ids, self.draft_ids[index - 1]]

@@ -1,10 +1,12 @@
 """Answers of the engine's thread, read on the event loop without a thread per reader.
 
-The engine's thread passes each event to `LLM.submit`'s `deliver`, which wakes up the loop and puts it into the
-reader's queue.
+After each step the engine's thread puts the events of all answers into the `Mailbox` of their loop and wakes the
+loop once, which passes them to the readers.
 """
 
 import asyncio
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -13,15 +15,17 @@ from typing import Protocol
 
 from localllm.errors import ReaderTooSlow
 from localllm.llm.llm import collect_completion
+from localllm.llm.worker import Deliver, Delivered
 from localllm.metrics import Metrics
 from localllm.request import Completion, GenerationEvent, Request
 from localllm.server.request_stats import CANCELLED, FAILED, current_request_stats
 from localllm.text.grammar.result import check_answer
 
-Delivered = GenerationEvent | BaseException
-
 MAX_UNREAD = 2**19  # unread events per reader, measured by `memory_weight`: about 60 MB
 EVENT_WEIGHT = 8  # memory of an event, relative to one log probability
+MAX_BATCH = 512  # events that are sent together
+
+IndexedEvent = tuple[int, GenerationEvent]  # with the index of its request
 
 
 class ClosableStream(Protocol):
@@ -39,10 +43,45 @@ class RequestSubmitter(Protocol):
     def name(self) -> str: ...
     @property
     def tokenizer(self) -> TokenDecoder: ...
-    def submit(self, request: Request, deliver: Callable[[Delivered], object]) -> ClosableStream: ...
+    def submit(self, request: Request, deliver: Deliver, wake: Callable[[], object]) -> ClosableStream: ...
 
 
-class AnswerReader(AsyncIterator[tuple[int, GenerationEvent]]):
+class Mailbox:
+    """Events on their way from engines to the readers of one event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop):
+        self.loop = weakref.ref(loop)  # which refers to its mailbox
+        self.events: deque[tuple[Deliver, list[Delivered]]] = deque()
+        self.is_waking = False  # the loop will call `empty`
+
+    def put(self, enqueue: Deliver, events: list[Delivered]) -> None:
+        """Add events; enqueue: called with them on the loop. May be called on any thread."""
+        self.events.append((enqueue, events))
+
+    def wake(self) -> None:
+        """Have the loop empty the mailbox. May be called on any thread."""
+        if self.is_waking or not self.events:
+            return
+        self.is_waking = True
+        with suppress(RuntimeError):
+            if loop := self.loop():
+                loop.call_soon_threadsafe(self.empty)
+                return
+        self.is_waking = False  # the loop, and with it all readers, has ended
+        self.events.clear()
+
+    def empty(self) -> None:
+        """Pass the events to their readers."""
+        self.is_waking = False  # first: whatever is put in from now on wakes the loop again
+        for _ in range(len(self.events)):
+            enqueue, events = self.events.popleft()
+            enqueue(events)
+
+
+MAILBOXES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = weakref.WeakKeyDictionary()
+
+
+class AnswerReader(AsyncIterator[IndexedEvent]):
     """Events of the answers to one or several requests, each with the index of its request.
 
     The last event of an answer has a finish_reason. An error of any answer is raised. How each answer ended is
@@ -74,7 +113,10 @@ class AnswerReader(AsyncIterator[tuple[int, GenerationEvent]]):
                 llm.tokenizer.decode(request.prompt_ids) for request in requests[::answers_per_prompt]
             ]
         self.loop = asyncio.get_running_loop()
-        self.queue: asyncio.Queue[tuple[int, Delivered]] = asyncio.Queue()
+        self.mailbox = MAILBOXES.get(self.loop) or MAILBOXES.setdefault(self.loop, Mailbox(self.loop))
+        self.unread: deque[tuple[int, Delivered]] = deque()
+        self.waiter: asyncio.Future[None] | None = None  # done when something is unread
+        self.error: Exception | None = None  # raised by the next call of `next_events`
         self.streams: dict[int, ClosableStream] = {}  # of unfinished answers
         first_of_prompts = range(0, len(requests), answers_per_prompt)
         self.deferred = set(range(len(requests))) - set(first_of_prompts)
@@ -85,29 +127,57 @@ class AnswerReader(AsyncIterator[tuple[int, GenerationEvent]]):
             undo.pop_all()
 
     def submit(self, index: int) -> None:
-        self.streams[index] = self.llm.submit(self.requests[index], partial(self.deliver, index))
+        deliver = partial(self.mailbox.put, partial(self.enqueue, index))
+        self.streams[index] = self.llm.submit(self.requests[index], deliver, self.mailbox.wake)
 
-    def deliver(self, index: int, item: Delivered) -> None:
-        """Hand an event over to the loop. Called on the engine's thread."""
-        with suppress(RuntimeError):  # the loop, and with it the reader, has ended
-            self.loop.call_soon_threadsafe(self.enqueue, index, item)
+    def enqueue(self, index: int, events: list[Delivered]) -> None:
+        """Queue the events of a step. If too much is unread, cancel all answers and queue ReaderTooSlow as the
+        last item."""
+        for item in events:
+            if self.overflowed:
+                return
+            self.unread_weight += memory_weight(item)
+            self.overflowed = self.unread_weight > self.max_unread
+            if self.overflowed:
+                item = ReaderTooSlow("the client reads the answer too slowly", "read it faster")
+                for stream in self.streams.values():
+                    stream.close()
+            self.unread.append((index, item))
+        if self.waiter and not self.waiter.done():
+            self.waiter.set_result(None)
 
-    def enqueue(self, index: int, item: Delivered) -> None:
-        """Queue an event. If too much is unread, cancel all answers and queue ReaderTooSlow as the last item."""
-        if self.overflowed:
-            return
-        self.unread_weight += memory_weight(item)
-        self.overflowed = self.unread_weight > self.max_unread
-        if self.overflowed:
-            item = ReaderTooSlow("the client reads the answer too slowly", "read it faster")
-            for stream in self.streams.values():
-                stream.close()
-        self.queue.put_nowait((index, item))
-
-    async def __anext__(self) -> tuple[int, GenerationEvent]:
+    async def __anext__(self) -> IndexedEvent:
         if not self.streams:
             raise StopAsyncIteration
-        index, item = await self.queue.get()
+        await self.wait()
+        return self.take()
+
+    async def next_events(self) -> list[IndexedEvent]:
+        """Wait for the next events, and return those that are there, so that they are sent together; empty at the
+        end. Raises as iterating, after the events before an error."""
+        if self.error:
+            raise self.error
+        if self.streams:
+            await self.wait()
+        events: list[IndexedEvent] = []
+        try:
+            while self.unread and self.streams and len(events) < MAX_BATCH:
+                events.append(self.take())
+        except Exception as error:
+            if not events:
+                raise
+            self.error = error
+        return events
+
+    async def wait(self) -> None:
+        """Return when something is unread."""
+        while not self.unread:
+            self.waiter = self.loop.create_future()
+            await self.waiter
+
+    def take(self) -> IndexedEvent:
+        """Return the next unread event, or raise the error in its place."""
+        index, item = self.unread.popleft()
         self.unread_weight -= memory_weight(item)
         if isinstance(item, BaseException):
             self.finish(index, FAILED)
@@ -124,7 +194,7 @@ class AnswerReader(AsyncIterator[tuple[int, GenerationEvent]]):
     @property
     def has_more(self) -> bool:
         """Whether an event is queued already, so that output may be sent together with the next."""
-        return not self.queue.empty()
+        return bool(self.unread)
 
     async def completions(
         self, on_event: Callable[[int, GenerationEvent], object] = lambda index, event: None
@@ -162,5 +232,7 @@ def memory_weight(item: Delivered) -> int:
     """Approximate memory in units of one log probability, without those of the prompt, which come once."""
     if not isinstance(item, GenerationEvent):
         return 0
+    if not item.logprobs and item.step is None:
+        return EVENT_WEIGHT
     candidates = item.step.candidates if item.step else ()
     return EVENT_WEIGHT + sum(len(entry.top) for entry in item.logprobs) + sum(map(len, candidates))

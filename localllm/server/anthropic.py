@@ -77,9 +77,10 @@ async def stream_answer(lease: Lease, prepared: Prepared, request_id: str) -> As
         for event_object in stream.start_events():
             yield sse_event(event_object, event_object["type"])
         try:
-            async for _, event in answers:
-                for event_object in stream.events_for(event):
-                    yield sse_event(event_object, event_object["type"])
+            while events := await answers.next_events():
+                objects = [each for _, event in events for each in stream.events_for(event)]
+                if objects:
+                    yield b"".join(sse_event(each, each["type"]) for each in objects)
         except LocalLLMError as error:
             yield sse_event(error_object(error, request_id), "error")
 

@@ -197,10 +197,11 @@ async def stream_answers(
     started = False
     try:
         with AnswerReader(lease.llm, prepared, parsed.answers_per_prompt) as answers:
-            async for index, event in answers:
-                if chunk := streams[index].chunk_for(event):
+            while events := await answers.next_events():
+                chunks = [chunk for index, event in events if (chunk := streams[index].chunk_for(event))]
+                if chunks:
                     started = True
-                    yield sse_event(chunk)
+                    yield b"".join(map(sse_event, chunks))
     except LocalLLMError as error:
         if not started:
             raise

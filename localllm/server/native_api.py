@@ -144,8 +144,8 @@ async def stream_answer(lease: Lease, prepared: Prepared) -> AsyncGenerator[byte
     with AnswerReader(lease.llm, [prepared]) as answers:
         yield ndjson_line({"prompt_ids": prepared.prompt_ids})
         try:
-            async for _, event in answers:
-                yield ndjson_line(event_to_json(event, token_text))
+            while events := await answers.next_events():
+                yield b"".join(ndjson_line(event_to_json(event, token_text)) for _, event in events)
         except LocalLLMError as error:
             yield ndjson_line(error_to_json(error))
 

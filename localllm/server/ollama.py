@@ -106,9 +106,10 @@ async def complete_answer(answers: AnswerReader, writer: ChunkWriter) -> JsonObj
 async def stream_answer(answers: AnswerReader, writer: ChunkWriter) -> AsyncGenerator[bytes]:
     """Lines up to the one with `done`, or up to an error."""
     try:
-        async for _, event in answers:
-            for chunk in writer.chunks_for(event, time.perf_counter()):
-                yield ndjson_line(chunk)
+        while events := await answers.next_events():
+            chunks = [each for _, event in events for each in writer.chunks_for(event, time.perf_counter())]
+            if chunks:
+                yield b"".join(map(ndjson_line, chunks))
     except LocalLLMError as error:
         yield ndjson_line(error_object(error))
 

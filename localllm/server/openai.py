@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -27,13 +28,20 @@ from localllm.errors import LocalLLMError
 from localllm.hub.resolve import installed_models
 from localllm.llm.llm import LLM
 from localllm.metrics import Metrics
+from localllm.request import EventType, GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
-from localllm.request import SamplingParams
 from localllm.server.answers import AnswerReader
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
 from localllm.server.routing import JsonObject, RouteDocs, Router, read_model_body
-from localllm.server.streaming import EVENT_STREAM, SSE_DONE, StreamResponse, run_until_disconnect, sse_event
+from localllm.server.streaming import (
+    EVENT_STREAM,
+    SSE_DONE,
+    StreamResponse,
+    TextTemplate,
+    run_until_disconnect,
+    sse_event,
+)
 
 CHAT_EXAMPLE = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 COMPLETION_EXAMPLE = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8}
@@ -123,29 +131,44 @@ async def stream_answer(
 ) -> AsyncGenerator[bytes]:
     """Events up to [DONE], or up to an error object. Raises LocalLLMError if the answer cannot start."""
     metrics: dict[int, Metrics] = {}
-    pending: list[bytes] = []  # events to be sent together
     started = False
     writers = [
-        ChatStream(header, parsed, lease.token_texts, index)
-        if parsed.is_chat
-        else TextStream(header, parsed, request, lease.token_texts, index)
+        ChunkWriter(
+            ChatStream(header, parsed, lease.token_texts, index)
+            if parsed.is_chat
+            else TextStream(header, parsed, request, lease.token_texts, index)
+        )
         for index, request in enumerate(prepared)
     ]
     try:
         with AnswerReader(lease.llm, prepared, parsed.answers_per_prompt) as answers:
-            async for index, event in answers:
-                pending += map(sse_event, writers[index].chunks_for(event))
-                if event.metrics:
-                    metrics[index] = event.metrics
-                if pending and not answers.has_more:
+            while events := await answers.next_events():
+                metrics |= {index: event.metrics for index, event in events if event.metrics}
+                if chunks := b"".join([writers[index].write(event) for index, event in events]):
                     started = True
-                    yield b"".join(pending)
-                    pending.clear()
+                    yield chunks
     except LocalLLMError as error:
-        if not started and not pending:  # nothing was sent: the response gets the error's status
+        if not started:  # nothing was sent: the response gets the error's status
             raise
-        yield b"".join([*pending, sse_event(error_object(error))])
+        yield sse_event(error_object(error))
         return
     if parsed.include_usage:
         yield sse_event(usage_chunk(header, parsed, [metrics[index] for index in sorted(metrics)]))
     yield SSE_DONE
+
+
+class ChunkWriter:
+    """The chunks of one choice as server-sent events."""
+
+    def __init__(self, stream: ChatStream | TextStream):
+        self.stream = stream
+        self.templates: dict[EventType, TextTemplate] = {}
+
+    def write(self, event: GenerationEvent) -> bytes:
+        """The chunks of an event, usually one; b"" if it has none."""
+        kind = event.kind
+        if not self.stream.has_text_alone(event):
+            return b"".join(map(sse_event, self.stream.chunks_for(event)))
+        if kind not in self.templates:
+            self.templates[kind] = TextTemplate(partial(self.stream.text_chunk, kind))
+        return self.templates[kind].fill(event.text)

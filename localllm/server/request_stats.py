@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Protocol
 
 from localllm.api.body import IgnoredFields
@@ -90,7 +91,7 @@ class RecentLatencies:
         for series, seconds in ((samples.ttft, metrics.ttft_s), (samples.queue, metrics.queue_s)):
             if not math.isnan(seconds):
                 series.append((now, seconds))
-        samples.itl.extend((now, gap) for gap in metrics.itl_s)
+        samples.itl.extend(zip(repeat(now), metrics.itl_s, strict=False))
 
     def percentiles(self, model: str) -> JsonObject:
         """p50, p95 and p99 in seconds over the last WINDOW_S; None without samples."""

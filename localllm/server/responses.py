@@ -169,17 +169,14 @@ async def stream_response(
     lease: Lease, stream: ResponseStream, prepared: Sequence[Prepared]
 ) -> AsyncGenerator[bytes]:
     """Events up to the one with the final status. Raises LocalLLMError if the answer cannot start."""
-    pending: list[JsonObject] = []  # events to be sent together
     with AnswerReader(lease.llm, prepared) as answers:
         yield join_events(stream.start_events())
         try:
-            async for _, event in answers:
-                pending += stream.events_for(event)
-                if pending and not answers.has_more:
-                    yield join_events(pending)
-                    pending.clear()
+            while events := await answers.next_events():
+                if chunks := [each for _, event in events for each in stream.events_for(event)]:
+                    yield join_events(chunks)
         except LocalLLMError as error:
-            yield join_events([*pending, *stream.fail(error)])
+            yield join_events(stream.fail(error))
 
 
 def join_events(events: Sequence[Mapping[str, Any]]) -> bytes:

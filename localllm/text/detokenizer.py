@@ -44,7 +44,7 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Return the text that these tokens complete."""
-        return "".join(map(self._push, ids))
+        return self._push(ids[0]) if len(ids) == 1 else "".join(map(self._push, ids))
 
     def finish(self) -> str:
         """Return the rest: bytes that never became a character, as U+FFFD."""
@@ -99,11 +99,15 @@ class Detokenizer:
     def _decode(self, ids: list[int]) -> str:
         if self._hidden:
             ids = [token for token in ids if token not in self._hidden]
+        if len(ids) == 1:  # as the context of every token is that follows text
+            return self._tokenizer.decode_token(ids[0], skip_special=self._skip_special)
         return self._tokenizer.decode(ids, skip_special=self._skip_special)
 
 
 def _unsettled(text: str) -> int:
     """Return how many characters at the end may be incomplete: byte fallback writes one U+FFFD per byte."""
+    if not text.endswith(_REPLACEMENT):
+        return 0
     last = text[-(_CHARACTER_TOKENS - 1) :]
     return len(last) - len(last.rstrip(_REPLACEMENT))
 

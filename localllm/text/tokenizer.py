@@ -112,6 +112,7 @@ class Tokenizer:
         self._source = description.file.name
         self._same_as = description.aliases
         self._unwritable = backend.token_to_id(UNENCODABLE)
+        self._token_texts: dict[tuple[int, bool], str] = {}  # of `decode_token`
         self.special_tokens = dict(description.special_tokens)
         self.chat_templates = dict(description.chat_templates)
         added = {index: token for index, token in backend.get_added_tokens_decoder().items() if token.content}
@@ -223,8 +224,19 @@ class Tokenizer:
             ids = [alias for token in ids for alias in self._same_as.get(token, (token,))]
         if self._unwritable in ids:  # a row of the embedding beyond the vocabulary
             ids = [token for token in ids if token != self._unwritable]
-        with _raise_damaged(f"{self._source} is inconsistent"):
+        try:
             return self._backend.decode(ids, skip_special_tokens=skip_special)
+        except BaseException:  # as `_raise_damaged`, which would double the time of a short text, raises it
+            with _raise_damaged(f"{self._source} is inconsistent"):
+                raise
+
+    def decode_token(self, token: int, *, skip_special: bool = True) -> str:
+        """Return the text of one id, remembered for the next time."""
+        key = token, skip_special
+        text = self._token_texts.get(key)
+        if text is None:
+            text = self._token_texts[key] = self.decode([token], skip_special=skip_special)
+        return text
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         _check_characters(text)

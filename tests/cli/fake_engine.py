@@ -59,6 +59,8 @@ class FakeTokenizer:
 class Told:
     """An answer that may be closed from another thread, as those of an engine may."""
 
+    has_more = False
+
     def __init__(self, events):
         self.events = events
         self.closed = False

@@ -10,7 +10,7 @@ import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.client.model import RemoteModel, open_model
-from localllm.client.server import ServerClient, parse_address
+from localllm.client.server import Response, ServerClient, parse_address
 from localllm.errors import (
     ContextOverflow,
     LocalLLMError,
@@ -78,6 +78,21 @@ def test_every_event_passes_through(served: RemoteModel, demo: LLM, prompt, para
         for token in (entry.token_id, *(token for token, _ in entry.top)):
             text = demo.tokenizer.decode([token], skip_special=False)
             assert served.tokenizer.decode([token], skip_special=False) == text
+
+
+def test_lines_that_were_received_together_are_known_to_be_there():
+    class Received:
+        def iter_bytes(self):
+            yield from (b"one\ntwo\nthr", b"ee\n", b"four")
+
+    response = Response.__new__(Response)
+    response.iter_bytes = Received().iter_bytes
+    assert [(line, response.unread_lines) for line in response.iter_lines()] == [
+        (b"one", 1),
+        (b"two", 0),
+        (b"three", 0),
+        (b"four", 0),
+    ]
 
 
 def test_measurements_have_every_field(served: RemoteModel, demo: LLM):

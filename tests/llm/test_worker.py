@@ -163,6 +163,31 @@ def test_throughput_mode_has_no_queue_limit() -> None:
         assert len({"".join(event.text for event in stream) for stream in streams}) == 1
 
 
+def test_a_stream_knows_what_is_there_already(llm: LLM) -> None:
+    stream = llm.stream(PROMPT, SHORT)
+    while llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests):
+        time.sleep(0.001)
+    more: list[bool] = []
+    while True:
+        more.append(stream.has_more)
+        if next(stream, None) is None:
+            break
+    assert more == [True] * 8 + [False]
+
+
+def test_an_idle_engine_delivers_an_error_that_no_step_follows(llm: LLM) -> None:
+    """The context was reduced between preparing and submitting."""
+    request, context = llm.prepare(ChatRequest([5] * 20, SHORT)), llm.worker.context
+    with held(llm):
+        stream = llm.submit(request)
+        llm.worker.context = 16
+    try:
+        with pytest.raises(ContextOverflow):
+            next(stream)
+    finally:
+        llm.worker.context = context
+
+
 def test_64_requests_to_a_small_model_get_their_first_tokens_in_the_same_step() -> None:
     first_tokens = list[int | None]()
     with localllm.load(shared("stories260K")) as llm:

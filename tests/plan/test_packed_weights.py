@@ -44,10 +44,12 @@ def test_mxfp4(tmp_path: Path) -> None:
 
 
 @pytest.mark.quick_every(4)
-@pytest.mark.parametrize("layout", ["awq", "gptq, zero points", "gptq, 8 bits, desc_act, zero points", *FLOATS])
+@pytest.mark.parametrize(
+    "layout", ["awq", "gptq, zero points", "gptq, 8 bits, desc_act, zero points", "W8A8", *FLOATS]
+)
 def test_published_layouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str) -> None:
     monkeypatch.setattr(weight_source, "stays_packed", lambda form, _: stays_packed(form, "cuda"))
-    published.write(tmp_path, *published.LAYOUTS[layout])
+    published.write(tmp_path, *published.LAYOUTS.get(layout, published.W8A8))
     check_planned(tmp_path)
 
 

@@ -27,7 +27,7 @@ from localllm.runtime.kernels.gpu import register  # noqa: F401 (as where there 
 from localllm.runtime.kernels.gpu.launch import GPUS, RecordedLaunch, record_launches
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.model import Decoder
-from localllm.runtime.model_loader import warm_up
+from localllm.runtime.model_loader import run_every_kind_of_step
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.weight_source import WeightSource
@@ -103,15 +103,13 @@ def keys_of(launches: Iterable[RecordedLaunch]) -> set[Any]:
 
 
 def main(models: list[str]) -> int:
-    torch.Tensor.pin_memory = lambda self: self  # pyright: ignore[reportAttributeAccessIssue]
-    torch.cuda.synchronize = lambda device=None: None
     WeightSource.checked_finite = lambda self, name, tensor: tensor  # values that no tensor here has
     faults = 0
     for model in models:
         with torch.inference_mode(), record_launches(GPUS[90]) as launches:
             runner = runner_of(model)
             pool = BlockPool(BLOCKS, BLOCK_SIZE, STATES if runner.recurrent_caches else 0)
-            warm_up(runner, pool)
+            run_every_kind_of_step(runner, pool)
             compiled = keys_of(launches)
             launches.clear()
             step = "none"

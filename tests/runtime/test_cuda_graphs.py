@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from localllm.runtime.engine import Engine
 from localllm.runtime.gpu_sampler import variant_of
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
-from localllm.runtime.sampler import SamplingSpec
+from localllm.runtime.sampler import MaskProvider, SamplingSpec
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Step
 from tests.models.families import FAMILIES
@@ -164,17 +165,74 @@ def test_several_drafts_whose_tokens_are_counted_are_drawn_on_the_host(folder: P
 
 
 def test_only_tokens_that_the_device_does_not_count_are_read_before_the_next_step(folder: Path) -> None:
-    def must_read(graphs: bool, **others: object) -> bool:
+    def must_read(graphs: bool, other: Sequence | None = None) -> bool:
         engine = make_engine(folder, graphs=graphs)
         engine.runner.asynchronous = True
         engine.add_sequence(sequence([3, 4, 5], temperature=0, repetition_penalty=1.3))
         engine.step()
-        if others:
-            engine.add_sequence(sequence([3, 4, 6], temperature=0, **others))
+        if other:
+            engine.add_sequence(other)
         return engine.must_commit_first()
 
     assert must_read(graphs=False) and not must_read(graphs=True)
-    assert must_read(graphs=True, logit_bias=dict.fromkeys(range(1100), 1.0))
+    assert not must_read(graphs=True, other=sequence([3, 4, 6], temperature=0))
+    assert must_read(graphs=True, other=sequence([3, 4, 6], logit_bias=dict.fromkeys(range(1100), 1.0)))
+    assert must_read(graphs=True, other=sequence([3, 4, 6], eos=frozenset(range(100)), min_tokens=2))
+    constrained = sequence([3, 4, 6], temperature=0)
+    constrained.constraint = Unconstrained()
+    assert must_read(graphs=True, other=constrained)
+
+
+class Unconstrained:
+    """A grammar that permits every token."""
+
+    cut = finished = False
+    fault = None
+
+    def begin(self, drafts: ListLike[int]) -> MaskProvider:
+        return lambda: [None] * (1 + len(drafts))
+
+    def advance(self, token_id: int) -> None:
+        pass
+
+    def forced(self, most: int) -> list[int]:
+        return []
+
+    def allowed(self, drafts: ListLike[int]) -> list[int]:
+        return list(drafts)
+
+
+PENALIZED = {"temperature": 0, "frequency_penalty": 2.0, "logit_bias": dict.fromkeys((7, 9, 11), 40.0)}
+
+
+@pytest.mark.quick_every(3)
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("has_grammar", [True, False], ids=["grammar", "many end tokens"])
+def test_a_step_that_moves_to_the_host_counts_the_newest_token(
+    folder: Path, has_grammar: bool, cancelled: bool
+) -> None:
+    """Another request, which cannot be sampled on the device, joins a sequence with penalties, and may leave again
+    while its step is in flight."""
+    [expected] = run(make_engine(folder), [sequence([3, 4, 5], max_tokens=9, **PENALIZED)]).values()
+    for begin in range(1, 5):
+        engine = make_engine(folder, graphs=True)
+        engine.runner.asynchronous = True
+        penalized = sequence([3, 4, 5], max_tokens=9, **PENALIZED)
+        other = sequence([8, 9, 10], temperature=0, max_tokens=3)
+        if has_grammar:
+            other.constraint = Unconstrained()
+        else:
+            other = sequence([8, 9, 10], eos=frozenset(range(100)), temperature=0, max_tokens=9, min_tokens=9)
+        engine.add_sequence(penalized)
+        said: list[int] = []
+        while engine.has_unfinished_requests:
+            if engine.steps == begin:
+                engine.add_sequence(other)
+            if cancelled and engine.steps == begin + 1:
+                engine.cancel(other)
+            events = engine.step()
+            said += [e.token_id for e in events if e.sequence is penalized and e.token_id is not None]
+        assert said == tokens(expected)
 
 
 def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localllm.request import SamplingParams
 from localllm.runtime import gpu_sampler
-from localllm.runtime.gpu_sampler import BucketSampler, SamplingVariant, TokenHistories, variant_of
+from localllm.runtime.gpu_sampler import BucketSampler, GpuSampler, SamplingVariant, TokenHistories, variant_of
 from localllm.runtime.kernels.gpu import sampling
 from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, SamplingSpec, sample
 
@@ -226,3 +226,12 @@ def test_too_many_end_tokens_are_declined_with_a_reason(monkeypatch: pytest.Monk
     assert many == "logit_bias and stop_ids name more than 2 tokens"
     ends = variant_of([replace(row(min_tokens=1), forbidden_ids=(1, 2, 3))], VOCABULARY)
     assert ends.unsupported_reason == "the model has more than 2 end tokens" and ends.has_penalties
+
+
+def test_warming_up_leaves_nothing_behind() -> None:
+    sampler = GpuSampler(2, CONTEXT, VOCABULARY, CPU)
+    sampler.warm_up()
+    assert not sampler.histories.on_device.marks.any() and not sampler.histories.synced
+    rows = [row(3, prompt=(5, 6, 7), history=0, temperature=0, repetition_penalty=2.0)]
+    values = logits(1)
+    assert torch.equal(sampler.sample(values.clone(), rows), sample(values.clone(), rows))

@@ -5,11 +5,15 @@ import time
 
 import httpx2
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 import localllm
 from localllm import LLM
+from localllm.metrics import Metrics
 from localllm.request import ChatRequest
+from localllm.server.models import ModelPool
+from localllm.server.prometheus import ITL_BUCKETS_S, ServerMetrics
 from tests.server.conftest import serving
 
 MESSAGES = [{"role": "user", "content": "What is a cat?"}]
@@ -57,6 +61,19 @@ def test_answers_are_added_up(url):
     assert found["running", demo] == found["waiting", demo] == 0
     assert found["models_loaded",] == 1
     assert found["preemptions_total", demo] == found["kv_blocks_evicted_total", demo] == 0
+
+
+def test_gaps_between_tokens_have_the_histogram_of_the_prometheus_client():
+    own, registry = ServerMetrics(ModelPool(lambda source, context: None)), CollectorRegistry()
+    help_text = "Time between consecutive tokens of an answer."
+    name, buckets = "localllm_inter_token_latency_seconds", ITL_BUCKETS_S
+    reference = Histogram(name, help_text, ["model"], buckets=buckets, registry=registry)
+    for model, gaps in (("a", (0.0, 0.001, 0.0011, 2.5, 3.0)), ("b", (0.04,)), ("a", (0.3, 0.25))):
+        own.answer_ended(model, "stop", 1, Metrics(1, 0, 1 + len(gaps), 0.1, 0, 0.1, 0.1, gaps, 1.0, 0), 0)
+        for gap in gaps:
+            reference.labels(model).observe(gap)
+    lines = [line for line in own.exposition().decode().splitlines() if name in line]
+    assert lines == generate_latest(registry).decode().splitlines()
 
 
 def test_an_abandoned_answer_counts_its_tokens(url, demo):

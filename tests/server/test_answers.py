@@ -1,14 +1,17 @@
 """Answers read on an event loop, also several to one prompt."""
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from localllm import LLM, SamplingParams
 from localllm.api.parsed_request import ParsedRequest
-from localllm.errors import ReaderTooSlow
+from localllm.errors import Busy, ReaderTooSlow
+from localllm.llm.worker import Deliver, Delivered
 from localllm.request import ChatRequest, GenerationEvent, Request
-from localllm.server.answers import EVENT_WEIGHT, AnswerReader
+from localllm.server.answers import EVENT_WEIGHT, MAX_BATCH, AnswerReader, Mailbox
 
 BLOCK = 16  # tokens
 
@@ -83,3 +86,105 @@ def test_an_unread_answer_ends_with_an_error(demo: LLM) -> None:
     assert asyncio.run(read_late()) == 20
     while demo.worker.outputs:
         demo.worker.call(lambda: None)
+
+
+def test_all_answers_of_a_step_wake_the_loop_once(stories: LLM) -> None:
+    prompts = tuple([start, *range(10, 20)] for start in range(1, 9))
+    asked = ParsedRequest("x", prompts, SamplingParams(max_tokens=24, ignore_eos=True), is_chat=False)
+
+    async def count() -> tuple[int, int]:
+        wakes, loop = list[object](), asyncio.get_running_loop()
+        wake = loop.call_soon_threadsafe
+        loop.call_soon_threadsafe = lambda *call, **named: (wakes.append(call[0]), wake(*call, **named))[1]
+        before = stories.stats().steps
+        with AnswerReader(stories, asked.prepare(stories)) as answers:
+            events = [event async for _, event in answers]
+        assert sum(len(event.token_ids) for event in events) == 8 * 24
+        return len(wakes), stories.worker.call(lambda: stories.worker.engine.steps) - before
+
+    wakes, steps = asyncio.run(count())
+    assert 0 < wakes <= steps < 8 * 24
+
+
+def test_what_arrives_while_the_mailbox_is_emptied_wakes_the_loop_again() -> None:
+    async def exchange() -> list[str]:
+        mailbox, got, done = Mailbox(asyncio.get_running_loop()), list[str](), asyncio.Event()
+
+        def last(events: list[Delivered]) -> None:
+            got.append("second")
+            done.set()
+
+        def first(events: list[Delivered]) -> None:
+            got.append("first")
+            mailbox.put(last, [])
+            mailbox.wake()
+
+        mailbox.put(first, [])
+        mailbox.wake()
+        mailbox.wake()
+        await asyncio.wait_for(done.wait(), 5)
+        return got
+
+    assert asyncio.run(exchange()) == ["first", "second"]
+
+
+def test_a_mailbox_forgets_events_for_a_loop_that_has_ended() -> None:
+    async def make() -> Mailbox:
+        return Mailbox(asyncio.get_running_loop())
+
+    mailbox = asyncio.run(make())
+    mailbox.put(lambda events: None, [])
+    mailbox.wake()
+    assert not mailbox.events
+
+
+class Fixed:
+    """A model that delivers given events as soon as a request is submitted, and refuses further requests."""
+
+    name = "fixed"
+    tokenizer: Any = None
+
+    def __init__(self, events: list[Delivered]):
+        self.events: list[Delivered] | None = events
+
+    def submit(self, request: Request, deliver: Deliver, wake: Callable[[], object]) -> "Fixed":
+        if self.events is None:
+            raise Busy("the queue is full")
+        events, self.events = self.events, None
+        deliver(events)
+        wake()
+        return self
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("answers_per_prompt", [1, 2])
+def test_events_before_an_error_are_returned_before_it_is_raised(answers_per_prompt: int) -> None:
+    """The error is that of an answer, or that of a second one, which cannot start."""
+    events: list[Delivered] = [GenerationEvent(1, "a"), GenerationEvent(1, "b")]
+    if answers_per_prompt == 1:
+        events.append(Busy("broken"))
+    else:
+        events.append(GenerationEvent(1, "c", (3,)))
+    request = Request((1,), SamplingParams(), 0.0)
+
+    async def read() -> str:
+        text = ""
+        reader = AnswerReader(Fixed(events), [request] * answers_per_prompt, answers_per_prompt)
+        with reader as answers, pytest.raises(Busy):
+            while batch := await answers.next_events():
+                text += "".join(event.text for _, event in batch)
+        return text
+
+    assert asyncio.run(read()) == "ab"
+
+
+def test_events_that_wait_are_returned_together_up_to_a_limit() -> None:
+    request = Request((1,), SamplingParams(), 0.0)
+    events: list[Delivered] = [GenerationEvent(1, "a") for _ in range(MAX_BATCH + 5)]
+
+    async def read() -> list[int]:
+        with AnswerReader(Fixed(events), [request]) as answers:
+            return [len(await answers.next_events()) for _ in range(2)]
+
+    assert asyncio.run(read()) == [MAX_BATCH, 5]

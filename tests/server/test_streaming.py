@@ -8,8 +8,13 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from localllm import LLM
+from localllm import LLM, SamplingParams
+from localllm.api.openai.responses import ResponseHeader
+from localllm.api.openai.streams import ChatStream, TextStream
+from localllm.api.parsed_request import ParsedRequest
+from localllm.request import EventType, FinishReason, GenerationEvent, Request, TokenLogprob, ToolCall
 from localllm.runtime.sequence import Sequence
+from localllm.server.streaming import TextTemplate, sse_event
 
 ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
 LONG = ASKED | {"max_tokens": 1000}
@@ -73,3 +78,46 @@ def test_leaving_before_a_full_answer_frees_its_blocks(demo_url, demo):
         while not (sequences := [s for s in list(demo.worker.outputs) if len(s.token_ids) > s.prompt_len]):
             time.sleep(0.005)
     check_cancelled(demo, sequences)
+
+
+TEXTS = ["a", " b", 'quotes " and \\', "line\nbreak\t\x07", "ü 🙂 \u2028", "%s {0}"]
+
+
+@pytest.mark.parametrize("kind", [EventType.CONTENT, EventType.REASONING])
+def test_a_filled_template_has_the_bytes_of_the_whole_event(kind):
+    """Also for a model whose name looks like JSON."""
+    header = ResponseHeader("id", 1, 'a "name"', None)
+    chat = ParsedRequest("x", ([],), SamplingParams(), is_chat=True)
+    text = ParsedRequest("x", ("Once",), SamplingParams(), is_chat=False)
+    prepared = Request((1,), SamplingParams(), 0.0)
+    for stream in (ChatStream(header, chat, None), TextStream(header, text, prepared, None, 3)):
+        stream.chunks_for(GenerationEvent(1, "the first, with a role", (1,)))
+        template = TextTemplate(lambda text, stream=stream: stream.text_chunk(kind, text))
+        for text in TEXTS:
+            event = GenerationEvent(1, text, (1,), kind=kind)
+            assert stream.has_text_alone(event)
+            assert template.fill(text) == b"".join(map(sse_event, stream.chunks_for(event)))
+
+
+def test_events_with_more_than_text_are_not_filled_into_a_template():
+    header, entry = ResponseHeader("id", 1, "demo", None), TokenLogprob(1, -0.5, ())
+    events = [
+        GenerationEvent(1, "", (1,)),
+        GenerationEvent(1, "a", (1,), (entry,)),
+        GenerationEvent(1, "a", finish_reason=FinishReason.STOP),
+        GenerationEvent(1, tool_call=ToolCall("f", "{}", "1"), kind=EventType.TOOL_CALL),
+    ]
+    chat = ChatStream(header, ParsedRequest("x", ([],), SamplingParams(), is_chat=True), None)
+    assert not chat.has_text_alone(GenerationEvent(1, "a", (1,)))  # its first chunk has the role
+    chat.chunks_for(GenerationEvent(1, "a", (1,)))
+    assert not any(map(chat.has_text_alone, events))
+    timed = ParsedRequest("x", ([],), SamplingParams(), is_chat=True, timings_per_token=True)
+    stream = ChatStream(header, timed, None)
+    stream.chunks_for(GenerationEvent(1, "a", (1,)))
+    assert not stream.has_text_alone(GenerationEvent(1, "a", (1,)))
+    prepared = Request((1,), SamplingParams(), 0.0)
+    for parsed in (
+        ParsedRequest("x", ("Once",), SamplingParams(), is_chat=False, echo=True),
+        ParsedRequest("x", ("Once",), SamplingParams(logprobs=0), is_chat=False),
+    ):
+        assert not TextStream(header, parsed, prepared, None).has_text_alone(GenerationEvent(1, "a", (1,)))

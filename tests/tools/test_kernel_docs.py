@@ -1,4 +1,6 @@
-"""GPU kernels compile for other GPUs, in a separate process, as this one interprets them."""
+"""GPU kernels compile for other GPUs, in a separate process, as this one interprets them: with the Triton that is
+installed, and with each version that `make triton` put into a folder of .triton.
+"""
 
 import os
 import subprocess
@@ -8,15 +10,40 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+VERSIONS = sorted((ROOT / ".triton").glob("*"))
+TIGHT = (
+    "decode",
+    "latent",
+    "prefill",
+    "small_m_packed",
+)  # modules with a kernel that has hardly a register to spare
+SLOW = pytest.mark.slow
 
 
-@pytest.mark.parametrize("modules", [["norms"], pytest.param([], marks=pytest.mark.slow)])
-def test_every_kernel_compiles_for_every_architecture_without_spilling(modules: list[str]) -> None:
+@pytest.mark.parametrize("triton", [None, *(pytest.param(folder, marks=SLOW) for folder in VERSIONS)], ids=str)
+@pytest.mark.parametrize("modules", [["norms"], pytest.param([], marks=SLOW)])
+def test_every_kernel_compiles_for_every_architecture_without_spilling(
+    modules: list[str], triton: Path | None
+) -> None:
     """Of all modules, where none is named."""
-    command = [sys.executable, "tools/kernel_docs.py", "--check", *modules]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ)
+    check(triton, *modules)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triton", [None, *VERSIONS], ids=str)
+@pytest.mark.parametrize("module", TIGHT)
+def test_no_example_of_a_tight_kernel_spills(module: str, triton: Path | None) -> None:
+    check(triton, "--every", module)
+
+
+def check(triton: Path | None, *arguments: str) -> None:
+    command = [sys.executable, "tools/kernel_docs.py", "--check", *arguments]
+    command += ["--triton", str(triton)] if triton else []
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=290, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "examples fit on 5 architectures" in done.stdout
+    if triton:  # a folder is named after the version that it holds
+        assert f"compiled by Triton {triton.name}" in done.stdout
 
 
 @pytest.mark.parametrize("modules", [["small_m_packed"], pytest.param([], marks=pytest.mark.slow)])

@@ -84,6 +84,14 @@ class ChatStream:
             chunks[-1]["timings"] = timings
         return chunks
 
+    def has_text_alone(self, event: GenerationEvent) -> bool:
+        """Whether `chunks_for` would only return the `text_chunk` of this event, and remember nothing."""
+        special = event.logprobs or event.finish_reason or event.tool_call or self.timings
+        return self.started and bool(event.text) and not special
+
+    def text_chunk(self, kind: EventType, text: str) -> JsonObject:
+        return self.chunk(reasoning_fields(text) if kind is EventType.REASONING else {"content": text})
+
     def delta(self, event: GenerationEvent) -> JsonObject:
         if event.tool_call:
             self.tool_call_count += 1
@@ -123,17 +131,29 @@ class TextStream:
         if not (event.text or event.token_ids or event.finish_reason):
             return []  # a chunk of a long prompt was computed
         tokens = with_prompt_tokens(self.prompt_ids, self.prompt_logprobs, event.logprobs)
-        choice = {
-            "index": self.index,
-            "text": echo_text(self.parsed, self.prompt_ids, self.token_texts) + event.text,
-            "logprobs": text_logprobs(tokens, self.token_texts, self.text_offset)
+        chunk = self.chunk(
+            echo_text(self.parsed, self.prompt_ids, self.token_texts) + event.text,
+            text_logprobs(tokens, self.token_texts, self.text_offset)
             if self.parsed.params.logprobs is not None
             else None,
-            "finish_reason": event.finish_reason and finish_reason_text(event.finish_reason),
-        }
+            event.finish_reason and finish_reason_text(event.finish_reason),
+        )
         self.text_offset += sum(self.token_texts.character_count(token) for token, _ in tokens)
         self.prompt_ids, self.prompt_logprobs = (), []
-        return [{**self.header_fields, "choices": [choice]}]
+        return [chunk]
+
+    def has_text_alone(self, event: GenerationEvent) -> bool:
+        """As `ChatStream.has_text_alone`."""
+        special = self.parsed.params.logprobs is not None or self.prompt_ids or self.prompt_logprobs
+        return bool(event.text) and not (special or event.prompt_logprobs or event.finish_reason)
+
+    def text_chunk(self, kind: EventType, text: str) -> JsonObject:
+        """kind: all of a completion is text."""
+        return self.chunk(text)
+
+    def chunk(self, text: str, logprobs: JsonObject | None = None, reason: str | None = None) -> JsonObject:
+        choice = {"index": self.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        return {**self.header_fields, "choices": [choice]}
 
 
 def usage_chunk(header: ResponseHeader, parsed: ParsedRequest, metrics_list: Sequence[Metrics]) -> JsonObject:

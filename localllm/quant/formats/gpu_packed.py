@@ -1,7 +1,7 @@
 """The packed layout of GPU kernels, in planes: adjacent codes of a plane meet adjacent elements of x.
 
-`repack` converts INT4, INT8, FP8, MXFP4 and GGUF weights to it on their device, some rows at a time, with the same
-codes and scales.
+`repack` converts INT4, INT8, W8A8, FP8, MXFP4 and GGUF weights to it on their device, some rows at a time, with
+the same codes and scales.
 
 A row is divided into chunks, and a chunk into planes: 4 for INT4, 2 for INT8. Word c of a chunk is 16 bits and
 holds column c of each plane, the first plane in the lowest bits: of a chunk of W words, column j * W + c is in
@@ -36,16 +36,14 @@ from localllm.quant.formats.groups import (
     unpack_int4,
 )
 from localllm.quant.packing import (
-    FP8,
     FP8_GPU_PACKED,
     GGUF_GPU_PACKED,
-    INT4,
+    GPU_PACKED_BITS,
     INT4_GPU_PACKED,
-    INT8,
     INT8_GPU_PACKED,
-    MXFP4,
     MXFP4_GPU_PACKED,
     PLANES_PER_WORD,
+    W8A8_GPU_PACKED,
     chunk_words,
     gpu_packed_columns,
 )
@@ -96,7 +94,7 @@ def write_rows(parts: dict[str, Tensor], packed: dict[str, Tensor], begin: int, 
 
 
 def can_repack(weight: QuantizedTensor) -> bool:
-    bits = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}.get(weight.format)
+    bits = GPU_PACKED_BITS.get(weight.format)
     if bits is None:
         return weight.format in GGUF_GPU_PACKED
     return chunk_words(weight.group, weight.shape[1], bits) is not None
@@ -111,6 +109,9 @@ def repack_rows(weight: QuantizedTensor, rows: slice) -> QuantizedTensor:
             return pack_codes(unpack_int4(parts.pop("q"), columns), weight.group, 4, **parts)
         case "int8":
             return pack_codes(parts.pop("q"), weight.group, 8, **parts)
+        case "w8a8":
+            packed = pack_codes(parts.pop("q"), weight.group, 8, **parts)
+            return replace(packed, format=W8A8_GPU_PACKED)
         case "fp8":
             return pack_float_codes(FP8_GPU_PACKED, parts["q"].view(torch.int8), weight.group, parts["scale"])
         case "mxfp4":
@@ -188,8 +189,15 @@ def transpose_scales(part: Tensor, groups: int) -> Tensor:
     return F.pad(part, (0, groups - part.shape[1], 0, -len(part) % TILE_ROWS)).T.contiguous()
 
 
+def as_int8(weight: QuantizedTensor) -> QuantizedTensor:
+    """Return a packed W8A8 weight as INT8, which multiplies activations as they are."""
+    return replace(weight, format=INT8_GPU_PACKED)
+
+
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] in `dtype`, computed in float32."""
+    if weight.format == W8A8_GPU_PACKED:
+        weight = as_int8(weight)
     parts, (rows, columns) = weight.parts, weight.shape
     q = parts["q"].transpose(1, 2).flatten(0, 1).unsqueeze(-1).view(torch.uint8)  # [rows, chunks, words, 2]
     halves = (

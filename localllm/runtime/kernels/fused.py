@@ -72,14 +72,15 @@ def fused_linear_cpu_row(
             norm_weight, eps = norm.weight, norm.eps
         else:
             x = norm(x)
-    adds = residual is not None and bias is None and activation is None and residual.dtype == x.dtype
-    adds = adds and residual.is_contiguous() and last.shape[0] % TILE_ROWS == 0
-    y = quantized_matmul.multiply_row(x, weights, norm_weight, eps, residual if adds else None)
+    added = residual if bias is None and activation is None and last.shape[0] % TILE_ROWS == 0 else None
+    if added is not None and (added.dtype != x.dtype or not added.is_contiguous()):
+        added = None
+    y = quantized_matmul.multiply_row(x, weights, norm_weight, eps, added)
     if bias is not None:
         y = y + bias
     if activation:
         y = gated_activation(y, activation)
-    return y if residual is None or adds else residual + y
+    return y if residual is None or added is not None else residual + y
 
 
 @kernel("fused_linear", "reference")

@@ -15,7 +15,7 @@ from localllm.hardware.device import dtype_name
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf
 from localllm.quant.formats.groups import quantize_activations
-from localllm.quant.packing import INTERLEAVED_BITS, PANEL_ROWS, W8A8
+from localllm.quant.packing import INTERLEAVED_BITS, PANEL_ROWS, W8A8, W8A8_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels import batch_invariance
 from localllm.runtime.kernels.cpu import dense_matmul, quantized_matmul
@@ -158,12 +158,14 @@ def linear_gguf_tiles(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -
 
 
 def w8a8_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
-    return None if weight.format == W8A8 else f"the weight is {weight.format}"
+    return None if weight.format in (W8A8, W8A8_GPU_PACKED) else f"the weight is {weight.format}"
 
 
 def w8a8_cpu_unsupported(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> str | None:
+    if weight.format != W8A8:
+        return f"the weight is {weight.format}"
     # On GPUs, torch's product needs more than 16 rows, and multiples of 8.
-    return w8a8_unsupported(x, weight, bias) or (None if is_on_cpu(weight) else "the weight is on a GPU")
+    return None if is_on_cpu(weight) else "the weight is on a GPU"
 
 
 @kernel("linear", "cpu-w8a8", w8a8_cpu_unsupported)
@@ -185,6 +187,9 @@ def int8_matmul(x: Tensor, weight: QuantizedTensor) -> Tensor:
 @kernel("linear", "w8a8-reference", w8a8_unsupported)
 def linear_w8a8_reference(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) -> Tensor:
     tokens, scale = quantize_activations(x)
+    if weight.format == W8A8_GPU_PACKED:
+        y = (F.linear(tokens, dequantize(weight, torch.float32)) * scale).to(x.dtype)
+        return y if bias is None else y + bias
     product = F.linear(tokens, weight.parts["q"].float())  # of integers
     y = (product * scale * weight.parts["scale"][:, 0].float()).to(x.dtype)
     return y if bias is None else y + bias

@@ -102,6 +102,7 @@ def decode_kernel(
     i_row = tl.program_id(0) % row_tiles * ROWS
     i_split = tl.program_id(1)
     i_sequence = first + tl.program_id(2)
+    first_row = tl.load(p_row + i_sequence) - first_token  # before the loop, which has no register to spare
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     before = tl.load(p_context + i_sequence) - count  # tokens
@@ -162,8 +163,7 @@ def decode_kernel(
             )
         if begin < end:
             m_own = m_row & (chunk_tiles(position, WINDOW, TILE, SPLITS) == tiles)
-            row = tl.load(p_row + i_sequence) - first_token + o_query
-            o_space = row.to(tl.int64) * (KV_HEADS * GROUP) + o_head
+            o_space = (first_row + o_query).to(tl.int64) * (KV_HEADS * GROUP) + o_head
             o_space = o_space * SPLITS + chunk % SPLITS
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)

@@ -44,7 +44,7 @@ WARPS = 4
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _scratch: dict[torch.device, Tensor] = {}
-_turn = threading.Lock()  # models of a process share a stream, and each launches from its own thread
+scratch_lock = threading.Lock()  # models of a process share a stream, and each launches from its own thread
 
 
 def shared_scratch(device: torch.device, elements: int, dtype: torch.dtype) -> Tensor:
@@ -161,7 +161,7 @@ def linear_dequantized(x: Tensor, weight: QuantizedTensor, bias: Tensor | None) 
 def matmul_dequantized(x: Tensor, weight: QuantizedTensor) -> Tensor:
     """Dequantize in parts and multiply. x: [M, in] -> [M, out]"""
     x, (count, columns), part_rows = reorder_columns(x, weight), weight.shape, scratch_rows(weight)
-    with _turn:
+    with scratch_lock:
         w = shared_scratch(x.device, part_rows * columns, x.dtype).view(-1, columns)
         if part_rows >= count:
             dequantize_rows(weight, 0, w)

@@ -26,6 +26,7 @@ from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
+    Gpu,
     allow_next_kernel,
     dot,
     gpu_of,
@@ -185,6 +186,7 @@ def mla_kernel(
     i_row = tl.program_id(0) * ROWS
     i_split = tl.program_id(1)
     i_sequence = first + tl.program_id(2)
+    first_row = tl.load(p_row + i_sequence) - first_token  # before the loop, which has no register to spare
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     before = tl.load(p_context + i_sequence) - count
@@ -238,8 +240,7 @@ def mla_kernel(
                 acc_odd = dot(weight, latent_odd, acc_odd * fading[:, None])
         if begin < end:
             m_own = m_row & (chunk_tiles(position, 0, TILE, SPLITS) == tiles)
-            row = tl.load(p_row + i_sequence) - first_token + o_query
-            o_space = (row.to(tl.int64) * HEADS + o_head) * SPLITS + i_split
+            o_space = ((first_row + o_query).to(tl.int64) * HEADS + o_head) * SPLITS + i_split
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
             store_output(p_acc, o_space * RANK, m_own, acc, acc_odd, RANK, BLOCK_RANK, FORM)
@@ -248,9 +249,16 @@ def mla_kernel(
 ROWS, TILE = 16, 32
 
 
-# Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
-# rows;
-# 32 keys are 36 KB, so that two programs fit on every GPU.
+def choose_warps(gpu: Gpu, heads: int) -> tuple[int, int]:
+    """Return warps and stages of a program.
+
+    Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
+    rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is no power
+    of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with 3.9.
+    """
+    if not gpu.small_shared:
+        return 4, 5
+    return (4 if gpu.amd_arch or triton.next_power_of_2(heads) == heads else 8), 3
 
 
 def mla_unsupported(
@@ -297,11 +305,12 @@ def launch_turn(
     """Write the chunks of some sequences to the workspace."""
     latents, form = cache_form(cache.latents)
     pair, splits = 1 if form == FORM_PLAIN.value else 2, space.total.shape[2]
+    warps, stages = choose_warps(gpu_of(rotated.device), c.heads)
     launch_kernel(
         mla_kernel,
         (triton.cdiv(batch.max_query_len * c.heads, ROWS), splits, turn.sequences),
-        warps=4,
-        stages=3 if gpu_of(rotated.device).small_shared else 5,  # one tile in flight, or two
+        warps=warps,
+        stages=stages,
         device=rotated.device,
         p_q=absorbed_q,
         p_turned=rotated,

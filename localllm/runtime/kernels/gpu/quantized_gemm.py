@@ -123,12 +123,16 @@ def split_k_sum_kernel(
 
 
 def quantized_gemm(
-    x: Tensor, weight: QuantizedTensor, bias: Tensor | None, residual: Tensor | None = None
+    x: Tensor,
+    weight: QuantizedTensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Multiply. x: [M, in] -> [M, out]; bias: [out]; residual: [M, out]"""
+    """Multiply. x: [M, in] -> [M, out] in `dtype` or that of x; bias: [out]; residual: [M, out]"""
     x, (count, columns) = reorder_columns(x, weight), weight.shape
     arguments = weight_arguments(weight)
-    y = x.new_empty(len(x), count)
+    y = x.new_empty(len(x), count, dtype=dtype or x.dtype)
     if y.numel() == 0:
         return y
     chunks, parts = arguments["chunks"], split_k(weight, x.device)

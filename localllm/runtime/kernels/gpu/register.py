@@ -16,6 +16,7 @@ from localllm.runtime.kernels.gpu import (
     sampling,
     small_m_linear,
     step,
+    w8a8,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "sampling",
     "small_m_linear",
     "step",
+    "w8a8",
 ]

@@ -257,10 +257,12 @@ def packed_matmul(
     activation: Activation | None = None,
     residual: Tensor | None = None,
     tile: Tile | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Multiply.
 
-    x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation. tile: None selects the best
+    x: [M, in], M <= 16 -> [M, out], or [M, out / 2] with an activation. tile: None selects the best; dtype: of the
+    result, None for that of x
     """
     parts, (rows, columns) = weight.parts, weight.shape
     if COLUMN_ORDER in parts:
@@ -272,7 +274,7 @@ def packed_matmul(
     tile = tile or tile_for(gpu_of(x.device), code_dtype, rows, columns, chunks)
     grid = tile_grid(tile, rows, chunks)
     partial, ticket = split_workspace(grid, tile.block_rows, x.device)
-    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
+    y = torch.empty(len(x), rows // 2 if activation else rows, dtype=dtype or x.dtype, device=x.device)
     block_scale = parts.get("block_scale")
     launch_kernel(
         small_m_packed_kernel,

@@ -1,0 +1,100 @@
+"""A model that `localllm.load` puts on a lagging device answers as on the CPU: the loader's threads, the plan,
+warming up, captures, the engine's thread, grammars, speculation, embeddings and a changed context."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localllm
+from localllm import LLM, SamplingParams
+from localllm.request import Grammar, GrammarKind
+from localllm.settings import Settings
+from tests.lagging.device import LaggingDevice
+from tests.lagging.kernels import use_references
+from tests.shared import shared
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA))
+TOGETHER = [
+    ("Hello", GREEDY),
+    ("Once upon a time", dataclasses.replace(GREEDY, logprobs=2)),
+    ("The cat", dataclasses.replace(GREEDY, temperature=0.8, seed=3, top_p=0.9)),
+    ("A dog", dataclasses.replace(GREEDY, prompt_logprobs=1, repetition_penalty=1.2)),
+    ("Give", dataclasses.replace(GREEDY, grammar=GRAMMAR, max_tokens=30)),
+]
+REPEATING = "one two three four five six one two three four"
+
+
+@contextmanager
+def loaded(name: str | Path, device: str, home: Path, **options: Any):
+    settings = dataclasses.replace(Settings.from_environment(), home=home)
+    with localllm.load(name, device=device, settings=settings, context=256, **options) as llm:
+        yield llm
+
+
+def answer_together(llm: LLM) -> list[list[int]]:
+    with ThreadPoolExecutor(len(TOGETHER)) as pool:
+        return [list(done.token_ids) for done in pool.map(lambda each: llm.generate(*each), TOGETHER)]
+
+
+def use_everything(llm: LLM) -> list[Any]:
+    drafted = llm.generate(REPEATING, dataclasses.replace(GREEDY, max_tokens=24))
+    results: list[Any] = [answer_together(llm), list(drafted.token_ids)]
+    results.append(llm.embed(["Hello world", "The cat sat on the mat"]).vectors.round(2).tolist())
+    stream = llm.stream("Hello", dataclasses.replace(GREEDY, max_tokens=20))
+    text = "".join(next(stream).text for _ in range(5))
+    llm.resize(128)
+    results.append(text + "".join(event.text for event in stream))
+    cancelled = llm.stream("Hello", dataclasses.replace(GREEDY, max_tokens=60))
+    next(cancelled)
+    cancelled.close()
+    return [*results, answer_together(llm)]
+
+
+def test_answers_and_grammars_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with loaded("demo", "cpu", tmp_path, dtype="float32") as llm:
+        expected = answer_together(llm)
+    use_references(monkeypatch)
+    with LaggingDevice(), loaded("demo", "cuda", tmp_path, dtype="float32") as llm:
+        assert llm.worker.engine.device.type == "cuda" and not llm.without_graphs
+        assert answer_together(llm) == expected
+        graphs = llm.worker.engine.runner.graphs
+        assert graphs and graphs.captured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "timing", "options"),
+    [
+        ("demo", None, {}),
+        ("demo", 0, {"kv_dtype": "int8"}),
+        ("demo", 1, {"kv_dtype": "fp8"}),
+        ("demo", 2, {"draft_model": "demo"}),
+        ("stories260K", 3, {}),
+        ("gguf/model-q4_k_m.gguf", None, {}),
+        ("gguf/model-q8_0.gguf", 4, {}),
+    ],
+    ids=str,
+)
+def test_everything_gives_the_results_of_the_cpu(
+    name: str, timing: int | None, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = name if name == "demo" else shared(name)
+    with loaded(model, "cpu", tmp_path, dtype="float32", **options) as llm:
+        expected = use_everything(llm)
+    use_references(monkeypatch)
+    with LaggingDevice(timing), loaded(model, "cuda", tmp_path, dtype="float32", **options) as llm:
+        assert use_everything(llm) == expected
