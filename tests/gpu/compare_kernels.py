@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.choice import chosen, first
+from bench.gpu.choice import prefer_kernel, select_kernel
 from localllm.quant.vectors import DTYPE_MAX
 from localllm.runtime.kernels.registry import KERNELS, Kernel
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, RecurrentCache
@@ -42,7 +42,7 @@ def compared() -> Iterator[Findings]:
 
         def run(*arguments: Any) -> Any:
             nonlocal inside
-            kernel = chosen(operation, arguments, run)
+            kernel = select_kernel(operation, arguments, run)
             if inside or kernel is reference:
                 return (reference if inside else kernel).run(*arguments)
             exactly, plainly = converted(arguments, torch.float64), converted(arguments, None)
@@ -69,7 +69,7 @@ def compared() -> Iterator[Findings]:
 
     with ExitStack() as added:
         for operation in list(KERNELS):
-            added.enter_context(first(operation, beside(operation)))
+            added.enter_context(prefer_kernel(operation, beside(operation)))
         yield findings
 
 
