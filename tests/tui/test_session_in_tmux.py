@@ -11,7 +11,7 @@ import pytest
 from localllm.hub.catalog import PACKAGE_FOLDER
 from tests.hub.loopback import LoopbackHub
 from tests.tui.tmux import Window
-from tools.screens import FOLDER, picture
+from tools.screens import FOLDER, render_svg
 
 COLUMNS, LINES = 120, 32
 RATE = 2_500_000  # bytes a second of each connection, so that a download can be seen
@@ -54,7 +54,7 @@ def test_a_session_from_the_download_to_the_day_after(request, window):
     pictures = {}
 
     def keep(name):
-        pictures[name] = picture(window.coloured, COLUMNS, "localllm run org/tiny")
+        pictures[name] = render_svg(window.coloured, COLUMNS, "localllm run org/tiny")
 
     window.see_shell()
     window.type("clear; stty -g > before; localllm run org/tiny --seed 1")
