@@ -188,7 +188,7 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors as the converter stores them, by names that the package's table knows."""
+    """Return the tensors as the converter stores them, by the names in the gguf package's table."""
     if architecture in HYBRIDS:
         tensors = hybrid_tensors(tensors, architecture, config)
     if architecture == "DEEPSEEK2":

@@ -14,7 +14,7 @@ MAKERS = (
 
 
 class OnDevice(TorchFunctionMode):
-    """What asks for the CPU, or for nothing, gets the device; `Tensor.cpu` still comes back from it."""
+    """Redirects CPU tensors and tensors without a device to `device`, except `Tensor.cpu`."""
 
     def __init__(self, device: torch.device):
         super().__init__()

@@ -1,4 +1,6 @@
-"""Real models, tokenizers and texts beside a checkout; tests that need them are skipped without them."""
+"""Real models, tokenizers and texts in `shared/`, next to a checkout; tests that need them are skipped if it is
+missing.
+"""
 
 from pathlib import Path
 

@@ -111,7 +111,7 @@ def make_engine(
     """Return an engine over a checkpoint.
 
     rows: recurrent states, if the model has any; graphs: run steps as if they were captured; aside: blocks of the
-    host tier, as beside a GPU.
+    host tier, which otherwise only GPUs have.
     """
     header = read_header(folder)
     check_quantization(header.config)

@@ -95,13 +95,13 @@ def test_every_number_follows_from_the_gaps_of_the_report(measured: tuple[Subjec
 
 
 def prefill_s(answers: list[dict[str, Any]]) -> float:
-    """Of a round: from the first scheduling to the last first token."""
+    """Seconds of a round from the first scheduling to the last first token."""
     begin = min(a["arrival_s"] + a["queue_s"] for a in answers)
     return max(a["arrival_s"] + a["ttft_s"] for a in answers) - begin
 
 
 def whole_s(answers: list[dict[str, Any]]) -> float:
-    """Of a round: from the first arrival to the last token."""
+    """Seconds of a round from the first arrival to the last token."""
     return max(a["arrival_s"] + a["e2e_s"] for a in answers)
 
 

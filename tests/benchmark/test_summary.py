@@ -79,7 +79,7 @@ def normal(drawn: random.Random, place: int) -> float:
 
 
 def drifting(drawn: random.Random, place: int) -> float:
-    """Both of a pair are slower and slower, and each has some noise of its own."""
+    """Both measurements of a pair slow down over time, each with its own noise."""
     return -0.2 * place
 
 

@@ -1,7 +1,7 @@
-"""Quantized checkpoints as they lie on the Hub, written from the published descriptions of their layouts, word by
-word; and folders of the numbers that they mean, for transformers to load.
+"""Writes quantized checkpoints with the layouts of the Hub, after their published descriptions, and checkpoints of
+the dequantized values for transformers.
 
-A writer takes a weight [out, in] and gives the tensors by which a module stores it, and what they stand for.
+A writer takes a weight [out, in] and returns the stored tensors of a module and their dequantized values.
 """
 
 import json
@@ -246,8 +246,9 @@ def write(
     kind: str = "Llama",
     **changes: Any,
 ) -> Any:
-    """A checkpoint in `folder`, and the transformers model of what it means. writer: of all matrices of layers, or
-    by the pattern of the tensors it writes."""
+    """Write a checkpoint to `folder`, and return the transformers model with the dequantized weights. writer: for
+    all matrices of layers, or by the pattern of tensor names.
+    """
     writers = writer if isinstance(writer, dict) else {MATRIX: writer}
     exact = folder / "exact"
     model = make_checkpoint(exact, kind, **SIZES | changes)

@@ -38,7 +38,7 @@ def base(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch) -> ModuleType:
-    """The fake engine in the place of `localllm.llm.loader`; `engine.loaded` lists what was loaded, and how."""
+    """The fake engine instead of `localllm.llm.loader`; `engine.loaded` records the loaded models and options."""
     monkeypatch.setitem(sys.modules, "localllm.llm.loader", None)  # so that it is taken out again
     return fake_engine.install()
 
@@ -65,7 +65,7 @@ def localllm(engine, real):
 
 @pytest.fixture
 def program():
-    """Run the program, with the fake engine, as a process of its own."""
+    """Run the program with the fake engine in its own process."""
 
     def run(*arguments, **options):
         options = {"input": b"", "capture_output": True} | options

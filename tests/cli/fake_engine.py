@@ -47,7 +47,7 @@ SETUP = Setup(
 
 
 class FakeTokenizer:
-    """One token a character."""
+    """Tokenizer with one token per character."""
 
     def encode(self, text):
         return [ord(character) for character in text]
@@ -78,7 +78,7 @@ class Told:
 
 
 class FakeLLM:
-    """Says back what it was sent. Some prompts make it do other things: see `stream`."""
+    """Repeats the prompt. Some prompts cause other behaviour: see `stream`."""
 
     path = Path("fake")
     device = "cpu"

@@ -69,7 +69,7 @@ def rows_of(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def answers(model: str, source: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Of one run that nobody interrupts."""
+    """Output of one uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "out.jsonl"
     code, _, err = finish(start(source, "-o", out, "--model", model))
     assert code == 9, err

@@ -186,7 +186,7 @@ def test_a_shell_never_sees_an_error(tmp_path):
 
 @pytest.fixture
 def shell(tmp_path, here):
-    """A shell in a terminal that knows how to complete."""
+    """Start a shell with completion in a terminal."""
     opened = []
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "localllm"

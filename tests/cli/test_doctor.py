@@ -36,7 +36,7 @@ SECRETS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where nothing is."""
+    """An empty folder."""
     return tmp_path_factory.mktemp("doctor")
 
 

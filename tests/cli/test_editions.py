@@ -1,4 +1,4 @@
-"""The edition that a catalogue name without a format stands for."""
+"""Choice of the edition for a catalogue name without a format."""
 
 import dataclasses
 import json

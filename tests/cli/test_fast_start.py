@@ -28,7 +28,7 @@ LINE = st.lists(st.one_of(WORD.map(lambda word: [word]), st.tuples(FLAGS, VALUES
 
 
 def read_by_the_library(words):
-    """What `run` would be called with; None where it would not be."""
+    """Arguments of `run` as Typer parses them; None if it does not call it."""
     program = typer.main.get_command(app).make_context("localllm", ["run", *words])
     command = program.command.get_command(program, "run")
     return command.make_context("run", list(words), parent=program).params

@@ -30,7 +30,7 @@ def home(tmp_path, monkeypatch):
 
 
 class Told:
-    """A `Watch` that keeps what it is told, and breaks off where `until` says so."""
+    """A `Watch` that records all reports, and cancels when `until` returns true."""
 
     def __init__(self, until=lambda told: False):
         self.until = until

@@ -38,7 +38,7 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def see(self, expected, seconds=20):
-        """Wait until the text appears after what was seen before; gives all up to there."""
+        """Wait until the text appears after previously seen text; return everything up to it."""
         end = time.monotonic() + seconds
         while expected not in self.text:
             ready = select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]
@@ -57,7 +57,7 @@ class Terminal:
         return text
 
     def leave(self):
-        """Wait for the end; gives the exit code."""
+        """Wait for the end of the program; return its exit code."""
         while True:
             try:
                 if not os.read(self.fd, 65536):

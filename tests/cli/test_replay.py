@@ -226,7 +226,7 @@ def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
 
 
 class TestWriting:
-    """With the fake engine: where it is written, and how."""
+    """Writing receipts, with the fake engine."""
 
     def test_a_receipt_is_for_this_user_alone_and_stdout_stays_the_text(self, localllm, model, tmp_path):
         file = tmp_path / "new" / "receipt.json"

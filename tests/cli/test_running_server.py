@@ -51,7 +51,7 @@ def serve(home):
 
 @pytest.fixture(scope="module")
 def url(serve):
-    """Of a server that has loaded demo."""
+    """URL of a server that has loaded demo."""
     return serve("demo", "--log-format", "off")[1]
 
 

@@ -1,8 +1,8 @@
-"""Every call that a model makes of an operation, computed by its reference as well: kernels are compared at the
-shapes, and on the tensors, that models really give them.
+"""Compares every operation of a model with its reference, so that kernels are tested with the shapes and tensors
+that models use.
 
-The bound is twice that of tests/runtime/kernels/harness.py, as the unluckiest of hundreds of calls counts: no
-further from the exact answer than four times plain torch in the same dtype. What a call changes in place is
+The bound is twice that of tests/runtime/kernels/harness.py, since the worst of hundreds of calls counts: the error
+may be at most four times that of plain torch in the same dtype. Arguments that a call changes in place are
 compared, too.
 """
 
@@ -34,7 +34,9 @@ class Findings:
 
 @contextmanager
 def compared() -> Iterator[Findings]:
-    """For as long as it lasts, kernels are launched one by one and never by a graph."""
+    """Compare all calls inside the context, and yield the findings. Kernels are launched individually, without
+    graphs.
+    """
     findings, inside = Findings(), False
 
     def beside(operation: str) -> Callable[..., Any]:
@@ -86,7 +88,7 @@ def in_float64(reference: Kernel, exactly: tuple[Any, ...]) -> Any:
 
 
 def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
-    """Why `got` is not as near to `exact` as it must be; `plain` is what torch gives in the same dtype."""
+    """Return why `got` is not close enough to `exact`, or None. plain: torch's result in the same dtype."""
     if got.shape != exact.shape or got.dtype != plain.dtype:
         return f"{got.dtype} {list(got.shape)} for {plain.dtype} {list(plain.shape)}"
     if not got.is_floating_point() or got.dtype in DTYPE_MAX:
@@ -107,8 +109,9 @@ def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
 
 
 def converted(value: Any, dtype: torch.dtype | None) -> Any:
-    """A copy that shares no tensor with it; floats in `dtype`, but for caches in 8 bits, whose scales go with
-    them, and for what is never changed and read as it is: norms, packed weights, the batch, experts."""
+    """Return a copy that shares no tensor. Floats are converted to `dtype`, except 8-bit caches with their scales,
+    and objects that are never changed: norms, packed weights, the batch, experts.
+    """
     return _converted(value, dtype, {})
 
 
@@ -136,7 +139,7 @@ def _converted(value: Any, dtype: torch.dtype | None, seen: dict[int, Any]) -> A
 
 
 def written(arguments: tuple[Any, ...]) -> list[Any]:
-    """What a call may change: caches, and the states of recurrent layers."""
+    """Return the arguments that a call may change: caches, and the states of recurrent layers."""
     return [a for a in arguments if isinstance(a, CHANGING) or (isinstance(a, Tensor) and a.numel() < LARGE)]
 
 

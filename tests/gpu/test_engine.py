@@ -47,7 +47,7 @@ def test_graphs_match_single_launches(model: Model) -> None:
 
 
 def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
-    """In steps of 1, of 12 and of 32 sequences, which end at different times."""
+    """Compare steps of 1, 12 and 32 sequences, which end at different times."""
     prompts = [prompt_of(model, CONTEXT, seed) for seed in range(32)]
     alone = [run(model.engine, [greedy(prompt, 10 + i)])[0] for i, prompt in enumerate(prompts)]
     for count in (12, 32):

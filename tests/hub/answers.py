@@ -21,7 +21,7 @@ BYTES = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class End(Enum):
-    """What becomes of the connection after the body."""
+    """State of the connection after the body."""
 
     KEEP = auto()
     CLOSE = auto()
@@ -73,7 +73,7 @@ class File:
 
     @property
     def etag(self) -> str:
-        """What the cache of `huggingface_hub` calls the blob."""
+        """Name of the blob in the cache of `huggingface_hub`."""
         return self.sha256 if self.lfs else self.oid
 
     def facts(self, oid: str, hash_name: str) -> dict[str, object]:
@@ -112,7 +112,7 @@ class Answers:
         large: tuple[str, ...] = LARGE,
         **access: object,
     ) -> str:
-        """A commit, made the newest of `refs`; gives its hash. `access`: gated, private, readers."""
+        """Add a commit as the newest of `refs`, and return its hash. `access`: gated, private, readers."""
         if isinstance(files, Path):
             found = (path for path in sorted(files.rglob("*")) if path.is_file())
             files = {path.relative_to(files).as_posix(): path.read_bytes() for path in found}
@@ -145,8 +145,7 @@ class Answers:
     def _of_a_repository(
         self, answer: Callable[..., Reply], target: str, headers: Mapping[str, str], asked: dict[str, str]
     ) -> Reply:
-        """Who may know of it comes first, then whether there is such a revision. A token that begins with hf_ is
-        that of somebody, another that of nobody."""
+        """Check access first, then the revision. Tokens that begin with hf_ are valid, all others are not."""
         name = asked["repo"]
         if name in self.moved:
             return Reply.of(307, headers={"Location": target.replace(name, self.moved[name], 1)})
@@ -247,7 +246,7 @@ def _no_entry(commit: str) -> Reply:
 
 
 def _part(file: File, headers: Mapping[str, str], facts: Mapping[str, str]) -> Reply:
-    """The file, or the range of it that was asked for."""
+    """Reply with the file or the requested range."""
     etag, size = f'"{file.oid}"', len(file.body)  # of a large file a hash that the client cannot check
     facts = {**facts, "ETag": etag, "Accept-Ranges": "bytes"}
     asked = BYTES.fullmatch(headers.get("range", ""))

@@ -36,7 +36,7 @@ def truncated(at: int) -> Change:
 
 
 def stalled(at: int) -> Change:
-    """Nothing comes any more from there on."""
+    """Stop sending at this byte, and keep the connection open."""
     return _cut(at, End.STALL)
 
 
@@ -54,7 +54,7 @@ def silent(reply: Reply) -> Reply:
 
 
 def flipped(at: int) -> Change:
-    """One bit of byte `at` of the file is another."""
+    """Flip one bit of byte `at` of the file."""
 
     def change(reply: Reply) -> Reply | None:
         here = at - reply.offset
@@ -65,7 +65,7 @@ def flipped(at: int) -> Change:
 
 
 def longer(extra: bytes) -> Change:
-    """A body with more bytes than were asked for, and a Content-Length that says so."""
+    """Append bytes to the body, with a matching Content-Length."""
 
     def change(reply: Reply) -> Reply | None:
         body = reply.body + extra
@@ -79,7 +79,7 @@ def longer(extra: bytes) -> Change:
 
 
 def ranges_ignored(reply: Reply) -> Reply | None:
-    """The whole file, whatever part of it was asked for."""
+    """Reply with the complete file instead of the requested range."""
     if reply.status != 206:
         return None
     headers = {name: value for name, value in reply.headers.items() if name != "Content-Range"}
@@ -106,7 +106,7 @@ def headed(headers: Mapping[str, str | None]) -> Change:
 
 
 def redirected(location: str) -> Change:
-    """To another place, with the headers of this one; `?` leads back to itself for ever."""
+    """Redirect to another location, with the same headers; `?` redirects to itself endlessly."""
     return lambda r: Reply.of(302, headers={**r.headers, "Location": location})
 
 
@@ -123,7 +123,7 @@ def busy(retry_after: int | None = None) -> Change:
 
 
 def edited(edit: Callable[[Any], object]) -> Change:
-    """The model's facts or its listing after `edit` has changed them in place."""
+    """Change the JSON of a reply with `edit`, which works in place."""
 
     def change(reply: Reply) -> Reply:
         facts = json.loads(reply.body)

@@ -50,7 +50,7 @@ def test_word_pieces_are_those_of_the_published_tokenizer(tmp_path: Path) -> Non
 
 
 def test_a_decoder_whose_file_names_a_pooling_is_an_embedder(tmp_path: Path) -> None:
-    """As Qwen3-Embedding is published: a decoder's architecture, the last token."""
+    """Covers the format of Qwen3-Embedding: a decoder's architecture with last-token pooling."""
     make_checkpoint(tmp_path, "Qwen3", vocab_size=len(VOCABULARY))
     write_gguf(tmp_path, tmp_path / "chat.gguf", changed=tokenizer_keys())
     write_gguf(tmp_path, tmp_path / "last.gguf", changed=tokenizer_keys() | {"qwen3.pooling_type": 3})

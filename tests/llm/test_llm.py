@@ -398,7 +398,7 @@ def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:
 
 
 def program(code: str, **environment: str) -> str:
-    """What it prints, which must be on stdout alone."""
+    """Run the code in a new process, and return its output, which must be on stdout only."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")

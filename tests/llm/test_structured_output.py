@@ -45,7 +45,7 @@ def of(schema: Schema) -> Grammar:
 
 
 def finished(llm: LLM, schemas: list[Schema]) -> int:
-    """How many answers came to an end, all of them at once in the engine's batch; those are what was asked for."""
+    """Generate all answers in one batch, check those that end against their schemas, and return their number."""
     tokens = llm.tokenizer.token_bytes(llm.config.vocab_size)
     bias = {index: 6.0 for index, token in enumerate(tokens) if token.strip() in CLOSERS[:4]}
     bias |= dict.fromkeys(llm.eos_ids, 8.0)
@@ -129,7 +129,7 @@ def test_a_truncated_answer_is_distinguished(demo: LLM) -> None:
 
 
 def test_a_model_thinks_before_it_answers(tmp_path: Path) -> None:
-    """It would say "Sure: yes": the grammar takes away what is not asked for, and leaves the thoughts."""
+    """Without the grammar, it would say "Sure: yes". The grammar applies to the answer, not to the reasoning."""
     script = ["<think>", "I wonder.", "</think>", "Sure: ", "yes"]
     folder = write_scripted(tmp_path / "thinker", script)
     with localllm.load(folder, device="cpu") as llm:

@@ -59,7 +59,7 @@ def against_transformers(subject: Subject) -> float:
 
 
 def logits_of_transformers(model: Any, ids: list[int]) -> Tensor:
-    """Of a delta net token by token: its chunks there take differences of large sums, and are off by 3e-4."""
+    """Logits of transformers. A delta net runs token by token, since the error of its chunked form is 3e-4."""
     if not hasattr(model.config.get_text_config(), "linear_num_key_heads"):
         return model(torch.tensor([ids])).logits[0]
     past, logits = None, []

@@ -1,4 +1,4 @@
-"""The text part of a multimodal model gives the logits of transformers."""
+"""The text part of a multimodal model has the logits of transformers."""
 
 import json
 from pathlib import Path
@@ -119,7 +119,7 @@ def test_one_matrix_may_be_stored_under_the_name_of_the_head(tmp_path: Path, kin
 
 
 def test_layers_of_gemma_4_are_found_by_numbers_with_a_zero_before_them(tmp_path: Path) -> None:
-    """As transformers writes the numbers of models of ten layers and more."""
+    """transformers writes the numbers of models with ten or more layers in this form."""
     name, changes = FAMILIES["Gemma 4, like 31B"]
     changes = {k: v for k, v in changes.items() if k != "layer_types"} | {"num_hidden_layers": 12}
     model = make_checkpoint(tmp_path, name, **changes)

@@ -17,7 +17,7 @@ def alive() -> list[Tensor]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of memory that any of them covers; what several are views of counts once."""
+    """Bytes of the memory that the tensors cover; shared memory counts once."""
     spans = sorted((t.data_ptr(), t.data_ptr() + extent(t)) for t in tensors if t.numel())
     total = end = 0
     for begin, until in spans:

@@ -1,4 +1,4 @@
-"""Published models without weights: their configurations, headers made of them, and files with a header alone."""
+"""Configurations of published models, headers derived from them, and files that contain only a header."""
 
 import json
 from pathlib import Path

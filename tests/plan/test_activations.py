@@ -38,7 +38,7 @@ MOST_OF_MIXTURES = 1.4  # their busiest expert may get more tokens than it got
 
 @pytest.fixture(autouse=True)
 def no_gradients() -> Iterator[None]:
-    """Not in inference mode, where operations that are made of others would hide what those hold."""
+    """Disable gradients without inference mode, which would hide the memory of composite operations."""
     with torch.no_grad():
         yield
 
@@ -130,7 +130,7 @@ def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> N
 
 
 def check_peak(model: Path, dtype: str, kv_dtype: str | None = None, deterministic: bool = False) -> None:
-    """deterministic: such a step, which may hold less than told."""
+    """Check the planned peak memory of a step. deterministic: the step may use less than planned."""
     sizes = {"blocks": 200, "block_size": 16, "context": 2048}
     kept = KV_DTYPES[kv_dtype] if kv_dtype else None
     engine = make_engine(model, getattr(torch, dtype), kv_dtype=kept, deterministic=deterministic, **sizes)

@@ -52,7 +52,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float = 0.005) -> None:
-    """Loads it; the tensors that are alive then and were not before take what was planned."""
+    """Load the model, and check that new live tensors have the planned size."""
     before = {id(tensor) for tensor in alive()}
     with localllm.load(model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as llm:
         held = bytes_of(tensor for tensor in alive() if id(tensor) not in before)

@@ -1,4 +1,4 @@
-"""Quantized matrices kept in memory and written as a plain checkpoint of their dequantized values."""
+"""Quantized matrices in memory, written as a checkpoint of their dequantized values."""
 
 import json
 import shutil

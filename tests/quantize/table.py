@@ -1,9 +1,9 @@
-"""Method by bits by group: what each costs in quality, on two real models.
+"""Measures the quality of each method by bits and group size, on two real models.
 
 python -m tests.quantize.table     prints the tables of docs/quantize.md
 
-Calibration and evaluation text are parts of one file that do not touch. The quantized model is written out as the
-float32 numbers that it stands for, and run by the engine like any model.
+Calibration and evaluation use disjoint parts of one file. The quantized model is written as dequantized float32,
+and run by the engine like any other model.
 """
 
 import tempfile
@@ -63,7 +63,7 @@ class Quality:
 
 @dataclass
 class Judged:
-    """A model, and what it says of a text that it was not calibrated with."""
+    """A model with separate texts for calibration and evaluation."""
 
     folder: Path
     calibration: list[int]
@@ -133,7 +133,7 @@ def of_stories(folder: Path) -> Judged:
 
 
 def of_conversations() -> Judged:
-    """The boxed model on its own answers in text of its own grammar."""
+    """The bundled model, evaluated on answers of its own grammar."""
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
     def drawn(seed: int) -> tuple[list[int], list[bool]]:

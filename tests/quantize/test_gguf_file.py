@@ -57,7 +57,7 @@ def test_the_file_describes_the_same_model(name: str, tmp_path: Path) -> None:
 
 
 def described(config: Any) -> ModelConfig:
-    """Without what the format has no place for, numbers as float32, in which it keeps them."""
+    """Parse the configuration as GGUF stores it: with float32 numbers, and without fields that it lacks."""
     found = parse_config(config)
     return dataclasses.replace(
         found,

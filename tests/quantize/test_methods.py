@@ -106,7 +106,9 @@ def test_moments_weigh_the_error_of_each_group() -> None:
 
 
 def naive_gptq(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
-    """Column by column, the inverse taken anew of what is left (Frantar et al. 2022, equations 2 and 3)."""
+    """Quantize column by column, with a new inverse of the remainder for each (Frantar et al. 2022, equations 2
+    and 3).
+    """
     columns = weight.shape[1]
     group = grid.group or columns
     padded = torch.nn.functional.pad(hessian.diagonal(), (0, -columns % group)).view(-1, group)

@@ -210,7 +210,7 @@ def test_moments_of_whole_rows_are_counted(header: Header, recipe: Recipe) -> No
 
 
 def test_layers_are_calibrated_on_quantized_outputs(header: Header, tmp_path: Path) -> None:
-    """The second layer's GPTQ, of inputs that the first layer as written gives in the engine's own layers."""
+    """GPTQ of the second layer uses inputs that the engine computes from the quantized first layer."""
     recipe, kept = Recipe("gptq", 4, 32, head_bits=16), Kept()
     quantize_layers(header, recipe, text(), kept, silent)
     engine = make_engine(write_plain(kept, header, tmp_path / "plain"))

@@ -28,14 +28,14 @@ OPERATIONS = ("attention", "latent_attention")
 
 @pytest.fixture(autouse=True)
 def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The references read what is on the device, as kernels for GPUs do; others go sequence by sequence."""
+    """Use only references, which read device buffers like GPU kernels; other kernels work sequence by sequence."""
     for operation in OPERATIONS:
         monkeypatch.setitem(KERNELS, operation, KERNELS[operation][-1:])
 
 
 @pytest.fixture(autouse=True)
 def where_the_last_step_left_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a replay does: the next one writes to the same memory."""
+    """Write the logits of every step to the same memory, like a replay."""
     capture = cuda_graphs.CudaGraphs.capture
 
     def captured(self: cuda_graphs.CudaGraphs, key: cuda_graphs.GraphKey) -> Callable[[], cuda_graphs.GraphOutput]:
@@ -178,7 +178,7 @@ def test_only_tokens_that_the_device_does_not_count_are_read_before_the_next_ste
 
 
 def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
-    """As the verification of drafts has them."""
+    """Steps that verify draft tokens have this shape."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
     ids = list(range(3, 31))
     expected = plain.logits(ids)
@@ -251,7 +251,7 @@ def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
 
 
 def test_the_host_copy_equals_the_device_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what could not be sent, as no memory was left to be pinned."""
+    """Covers copies that fail because no memory can be pinned."""
 
     def no_memory(target: torch.Tensor, values: torch.Tensor) -> None:
         raise MemoryError

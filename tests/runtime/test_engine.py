@@ -1,5 +1,6 @@
-"""Any mix of sequences, chunk sizes, budgets and block counts gives each sequence the tokens it gets alone, and
-leaks no block; also where a step is launched before the last one is read."""
+"""Any mix of sequences, chunk sizes, budgets and block counts gives each sequence the tokens that it gets alone,
+and leaks no block, including steps that are launched before the previous one is read.
+"""
 
 import random
 from dataclasses import replace
@@ -54,7 +55,7 @@ def tokens(answer: list[TokenEvent]) -> list[int]:
 
 
 class Guesses:
-    """Drafts what will come, as far as it was told, with mistakes, sometimes."""
+    """Drafts the known continuation, with random mistakes."""
 
     def __init__(self, rng: random.Random, told: dict[int, list[int]]):
         self.rng, self.told = rng, told
@@ -287,7 +288,7 @@ def test_why_an_answer_ends(folder: Path) -> None:
 
 
 def test_min_tokens_delays_the_end(folder: Path) -> None:
-    """Before it no end token and no stop id is sampled, whatever else is in the batch."""
+    """Until then, no end token and no stop id is sampled, independent of the batch."""
     asked = {"temperature": 0, "max_tokens": 12}
     free = sequence([3, 4, 5], **asked)
     said = tokens(run(make_engine(folder), [free])[free.request.id])
@@ -346,7 +347,7 @@ def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
 
 
 def test_a_failed_pass_leaves_no_state_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what made room for it, copies to the other tier may be undone; a sequence that runs beside it goes on."""
+    """Evictions for the failed sequence may be undone, and concurrent sequences continue."""
     engine = make_engine(folder, blocks=8, aside=8)
     [alone] = run(make_engine(folder), [sequence(list(range(3, 20)), temperature=0, max_tokens=6)]).values()
     first = sequence(list(range(30, 62)), temperature=0, max_tokens=1)

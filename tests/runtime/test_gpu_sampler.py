@@ -41,7 +41,7 @@ def logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
 
 
 def on_device(values: Tensor, rows: list[SamplingSpec], bucket: int = 0) -> list[int]:
-    """One step of new draws; the bucket's further rows hold what must not be read."""
+    """Sample one step on the device; unused rows of the bucket contain NaN, which must not be read."""
     bucket, vocabulary = bucket or len(rows), values.shape[1]
     padded = torch.full((bucket, vocabulary), torch.nan)
     padded[: len(rows)] = values
@@ -133,7 +133,9 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 def test_penalties_count_tokens_that_only_the_device_knows() -> None:
-    """The host learns each token one step late, as in the engine; then sequences change places, some are gone."""
+    """The host receives each token one step late, as in the engine; then the order of sequences changes, and some
+    end.
+    """
     prompts = [((5, 6, 6, 200 - i) * (i + 1))[:30] for i in range(len(PENALTIES))]
     order = [3, 0, 5, 1, 2, 4, 7, 6]  # rows of the history
     known = [row(len(prompts[i]), i, prompts[i], history=order[i], **p) for i, p in enumerate(PENALTIES)]
@@ -201,7 +203,7 @@ def test_a_kind_says_which_kernels_a_step_takes_or_why_none() -> None:
 
 
 def test_end_tokens_are_forbidden_until_min_tokens_without_new_parameters() -> None:
-    """One bucket over six steps: the bias of the end tokens comes, stays and goes, next to a logit_bias."""
+    """Runs one bucket for six steps: the bias of the end tokens begins and ends, combined with a logit_bias."""
     values = logits(2)
     values[:, [7, 150]] += 20
     sampler_of = BucketSampler(2, VOCABULARY, CPU, TokenHistories(2, CONTEXT, VOCABULARY, CPU))

@@ -144,7 +144,7 @@ def test_a_preempted_sequence_is_not_in_the_step_that_took_its_blocks() -> None:
 
 
 def play(scheduler: Scheduler, sequences: list[Sequence]) -> dict[Sequence, int]:
-    """At which step each is done, where all come at once."""
+    """Return the step in which each sequence ends, if all arrive at once."""
     for s in sequences:
         scheduler.add(s)
     done: dict[Sequence, int] = {}

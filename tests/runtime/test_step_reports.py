@@ -29,7 +29,7 @@ def asking(of: Sequence, count: int = 4) -> Sequence:
 
 
 def play(engine: Engine, sequences: list[Sequence]) -> Answers:
-    """As `run`, with what is told where they begin to wait."""
+    """Run the engine like `run`, including the events at submission."""
     answers: Answers = {s.request.id: engine.add_sequence(s) for s in sequences}
     while engine.has_unfinished_requests:
         for event in engine.step():

@@ -99,7 +99,7 @@ def stories_url(stories: LLM) -> Iterator[str]:
 
 @contextmanager
 def running() -> Iterator[str]:
-    """The address of a server that loads what it is asked for."""
+    """URL of a server that loads models on request."""
     models = ModelPool(lambda source, context: localllm.load(source, context=context))
     with answering(models, models.close) as url:
         yield url

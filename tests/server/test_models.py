@@ -24,7 +24,7 @@ def home(tmp_path, monkeypatch):
 
 
 class Loads:
-    """Loads real models, counts, and holds up those that it is told to."""
+    """Loads real models, counts them, and delays selected ones."""
 
     def __init__(self):
         self.begun, self.gates, self.faults = [], {}, []
@@ -47,7 +47,7 @@ def models_of(loads, **options):
 
 
 def in_loop(scenario, loads=None, **options):
-    """Run it with the models of a server, and let go of all at the end."""
+    """Run the scenario with a server's model pool, and release all delayed loads at the end."""
     loads = loads or Loads()
 
     async def run():

@@ -252,7 +252,7 @@ def test_min_tokens_delays_end_tokens_and_stop_strings(stories_client: openai.Op
 
 
 def test_sixteen_concurrent_streams_match_single_ones(stories_url: str, stories: LLM) -> None:
-    """In float32: with fewer bits, two tokens that are all but equally likely may change places."""
+    """Uses float32: with fewer bits, two tokens of nearly equal probability may swap."""
     prompts = [f"Once upon a time there were many {thing}" for thing in THINGS]
     lengths = [20 + 5 * place for place in range(len(prompts))]
     alone = [

@@ -59,7 +59,9 @@ def one_file(launcher, tree, tmp_path):
 
 @pytest.fixture
 def cache(tmp_path):
-    """In memory where that can be: all is brought to the disk before it is used, also what others have written."""
+    """Cache folder, in memory if possible, since the program syncs the disk, including the writes of other
+    processes.
+    """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as made:
         yield Path(made)
@@ -67,7 +69,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def start(one_file, cache):
-    """Run it in an environment with nothing but a cache; gives the finished process."""
+    """Run the program with only a cache folder in its environment; return the finished process."""
 
     def run(*words, **environment):
         environment = {"XDG_CACHE_HOME": str(cache), **environment}
@@ -216,7 +218,7 @@ def test_an_unwritable_folder_names_the_remedy(start):
 
 
 def test_a_full_disk_is_reported_and_left_unchanged(one_file, launcher, tree, tmp_path):
-    """On a file system of its own with 1 MB, and a program of 2."""
+    """Runs a program of 2 MB on a file system of 1 MB."""
     (tree / "lib" / "large").write_bytes(bytes(2_000_000))
     pack(tree, launcher, one_file, PurePosixPath("bin/program"), preset=0)
     disk = tmp_path / "disk"

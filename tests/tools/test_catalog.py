@@ -29,7 +29,7 @@ def hub():
 
 @pytest.fixture
 def compare(hub, tmp_path):
-    """Run the tool; gives its exit code and lines."""
+    """Run the tool; return its exit code, lines and stderr."""
 
     def run(*names):
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache")}
@@ -41,7 +41,7 @@ def compare(hub, tmp_path):
 
 
 def add(hub, tmp_path, repo=REPO, card=None, **access):
-    """A small Llama in the place of a model of the catalogue."""
+    """Add a small Llama under the name of a model of the catalogue."""
     make_checkpoint(tmp_path / "model", "Llama")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     hub.add(repo, tmp_path / "model", **access)

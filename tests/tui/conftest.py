@@ -1,4 +1,4 @@
-"""Tests of the terminal app: coroutines are run, and each waits for what it expects on screen."""
+"""Tests of the terminal UI, which are coroutines that wait for expected screen contents."""
 
 import asyncio
 import inspect
@@ -18,7 +18,7 @@ from localllm.tui.chat_screen import ChatScreen
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs in an event loop of its own."""
+    """Run a coroutine test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

@@ -39,7 +39,7 @@ OFFERS = [
 
 
 class Machine:
-    """go: the offers come when it is set; `fault` is raised in their place."""
+    """go: event that releases the offers; `fault` is raised instead of returning them."""
 
     def __init__(self, fault: Exception | None = None):
         self.go = threading.Event()
@@ -70,7 +70,7 @@ def told(*pairs: tuple[str, str]) -> Turn:
 
 
 def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
-    """A conversation of that day of January 2026; gives its id."""
+    """Save a conversation of this day in January 2026; return its id."""
     at, name = told(*pairs), f"202601{day:02}-100000-00000a"
     root = at.path[0].parent
     began = 1_767_261_600.0 + day * 86_400
@@ -107,7 +107,7 @@ class Talk(PanelScreen):
 
 
 class Stage(App[None]):
-    """screen: what stands on it; `given` is what that was left with."""
+    """screen: the screen to show; `given` contains the results of dismissing it."""
 
     CSS = "#conversation { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
 

@@ -75,7 +75,7 @@ class Played(Iterator[GenerationEvent]):
 
 
 class ScriptedModel:
-    """Its answers in their order, the last one again and again; `asked` is what it was asked."""
+    """Returns scripted answers in order, repeating the last one; `asked` records the requests."""
 
     name = "scripted"
     context = 4096
@@ -127,7 +127,7 @@ class ScriptedModel:
 
 
 class ScriptedMachine:
-    """A machine that has one model, which is ready; `opened` are the names that were asked for."""
+    """A machine with one loaded model; `opened` records the requested names."""
 
     def __init__(self, model):
         self.model = model

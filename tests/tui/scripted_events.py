@@ -30,7 +30,7 @@ def text_of(token: int) -> str:
 
 
 class Told:
-    """What a strip and an inspector ask of a model."""
+    """Attributes of a model that the metrics strip and the inspector use."""
 
     context = 4096
     block_tokens = BLOCK

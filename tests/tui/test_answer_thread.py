@@ -1,4 +1,4 @@
-"""A running answer can be stopped at any time, whatever it waits for."""
+"""A running answer can be stopped at any time, including while it waits."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ class Slow(ScriptedModel):
 
 
 def ended(answering: AnswerThread):
-    """What came until the end."""
+    """Collect events until the end."""
     came, limit = [], time.monotonic() + 10
     while True:
         more, end = answering.drain()

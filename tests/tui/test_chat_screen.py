@@ -34,7 +34,7 @@ def words(app):
 
 
 def beside_the_scrollbar(app):
-    """Lines of the conversation without what stands at their end, which tells how much of all they are."""
+    """Lines of the conversation without the scrollbar."""
     return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
 
 
@@ -76,7 +76,7 @@ async def test_a_question_is_answered(tmp_path, opened, talk):
 
 @pytest.mark.slow
 async def test_the_bundled_model_answers_and_branches_share_the_prefix(demo, tmp_path, opened, talk):
-    """What two branches have in common is found in the cache, but for the block that is not full."""
+    """The common prefix of two branches is cached, except for its last partial block."""
     app = app_with(demo, tmp_path)
     async with opened(app) as pilot:
         chat = app.screen.chat
@@ -352,7 +352,7 @@ async def test_leaving_during_an_answer_saves_the_conversation(tmp_path, opened,
 
 
 class Slow(ScriptedMachine):
-    """Its model is ready when it is let go on."""
+    """Its model becomes ready when `go` is set."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -471,7 +471,7 @@ async def test_the_welcome_of_an_empty_conversation_fits_a_narrow_window(tmp_pat
 
 
 class Unmeasured(ScriptedModel):
-    """Its bandwidth is unknown until it is measured."""
+    """Its bandwidth is unknown before the first measurement."""
 
     reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     measurements = 0

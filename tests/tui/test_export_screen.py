@@ -12,7 +12,7 @@ from tests.tui.panels import EVIL, Stage, said, told
 
 
 def kept() -> SavedSession:
-    """Two branches, of which the second was last gone on with."""
+    """A conversation with two branches, the second of which was continued last."""
     at, other = told(("Why is the sky blue?", "Short waves.")), told(("And the sea?", "It mirrors."))
     root = at.parent
     other.parent = root

@@ -136,7 +136,9 @@ def test_gaps_for_drawing_are_bounded() -> None:
 
 
 def test_the_numbers_of_the_bundled_model_agree_with_its_own(demo) -> None:
-    """Until the engine's own come, those that the screen works out are within the time between two threads."""
+    """Before the engine reports its metrics, the computed ones differ from them by less than the delay between
+    threads.
+    """
     chat = Chat(demo, SamplingParams(temperature=0, max_tokens=60))
     assert list(chat.ask("hello"))  # else the time to make the template's process ready is a part of it
     chat.inspect = 0

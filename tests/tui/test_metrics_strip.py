@@ -29,7 +29,7 @@ def texts(numbers: LiveNumbers, width: int) -> list[str]:
 
 
 def columns(line: str) -> list[int]:
-    """Where each name stands."""
+    """Column of each name."""
     return [
         line.index(name)
         for name in ("TTFT", "ITL", "p95", "KV", "roofline", "drafts", " of 4,096")

@@ -1,6 +1,6 @@
 """One session with the app in a real terminal, from an empty cache to a resumed conversation.
 
-`make screens` plays it too, and saves its pictures in docs/images.
+`make screens` runs it, too, and saves its screens as pictures in docs/images.
 """
 
 import re
@@ -120,7 +120,7 @@ def chat(window, keep):
 
 
 def stop(window):
-    """In mid-answer, of a model that would go on to the end of the context, in a window that is made smaller."""
+    """Stop an answer that would fill the context, after making the window smaller."""
     command(window, "/set parameter ignore_eos true", "ignore_eos = True")
     send(window, "Count the stars")
     window.see("> Count the stars", "tokens/s", "average")

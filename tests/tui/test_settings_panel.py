@@ -11,7 +11,7 @@ SWITCHES = [("on", {"enable_thinking": True}), ("off", {"enable_thinking": False
 
 
 class Untold(ScriptedModel):
-    """One that continues text."""
+    """A model without a chat template."""
 
     has_chat_template = False
 

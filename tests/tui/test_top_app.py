@@ -30,7 +30,7 @@ MODEL = ModelSnapshot(
 
 
 class Playing:
-    """A server that is further on at each look, and gone where `gone` says so."""
+    """A server whose counters advance with every snapshot, and which does not respond if `gone`."""
 
     def __init__(self, model=MODEL, *others):
         self.models = (model, *others)
@@ -57,7 +57,7 @@ def app_of(look):
 
 
 async def settle(pilot):
-    """Thirty looks, whatever the clock has brought before."""
+    """Take thirty snapshots, after discarding earlier ones."""
     app = pilot.app
     app.paused = True
     await pilot.pause(0.1)

@@ -1,4 +1,4 @@
-"""A compressed-tensors INT8 checkpoint gives the logits of its dequantized weights."""
+"""A compressed-tensors INT8 checkpoint has the logits of its dequantized weights."""
 
 import json
 from pathlib import Path

@@ -16,7 +16,7 @@ BLOCKS, SIZE = 40, 8
 
 
 def step(spans: list[tuple[int, int]], scattered: bool) -> Batch:
-    """One sequence a span of (context, tokens that it brings), on neighbouring or scattered blocks."""
+    """Batch with one sequence per span (context length, new tokens), on adjacent or scattered blocks."""
     pool = BlockPool(BLOCKS, SIZE)
     if scattered:
         pool.allocate = lambda after=None: free.pop()  # pyright: ignore[reportAttributeAccessIssue]

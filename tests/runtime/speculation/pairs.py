@@ -34,7 +34,7 @@ class Free(DraftModelCost):
 
 
 def draft_model(folder: Path, vocabulary: int = 320, **of_engine: Any) -> DraftModel:
-    """One whose guesses cost nothing, so that it drafts as much as it can."""
+    """A draft model whose drafts cost nothing, so that it always drafts as much as possible."""
     engine = make_engine(folder, **of_engine)
     pace = Free(0.0, lambda _, most: [1.0] * (1 + most))
     return DraftModel(engine.runner, engine.pool, vocabulary, 256, engine.scheduler.token_budget, pace)

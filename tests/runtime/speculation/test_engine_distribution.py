@@ -108,7 +108,7 @@ def test_a_wrong_rule_for_a_model_is_detected(
 
 
 def guessed(rows: list[SamplingSpec]) -> dict[int, int]:
-    """Rows at which a guess stands, and the guess: counts make the row behind it know all tokens before."""
+    """Rows with a draft token, and that token, which the next row's counts include."""
     return {i: after.token_ids[-1] for i, after in enumerate(rows[1:]) if after.draft_index}
 
 

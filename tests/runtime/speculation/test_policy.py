@@ -29,7 +29,7 @@ def cheap(rows: int) -> float:
 
 
 class Guessing(SpeculativeDrafter):
-    """Whatever the machine is busy with, steps seem to take what was guessed; it counts what it verifies."""
+    """Drafter with fixed step costs, independent of the machine's load; counts verified tokens."""
 
     def __init__(self, widths: Iterable[int] = ()):
         super().__init__(StepCost(cheap), ROWS, lambda _: tuple(widths))
@@ -61,7 +61,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def prompts(count: int) -> list[list[int]]:
-    """Some of which repeat themselves, as what a random model says to them does often."""
+    """Prompts with repetitions, to which a random model often answers with repetitions."""
     rng, found = random.Random(0), []
     for _ in range(count):
         phrase = [rng.randrange(3, 320) for _ in range(rng.randrange(3, 9))]
@@ -76,7 +76,7 @@ def answers(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
 
 @pytest.mark.quick_every(3)
 def test_greedy_answers_to_forty_prompts_are_the_same_byte_for_byte(folder: Path) -> None:
-    """Of five families 200, alone and side by side."""
+    """Covers 200 prompts over five families, individually and in a batch."""
 
     def asked() -> list[Sequence]:
         biases = [FEW, {}] * 20
@@ -258,7 +258,7 @@ class Slow:
 
 
 def test_draft_time_is_charged_to_its_own_step(llama: Path) -> None:
-    """Of a step that had a prompt beside it no time is told."""
+    """Steps that include a prompt are not recorded."""
     engine, guessing = make_engine(llama), SpeculativeDrafter(StepCost(cheap), ROWS, draft_model=Slow())
     engine.drafter = guessing
     first, late = (sequence([3, 4, 5], temperature=0, max_tokens=9) for _ in range(2))

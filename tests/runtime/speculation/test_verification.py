@@ -1,4 +1,4 @@
-"""One step verifies several draft tokens: accepted ones save steps, rejected ones change nothing."""
+"""One step verifies several draft tokens: accepted ones save steps, and rejected ones change nothing."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ PROMPT = list(range(3, 20))
 
 
 class Told:
-    """Drafts what it was told comes."""
+    """Drafts the given tokens."""
 
     def __init__(self, coming: list[int], most: int):
         self.coming, self.most = coming, most

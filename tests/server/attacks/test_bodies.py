@@ -12,7 +12,7 @@ CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_to
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 WRONG = ("x", "", True, 1.5, -1, 10**30, 1e308, [], {}, [None], {"a": None})
-"""Of most fields; what happens to be right is answered."""
+"""Values for most fields; the few that are valid are answered."""
 
 FIELDS = {
     "/v1/chat/completions": (

@@ -72,7 +72,7 @@ def test_an_invalid_request_is_one_error_message(demo_url, capfd, caplog, sent, 
     "sent", [CHUNKED + b"5\r\nhelloxx", HEAD + b"Content-Length: abc\r\n\r\n", b"\0\0\r\n\r\n"]
 )
 def test_an_invalid_request_closes_the_connection(demo_url, sent):
-    """Else what follows could be read as a request that somebody else has sent."""
+    """Otherwise the remaining bytes could be parsed as another user's request."""
     with connect(demo_url) as connection:
         connection.sendall(sent + request("GET", "/health", body=b""))
         assert heard(connection).headers["connection"] == "close"

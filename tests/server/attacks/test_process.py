@@ -30,7 +30,7 @@ FORGED = "\n2026-11-22 ERROR the disk is full\x1b[2J"
 
 @contextmanager
 def started(*flags):
-    """A server of its own on a free port, and its address."""
+    """Start a server in its own process on a free port, and yield it with its URL."""
     command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -42,7 +42,7 @@ def started(*flags):
 
 
 def refused(*flags):
-    """What is said of flags that are refused."""
+    """Error message for refused flags."""
     command = [sys.executable, "-m", "localllm", "serve", "demo", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1

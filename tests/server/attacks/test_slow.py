@@ -55,7 +55,9 @@ def trickle(connection, sent: bytes, gap_s: float) -> float:
 
 
 def assert_at(limit_s: float, taken_s: float) -> None:
-    """Not before the limit, but for the time between the server's clock and ours, and not long after it."""
+    """The limit must be reached, within the difference between the server's clock and ours, and not exceeded by
+    much.
+    """
     assert limit_s - 0.4 < taken_s < limit_s + LATE_S
 
 
@@ -121,7 +123,7 @@ def test_idle_keep_alive(url):
 
 
 def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
-    """Nothing comes over it for longer than any of the limits."""
+    """No data is sent for longer than every limit."""
     with connect(url) as connection:
         connection.settimeout(60)
         connection.sendall(asking(max_tokens=1000))

@@ -17,7 +17,7 @@ from tests.server.conftest import serving
 
 
 def made(folder, name, *options):
-    """A certificate of its own and its key."""
+    """Create a certificate with its key."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *(options or ["-nodes"]), *subject, "-days", "2"]

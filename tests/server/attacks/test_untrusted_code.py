@@ -146,7 +146,7 @@ FORBIDDEN_METHODS = {("torch", "load"), ("yaml", "load"), ("numpy", "load"), ("n
 
 
 def faults(tree: ast.AST) -> list[str]:
-    """What in a program carries out what it reads."""
+    """Names of functions and modules in a program that execute untrusted input."""
     found: list[str] = []
     for node in ast.walk(tree):
         match node:

@@ -26,7 +26,7 @@ class Said(NamedTuple):
 
     @property
     def message(self) -> str:
-        """Of an error, in the words of whichever API."""
+        """Error message, in the format of any of the APIs."""
         error = json.loads(self.body)["error"]
         return error if isinstance(error, str) else error["message"]
 
@@ -47,7 +47,7 @@ def narrow(url: str) -> socket.socket:
 
 
 def heard(connection: socket.socket, method: str = "GET") -> Said:
-    """One answer. Raises what `http.client` and the socket do where there is none."""
+    """Read one response. Raises the errors of `http.client` and sockets."""
     answer = HTTPResponse(connection, method=method)
     answer.begin()
     headers = {name.lower(): value for name, value in answer.getheaders()}
@@ -63,7 +63,7 @@ def speak(url: str, sent: bytes, method: str = "GET") -> Said:
 def request(
     method: str = "POST", path: str = "/v1/completions", *lines: str, host: str = "localhost", body: bytes = BODY
 ) -> bytes:
-    """With a length, if there is a body; `lines`: more headers."""
+    """Bytes of a request, with a Content-Length if it has a body; `lines`: further headers."""
     head = [f"{method} {path} HTTP/1.1", f"Host: {host}", *lines]
     head += [f"Content-Length: {len(body)}"] if body else []
     return "\r\n".join([*head, "", ""]).encode("latin-1") + body
@@ -81,7 +81,7 @@ def left_alone(llm: LLM) -> None:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """What comes until the server hangs up. Raises TimeoutError where it does not."""
+    """Read until the server closes the connection. Raises TimeoutError if it does not."""
     came = b""
     with suppress(ConnectionResetError):
         while piece := connection.recv(65536):
@@ -90,5 +90,5 @@ def rest(connection: socket.socket) -> bytes:
 
 
 def wide(*, keys: tuple[str, ...] = (KEY,), tls: ssl.SSLContext | None = None, **flags: Any) -> AccessPolicy:
-    """As of a server that others can reach, for one that in truth listens on loopback."""
+    """Access policy of a server that accepts other machines, used by one that listens on loopback."""
     return make_access_policy("0.0.0.0", keys, tls=tls, **flags)

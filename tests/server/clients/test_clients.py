@@ -23,7 +23,7 @@ needs_packages = pytest.mark.skipif(not PYTHON.exists(), reason="needs `make cli
 
 
 def ask(*command: str | Path) -> Any:
-    """What a client printed last, as JSON."""
+    """Run a client, and parse the last line of its output as JSON."""
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -71,7 +71,7 @@ def test_langchain_ollama(demo_url: str, story: str) -> None:
 
 @needs_packages
 def test_instructor(demo_url: str) -> None:
-    """Its client checks what came against the class that was asked for."""
+    """Instructor validates responses against the requested class."""
     told = ask(PYTHON, "clients.py", "instructor", demo_url, "demo")
     assert told.keys() == {"json_schema", "tools", "responses"}
     assert all(cat["says"] in ("meow", "purr") for cat in told.values())

@@ -122,14 +122,14 @@ OPEN_WEBUI = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a model whose template reads tools."""
+    """URL of a server with a model whose template supports tools."""
     folder = write_scripted(tmp_path_factory.mktemp("recorded") / "m", SAYS)
     with localllm.load(folder, device="cpu") as llm, serving(llm) as address:
         yield address
 
 
 def events(url: str, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[list[Any], str]:
-    """What was streamed, and which fields had no effect."""
+    """Return the streamed events and the names of ignored fields."""
     with httpx2.stream("POST", url + path, json=body, headers=headers or {}) as answer:
         lines = list(answer.iter_lines())
         assert answer.status_code == 200, lines

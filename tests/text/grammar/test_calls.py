@@ -114,7 +114,7 @@ def said_by(
     leak: bool = False,
     begun: str = "",
 ) -> list[OutputDelta] | None:
-    """A random answer that begins like this, taken apart; None where it did not end."""
+    """Generate and parse a random answer with this beginning; None if it does not end."""
     tokenizer, grammars = model(output, as_text=as_text)
     asked = build_tool_constraint(tools, use)
     assert asked
@@ -131,7 +131,7 @@ def said_by(
 
 
 def are_right(deltas: list[OutputDelta], tools: list[dict[str, Any]], use: ToolUse) -> bool:
-    """Nothing is said but valid calls and thoughts."""
+    """Whether the deltas contain only valid calls and reasoning."""
     asked = build_tool_constraint(tools, use)
     assert asked
     try:
@@ -182,7 +182,7 @@ def begun(output: OutputFormat) -> str:
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
 def test_a_strict_schema_applies_once_a_call_has_started(name: str, as_text: bool) -> None:
-    """The function beside it may get anything, also what routers cannot read."""
+    """The other function accepts any arguments, including those that routers cannot parse."""
     output, strict = OUTPUTS[name], 0
     for seed in range(6):
         first, second = tools_for(output, seed)

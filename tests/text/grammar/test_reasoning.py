@@ -24,7 +24,9 @@ MARKUP = re.compile(r"<[^<>]+>")
 
 
 def model(markup: str, *, as_text: bool = False) -> tuple[Tokenizer, GrammarCompiler]:
-    """One whose template contains this, and whose control tokens are the tags in it, unless they are mere text."""
+    """Tokenizer and grammar compiler for a template with this markup. Its tags are control tokens, unless
+    `as_text`.
+    """
     words = {letter: index for index, letter in enumerate(byte_alphabet().values())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

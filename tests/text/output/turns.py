@@ -73,7 +73,7 @@ def cut_turn(source: str, said: dict[str, Any]) -> tuple[str, str]:
 
 
 def kept(said: dict[str, Any], turn: str) -> list[str]:
-    """What of the message the template wrote."""
+    """Parts of the message that the template wrote."""
     parts = [said.get("reasoning"), said["content"]]
     parts += [call["function"]["name"] for call in said.get("tool_calls", [])]
     return [part for part in parts if isinstance(part, str) and part and part in turn]

@@ -20,7 +20,7 @@ SIZES = [(80, 24), (160, 50)]
 
 
 def shown(app: Inspected) -> str:
-    """What stands on the screen."""
+    """Text on the screen."""
     return "\n".join("".join(part.text for part in line) for line in app.screen._compositor.render_strips())
 
 
@@ -306,7 +306,7 @@ async def test_tokens_without_names_show_the_answers_text() -> None:
 
 
 async def test_the_bundled_model_is_inspected(demo, until) -> None:
-    """What is drawn of a real answer: every token among its candidates, whose chances add up."""
+    """Renders a real answer: every token is among its candidates, whose probabilities sum to 1."""
     app = Inspected()
     app.inspector.model = app.strip.model = demo
     async with app.run_test(size=(100, 40)) as pilot:

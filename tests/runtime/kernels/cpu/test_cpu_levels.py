@@ -1,5 +1,6 @@
-"""Products, attention and the recurrence with the instructions of lesser processors, each in a process of its own:
-the compiled programs give the same bits with AVX2 as with AVX-512, and torch alone nearly the same numbers."""
+"""Products, attention and the recurrence with the instructions of older processors, each in its own process:
+compiled kernels give the same bits with AVX2 as with AVX-512, and torch alone nearly the same numbers.
+"""
 
 import json
 import os
@@ -80,7 +81,7 @@ def gone_on(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def at_level(level: str, file: Path) -> tuple[list[tuple[str, str]], dict[str, torch.Tensor]]:
-    """Return the choices and results of a process that is kept to a level."""
+    """Return the choices and results of a process that is limited to a level."""
     run_at_level(level, str(file))
     return torch.load(file)
 
@@ -139,7 +140,7 @@ def greedy_tokens(home: Path) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 def test_every_level_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
-    """Those of torch alone with dequantized weights, too."""
+    """Includes torch alone, with dequantized weights."""
     shared("gguf")
     expected = None
     for level in ("baseline", "avx2", "avxvnni", "avx512"):
@@ -151,7 +152,7 @@ def test_every_level_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
 
 
 def run_at_level(level: str, *arguments: str) -> str:
-    """Run this file in a process that is kept to a level, and return what it writes to stdout."""
+    """Run this file in a process that is limited to a level, and return its stdout."""
     environment = os.environ | {"LOCALLLM_CPU": level, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", __name__, *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

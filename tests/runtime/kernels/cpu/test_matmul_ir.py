@@ -134,7 +134,7 @@ def product(variant: str, x: Tensor, weight: QuantizedTensor, monkeypatch: pytes
 
 
 def weights(form: str) -> QuantizedTensor:
-    """Of GGUF's formats or of whole numbers, with their extreme codes in every group."""
+    """Weights in a format of GGUF, or in INT4 or INT8 with extreme codes in every group."""
     if form in ("int4", "int8"):
         weight = integers(form, 21, 640, 64, zeros=True)
         q = weight.parts["q"].clone()

@@ -60,7 +60,7 @@ def test_integer_weights(form: str, group: int | None, zeros: bool, way: str) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", ["int4", "int8", "q4_k"])
 def test_shorter_floats(form: str, dtype: torch.dtype, way: str) -> None:
-    """Of x, of what comes out, and of scales. What formats read is the same code as for float32."""
+    """The dtype applies to x, the result and scales. The code that reads packed formats is that of float32."""
     if form == "q4_k":
         return check(blocks(form, 37, 512), way, dtype)
     weight = integers(form, 21, 300, 32)

@@ -23,7 +23,7 @@ SPANS = [[(5, 4), (4, 4)], [(90, 70)], [(7, 1), (64, 64), (5, 3), (MAX_STEP_TOKE
 
 
 def step(spans: list[tuple[int, int]], saved: bool) -> Batch:
-    """One sequence a span of (context, tokens that it brings), each saved twice inside its span if asked to."""
+    """Batch with one sequence per span (context length, new tokens), each saved twice in its span if `saved`."""
     pool = BlockPool(60, 8, ROWS)
     states = [SequenceState(pool) for _ in spans]
     for state in reversed(states):

@@ -81,7 +81,7 @@ PACKED = {
 
 
 def tamed(weight: QuantizedTensor) -> QuantizedTensor:
-    """Of small scales, so that results keep in reach."""
+    """Reduce the scales, so that results do not overflow."""
     if weight.format == "mxfp4_planes":
         weight.parts["scale"].fill_(124)
     else:
