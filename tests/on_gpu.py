@@ -1,5 +1,6 @@
-"""A torch function mode that moves the tensors of kernel tests to the GPU if there is one: they are made on the
-CPU with the same numbers."""
+"""A torch function mode that moves the tensors of kernel tests to the GPU if there is one. They are made on the
+CPU, so that their values are the same.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any

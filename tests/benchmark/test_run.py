@@ -144,7 +144,7 @@ def test_the_page_states_the_run_and_the_actual_counts(measured: tuple[Subject, 
 
 
 class Guesses:
-    """A draft a step: what `said` holds of the same prompt, else any token."""
+    """One draft token per step, from a known answer to the same prompt, otherwise any token."""
 
     def __init__(self) -> None:
         self.said: dict[tuple[int, ...], list[int]] = {}
@@ -169,7 +169,7 @@ class Guesses:
 
 
 class Repeating(PromptSource):
-    """The same prompt again and again."""
+    """Always returns the same prompt."""
 
     def make_prompt(self, length: int) -> list[int]:
         return list(range(100, 100 + length))

@@ -84,7 +84,7 @@ def drifting(drawn: random.Random, place: int) -> float:
 
 
 def interrupted(drawn: random.Random, place: int) -> float:
-    """Now and then another program takes half of the time."""
+    """Occasionally, another program uses half of the time."""
     return -0.7 if drawn.random() < 0.15 else 0.0
 
 

@@ -16,7 +16,7 @@ LAUNCHER = Path(__file__).with_name("launch.py")
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path, monkeypatch):
-    """No model, chat or setting of the person who runs the tests."""
+    """Hide the models, chats and settings of the developer."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -45,8 +45,9 @@ def engine(monkeypatch) -> ModuleType:
 
 @pytest.fixture
 def real(monkeypatch, capsys):
-    """Run the program in this process, which has loaded torch already: arguments and piped text in; exit code,
-    stdout and stderr out."""
+    """Run the program in this process, which has already loaded torch. Takes arguments and piped input; returns
+    exit code, stdout and stderr.
+    """
 
     def run(*arguments, piped=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
@@ -59,7 +60,7 @@ def real(monkeypatch, capsys):
 
 @pytest.fixture
 def localllm(engine, real):
-    """The same with the fake engine."""
+    """Run the program in this process with the fake engine."""
     return real
 
 

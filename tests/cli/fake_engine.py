@@ -57,7 +57,7 @@ class FakeTokenizer:
 
 
 class Told:
-    """An answer that may be closed from another thread, as those of an engine may."""
+    """An answer that another thread may close, like those of the engine."""
 
     def __init__(self, events):
         self.events = events
@@ -206,7 +206,7 @@ class FakeLLM:
 
 
 def install():
-    """Stand in for `localllm.llm.loader`; names ending in `base` get a model without a chat template."""
+    """Replace `localllm.llm.loader`; models with names ending in `base` have no chat template."""
     module = ModuleType("localllm.llm.loader")
     module.loaded = []
 

@@ -33,7 +33,9 @@ def chat(text: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chats and texts, so warm that every seed says something else; one line in a hundred is at fault."""
+    """Chats and prompts at a high temperature, so that every seed gives another answer; one line in a hundred is
+    invalid.
+    """
     draw = random.Random(1)
     rows = []
     for place in range(LINES):

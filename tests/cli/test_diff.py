@@ -15,7 +15,7 @@ from tests.shared import shared
 
 @pytest.fixture
 def diff(capsys):
-    """Arguments in; exit code, stdout and stderr out."""
+    """Run `diff`; return exit code, stdout and stderr."""
 
     def run(*arguments):
         code = main(["diff", *map(str, arguments)])

@@ -109,7 +109,7 @@ def test_weights_that_were_read_are_let_go_when_loading_is_interrupted():
 
 
 def stored_bytes(path):
-    """Return the bytes behind the header, whose length the first 8 bytes have."""
+    """Bytes of tensors, without the header, whose length is in the first 8 bytes."""
     with path.open("rb") as file:
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
@@ -168,7 +168,7 @@ def test_the_flags_of_the_command_count_for_each_model_that_is_opened():
 
 
 def test_a_slow_server_is_waited_for_and_its_model_not_loaded_again(monkeypatch):
-    """It accepts at once and answers later than a connection may take."""
+    """It accepts connections at once, but answers later than the connection timeout."""
     monkeypatch.setattr(client_server, "CONNECT_TIMEOUT_S", 0.2)
     reply = b'{"error": {"kind": "ModelNotFound", "message": "not loaded"}}'
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -269,7 +269,7 @@ def test_two_processes_share_the_work(big, start):
 class TestDisks:
     @pytest.fixture
     def on_tmpfs(self, environment, tmp_path):
-        """A pull whose cache is a small file system, and a shell line that runs meanwhile."""
+        """Pull into a small file system, and run a shell command meanwhile."""
 
         def run(size, options="", meanwhile="true"):
             cache = tmp_path / "disk"

@@ -24,7 +24,7 @@ RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(LAUNCHER))} run"
 
 @contextmanager
 def under_way(*arguments, **options):
-    """The program once its answer has begun."""
+    """Start the program, and wait until its answer begins."""
     command = [sys.executable, LAUNCHER, "run", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     with subprocess.Popen(command, **pipes) as process:

@@ -184,7 +184,7 @@ def reading(stream):
 
 @pytest.mark.parametrize("said", [0, 3])
 def test_closing_from_another_thread_unblocks_the_reader(served: RemoteModel, demo: LLM, said):
-    """Also while the engine does nothing for it."""
+    """Works even while the engine is idle."""
     stream = served.answer(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)))
     for _ in range(said):
         next(stream)
@@ -254,7 +254,7 @@ def test_unloaded_names_are_reported(stories_url):
 
 
 def answering(status, content, kind="application/json", broken=False):
-    """A server that answers everything so."""
+    """A server that answers everything with this."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

@@ -76,7 +76,7 @@ def compared() -> Iterator[Findings]:
 
 
 def in_float64(reference: Kernel, exactly: tuple[Any, ...]) -> Any:
-    """None where objects among the arguments (experts) hold weights in a dtype of their own."""
+    """Run the reference in float64; None if arguments (experts) contain weights with their own dtype."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch has no fast way for such a mixture
@@ -144,7 +144,7 @@ def written(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """All in it, in the same order for a value and its copy."""
+    """Yield all tensors in it, in the same order for a value and its copy."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):

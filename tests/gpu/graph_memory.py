@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Bytes:
-    """Device memory at an address, for torch to look at."""
+    """Device memory at an address, in a form that torch accepts."""
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {
@@ -29,7 +29,7 @@ def free_parts(pool: tuple[int, int], device: torch.device) -> Iterator[Tensor]:
 
 
 def poison(pool: tuple[int, int], device: torch.device) -> int:
-    """Every byte 255, which is NaN in bfloat16, float16 and float32 -> how many bytes."""
+    """Set every byte to 255, which is NaN in bfloat16, float16 and float32; return the number of bytes."""
     total = 0
     for part in free_parts(pool, device):
         part.fill_(255)

@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 class TensorBytes(TorchDispatchMode):
-    """Bytes of all tensors that operations read or write, those of vectors aside."""
+    """Counts the bytes of all tensors that operations read or write, except vectors."""
 
     def __init__(self) -> None:
         super().__init__()

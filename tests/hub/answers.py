@@ -66,7 +66,7 @@ class File:
 
     @cached_property
     def oid(self) -> str:
-        """The hash of what git keeps: the file, or the pointer to it."""
+        """Hash of the git object: the file, or its LFS pointer."""
         text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {len(self.body)}\n"
         kept = text.encode() if self.lfs else self.body
         return sha1(b"blob %d\0" % len(kept) + kept).hexdigest()
@@ -77,7 +77,7 @@ class File:
         return self.sha256 if self.lfs else self.oid
 
     def facts(self, oid: str, hash_name: str) -> dict[str, object]:
-        """The same facts have other names in the model's description than in its tree."""
+        """Fields of the file, which have other names in the model's description than in its tree."""
         lfs = {hash_name: self.sha256, "size": len(self.body), "pointerSize": 134}
         return {"size": len(self.body), oid: self.oid} | ({"lfs": lfs} if self.lfs else {})
 
@@ -94,7 +94,7 @@ class Repository:
 
 @dataclass
 class Answers:
-    """`large_files`: on another host, behind a relative redirect, or at once, as mirrors have them."""
+    """`large_files`: on another host, behind a relative redirect, or sent directly, like mirrors do."""
 
     url: str
     cdn: str
@@ -126,7 +126,7 @@ class Answers:
         return commit
 
     def hub(self, target: str, headers: Mapping[str, str]) -> Reply:
-        """The answer of huggingface.co; names of headers are in small letters."""
+        """Answer like huggingface.co; names of headers are in lower case."""
         path, _, query = target.partition("?")
         for pattern, answer in ROUTES.items():
             if found := re.fullmatch(pattern, path):
@@ -136,7 +136,7 @@ class Answers:
         return Reply.refusal(404, None, "Sorry, we can't find the page you are looking for.")
 
     def store(self, target: str, headers: Mapping[str, str]) -> Reply:
-        """The answer of the host with the large files."""
+        """Answer like the host of large files."""
         trees = (tree for repository in self.repositories.values() for tree in repository.commits.values())
         files = (file for tree in trees for file in tree.values() if file.lfs)
         stored = next((file for file in files if urlsplit(target).path == f"/cdn/{file.sha256}"), None)

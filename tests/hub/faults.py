@@ -26,12 +26,12 @@ class Fault:
 
 
 def reset(at: int) -> Change:
-    """The connection is reset where byte `at` of the file would come."""
+    """Reset the connection at byte `at` of the file."""
     return _cut(at, End.RESET)
 
 
 def truncated(at: int) -> Change:
-    """The connection is closed there as if all had been said, though Content-Length says more."""
+    """Close the connection at this byte, before the end according to Content-Length."""
     return _cut(at, End.CLOSE)
 
 
@@ -49,7 +49,7 @@ def _has(reply: Reply, at: int) -> bool:
 
 
 def silent(reply: Reply) -> Reply:
-    """A connection is made, and no answer comes."""
+    """Accept the connection, and send nothing."""
     return replace(reply, status=0, body=b"", end=End.STALL)
 
 
@@ -87,7 +87,7 @@ def ranges_ignored(reply: Reply) -> Reply | None:
 
 
 def announced(size: int) -> Change:
-    """Another size of the file in X-Linked-Size and in the total of Content-Range."""
+    """Declare another size of the file in X-Linked-Size and in the total of Content-Range."""
 
     def change(reply: Reply) -> Reply | None:
         headers = dict(reply.headers)
@@ -101,7 +101,7 @@ def announced(size: int) -> Change:
 
 
 def headed(headers: Mapping[str, str | None]) -> Change:
-    """Other headers; None takes one away."""
+    """Change headers; None removes one."""
     return lambda r: replace(r, headers={k: v for k, v in {**r.headers, **headers}.items() if v is not None})
 
 
@@ -111,13 +111,12 @@ def redirected(location: str) -> Change:
 
 
 def refused(status: int, code: str | None = None, message: str | None = None, **headers: str) -> Change:
-    """An error, with the code by which the Hub says which: RepoNotFound, RevisionNotFound, EntryNotFound or
-    GatedRepo."""
+    """Reply with an error and the Hub's error code: RepoNotFound, RevisionNotFound, EntryNotFound or GatedRepo."""
     return lambda _: Reply.refusal(status, code, message, **headers)
 
 
 def busy(retry_after: int | None = None) -> Change:
-    """429, with or without a Retry-After in seconds."""
+    """Reply with 429, with or without a Retry-After in seconds."""
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     return refused(429, None, "We had to rate limit you.", **headers)
 

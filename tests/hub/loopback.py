@@ -67,7 +67,7 @@ class LoopbackHub(Answers):
         return self.faults[-1]
 
     def sent(self, match: str = "") -> int:
-        """Bytes of bodies that were sent of what `match` names."""
+        """Bytes of bodies sent for targets that match."""
         return sum(request.sent for request in self.requests if re.search(match, unquote(request.target)))
 
     def __enter__(self) -> "LoopbackHub":

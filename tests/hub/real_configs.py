@@ -32,7 +32,7 @@ def dense(
 
 
 def seeing(family: str, text: dict[str, Any]) -> dict[str, Any]:
-    """The frame that a model with further senses has around the part that reads text."""
+    """Wrap the configuration of a text model in that of a multimodal one."""
     return {
         "architectures": [f"{family}ForConditionalGeneration"],
         "tie_word_embeddings": text["tie_word_embeddings"],
@@ -63,7 +63,7 @@ YARN: dict[str, Any] = {
 
 
 def qwen3_5(hidden: int, inner: int, layers: int, heads: int, kv: int, values: int, **more: Any) -> dict[str, Any]:
-    """values: heads of the delta nets' values."""
+    """values: number of value heads of the delta nets."""
     text = dense("", hidden, inner, layers, heads, kv, 248320, 262144, linear_num_value_heads=values, **more)
     return seeing("Qwen3_5", text | {"head_dim": 256})
 

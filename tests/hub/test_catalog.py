@@ -244,7 +244,7 @@ OTHERS_INSTRUCT = [name.removesuffix("-instruct") for name in catalog() if name.
 
 @pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
 def test_names_accept_the_tags_of_ollama(entry):
-    """A format leaves nothing to choose; `qwen3:4b` without one is a later model than `qwen3:4b-q4_K_M`."""
+    """With a format, a name is unambiguous; `qwen3:4b` without one is a later model than `qwen3:4b-q4_K_M`."""
     name = entry.name.removesuffix("-q4_k_m")
     spellings = [f"{name}-q4_K_M", f"{name}-int4", f"{name}-it-qat", f"{name}-it-q4_K_M", f"{name}-chat-Q4_K_M"]
     if name not in OTHERS_INSTRUCT:

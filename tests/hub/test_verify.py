@@ -32,7 +32,7 @@ def fill(hub, cache):
 
 @pytest.fixture
 def tiny(fill):
-    """The folder of a model in the cache."""
+    """Folder of a model in the cache."""
     return fill("org/tiny", FILES)
 
 

@@ -82,7 +82,7 @@ def make_encoder(folder: Path, family: str, **changes: Any) -> Any:
 
 
 def word_pieces(folder: Path) -> None:
-    """BERT's kind of tokenizer, with truncation and padding switched on, as published ones have them."""
+    """Tokenizer like BERT's, with truncation and padding enabled, as in published ones."""
     ids = {token: i for i, token in enumerate(VOCABULARY)}
     backend = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)

@@ -97,7 +97,7 @@ def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
 
 
 def test_texts_are_tokenized_with_special_tokens(tmp_path: Path) -> None:
-    """Published tokenizers say that texts are cut and padded; neither happens unasked."""
+    """Published tokenizers enable truncation and padding; neither applies unless requested."""
     make_encoder(tmp_path, "BERT")
     text = "The cats sat on the red mat, running slowly under the blue sky."
     with localllm.load_embedder(tmp_path) as embedder:

@@ -77,7 +77,7 @@ def test_invalid_files_are_refused(changed: Any, error: type[LocalLLMError], tmp
 
 @pytest.mark.parametrize("family", ["BERT, tanh GELU", "NomicBert", "EmbeddingGemma"])
 def test_vectors_and_word_pieces_are_those_of_llama_cpp(family: str, tmp_path: Path) -> None:
-    """It has no exact GELU, and rounds on the way."""
+    """llama.cpp approximates GELU, and rounds intermediate values."""
     llama_cpp = pytest.importorskip("llama_cpp")
     make_encoder(tmp_path, family)
     sentence_transformer(tmp_path, MEAN)

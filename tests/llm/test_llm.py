@@ -408,7 +408,7 @@ def program(code: str, **environment: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_without_triton_a_model_answers(interpreted: str) -> None:
-    """Also where its kernels would be used."""
+    """Includes devices where its kernels would be used."""
     hidden = "import sys; sys.modules['triton'] = None; import localllm; llm = localllm.load('demo');"
     asked = "llm.generate('Hi', localllm.SamplingParams(max_tokens=2, ignore_eos=True))"
     assert program(f"{hidden} print({asked}.finish_reason)", TRITON_INTERPRET=interpreted) == "length\n"

@@ -160,7 +160,7 @@ def test_running_embeddings_restart_after_a_resize() -> None:
 
 
 def resizing(llm: LLM, context: int) -> Callable[[], bool]:
-    """Asked between two pieces of vectors, it changes the context."""
+    """Return a callback that changes the context at its third call, between two batches of embeddings."""
     asked = iter(range(3))
 
     def change() -> bool:

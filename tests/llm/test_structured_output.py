@@ -31,7 +31,7 @@ def demo() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def ignorant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Random weights behind the tokenizer of `demo`."""
+    """Random weights with the tokenizer of `demo`."""
     folder = tmp_path_factory.mktemp("ignorant")
     make_checkpoint(folder, "Llama", vocab_size=3072, eos_token_id=4, num_hidden_layers=2)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -73,8 +73,9 @@ def test_a_random_model_satisfies_three_hundred_schemas(ignorant: LLM) -> None:
 
 
 def test_demo_answers_schemas(demo: LLM) -> None:
-    """It finishes nine of ten, and fewer than 20 of 30 by chance once in a thousand times: which ones,
-    rounding decides, and with it every kernel."""
+    """About nine of ten answers end. Which ones depends on rounding, and so on every kernel; fewer than 20 of 30
+    happen by chance once in a thousand times.
+    """
     assert finished(demo, SCHEMAS[1::10]) >= 20
 
 

@@ -65,7 +65,9 @@ def test_the_text_part_runs(tmp_path: Path, kind: str, text: str) -> None:
 
 
 def make_whole(folder: Path, kind: str, text: str, *, tied: bool | None = None) -> Any:
-    """Write a model that sees as well and return it. tied: what the whole says of its head, if not as its text."""
+    """Write a model with a vision part, and return it. tied: value of its own field, if it differs from the text
+    part's.
+    """
     whole = getattr(transformers, f"{kind}ForConditionalGeneration")
     name, changes = FAMILIES[text]
     text_config = getattr(transformers, f"{name}ForCausalLM").config_class(**SMALL | changes | {"pad_token_id": 0})
@@ -85,7 +87,7 @@ def compare_with_transformers(model: Any, folder: Path) -> None:
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    """Change fields of config.json; `...` leaves one out."""
+    """Change fields of config.json; `...` removes one."""
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
 

@@ -1,4 +1,4 @@
-"""Estimated activation memory of a step against the storages that torch has alive in one."""
+"""Estimated activation memory of a step, compared with live torch storages during a step."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,7 +44,7 @@ def no_gradients() -> Iterator[None]:
 
 
 def peak_of(engine: Engine) -> int:
-    """The most that a step holds while a prompt is computed and a token is drawn."""
+    """Peak bytes of a prefill step with sampling."""
     ids = tuple(torch.randint(3, 500, (PROMPT,)).tolist())
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
     request = Request(ids, params, 0.0, False, ())

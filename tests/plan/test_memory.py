@@ -39,7 +39,7 @@ KINDS = (
 
 
 def write_model(folder: Path, family: str) -> Path:
-    """A tiny model that `load` takes, tokenizer and all."""
+    """Write a complete tiny model, with a tokenizer."""
     kind, changes = FAMILIES[family]
     make_checkpoint(folder, kind, **changes)
     write_tokenizer(folder)

@@ -38,7 +38,7 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def written_out(reference: Table, other: Table, windows: Windows) -> dict[str, list[float]]:
-    """Each position's numbers, one probability after the other."""
+    """Compute the measures of each position, one probability at a time."""
     found: dict[str, list[float]] = {name: [] for name in ("p", "q", "kl", "same")}
     for ids in windows.ids:
         ours, theirs = (torch.cat(table(ids)).tolist() for table in (reference, other))

@@ -37,14 +37,14 @@ class Kept:
 
 
 def plain(tensor: Tensor | QuantizedTensor) -> Tensor:
-    """float32"""
+    """Dequantized float32 matrix."""
     if isinstance(tensor, QuantizedTensor):
         return dequantize(tensor, torch.float32)
     return tensor.float()
 
 
 def write_plain(kept: Kept, header: Header, folder: Path) -> Path:
-    """A folder in float32, with the names of Llama's files: of families that store nothing stacked."""
+    """Write a checkpoint in float32 with Llama's tensor names, for families without stacked tensors."""
     folder.mkdir(parents=True)
     names = {name: entry.name for name, entry in header.tensors.items()}
     tensors = {names.get(name, name): plain(tensor).contiguous() for name, tensor in kept.tensors.items()}

@@ -85,7 +85,7 @@ class Judged:
         return self.logprobs(self.folder, rounds=False)
 
     def logprobs(self, folder: Path, rounds: bool) -> list[Tensor]:
-        """[T, vocab] of each window. rounds: the layers' inputs, to INT8."""
+        """Log probabilities [T, vocab] of each window. rounds: round inputs of layers to INT8."""
         engine = make_engine(folder)
         if rounds:
             for layer in engine.runner.model.layers:
@@ -111,13 +111,13 @@ class Judged:
 
 
 def in_windows(each: list[int] | list[bool]) -> Tensor:
-    """[windows, T]"""
+    """Split to [windows, T]."""
     count = min(WINDOWS, len(each) // WINDOW)
     return torch.tensor(each[: count * WINDOW]).view(count, WINDOW)
 
 
 class Rounding:
-    """A Linear of W8A8."""
+    """Linear layer with W8A8."""
 
     def __init__(self, linear: Linear):
         self.linear = linear
@@ -144,7 +144,7 @@ def of_conversations() -> Judged:
 
 
 def rows(judged: Judged) -> Iterator[str]:
-    """Lines of Markdown."""
+    """Rows of the Markdown table."""
     yield "| method | bits | group | zero points | perplexity | change | mean KL (nats) | bytes of float32 |"
     yield "|---|---|---|---|---|---|---|---|"
     before = judged.perplexity(judged.exact)

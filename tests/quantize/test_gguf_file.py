@@ -39,7 +39,7 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def stored(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors, dequantized by the `gguf` package."""
+    """Read the tensors, dequantized by the `gguf` package."""
     tensors = gguf.GGUFReader(file).tensors
     return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
 

@@ -45,8 +45,9 @@ def test_smoothing_is_better_than_none(judged: Judged) -> None:
 
 
 def test_smoothing_compensates_outliers(tmp_path: Path) -> None:
-    """Large models have input columns that are a hundred times larger than others; here they are made, by scaling
-    norms and the columns behind them, which changes no result in float32."""
+    """Large models have input columns that are a hundred times larger than others. The test creates them by
+    scaling norms and the columns after them, which does not change results in float32.
+    """
     source = shared("stories260K")
     judged = of_stories(source)
     weights = load_file(source / "model.safetensors")

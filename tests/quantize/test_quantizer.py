@@ -51,7 +51,7 @@ class Killed(Exception):
 
 
 class Dying(Kept):
-    """An artefact that is killed before a part is whole."""
+    """An artefact that is killed before a part is complete."""
 
     def __init__(self, at: str):
         super().__init__()
@@ -325,7 +325,7 @@ print(peak() - before, required_memory_bytes(header, config, recipe, ids.numel()
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
 def test_peak_memory_is_that_of_one_layer(method: str, tmp_path: Path) -> None:
-    """Mapped pages of the file count, too, as long as the system has no other use for them."""
+    """Mapped pages of the file count, too, unless the system reclaims them."""
     sizes = {"hidden_size": 640, "intermediate_size": 1792, "head_dim": 64, "num_attention_heads": 10}
     make_checkpoint(tmp_path / "model", "Llama", **sizes, num_hidden_layers=8)
     make_checkpoint(tmp_path / "small", "Llama")

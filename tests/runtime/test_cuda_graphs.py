@@ -230,7 +230,7 @@ def test_a_model_with_a_per_sequence_kernel_declines_capture(tmp_path: Path) -> 
 def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And another is captured still."""
+    """Later graphs are still captured."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
     launch = cuda_graphs.CudaGraphs.run
     tried: list[int] = []

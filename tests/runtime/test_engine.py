@@ -207,7 +207,7 @@ def test_a_preempted_sequence_reuses_its_blocks(folder: Path) -> None:
 
 def test_a_long_prompt_is_chunked_while_an_answer_streams(folder: Path) -> None:
     def play() -> tuple[list[int], list[list[int]]]:
-        """Tokens of the prompt in each step, and what both said."""
+        """Return the number of prompt tokens in each step, and the tokens of both sequences."""
         engine = make_engine(folder, token_budget=128)
         policy = engine.scheduler.chunk_policy
         assert policy

@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks a row, and lists that hold the tokens of some rows only."""
+    """Use several chunks per row, and lists that hold the tokens of only some rows."""
     monkeypatch.setattr(sampling, "CHUNK_TOKENS", 128)
     monkeypatch.setattr(sampling, "MAX_CANDIDATES", 16)
     monkeypatch.setattr(sampling, "SEARCH_BLOCK", 128)
@@ -83,7 +83,7 @@ def test_rows_get_the_tokens_of_the_reference(spread: float) -> None:
 
 
 def test_ties_are_kept_or_dropped_together() -> None:
-    """Logits of a model that computes in bfloat16."""
+    """A model that computes in bfloat16 has such logits."""
     kinds: list[dict[str, Any]] = [{"temperature": 0}, {"top_k": 3}, {"top_k": 30}, {"top_p": 0.6}, {"min_p": 0.3}]
     rows = [row(position=i, **params) for i, params in enumerate(kinds)]
     values = (logits(len(rows)).bfloat16() + 50).float()
@@ -112,7 +112,7 @@ def test_invalid_tokens_are_reported(temperature: float) -> None:
 
 @pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
-    """Chi-square with 3 degrees of freedom, of which 99.9% lie below 16.3."""
+    """Chi-square with 3 degrees of freedom, whose 99.9th percentile is 16.3."""
     values, count = torch.tensor([1.0, 0.5, 0.0, 1.5]), 60
     rows = [row(position=i, seed=9) for i in range(count)]
     drawn = torch.tensor(on_device(values.expand(count, -1), rows))

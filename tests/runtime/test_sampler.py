@@ -53,7 +53,7 @@ WARPERS = {
 
 
 def expected_probs(values: torch.Tensor, **params: Any) -> torch.Tensor:
-    """Probabilities after the warpers of `transformers` that `params` names."""
+    """Probabilities after the logits warpers of `transformers` for `params`."""
     import transformers
 
     scores, ids = values[None].clone(), torch.tensor([[0]])

@@ -121,7 +121,7 @@ def test_reports_change_no_answer(folder: Path, seed: int, asynchronous: bool) -
 
 
 def check(answers: Answers, s: Sequence, place: int) -> None:
-    """The reports of one sequence account for all that came."""
+    """Check that the reports of one sequence account for all of its tokens."""
     events, found = answers[s.request.id], steps(answers, s)
     if place == 1:
         assert not found
@@ -145,7 +145,7 @@ def check(answers: Answers, s: Sequence, place: int) -> None:
 
 
 def pieces(answers: Answers, s: Sequence) -> Iterator[list[int]]:
-    """Tokens of each step that brought any."""
+    """Tokens of each step that generated any."""
     piece: list[int] = []
     for event in answers[s.request.id]:
         if event.token_id is None:

@@ -31,7 +31,7 @@ from tests.tiny import CPU, make_checkpoint
 
 
 class Ended:
-    """A copy by another thread."""
+    """Event of a copy by another thread."""
 
     def __init__(self, copy: Future[None]):
         self.copy = copy
@@ -41,7 +41,7 @@ class Ended:
 
 
 class Late(CpuCopier):
-    """Copies begin after `send` has come back, one after another, as on a GPU's stream."""
+    """Starts copies after `send` returns, one after another, like a GPU stream."""
 
     def __init__(self) -> None:
         self.stream = ThreadPoolExecutor(1)

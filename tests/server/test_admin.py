@@ -24,7 +24,7 @@ def url(demo):
 
 
 def samples(url):
-    """Each by its name and labels."""
+    """Samples of the metrics by name and labels."""
     page = httpx2.get(f"{url}/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     return {

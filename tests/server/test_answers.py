@@ -1,4 +1,4 @@
-"""Answers read on an event loop, also several to one prompt."""
+"""Answers read on an event loop, including several to one prompt."""
 
 import asyncio
 

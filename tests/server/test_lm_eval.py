@@ -14,7 +14,7 @@ CLOSE = 1e-3
 
 @pytest.fixture(scope="module")
 def models(stories_url: str) -> tuple[Any, Any]:
-    """The harness's own model and its client of our server."""
+    """The harness's own model, and its client of our server."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
             patch.setenv(name, "1")

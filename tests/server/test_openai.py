@@ -161,7 +161,7 @@ def test_the_likeliest_of_best_of_are_returned(stories_client: openai.OpenAI) ->
 
 
 def test_likelihoods_of_texts_alone(stories_client: openai.OpenAI, stories: LLM) -> None:
-    """Lists of token ids, no answer."""
+    """The prompts are token ids, and no answer is generated."""
     prompts = [stories.tokenizer.encode(text) for text in (STORY, "One day")]
     asked: dict[str, Any] = {"model": "stories260K", "max_tokens": 0, "echo": True, "logprobs": 1}
     done = stories_client.completions.create(prompt=prompts, **asked)

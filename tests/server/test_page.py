@@ -65,7 +65,7 @@ def turns(page: Page) -> list[dict[str, Any]]:
 
 
 def setting(page: Page, **values: str) -> None:
-    """Write them into the panel."""
+    """Set values in the settings panel."""
     if not page.locator("#settings").is_visible():
         page.click("#toggle-settings")
     for name, value in values.items():
@@ -396,7 +396,7 @@ def test_a_lost_server_is_reported(browser: Browser, demo: LLM):
 
 
 def test_every_token_has_a_tick_and_drafts_a_colour(page):
-    """Nine tokens in seven moments: the third brings two drafts that were right."""
+    """Nine tokens arrive in seven steps; the third accepts two draft tokens."""
     measured = page.evaluate(
         """async () => {
             const { Stopwatch } = await import("/ui/stopwatch.js");

@@ -1,4 +1,4 @@
-"""Addresses that a server listens on, and start and end of its process."""
+"""Addresses that a server listens on, and the start and end of its process."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Streams byte for byte, and clients that leave."""
+"""Streams byte for byte, and clients that disconnect."""
 
 import json
 import socket

@@ -156,7 +156,7 @@ def test_a_model_without_markup_of_calls_can_be_made_to_call(demo_url: str, demo
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """It says something, and calls with arguments of the wrong kind."""
+    """A model that writes text, and then a call with arguments of the wrong type."""
     call = '{"name": "weather", "arguments": {"city": 5, "unit": "kelvin"}}'
     folder = write_scripted(tmp_path_factory.mktemp("caller") / "caller", ["Let me see.", "<tool_call>\n", call])
     with localllm.load(folder, device="cpu") as llm:

@@ -207,7 +207,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def endangered() -> Iterator[ChatTemplate]:
-    """All hostile templates in turn share one process with a good one."""
+    """Run all hostile templates in one process, together with a good one."""
     template = ChatTemplate({"default": "", "tool_use": "{{ messages[0].content }}"})
     yield template
     template.close()

@@ -1,4 +1,4 @@
-"""The launcher of the single-file binary with a small program behind it, and the real binary if it was built."""
+"""The launcher of the single-file binary with a small program, and the real binary if it was built."""
 
 import os
 import shutil
@@ -186,7 +186,7 @@ def test_a_killed_unpacking_is_done_again(launcher, tree, tmp_path, cache):
 
 
 def places(one_file):
-    """Bytes of the launcher's payload: within its parts, its list and its end, and where the file may be cut."""
+    """Offsets of bytes to damage: in a part of the payload, in its index, at its end and in its magic number."""
     whole = one_file.read_bytes()
     listed = int.from_bytes(whole[-24:-16], "little")
     part = int(whole[listed:].split(b"\npart ")[20].split()[0])

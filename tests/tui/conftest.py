@@ -28,7 +28,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path, monkeypatch):
-    """No chat, history, theme or colour of the person who runs the tests."""
+    """Hide the developer's chats, history, theme and colours."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -36,7 +36,7 @@ def surroundings(tmp_path, monkeypatch):
 
 
 class Kept:
-    """A model that further tests want as well: closing it does nothing."""
+    """A model that other tests use, too, so that closing it does nothing."""
 
     def __init__(self, model: LLM):
         self.model = model
@@ -49,14 +49,14 @@ class Kept:
 
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Kept]:
-    """The model in the box."""
+    """The bundled model."""
     with localllm.load("demo") as loaded:
         yield Kept(loaded)
 
 
 @pytest.fixture
 def until():
-    """Waits until something is true, while the app lives on."""
+    """Wait until a condition is true while the app runs."""
 
     async def wait(pilot, condition: Callable[[], object], seconds: float = 20) -> None:
         end = time.monotonic() + seconds

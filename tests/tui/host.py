@@ -58,7 +58,7 @@ def loads(machine: Any, name: str) -> Host:
 
 
 class Clock:
-    """Seconds that pass when it is said."""
+    """A clock that advances only on demand."""
 
     now = 100.0
 

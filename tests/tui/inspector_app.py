@@ -1,4 +1,4 @@
-"""An app of inspector and metrics strip alone, with scripted answers and a scripted clock."""
+"""An app with only the inspector and the metrics strip, with scripted answers and a scripted clock."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from tests.tui.scripted_events import Told
 
 class Inspected(App[None]):
     def __init__(self, *answers: Sequence[TimedEvent], ended: bool = True):
-        """ended: also the last of them; else it is under way at the time of its last piece."""
+        """ended: whether the last answer has ended; otherwise it is running at the time of its last piece."""
         super().__init__()
         self.answers = answers
         self.ended = ended

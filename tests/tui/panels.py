@@ -59,7 +59,7 @@ class Machine:
 
 
 def told(*pairs: tuple[str, str]) -> Turn:
-    """The last of these questions and answers, each after the one before."""
+    """Return the last turn of a branch with these questions and answers."""
     at = Turn("", None)
     for question, answer in pairs:
         turn = Turn(question, at, answer, model="scripted")
@@ -82,7 +82,7 @@ def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
 
 
 class Talk(PanelScreen):
-    """`heard` are the wishes that came."""
+    """Conversation screen that records the panels' messages in `heard`."""
 
     def __init__(self, home: Path, machine: Machine):
         super().__init__()
@@ -130,6 +130,6 @@ def talk(home: Path, machine: Machine | None = None) -> Stage:
 
 
 def said(app: App[Any]) -> str:
-    """All text that is on the screen."""
+    """All text on the screen."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in lines)

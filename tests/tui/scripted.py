@@ -30,7 +30,7 @@ METRICS = Metrics(
 
 
 def saying(text: str, thoughts: str = "", finish_reason: FinishReason = FinishReason.STOP) -> list[Step]:
-    """A whole answer, a word a token."""
+    """Events of a complete answer, with one token per word."""
     steps: list[Step] = []
     for kind, whole in ((EventType.REASONING, thoughts), (EventType.CONTENT, text)):
         words = re.findall(r"\s*\S+\s*$|\s*\S+", whole)
@@ -47,7 +47,7 @@ class ScriptedTokenizer:
 
 
 class Played(Iterator[GenerationEvent]):
-    """An answer that ends at once where it is closed, also from another thread."""
+    """An answer that ends immediately when it is closed, including by another thread."""
 
     def __init__(self, steps: Iterable[Step]):
         self.steps = iter(steps)
@@ -142,7 +142,7 @@ class ScriptedMachine:
 
 
 def app_with(model, home: Path, system: str | None = None) -> ChatApp:
-    """The app as `localllm run` starts it, with this model behind it."""
+    """The app as `localllm run` starts it, with this model."""
     return ChatApp(
         ScriptedMachine(model),
         model.name,

@@ -15,7 +15,7 @@ def begun(chat: Chat, text: str) -> AnswerThread:
 
 
 class Slow(ScriptedModel):
-    """Takes its time before an answer can be stopped."""
+    """An answer that is slow to stop."""
 
     def __init__(self, *answers):
         super().__init__(*answers)

@@ -19,17 +19,17 @@ from tests.tui.scripted import ScriptedMachine, ScriptedModel, app_with, saying
 
 
 def seen(app):
-    """The text on the screen, line by line."""
+    """Lines of text on the screen."""
     return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
 
 
 def told(app):
-    """The words that go by themselves."""
+    """Text of the notifications."""
     return " ".join(notification.message for notification in app._notifications)
 
 
 def words(app):
-    """The same, wherever lines end."""
+    """The text with all whitespace normalized."""
     return " ".join(seen(app).split())
 
 
@@ -40,7 +40,7 @@ def beside_the_scrollbar(app):
 
 @pytest.fixture
 def talk(opened, until):
-    """Asks, and waits for the answer."""
+    """Send a question, and wait for the answer."""
 
     async def ask(pilot, text):
         pilot.app.screen.prompt.focus()

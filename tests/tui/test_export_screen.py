@@ -26,7 +26,7 @@ def app(tmp_path):
 
 
 def choose(app, label):
-    """The radio button of that name."""
+    """Press the radio button with this name."""
     button = next(one for one in app.screen.query(RadioButton) if str(one.label) == label)
     button.value = True
 

@@ -13,7 +13,7 @@ def listed(app) -> list[str]:
 
 
 async def searched(app, pilot, until, text) -> None:
-    """Type that into the palette, and wait until it is found."""
+    """Type a text into the palette, and wait for a match."""
     await pilot.press("ctrl+p")
     await pilot.pause()
     app.screen.query_one(Input).value = text

@@ -17,7 +17,7 @@ COMMANDS = [("/help", "this list"), ("/set", "how to draw"), ("/save", "keep it"
 
 
 class Writing(App):
-    """A prompt beneath an empty room."""
+    """An app with only a prompt."""
 
     CSS = "#room { height: 1fr; }"
     BINDINGS: ClassVar = [("ctrl+z", "note('ctrl+z')"), ("ctrl+d", "note('ctrl+d')"), ("escape", "note('escape')")]

@@ -90,20 +90,20 @@ def download(window, keep):
 
 
 def send(window, text):
-    """Enter follows when the text can be seen in the prompt."""
+    """Type a text, and press Enter when it is visible in the prompt."""
     window.type(text)
     window.see(f"\n {text}")
     window.press("Enter")
 
 
 def ask(window, question):
-    """Gives the screen when the answer has ended."""
+    """Send a question; return the screen when the answer has ended."""
     send(window, question)
     return window.still(f"> {question}", PROMPT, when=has_ended)
 
 
 def has_ended(screen):
-    """While an answer is under way, the speed of now is that of the newest tokens, and falls while one is late."""
+    """While an answer streams, the current speed is that of the newest tokens, and decreases if one is late."""
     speeds = re.search(r"now +([0-9.]+) tokens/s +average +([0-9.]+)", screen)
     return speeds and speeds[1] == speeds[2]
 

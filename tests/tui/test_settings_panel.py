@@ -35,7 +35,7 @@ TYPED = {
 
 
 async def opened(app, pilot):
-    """The panel, when it is there."""
+    """Wait for the panel to open, and return it."""
     await pilot.pause()
     await pilot.press("f2")
     await pilot.app.workers.wait_for_complete()

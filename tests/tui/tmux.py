@@ -96,7 +96,7 @@ class Window:
         return screen
 
     def still(self, *texts: str, when: Callable[[str], object] = bool) -> str:
-        """Wait until all of them stand there, in such a screen, and nothing moves any more."""
+        """Wait until all texts are on the screen and the screen stops changing; return it."""
         last, since = "", time.monotonic()
 
         def unmoved(screen: str) -> bool:

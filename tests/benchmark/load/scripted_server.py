@@ -19,7 +19,7 @@ class Reply:
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """`answer` is given path and body of each request, None of a GET."""
+    """`answer` is called with path and body of each request; the body of a GET is None."""
 
     daemon_threads = True
     request_queue_size = 128

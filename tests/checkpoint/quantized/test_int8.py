@@ -40,7 +40,7 @@ def quantize(folder: Path) -> None:
 
 @pytest.fixture
 def quantized(tmp_path: Path) -> tuple[Path, Any]:
-    """A folder, and the transformers model of its dequantized weights."""
+    """A checkpoint, and the transformers model of its dequantized weights."""
     model = make_checkpoint(tmp_path, "Qwen3", hidden_size=64, intermediate_size=96, head_dim=16)
     quantize(tmp_path)
     check_quantization(read_header(tmp_path).config)

@@ -16,7 +16,7 @@ def mixture(rows: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Counted:
-    """An expert that notes how many tokens it was given, time by time."""
+    """An expert that records the number of tokens of each call."""
 
     def __init__(self, index: int):
         self.matrix = torch.randn(HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(index))

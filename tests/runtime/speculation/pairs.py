@@ -1,4 +1,4 @@
-"""Two tiny checkpoints of which one drafts for the other, often but not always accepted."""
+"""Two tiny checkpoints, one of which drafts for the other, often but not always accepted."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.tiny import make_checkpoint, make_engine, weights_of
 
 
 def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[Path, Path]:
-    """A random checkpoint, and the same with `noise` times as much added to every weight."""
+    """Write a random checkpoint, and a copy with `noise` added to every weight."""
     kind, own = FAMILIES[family]
     model = make_checkpoint(folder / "target", kind, **own | changes)
     with torch.no_grad():
@@ -24,7 +24,7 @@ def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[
 
 
 class Free(DraftModelCost):
-    """Guesses cost nothing, and to verify them neither."""
+    """Cost model in which drafting costs nothing, and verification no more than a plain step."""
 
     def costs(self, sequences: int) -> list[float]:
         return [1.0] * (1 + MAX_MODEL_DRAFTS)

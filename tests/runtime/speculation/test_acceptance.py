@@ -89,19 +89,19 @@ def always(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> 
 
 
 def by_target(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
-    """Accepts with p(d), as if the draft were no random one."""
+    """Wrong rule: accept with p(d), as if the draft were deterministic."""
     return rejection_weights(target, (torch.ones_like(proposal)), drafts, points)
 
 
 def redrawn(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
-    """Draws from the target itself where a draft is refused."""
+    """Wrong rule: sample from the target itself after a rejection."""
     right = rejection_weights(target, proposal, drafts, points)
     stands = right.gather(-1, drafts[:, None]) > 0
     return torch.where(stands, right, target)
 
 
 def turned(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
-    """Draws from max(q - p, 0)."""
+    """Wrong rule: sample from max(q - p, 0)."""
     right = rejection_weights(target, proposal, drafts, points)
     stands = right.gather(-1, drafts[:, None]) > 0
     return torch.where(stands, right, (proposal - target).clamp(min=0))

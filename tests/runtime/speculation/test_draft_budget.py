@@ -42,7 +42,7 @@ def simulate(accepts: float, prices: list[float], tokens: int, seed: int = 0) ->
 
 
 def best(accepts: float, prices: list[float]) -> float:
-    """Plain steps a token of the best draft length that is always the same."""
+    """Cost per token, in plain steps, of the best constant draft length."""
     return min(price / sum(accepts**i for i in range(count + 1)) for count, price in enumerate(prices))
 
 

@@ -136,7 +136,7 @@ def test_a_second_turn_hits_the_drafters_cache(pair: Pair) -> None:
 
 
 def test_a_failed_draft_is_no_draft(pair: Pair) -> None:
-    """A drafter that computes NaN slows nothing down and changes nothing."""
+    """A drafter that computes NaN neither slows down nor changes answers."""
     for params in ({"temperature": 0}, {"temperature": 1.0}):
         expected = told(run(make_engine(pair[0]), questions(3, 4, max_tokens=8, **params)))
         engine, model = drafting(*pair)

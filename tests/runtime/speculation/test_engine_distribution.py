@@ -29,7 +29,7 @@ LEAST = 5  # answers that a cell of the test expects; rarer ones share a cell
 
 
 class Guess:
-    """Guesses the same two tokens wherever it is."""
+    """Always drafts the same two tokens."""
 
     def may_draft(self, sequence: Sequence) -> bool:
         return True
@@ -55,7 +55,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def expected(pair: tuple[Path, Path]) -> Tensor:
-    """[8, 8, 8] probabilities of the first three tokens, from the logits behind every beginning."""
+    """Probabilities [8, 8, 8] of the first three tokens, from the logits of every prefix."""
     engine, params = make_engine(pair[0]), SamplingParams(**PARAMS)
     found = torch.ones(VOCABULARY, VOCABULARY, VOCABULARY, dtype=torch.float64)
     for length in range(LENGTH):
@@ -120,7 +120,7 @@ def takes_all(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
 
 
 def draws_again(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
-    """A second draw where the first was not the guess, which may be the guess."""
+    """Wrong rule: sample again after a rejection, possibly the draft token."""
     again = sample(logits.clone(), [replace(row, seed=row.seed + ANSWERS) for row in rows])
     choices = sample(logits, rows)
     for i, token in guessed(rows).items():

@@ -153,7 +153,7 @@ def test_no_step_draws_from_more_than_is_planned(llama: Path) -> None:
 
 
 class Chain:
-    """A grammar of one sentence, whose last words it forces."""
+    """A grammar of one sentence, whose last words are forced."""
 
     def __init__(self, sentence: list[int], forced_from: int):
         self.sentence, self.forced_from, self.at = sentence, forced_from, 0
@@ -239,7 +239,7 @@ def test_a_sequence_can_be_cancelled_during_verification(llama: Path) -> None:
 
 
 class Slow:
-    """A model that has no guess, and takes its time to say so."""
+    """A slow draft model without drafts."""
 
     def may_draft(self, sequence: Sequence) -> bool:
         return True

@@ -134,7 +134,7 @@ def test_json_that_is_none_or_that_two_readers_understand_differently(demo_url, 
 
 
 def test_ten_thousand_keys_and_large_numbers_of_digits_are_read_in_time(demo_url):
-    """Neither hashes that collide nor digits that take the square of their number."""
+    """Covers hash collisions, and numbers whose parsing takes quadratic time."""
     began = time.monotonic()
     said = told(demo_url, "/v1/completions", ASKED | {f"x{number}": number for number in range(100_000)})
     assert said.status == 200 and len(str(said.headers)) < 1000

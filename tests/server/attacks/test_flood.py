@@ -17,7 +17,7 @@ MANY = 1000
 
 @pytest.fixture
 def files():
-    """Both ends of a connection are a file of this process."""
+    """Raise the limit of open files, since both ends of every connection belong to this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * MANY)), hard))
     yield

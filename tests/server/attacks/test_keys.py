@@ -109,7 +109,9 @@ def test_a_long_body_of_a_stranger_is_not_read(url):
 
 
 def test_keys_are_compared_as_full_digests(monkeypatch):
-    """Each with each by `compare_digest`, whichever matches, and never as texts."""
+    """The sent key is compared with every configured one by `compare_digest`, even after a match, and never as
+    text.
+    """
     compared, compare = [], hmac.compare_digest
 
     def noted(one, other):

@@ -116,7 +116,7 @@ def test_any_origin_means_any_but_null(open_url):
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", BODY)])
 def test_foreign_pages_without_an_origin_are_refused(demo_url, site, method, body):
-    """A picture whose address is `/v1/models/NAME` would load a model."""
+    """An image with the address `/v1/models/NAME` would otherwise load a model."""
     lines = (f"Sec-Fetch-Site: {site}", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image")
     assert speak(demo_url, request(method, "/v1/models/demo", *lines, body=body)).status == 403
 

@@ -99,7 +99,7 @@ def test_a_server_of_another_kind_on_the_port_is_left_alone():
 
 
 def test_a_port_is_bound_before_the_model_loads():
-    """Two that start at once do not find out after both have loaded their models."""
+    """Of two servers that start at once, one fails before it loads its model."""
     with bind("127.0.0.1", 0) as first, pytest.raises(UsageError, match="cannot listen"):
         bind("127.0.0.1", first.getsockname()[1])
 

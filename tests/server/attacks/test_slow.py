@@ -40,7 +40,7 @@ def url(demo):
 
 
 def trickle(connection, sent: bytes, gap_s: float) -> float:
-    """Byte by byte until the server says something, and after how many seconds it did."""
+    """Send byte by byte until the server replies; return the seconds until then."""
     began = time.monotonic()
     connection.settimeout(gap_s)
     for byte in sent:

@@ -33,7 +33,7 @@ TEMPLATES = {
 
 
 def copied(demo, folder: Path, template: str) -> Path:
-    """The model with another chat template."""
+    """Copy the model with another chat template."""
     shutil.copytree(demo.path, folder)
     for file in folder.glob("*chat_template*"):
         file.unlink()
@@ -43,7 +43,7 @@ def copied(demo, folder: Path, template: str) -> Path:
 
 
 async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, float]:
-    """Status and body of a request, and the longest gap between the pieces of streams that run meanwhile."""
+    """Return status and body of a request, and the longest gap between pieces of concurrent streams."""
     async with httpx2.AsyncClient(timeout=30) as client:
         ended = asyncio.Event()
         times: list[float] = []
@@ -86,7 +86,7 @@ REPLACEMENTS = [{"type": "Replace", "pattern": {"String": c}, "content": c * 20}
 
 @pytest.mark.parametrize("section", ["normalizer", "decoder"])
 def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_path, monkeypatch, section):
-    """The library that reads it ends the process where memory runs out."""
+    """The library that reads it ends the process if memory runs out."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     shutil.copytree(bundled_folder(catalog()["demo"]), tmp_path / "evil")
     file = tmp_path / "evil" / "tokenizer.json"
@@ -167,7 +167,7 @@ def faults(tree: ast.AST) -> list[str]:
 
 @pytest.mark.slow
 def test_no_pickle_or_code_is_executed():
-    """No pickle, no eval, no shell; processes of our own speak JSON over pipes."""
+    """No pickle, no eval and no shell; child processes exchange JSON over pipes."""
     files = list(parsed())
     assert len(files) > 200
     assert not [(file.name, fault) for file, tree in files for fault in faults(tree)]

@@ -37,7 +37,7 @@ def connect(url: str) -> socket.socket:
 
 
 def narrow(url: str) -> socket.socket:
-    """A connection whose system keeps next to nothing for who does not read."""
+    """Connect with a small receive buffer, so that the server blocks soon if the client does not read."""
     parts = urlsplit(url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -74,7 +74,7 @@ def asking(*lines: str, **changes: Any) -> bytes:
 
 
 def left_alone(llm: LLM) -> None:
-    """Waits until nothing is answered any more, and as long as a reader may go on without reading."""
+    """Wait until no answer is running, and then longer than a client may stop reading."""
     while llm.worker.outputs:
         time.sleep(0.05)
     time.sleep(2 * READER_S + 0.5)

@@ -1,5 +1,6 @@
-"""Clients of other people ask a real server: npm packages by node, Python packages in an environment of their own.
-`make clients` installs both; where they are absent the tests are skipped."""
+"""Third-party clients with a real server: npm packages with Node.js, and Python packages in their own environment.
+`make clients` installs both; tests of missing ones are skipped.
+"""
 
 import json
 import shutil

@@ -1,5 +1,6 @@
-"""Bodies in the shapes that programs send without a package of their own: Codex CLI, opencode, Claude Code, Open
-WebUI, Continue. Written from what these programs publish of their requests."""
+"""Request bodies of programs without a client package: Codex CLI, opencode, Claude Code, Open WebUI, Continue.
+Written after what these programs publish about their requests.
+"""
 
 import json
 from collections.abc import Iterator

@@ -19,7 +19,7 @@ PATTERNS = (
 
 
 class Maker:
-    """Puts schemas together; `depth` is how many levels there may be below."""
+    """Generates random schemas; `depth` is the maximum number of nested levels."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)

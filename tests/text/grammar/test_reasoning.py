@@ -38,7 +38,7 @@ def model(markup: str, *, as_text: bool = False) -> tuple[Tokenizer, GrammarComp
 
 
 def may_say(markup: str, prompt: str | None, said: str, *, as_text: bool = False) -> bool:
-    """May the whole answer come, and end there? Tags in it are control tokens where the model has them."""
+    """Whether the grammar accepts the answer and its end. Tags are control tokens if the model has them."""
     tokenizer, grammars = model(markup, as_text=as_text)
     follower = grammars.follow(ANSWER, prompt)
     ids = [*tokenizer.encode(said, special=False), 256]

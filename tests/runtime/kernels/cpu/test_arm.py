@@ -68,7 +68,7 @@ def executable(program: Program, cpu: str, folder: Path) -> Path:
 
 
 def emulated(file: Path, *arguments: np.ndarray | int) -> list[np.ndarray]:
-    """Run a program in the emulator and return its buffers afterwards."""
+    """Run a kernel in the emulator, and return its buffers."""
     sent = struct.pack("<q", len(arguments))
     for argument in arguments:
         if isinstance(argument, int):

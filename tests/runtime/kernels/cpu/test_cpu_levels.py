@@ -40,7 +40,7 @@ def called(operation: str, *arguments: Any) -> torch.Tensor:
 
 
 def results() -> dict[str, torch.Tensor]:
-    """Return what the operations give of the same arguments, and which kernels give it."""
+    """Return the results of operations for fixed arguments, and the kernels that computed them."""
     found = {}
     weights = {form: integers(form, 21, 300, 32, zeros=True) for form in ("int4", "int8")}
     weights["q4_k"] = blocks("q4_k", 37, 512)
@@ -125,7 +125,7 @@ def test_without_compiled_kernels_torch_gives_the_same_numbers(
 
 
 def greedy_tokens(home: Path) -> dict[str, list[int]]:
-    """Return the greedy answers of a model in each format, in float32, activations in 16 bits."""
+    """Return the greedy answers of a model in each format, in float32 with 16-bit activations."""
     settings = replace(Settings.from_environment(), home=home, activations="16")
     models = {form: (DATA / "gguf" / f"model-{form}.gguf", None) for form in ("q4_0", "q8_0", "q4_k_m")}
     models |= {form: (DATA / "stories260K", form) for form in ("int4", "int8")}

@@ -88,7 +88,7 @@ def compare_rows(make) -> None:
 
 
 def test_repeated_keys_lose_no_digits() -> None:
-    """The system is worst where all keys are one and nothing fades."""
+    """The system is ill-conditioned if all keys are equal and nothing decays."""
     config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=16, value_dim=16, kernel_size=4)
     make = delta_arguments([(64, 64)], False, 0.0, config)
 
