@@ -17,7 +17,7 @@ from localllm.conversation.turn import Turn
 from localllm.metrics import Candidate, StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.app import ChatApp
-from tests.tui.scripted import Played, ScriptedMachine, ScriptedModel, saying
+from tests.tui.scripted import ScriptedAnswer, ScriptedMachine, ScriptedModel, saying
 
 PARAGRAPH = "Sorting is *stable* when equals keep their order, which `sorted` promises and **many** rely on. "
 ANSWER = (
@@ -82,7 +82,7 @@ class EndlessScriptedModel(ScriptedModel):
     def answer(  # pyright: ignore[reportIncompatibleMethodOverride] - it is read and closed in the same way
         self, chat
     ):
-        return EndlessAnswer(lambda: Played(paced_events()))
+        return EndlessAnswer(lambda: ScriptedAnswer(paced_events()))
 
 
 class EndlessModel:

@@ -143,7 +143,7 @@ def test_the_page_states_the_run_and_the_actual_counts(measured: tuple[Subject, 
     assert row[-3:] == ["45", "32", "6"]
 
 
-class Guesses:
+class KnownAnswerDrafter:
     """One draft token per step, from a known answer to the same prompt, otherwise any token."""
 
     def __init__(self) -> None:
@@ -178,7 +178,7 @@ class Repeating(PromptSource):
 def test_bytes_are_counted_by_step_and_not_by_token(tiny: Write, settings: Settings) -> None:
     edition, scenario = of(tiny("Llama 3.x"), settings), Scenario(20, 0, 1, 13)
     with edition.load(64) as llm:
-        llm.worker.engine.drafter = Guesses()
+        llm.worker.engine.drafter = KnownAnswerDrafter()
         contestant = BenchmarkedModel(edition, llm, Repeating(3072, (), 0), [scenario])
         for _ in range(3):
             contestant.run_round(scenario)
@@ -203,7 +203,7 @@ def test_drafts_are_made_only_on_request(tiny: Write, settings: Settings, drafts
 
     def load(context: int) -> LLM:
         llm = edition.load(context)
-        llm.worker.engine.drafter = Guesses()
+        llm.worker.engine.drafter = KnownAnswerDrafter()
         return llm
 
     result = run_benchmark(

@@ -56,7 +56,7 @@ class FakeTokenizer:
         return "".join(chr(token) for token in ids)
 
 
-class Told:
+class ClosableEvents:
     """An answer that another thread may close, like those of the engine."""
 
     def __init__(self, events):
@@ -129,7 +129,7 @@ class FakeLLM:
         return {"linear": ("fake",)}
 
     def answer(self, chat):
-        return Told(self.events(chat.prompt, chat.params, chat.tools, chat.template_arguments))
+        return ClosableEvents(self.events(chat.prompt, chat.params, chat.tools, chat.template_arguments))
 
     def events(self, prompt, params, tools, template_arguments):
         params = params or self.default_params

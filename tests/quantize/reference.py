@@ -14,7 +14,7 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 
 
-class Kept:
+class MemoryArtefact:
     """An artefact in memory."""
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ def plain(tensor: Tensor | QuantizedTensor) -> Tensor:
     return tensor.float()
 
 
-def write_plain(kept: Kept, header: Header, folder: Path) -> Path:
+def write_plain(kept: MemoryArtefact, header: Header, folder: Path) -> Path:
     """Write a checkpoint in float32 with Llama's tensor names, for families without stacked tensors."""
     folder.mkdir(parents=True)
     names = {name: entry.name for name, entry in header.tensors.items()}

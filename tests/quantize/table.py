@@ -30,7 +30,7 @@ from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
-from tests.quantize.reference import Kept, write_plain
+from tests.quantize.reference import MemoryArtefact, write_plain
 from tests.shared import DATA
 from tests.tiny import make_engine
 from tools.demo_model.chat import encode
@@ -62,7 +62,7 @@ class Quality:
 
 
 @dataclass
-class Judged:
+class EvaluatedModel:
     """A model with separate texts for calibration and evaluation."""
 
     folder: Path
@@ -100,7 +100,7 @@ class Judged:
         return loss[self.judged].mean().exp().item()
 
     def quality(self, recipe: Recipe) -> Quality:
-        header, kept = read_header(self.folder), Kept()
+        header, kept = read_header(self.folder), MemoryArtefact()
         windows = quantizer.calibration_windows(self.calibration, parse_config(header.config).max_context)
         quantize_layers(header, recipe, windows, kept, lambda *_: None)
         with tempfile.TemporaryDirectory() as folder:
@@ -126,13 +126,13 @@ class Rounding:
         return self.linear(fake_quantize_tokens(norm(x) if norm else x), **behind)
 
 
-def of_stories(folder: Path) -> Judged:
+def of_stories(folder: Path) -> EvaluatedModel:
     text, tokenizer = (DATA / "text/tiny.txt").read_text(), Tokenizer.from_folder(folder)
     evaluation = tokenizer.encode(text[EVALUATION])
-    return Judged(folder, tokenizer.encode(text[CALIBRATION]), evaluation, [True] * len(evaluation))
+    return EvaluatedModel(folder, tokenizer.encode(text[CALIBRATION]), evaluation, [True] * len(evaluation))
 
 
-def of_conversations() -> Judged:
+def of_conversations() -> EvaluatedModel:
     """The bundled model, evaluated on answers of its own grammar."""
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
@@ -140,10 +140,10 @@ def of_conversations() -> Judged:
         some = [encode(tokenizer, each.messages) for each in islice(conversations(seed, "everything"), 200)]
         return [token for ids, _ in some for token in ids], [own for _, learned in some for own in learned]
 
-    return Judged(DEMO, drawn(7001)[0], *drawn(7002))
+    return EvaluatedModel(DEMO, drawn(7001)[0], *drawn(7002))
 
 
-def rows(judged: Judged) -> Iterator[str]:
+def rows(judged: EvaluatedModel) -> Iterator[str]:
     """Rows of the Markdown table."""
     yield "| method | bits | group | zero points | perplexity | change | mean KL (nats) | bytes of float32 |"
     yield "|---|---|---|---|---|---|---|---|"

@@ -19,7 +19,7 @@ from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Step
 from tests.models.families import FAMILIES
-from tests.runtime.speculation.test_verification import Told
+from tests.runtime.speculation.test_verification import FixedDrafter
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
@@ -200,7 +200,7 @@ def test_drafts_are_verified_in_one_launch_and_change_nothing(folder: Path) -> N
     [expected] = map(tokens, run(make_engine(folder), [sequence([3, 4, 5], **asked)]).values())
     engine = make_engine(folder, graphs=True)
     wrong = [token if place % 6 else (token + 1) % 320 for place, token in enumerate(expected)]
-    told = engine.drafter = Told(wrong, most=3)
+    told = engine.drafter = FixedDrafter(wrong, most=3)
     [answer] = run(engine, [sequence([3, 4, 5], **asked)]).values()
     assert tokens(answer) == expected
     assert len(set(told.accepted)) > 1 and 3 in told.accepted

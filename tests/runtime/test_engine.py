@@ -54,7 +54,7 @@ def tokens(answer: list[TokenEvent]) -> list[int]:
     return [e.token_id for e in answer if e.token_id is not None]
 
 
-class Guesses:
+class MistakenDrafter:
     """Drafts the known continuation, with random mistakes."""
 
     def __init__(self, rng: random.Random, told: dict[int, list[int]]):
@@ -140,7 +140,9 @@ def mix(folder: Path, seed: int, asynchronous: bool) -> None:
     for s in together:
         s.request = replace(s.request, priority=rng.choice([0, 0, 1]))
     if seed % 2:
-        engine.drafter = Guesses(rng, {s.request.id: said for s, said in zip(together, alone, strict=True)})
+        engine.drafter = MistakenDrafter(
+            rng, {s.request.id: said for s, said in zip(together, alone, strict=True)}
+        )
     got = run(engine, together)
     for s in together:
         told = [p.token_id for e in got[s.request.id] for p in e.prompt_logprobs]

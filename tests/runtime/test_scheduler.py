@@ -176,7 +176,7 @@ def test_nothing_is_preempted_when_all_lengths_are_declared(
     assert scheduler.preemptions == 0
 
 
-class OfWhatIsKnown(Scheduler):
+class UnreservedScheduler(Scheduler):
     """A scheduler that reserves nothing for future tokens."""
 
     def reserved_answer_len(self, sequence: Sequence) -> int:
@@ -186,7 +186,7 @@ class OfWhatIsKnown(Scheduler):
 @pytest.mark.parametrize("said", [True, False], ids=["lengths are said", "nobody knows them"])
 def test_a_reserve_for_answers_spares_putting_back(said: bool) -> None:
     counts: list[int] = []
-    for kind in (OfWhatIsKnown, Scheduler):
+    for kind in (UnreservedScheduler, Scheduler):
         scheduler = kind(BlockPool(40, BLOCK), 64, max_running=8)
         sequences = [sequence(8, 40, token) for token in range(24)]
         if not said:

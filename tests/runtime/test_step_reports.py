@@ -11,7 +11,7 @@ from localllm.metrics import StepReport
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
 from tests.models.families import FAMILIES
-from tests.runtime.test_engine import Answers, Guesses, sequence, tokens
+from tests.runtime.test_engine import Answers, MistakenDrafter, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
 
@@ -104,7 +104,7 @@ def test_reports_change_no_answer(folder: Path, seed: int, asynchronous: bool) -
     def answered(sequences: list[Sequence], told: dict[int, list[int]]) -> tuple[Engine, Answers]:
         engine = make_engine(folder, token_budget=24, blocks=30, max_running=3)
         engine.runner.asynchronous = asynchronous
-        engine.drafter = Guesses(random.Random(seed), told)
+        engine.drafter = MistakenDrafter(random.Random(seed), told)
         return engine, play(engine, sequences)
 
     without = fresh()

@@ -23,7 +23,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path))
 
 
-class Loads:
+class ControlledLoads:
     """Loads real models, counts them, and delays selected ones."""
 
     def __init__(self):
@@ -48,7 +48,7 @@ def models_of(loads, **options):
 
 def in_loop(scenario, loads=None, **options):
     """Run the scenario with a server's model pool, and release all delayed loads at the end."""
-    loads = loads or Loads()
+    loads = loads or ControlledLoads()
 
     async def run():
         models = models_of(loads, **options)

@@ -35,7 +35,7 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.delenv("TEXTUAL_THEME", raising=False)
 
 
-class Kept:
+class SharedModel:
     """A model that other tests use, too, so that closing it does nothing."""
 
     def __init__(self, model: LLM):
@@ -48,10 +48,10 @@ class Kept:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[Kept]:
+def demo() -> Iterator[SharedModel]:
     """The bundled model."""
     with localllm.load("demo") as loaded:
-        yield Kept(loaded)
+        yield SharedModel(loaded)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Clock:
         return self.now
 
 
-class Played:
+class FakeMachine:
     """A machine that performs the given acts while a model loads, and has these offers."""
 
     def __init__(

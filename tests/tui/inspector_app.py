@@ -7,7 +7,7 @@ from textual.app import App
 from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.inspector.panel import Inspector
 from localllm.tui.metrics_strip import MetricsStrip
-from tests.tui.scripted_events import Told
+from tests.tui.scripted_events import FakeModel
 
 
 class Inspected(App[None]):
@@ -16,8 +16,8 @@ class Inspected(App[None]):
         super().__init__()
         self.answers = answers
         self.ended = ended
-        self.inspector = Inspector(Told())
-        self.strip = MetricsStrip(Told(), clock=lambda: self.now)
+        self.inspector = Inspector(FakeModel())
+        self.strip = MetricsStrip(FakeModel(), clock=lambda: self.now)
         self.now = 100.0
 
     def compose(self):

@@ -38,7 +38,7 @@ OFFERS = [
 ]
 
 
-class Machine:
+class FakeMachine:
     """go: event that releases the offers; `fault` is raised instead of returning them."""
 
     def __init__(self, fault: Exception | None = None):
@@ -81,10 +81,10 @@ def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
     return name
 
 
-class Talk(PanelScreen):
+class ConversationScreen(PanelScreen):
     """Conversation screen that records the panels' messages in `heard`."""
 
-    def __init__(self, home: Path, machine: Machine):
+    def __init__(self, home: Path, machine: FakeMachine):
         super().__init__()
         self.machine = machine
         model = ScriptedModel(saying("Blue."))
@@ -125,8 +125,8 @@ class Stage(App[None]):
         self.push_screen(self.make(self), self.given.append)
 
 
-def talk(home: Path, machine: Machine | None = None) -> Stage:
-    return Stage(home, lambda stage: Talk(home, machine or Machine()))
+def talk(home: Path, machine: FakeMachine | None = None) -> Stage:
+    return Stage(home, lambda stage: ConversationScreen(home, machine or FakeMachine()))
 
 
 def said(app: App[Any]) -> str:

@@ -46,7 +46,7 @@ class ScriptedTokenizer:
         return "".join(map(chr, ids))
 
 
-class Played(Iterator[GenerationEvent]):
+class ScriptedAnswer(Iterator[GenerationEvent]):
     """An answer that ends immediately when it is closed, including by another thread."""
 
     def __init__(self, steps: Iterable[Step]):
@@ -97,11 +97,11 @@ class ScriptedModel:
         self.params: list[SamplingParams | None] = []
         self.closed = False
 
-    def answer(self, chat: ChatRequest) -> "Played":
+    def answer(self, chat: ChatRequest) -> "ScriptedAnswer":
         steps = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append(chat.prompt)
         self.params.append(chat.params)
-        return Played(steps)
+        return ScriptedAnswer(steps)
 
     def template_arguments(self, given, *, think=None, with_tools=False) -> dict[str, Any]:
         return dict(given) | ({} if think is None else {"enable_thinking": think})

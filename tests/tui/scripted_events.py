@@ -19,7 +19,7 @@ WORDS = STORY.split(" ")
 BLOCK = 16
 
 
-class Texts:
+class FakeTokenizer:
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
         return "".join(text_of(token) for token in ids if not (skip_special and WORDS[token] == "<|end|>"))
 
@@ -29,13 +29,13 @@ def text_of(token: int) -> str:
     return word if word in ",.\n\n<|end|>" else " " + word
 
 
-class Told:
+class FakeModel:
     """Attributes of a model that the metrics strip and the inspector use."""
 
     context = 4096
     block_tokens = BLOCK
     reads = StepReads(weights=1.2e9, per_token=65536, kept_per_token=65536, bandwidth=200e9)
-    tokenizer = Texts()
+    tokenizer = FakeTokenizer()
 
 
 def candidates(token: int, place: int) -> tuple[Candidate, ...]:

@@ -14,7 +14,7 @@ def begun(chat: Chat, text: str) -> AnswerThread:
     return AnswerThread(lambda: chat.ask(text), chat.stop)
 
 
-class Slow(ScriptedModel):
+class SlowModel(ScriptedModel):
     """An answer that is slow to stop."""
 
     def __init__(self, *answers):
@@ -60,7 +60,7 @@ def test_stopping_before_the_first_token_leaves_no_turn():
 
 
 def test_an_answer_stopped_before_it_starts_ends():
-    model = Slow([threading.Event()])
+    model = SlowModel([threading.Event()])
     chat = Chat(model)
     answering = begun(chat, "hello")
     assert model.asking.wait(10)
@@ -71,7 +71,7 @@ def test_an_answer_stopped_before_it_starts_ends():
 
 
 def test_leaving_before_the_start_waits_for_the_end():
-    model = Slow([threading.Event()])
+    model = SlowModel([threading.Event()])
     answering = begun(Chat(model), "hello")
     assert model.asking.wait(10)
     threading.Timer(0.2, model.go_on.set).start()

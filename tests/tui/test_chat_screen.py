@@ -351,7 +351,7 @@ async def test_leaving_during_an_answer_saves_the_conversation(tmp_path, opened,
     assert "Half" in kept.read_text() and json.dumps("hi") in kept.read_text()
 
 
-class Slow(ScriptedMachine):
+class SlowMachine(ScriptedMachine):
     """Its model becomes ready when `go` is set."""
 
     def __init__(self, model):
@@ -365,7 +365,7 @@ class Slow(ScriptedMachine):
 
 async def test_text_typed_during_loading_is_in_the_prompt(tmp_path, opened, until, talk):
     app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
-    app.machine = machine = Slow(app.machine.model)
+    app.machine = machine = SlowMachine(app.machine.model)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: isinstance(app.screen, LoadScreen))
         await pilot.press(*"yes nox", "backspace", "enter", *"more")
@@ -470,7 +470,7 @@ async def test_the_welcome_of_an_empty_conversation_fits_a_narrow_window(tmp_pat
         assert "Tell me a story about a fox.    ask anything" in seen(app)
 
 
-class Unmeasured(ScriptedModel):
+class UnmeasuredModel(ScriptedModel):
     """Its bandwidth is unknown before the first measurement."""
 
     reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
@@ -484,7 +484,7 @@ class Unmeasured(ScriptedModel):
 
 
 async def test_the_first_answer_has_a_roofline_since_the_machine_is_measured_before(tmp_path, opened, until, talk):
-    model = Unmeasured(saying("Hello to you."))
+    model = UnmeasuredModel(saying("Hello to you."))
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
         await until(pilot, lambda: model.measurements)
@@ -494,7 +494,7 @@ async def test_the_first_answer_has_a_roofline_since_the_machine_is_measured_bef
 
 
 async def test_a_busy_machine_is_measured_again_after_an_answer_but_not_forever(tmp_path, opened, until, talk):
-    model = Unmeasured(saying("Hello to you."))
+    model = UnmeasuredModel(saying("Hello to you."))
     model.is_busy = True
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
@@ -507,7 +507,7 @@ async def test_a_busy_machine_is_measured_again_after_an_answer_but_not_forever(
 
 async def test_nothing_is_measured_during_an_answer(tmp_path, opened, until, talk):
     gate = threading.Event()
-    model = Unmeasured([GenerationEvent(1, "Half"), gate, *saying(" of it")])
+    model = UnmeasuredModel([GenerationEvent(1, "Half"), gate, *saying(" of it")])
     model.is_busy = True
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:

@@ -23,7 +23,7 @@ def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[
     return folder / "target", folder / "draft"
 
 
-class Free(DraftModelCost):
+class FreeDraftModelCost(DraftModelCost):
     """Cost model in which drafting costs nothing, and verification no more than a plain step."""
 
     def costs(self, sequences: int) -> list[float]:
@@ -36,7 +36,7 @@ class Free(DraftModelCost):
 def draft_model(folder: Path, vocabulary: int = 320, **of_engine: Any) -> DraftModel:
     """A draft model whose drafts cost nothing, so that it always drafts as much as possible."""
     engine = make_engine(folder, **of_engine)
-    pace = Free(0.0, lambda _, most: [1.0] * (1 + most))
+    pace = FreeDraftModelCost(0.0, lambda _, most: [1.0] * (1 + most))
     return DraftModel(engine.runner, engine.pool, vocabulary, 256, engine.scheduler.token_budget, pace)
 
 

@@ -28,7 +28,7 @@ PARAMS: dict[str, Any] = {"temperature": 1.3, "top_k": 6, "min_p": 0.02, "presen
 LEAST = 5  # answers that a cell of the test expects; rarer ones share a cell
 
 
-class Guess:
+class ConstantDrafter:
     """Always drafts the same two tokens."""
 
     def may_draft(self, sequence: Sequence) -> bool:
@@ -86,7 +86,7 @@ def agreement(engine: Engine, expected: Tensor) -> float:
 def engine_with(pair: tuple[Path, Path], drafter: str) -> Engine:
     engine = make_engine(pair[0], blocks=512, max_running=64)
     engine.drafter = (
-        Guess() if drafter == "guess" else draft_model(pair[1], VOCABULARY, blocks=512, max_running=64)
+        ConstantDrafter() if drafter == "guess" else draft_model(pair[1], VOCABULARY, blocks=512, max_running=64)
     )
     return engine
 

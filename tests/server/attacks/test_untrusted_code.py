@@ -14,7 +14,7 @@ import pytest
 import localllm
 from localllm.hub.catalog import bundled_folder, catalog
 from localllm.hub.local_names import set_alias
-from tests.server.attacks.wire import ASKED, request, speak
+from tests.server.attacks.wire import COMPLETION, exchange, request
 from tests.server.conftest import running, serving
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
@@ -50,7 +50,7 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
 
         async def stream() -> None:
             while not ended.is_set():
-                body = ASKED | {"model": name, "max_tokens": 200, "stream": True}
+                body = COMPLETION | {"model": name, "max_tokens": 200, "stream": True}
                 async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
                     async for _ in answer.aiter_lines():
                         times.append(time.monotonic())
@@ -60,7 +60,7 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
         streaming = asyncio.create_task(stream())
         while len(times) < 20:
             await asyncio.sleep(0.01)
-        said = await asyncio.to_thread(speak, url, sent)
+        said = await asyncio.to_thread(exchange, url, sent)
         ended.set()
         await streaming
         return said.status, said.body, max(after - before for before, after in pairwise(times))
@@ -77,7 +77,7 @@ def test_a_hostile_template_does_not_harm_other_requests(demo, tmp_path, name):
         assert status in (400, 500) and "template" in json.loads(body)["error"]["message"]
         assert b"root:" not in body and b"<class" not in body and len(body) < 1000
         assert gap < 3, "streams stood still"
-        assert speak(url, sent).status == status, "the next one is told the same"
+        assert exchange(url, sent).status == status, "the next one is told the same"
 
 
 # Each makes twenty of one character.
@@ -96,7 +96,7 @@ def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_
     with running() as url:
         for name, status in (("demo", 200), ("evil", 400), ("demo", 200)):
             body = json.dumps(CHAT | {"model": name}).encode()
-            said = speak(url, request("POST", "/v1/chat/completions", body=body))
+            said = exchange(url, request("POST", "/v1/chat/completions", body=body))
             assert said.status == status
             assert name == "demo" or "no tokenizer that is safe to run" in said.message
 
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_
 )
 def test_a_client_brings_no_template_of_its_own(demo_url, arguments):
     body = json.dumps(CHAT | {"chat_template_kwargs": arguments}).encode()
-    said = speak(demo_url, request("POST", "/v1/chat/completions", body=body))
+    said = exchange(demo_url, request("POST", "/v1/chat/completions", body=body))
     assert said.status == 200 and b"<class" not in said.body
     assert "chat_template_kwargs." in said.headers["x-localllm-ignored"] and len(str(said.headers)) < 1000
 

@@ -14,7 +14,7 @@ from localllm.tui.inspector.record import DraftStatus
 from localllm.tui.inspector.timeline import Timeline
 from localllm.tui.inspector.tokens import Candidates, Tokens, probability_band
 from tests.tui.inspector_app import Inspected
-from tests.tui.scripted_events import Told, story
+from tests.tui.scripted_events import FakeModel, story
 
 SIZES = [(80, 24), (160, 50)]
 
@@ -274,7 +274,7 @@ async def test_blocks_and_bytes_are_shown() -> None:
 
 
 async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
-    class Nasty(Told):
+    class Nasty(FakeModel):
         class tokenizer:
             @staticmethod
             def decode(ids, *, skip_special):
@@ -290,7 +290,7 @@ async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
 
 
 async def test_tokens_without_names_show_the_answers_text() -> None:
-    class Nameless(Told):
+    class Nameless(FakeModel):
         class tokenizer:
             @staticmethod
             def decode(ids, *, skip_special):
