@@ -82,12 +82,19 @@ def contest(name: str, file: Path, threads: int) -> None:
     print(json.dumps(about | {"import_s": ready_s - about["load_s"]}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        print(json.dumps(answer(asked["prompt"], asked["count"]) | {"peak_bytes": peak_bytes()}), flush=True)
+        memory = {"peak_bytes": peak_bytes(), "pss_bytes": pss_bytes()}
+        print(json.dumps(answer(asked["prompt"], asked["count"]) | memory), flush=True)
 
 
 def peak_bytes() -> int:
     told = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in told.splitlines() if line.startswith("VmHWM"))
+
+
+def pss_bytes() -> int:
+    """Memory of this process, with each shared page divided by the number of its processes."""
+    told = Path("/proc/self/smaps_rollup").read_text()
+    return next(int(line.split()[1]) * 1024 for line in told.splitlines() if line.startswith("Pss:"))
 
 
 def main() -> None:

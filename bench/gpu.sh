@@ -9,7 +9,8 @@
 #
 #   ceilings   what copies, reads and bf16 products of this GPU reach: what all fractions are of
 #   correct    kernels beside their references, the loop, every family of models, races (pytest)
-#   roofline   decode of 1B, 8B, 32B and 70B models in bf16, INT8 and INT4 through the engine
+#   roofline   decode of 1B, 8B, 32B and 70B models in bf16, INT8 and INT4 through the engine; of the 8B also with
+#              kernels that start after the one before them has ended (PDL off)
 #   prefill    a prompt of 4,096 tokens; the attention kernel beside torch's
 #   rivals     transformers with a static cache and torch.compile, torch's INT4 product, cuBLAS
 #   cold       from nothing to the first token of an 8B INT4 model, in phases
@@ -19,9 +20,15 @@
 # on. Rows are written as they come, so that a run that is killed leaves what it had found. A part that runs again on
 # the same day replaces what it had found before.
 #
-# Needs: one NVIDIA GPU of sm_80 or newer with 24 GB or more (models that do not fit are left out and named), about
-# 8 GB of disk for `cold`, and localllm's dependencies with the extras `test` and `bench`; pytest-xdist makes
-# `correct` faster. PYTHON names the interpreter (.venv/bin/python, else python3); COMMIT the version, where the
+# Needs: one NVIDIA GPU of sm_80 or newer with 24 GB or more (models that do not fit are left out and named), and about
+# 8 GB of disk for `cold`. A part whose wheels are not there is left out and names them:
+#
+#   every part  torch triton numpy safetensors psutil llvmlite
+#   correct     pytest; pytest-xdist makes it faster; transformers and gguf for the families of models
+#   rivals      transformers
+#   cold        tokenizers jinja2 llguidance
+#
+# PYTHON names the interpreter (.venv/bin/python, else python3); COMMIT the version, where the
 # checkout has no history. Clocks and limits of the GPU are read, never set. bench/NOTES.md says what was expected.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -6,7 +6,8 @@ streams at once.
 Refusal: seconds until a prompt of 15 MB is refused, divided by those until the same body is refused for an unknown
 model. Disconnect: seconds from closing all streams until `/localllm/top` shows no request. Slow clients:
 95th percentile of a short request beside connections that send their headers byte by byte, divided by that without
-them, in turns. Streams: times to first token of all at once. All over loopback.
+them, in turns. Streams: times to first token of all at once, and the seconds until one request with as many
+prompts is answered. All over loopback.
 """
 
 import argparse
@@ -68,9 +69,22 @@ def refusals(address: tuple[str, int], model: str) -> dict[str, float]:
     return ratios
 
 
+def answer_body(model: str) -> dict[str, Any]:
+    return {"model": model, "temperature": 0, "max_tokens": 200, "ignore_eos": True}
+
+
+def one_batch(address: tuple[str, int], model: str, count: int) -> float:
+    """Return the seconds until a request with the prompts of `streams` is answered."""
+    prompts = [f"Once upon a midnight {i}" for i in range(count)]
+    start = time.perf_counter()
+    answer = read_all(post(address, "/v1/completions", answer_body(model) | {"prompt": prompts}))
+    assert answer.split(b" ", 2)[1] == b"200", answer[:300]
+    return time.perf_counter() - start
+
+
 def streams(address: tuple[str, int], model: str, count: int) -> dict[str, float]:
     """Return times to first token of this many streams, and the seconds from closing them until all are free."""
-    body = {"model": model, "temperature": 0, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    body = answer_body(model) | {"stream": True}
     first: list[float] = []
 
     def wait(connection: socket.socket, start: float) -> None:
@@ -155,6 +169,7 @@ def main() -> None:
             short_requests(address, flags.model)
             result: dict[str, Any] = {"streams": streams(address, flags.model, flags.streams)}
             print(json.dumps(result), file=sys.stderr)
+            result["one batch, s"] = one_batch(address, flags.model, flags.streams)
             result["one stream"] = streams(address, flags.model, 1)
             result["p95 beside slow clients"] = beside_slow_clients(address, flags.model, flags.slow)
             print(json.dumps(result), file=sys.stderr)

@@ -1,11 +1,13 @@
 """localllm beside llama.cpp (`llama-cpp-python`, built for this machine) on the same GGUF file of a generated 1.2B
 Llama, with as many threads.
 
-    python -m bench.peers [--type Q4_0] [--type Q4_K_M] [--prompt 512] [--answer 64] [--rounds 7] [--save]
+    python -m bench.peers [--type Q4_0] [--type Q4_K_M] [--prompt 512] [--answer 64] [--rounds 7] [--models FOLDER]
+        [--save]
 
 Each runs in a process of its own, in which nothing else runs, and waits while the other has its turn; medians are
 compared as ratios. Peak memory is the largest resident set of the process, as the kernel counts it, after all
-rounds: torch's own libraries included. llama.cpp computes keys and values in float16, localllm in bfloat16.
+rounds: torch's own libraries included. `pss_bytes` is its memory after a round, with pages that both processes map
+counted half to each. llama.cpp computes keys and values in float16, localllm in the dtype of its model.
 """
 
 import argparse
@@ -53,10 +55,16 @@ class Contestant:
         self.process.wait()
 
 
-def measure(form: str, threads: int, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
+def measure(
+    form: str, threads: int, prompt: int, answer: int, rounds: int, models: Path | None = None
+) -> dict[str, Any]:
+    """models: keep the generated file in this folder and use it again"""
     with tempfile.TemporaryDirectory() as scratch:
-        file = Path(scratch) / f"{form}.gguf"
-        gguf_checkpoint.make(file, form)
+        file = (models or Path(scratch)) / f"{form}.gguf"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            gguf_checkpoint.make(file.with_suffix(".partial"), form)
+            file.with_suffix(".partial").rename(file)
         begun: dict[str, list[Sample]] = {name: [] for name in CONTESTANTS}
         for i in range(LOADS):
             for name in CONTESTANTS:
@@ -91,10 +99,11 @@ def main() -> None:
     options.add_argument("--answer", type=int, default=64, help="tokens")
     options.add_argument("--rounds", type=int, default=7)
     options.add_argument("--threads", type=int, default=os.cpu_count())
+    options.add_argument("--models", type=Path, help="keep the generated files in this folder and use them again")
     options.add_argument("--save", action="store_true", help="append the results to bench/results/peers.jsonl")
     chosen = options.parse_args()
     for form in chosen.type or FORMS:
-        result = measure(form, chosen.threads, chosen.prompt, chosen.answer, chosen.rounds)
+        result = measure(form, chosen.threads, chosen.prompt, chosen.answer, chosen.rounds, chosen.models)
         finish("peers", result, chosen.save)
 
 

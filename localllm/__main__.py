@@ -26,12 +26,12 @@ def main() -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    """Answer Tab, `--help` and plain `run` lines without importing Typer; run all other commands with it."""
+    """Answer Tab, `--help` and plain lines of some commands without parsing with Typer; run all others with it."""
     if COMPLETION_VARIABLE in os.environ:
         from localllm.cli.complete import print_completions
 
         return print_completions(os.environ[COMPLETION_VARIABLE])
-    from localllm.cli.fast_start import help_page, parse_run_flags
+    from localllm.cli.fast_start import help_page, parse_run_flags, parse_short_command
 
     if page := help_page(arguments):
         from localllm.cli.exits import run_with_exit_code
@@ -40,6 +40,8 @@ def _dispatch(arguments: list[str]) -> int:
         return run_with_exit_code(lambda: StdoutWriter().write(page))
     if flags := parse_run_flags(arguments):
         return _run(flags)
+    if (flags := parse_short_command(arguments)) is not None:
+        return _run_short_command(arguments[0], flags)
     from localllm.cli.app import main
 
     return main(arguments)
@@ -56,6 +58,19 @@ def _run(flags: dict[str, Any]) -> int:
     def execute() -> None:
         with silence_stderr(flags):
             execute_run(flags)
+
+    return run_with_exit_code(execute)
+
+
+def _run_short_command(name: str, flags: dict[str, Any]) -> int:
+    from localllm.cli.exits import run_with_exit_code
+    from localllm.cli.fast_start import find_command
+    from localllm.cli.io import silence_stderr
+
+    def execute() -> None:
+        command = find_command(name)
+        with silence_stderr(flags):
+            command(**{field: value for field, value in flags.items() if field != "quiet"})
 
     return run_with_exit_code(execute)
 

@@ -25,7 +25,7 @@ class Settings:
 
     threads: int | None
     """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, otherwise the
-    number of cores"""
+    number of cores, without efficiency cores"""
 
     kv_dtype: str = "auto"
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, unless `--kv-dtype` is given.
@@ -41,6 +41,10 @@ class Settings:
     graphs: bool = True
     """LOCALLLM_GRAPHS: `off` launches each kernel individually on a GPU, in case a captured graph causes problems.
     Default: on"""
+
+    pdl: bool = True
+    """LOCALLLM_PDL: `off` starts each kernel on a GPU after the previous one has ended (from sm_90 on it starts
+    earlier), in case programmatic dependent launch causes problems. Default: on"""
 
     cpu: str | None = None
     """LOCALLLM_CPU: `avx512`, `avxvnni`, `avx2` or `baseline`: the highest instruction set used by compiled
@@ -69,7 +73,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS,
+        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
         LOCALLLM_DETERMINISTIC or LOCALLLM_STRICT not on or off, LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU
         no level."""
         threads = environment.get("LOCALLLM_THREADS")
@@ -92,6 +96,7 @@ class Settings:
             cpu=cpu,
             draft=draft,
             graphs=parse_switch(environment, "LOCALLLM_GRAPHS", default="on"),
+            pdl=parse_switch(environment, "LOCALLLM_PDL", default="on"),
             deterministic=parse_switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
             strict=parse_switch(environment, "LOCALLLM_STRICT", default="off"),
             host=environment.get("LOCALLLM_HOST") or None,

@@ -9,14 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.interpreted import ON_GPU, TRITON, launch
+from tests.interpreted import ON_GPU, SOFTWARE_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
+from tests.software_gpu import software_gpu
 from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
 
 NEED_TRITON = [
     *("gpu", "runtime/kernels/gpu", "runtime/test_model_loader.py", "runtime/test_gpu_sampler.py"),
+    "runtime/test_compiled_on_gpu.py",
     *("runtime/test_cuda_graphs.py", "models/test_stacked_experts.py", "plan/test_packed_weights.py"),
-    "tools/test_kernel_docs.py",
+    *(
+        "tools/test_kernel_docs.py",
+        "tools/test_software_gpu.py",
+        "tools/test_step_estimate.py",
+        "tools/test_tune.py",
+    ),
+    "tools/ptx",
 ]
 collect_ignore = [] if TRITON else NEED_TRITON
 if not ON_GPU and "gpu" not in collect_ignore:
@@ -50,9 +58,12 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 
 @pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run GPU kernels: on a GPU if there is one, otherwise under Triton's interpreter."""
-    if ON_GPU:
+def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run GPU kernels: on a GPU if there is one, otherwise under Triton's interpreter or on a software GPU."""
+    if SOFTWARE_GPU:
+        with software_gpu(SOFTWARE_GPU, request.node.nodeid):
+            yield
+    elif ON_GPU:
         with OnDevice(torch.device("cuda", 0)):
             yield
     else:
@@ -108,10 +119,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_report_header() -> str | None:
+    if SOFTWARE_GPU:
+        return f"kernels for GPUs run on a GPU made of software: SOFTWARE_GPU={SOFTWARE_GPU}"
     return None if TRITON else f"triton is not installed, left out: {', '.join(NEED_TRITON)}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    if not find_spec("pytest_timeout"):  # a machine that tests its GPU alone may not have it
+        parser.addini("timeout", "of a test, where the plugin is installed")
     parser.addoption("--models-table", action="store_true", help="write the measurements to docs/models.md")
     parser.addoption("--screens", action="store_true", help="write the screens of tmux to docs/images")
 

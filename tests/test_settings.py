@@ -40,6 +40,13 @@ def test_graphs_are_on_or_off() -> None:
         Settings.from_environment({"LOCALLLM_GRAPHS": "maybe"})
 
 
+def test_early_starts_of_kernels_are_on_or_off() -> None:
+    assert Settings.from_environment({}).pdl
+    assert not Settings.from_environment({"LOCALLLM_PDL": "off"}).pdl
+    with pytest.raises(UsageError, match="LOCALLLM_PDL is 'no'; set it to on or off"):
+        Settings.from_environment({"LOCALLLM_PDL": "no"})
+
+
 def test_guessing_is_on_unless_it_is_off():
     assert Settings.from_environment({}).draft == "lookup"
     assert Settings.from_environment({"LOCALLLM_DRAFT": "off"}).draft == "off"

@@ -1,117 +1,133 @@
-"""`python tools/kernel_docs.py` compiles every Triton kernel, as it would be launched at real shapes, for GPUs of
-five architectures, none of which has to be here, and writes what each takes of one to docs/kernels.md.
+"""Compiles every Triton kernel for GPUs that need not be here, and writes what they use to docs/kernels.md.
 
-Ends with 1 where a kernel spills registers, takes more shared memory than a block may have, or writes or leaves
-before it has waited for the kernel before it. `--check` writes nothing, and takes only as many examples as it
-takes to launch every kernel; `--check norms` of the kernels of that module.
+`python tools/kernel_docs.py` compiles the kernels as they are launched at real shapes, for five architectures of
+NVIDIA. Exits with 1 if a kernel spills registers, needs more shared memory than a block may have, or writes or
+exits before it has waited for the previous kernel. `--amd` compiles for three architectures of AMD instead, and
+exits with 1 if a kernel needs more shared memory than a block may have. `--check` writes nothing, and compiles
+only as many examples as launch every kernel once; `--check norms`: the kernels of that module.
 """
 
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import torch
 import triton
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
+AMD = "--amd" in sys.argv
+if AMD:  # as in ROCm's builds of torch; kernels are imported without NVIDIA's assembly then
+    torch.version.hip = "compiled without"
 
 from localllm.runtime.kernels import gpu  # noqa: E402 (this tree, installed or not)
-from localllm.runtime.kernels.gpu.launch import GPUS, record_launches  # noqa: E402
-from tools import triton_aot  # noqa: E402
-from tools.triton_aot import CompiledTriton  # noqa: E402
+from localllm.runtime.kernels.gpu.launch import AMD_GPUS, GPUS, Gpu, RecordedLaunch, record_launches  # noqa: E402
+from tools.triton_aot import CompiledForAmd, CompiledTriton, compile_for, compile_for_amd  # noqa: E402
 
 PAGE = ROOT / "docs" / "kernels.md"
-MARKS = ("<!-- kernels -->\n", "<!-- end -->")
+MARKS = (
+    ("<!-- amd kernels -->\n", "<!-- end of amd kernels -->") if AMD else ("<!-- kernels -->\n", "<!-- end -->")
+)
+ARCHS = [*AMD_GPUS] if AMD else [f"sm_{arch}" for arch in GPUS]
 PROCESSES = 2
 
-Example = tuple[str, str]  # the module's name and the example's
+Example = tuple[str, str]  # names of the module and of the example
+Compiled = dict[str, list[CompiledTriton] | list[CompiledForAmd]]  # kernels in the order of their launch, by arch
 
 
 def examples() -> Iterator[tuple[Example, Callable[[], object]]]:
-    """Of each module that has some: what is launched, and a call that launches it with tensors of no device."""
-    for module in pkgutil.iter_modules(gpu.__path__):
-        found = importlib.import_module(f"{gpu.__name__}.{module.name}")
-        for name, launch in getattr(found, "examples", tuple)():
-            yield (module.name, name), launch
+    """Return each example with a call that launches its kernels with tensors on device `meta`."""
+    for info in pkgutil.iter_modules(gpu.__path__):
+        module = importlib.import_module(f"{gpu.__name__}.{info.name}")
+        for name, launch in getattr(module, "examples", tuple)():
+            yield (info.name, name), launch
 
 
-def fewest(modules: list[str]) -> Iterator[tuple[Example, Callable[[], object]]]:
-    """Of the examples as many as it takes to launch every kernel, or each of these modules."""
+def fewest_examples(modules: list[str]) -> Iterator[Example]:
+    """Return as few examples as launch every kernel, of all modules if none is named."""
     seen: set[str] = set()
     for example, launch in examples():
         if modules and example[0] not in modules:
             continue
         with record_launches(GPUS[90]) as launches:
             launch()
-        names = {noted.kernel.__name__ for noted in launches}
+        names = {recorded.kernel.__name__ for recorded in launches}
         if names - seen:
             seen |= names
-            yield example, launch
+            yield example
 
 
-def compiled(example: Example) -> dict[int, list[CompiledTriton]]:
-    """Its kernels in the order of their launch, for each architecture."""
+def compile_example(example: Example) -> Compiled:
     launch = dict(examples())[example]
-    found = {}
-    for arch, device in GPUS.items():
-        with record_launches(device) as launches:
-            launch()
-        found[arch] = [triton_aot.compile_for(noted, arch) for noted in launches]
-    return found
+    if AMD:
+        recorded = {arch: record(launch, device) for arch, device in AMD_GPUS.items()}
+        return {arch: [compile_for_amd(each, arch) for each in launches] for arch, launches in recorded.items()}
+    launches = {arch: record(launch, device) for arch, device in GPUS.items()}
+    return {f"sm_{arch}": [compile_for(each, arch) for each in found] for arch, found in launches.items()}
 
 
-def table(found: dict[Example, dict[int, list[CompiledTriton]]]) -> str:
-    """Return one row per kernel and example, below the compiler's version and the number of kernels that spill.
+def record(launch: Callable[[], object], device: Gpu) -> list[RecordedLaunch]:
+    with record_launches(device) as launches:
+        launch()
+    return launches
+
+
+def format_table(compiled: dict[Example, Compiled]) -> str:
+    """Return one row per kernel and example, below the compiler's version and the names of kernels that spill.
 
     A cell has warps, registers and KiB of shared memory for one architecture.
     """
-    every = [kernel for by_arch in found.values() for kernels in by_arch.values() for kernel in kernels]
-    spilling = {kernel.name for kernel in every if kernel.spilled_bytes}
-    spills = f"{', '.join(sorted(spilling))} spill" if spilling else "no kernel spills"
+    every = [kernel for by_arch in compiled.values() for kernels in by_arch.values() for kernel in kernels]
+    spilling = sorted(
+        {f"`{kernel.name}` on {kernel.arch}" if AMD else kernel.name for kernel in every if kernel.spills}
+    )
+    spills = f"{', '.join(spilling)} spill" if spilling else "no kernel spills"
     compiler = f"Compiled with Triton {triton.__version__}: {spills} registers."
-    head = ["kernel", "example", *(f"sm_{arch}" for arch in GPUS)]
+    head = ["kernel", "example", *ARCHS]
     rows = [compiler, "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for (_, example), by_arch in found.items():
+    for (_, example), by_arch in compiled.items():
         for name in dict.fromkeys(kernel.name for kernels in by_arch.values() for kernel in kernels):
-            cells = [cell(kernel for kernel in kernels if kernel.name == name) for kernels in by_arch.values()]
+            cells = [
+                format_cell([kernel for kernel in kernels if kernel.name == name]) for kernels in by_arch.values()
+            ]
             rows.append("| " + " | ".join([f"`{name}`", example, *cells]) + " |")
     return "\n".join(rows) + "\n"
 
 
-def cell(kernels: Iterator[CompiledTriton]) -> str:
-    """Of one kernel, which an example may launch several times, and not on every architecture."""
+def format_cell(kernels: Sequence[CompiledTriton | CompiledForAmd]) -> str:
+    """kernels: launches of one kernel by an example, of which there may be several, or none on an architecture"""
     each = dict.fromkeys(f"{k.warps} · {k.registers} · {k.shared_bytes / 1024:.3g}" for k in kernels)
     return ", ".join(each) or "none"
 
 
-def render(page: str, rows: str) -> str:
-    """The page with a fresh table."""
+def replace_table(page: str, rows: str) -> str:
     before, rest = page.split(MARKS[0])
     return before + MARKS[0] + rows + MARKS[1] + rest.split(MARKS[1])[1]
 
 
-def faults(found: dict[Example, dict[int, list[CompiledTriton]]]) -> list[str]:
-    every = ((example, k) for example, by_arch in found.items() for ks in by_arch.values() for k in ks)
+def find_faults(compiled: dict[Example, Compiled]) -> list[str]:
     return [
-        f"{k.name} ({example}) on sm_{k.arch}: {k.spilled_bytes} bytes spilled, {k.shared_bytes} of shared "
-        f"memory, before it waits: {', '.join(sorted(k.premature_instructions)) or 'nothing'}"
-        for (_, example), k in every
-        if not k.fits or k.premature_instructions
+        f"{kernel.name} ({example}) on {kernel.fault}"
+        for (_, example), by_arch in compiled.items()
+        for kernels in by_arch.values()
+        for kernel in kernels
+        if kernel.fault
     ]
 
 
 def main(arguments: list[str]) -> int:
-    check, modules = "--check" in arguments, [each for each in arguments if each != "--check"]
-    every = [example for example, _ in (fewest(modules) if check else examples())]
+    check, modules = "--check" in arguments, [each for each in arguments if not each.startswith("--")]
+    selected = [*fewest_examples(modules)] if check else [example for example, _ in examples()]
     with ProcessPoolExecutor(PROCESSES) as pool:
-        found = dict(zip(every, pool.map(compiled, every), strict=True))
+        compiled = dict(zip(selected, pool.map(compile_example, selected), strict=True))
     if not check:
-        PAGE.write_text(render(PAGE.read_text(encoding="utf-8"), table(found)), encoding="utf-8")
-    print("\n".join(faults(found)) or f"{len(every)} examples fit on {len(GPUS)} architectures")
-    return int(bool(faults(found)))
+        PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), format_table(compiled)), encoding="utf-8")
+    faults = find_faults(compiled)
+    print("\n".join(faults) or f"{len(selected)} examples fit on {len(ARCHS)} architectures")
+    return int(bool(faults))
 
 
 if __name__ == "__main__":

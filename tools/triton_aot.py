@@ -17,6 +17,7 @@ from localllm.runtime.kernels.gpu.launch import PDL_ARCH, RecordedLaunch
 WARP_THREADS = 32  # in a warp
 # Shared memory available to a block: CUDA C++ Programming Guide, table of technical specifications.
 SHARED_BYTES = {80: 163 * 2**10, 89: 99 * 2**10, 90: 227 * 2**10, 100: 227 * 2**10, 120: 99 * 2**10}
+LOCAL_DATA_SHARE_BYTES = 64 * 2**10  # AMD's shared memory of a block
 TRITON_TYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -48,32 +49,52 @@ class CompiledTriton:
     cubin: bytes
 
     @property
+    def spills(self) -> bool:
+        return self.spilled_bytes > 0
+
+    @property
     def fits(self) -> bool:
-        return self.spilled_bytes == 0 and self.shared_bytes <= SHARED_BYTES[self.arch]
+        return not self.spills and self.shared_bytes <= SHARED_BYTES[self.arch]
 
     @property
     def premature_instructions(self) -> set[str]:
         """Forbidden instructions that the kernel may execute before it has waited for the previous kernel."""
         return instructions_before_wait(self.ptx) & FORBIDDEN_BEFORE_WAIT if self.arch >= PDL_ARCH else set()
 
+    @property
+    def fault(self) -> str | None:
+        """What does not fit the architecture, or happens before the kernel has waited for the previous one."""
+        premature = self.premature_instructions
+        if self.fits and not premature:
+            return None
+        used = f"{self.spilled_bytes} bytes spilled, {self.shared_bytes} of shared memory"
+        return f"sm_{self.arch}: {used}, before it waits: {', '.join(sorted(premature)) or 'nothing'}"
+
+
+@dataclass(frozen=True)
+class CompiledForAmd:
+    name: str
+    arch: str  # such as gfx942
+    warps: int
+    registers: int  # vector registers per thread
+    spilled_registers: int
+    shared_bytes: int  # per block, of LOCAL_DATA_SHARE_BYTES
+
+    @property
+    def spills(self) -> bool:
+        return self.spilled_registers > 0
+
+    @property
+    def fault(self) -> str | None:
+        """What does not fit the architecture. Spilled registers cost speed, and are listed only."""
+        fits = self.shared_bytes <= LOCAL_DATA_SHARE_BYTES
+        return None if fits else f"{self.arch}: {self.shared_bytes} bytes of shared memory"
+
 
 def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
-    """Compile a launch as Triton's own launcher would, specializing integers that are 1 or divisible by 16."""
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], object] = {}
-    attributes: dict[tuple[int, ...], list[list[object]]] = {}
-    for index, parameter in enumerate(launch.kernel.params):
-        value = launch.arguments[parameter.name]
-        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or is_one:
-            signature[parameter.name], constants[(index,)] = "constexpr", value
-            continue
-        signature[parameter.name] = triton_type(value)
-        is_aligned = isinstance(value, Tensor) or (type(value) is int and value % 16 == 0)
-        if is_aligned and not parameter.do_not_specialize:
-            attributes[(index,)] = [["tt.divisibility", 16]]
-    source = ASTSource(launch.kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=dict(launch.options))
+    """Compile a launch for NVIDIA's architecture `arch`, 90 for sm_90."""
+    target = GPUTarget("cuda", arch, WARP_THREADS)
+    compiled = triton.compile(specialize(launch), target=target, options=dict(launch.options))
     registers, spilled = kernel_resources(compiled.asm["cubin"])
     return CompiledTriton(
         launch.kernel.__name__,
@@ -86,6 +107,46 @@ def compile_for(launch: RecordedLaunch, arch: int) -> CompiledTriton:
         compiled.asm["ptx"],
         compiled.asm["cubin"],
     )
+
+
+def compile_for_amd(launch: RecordedLaunch, arch: str) -> CompiledForAmd:
+    """Compile a launch for AMD's architecture `arch`; `torch.version.hip` was set when kernels were imported."""
+    target = GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
+    compiled = triton.compile(specialize(launch), target=target, options=dict(launch.options))
+    assembly = compiled.asm["amdgcn"]
+    registers, spilled = (int(re.findall(rf"\.vgpr_{of}: +(\d+)", assembly)[0]) for of in ("count", "spill_count"))
+    name, warps = launch.kernel.__name__, launch.options["num_warps"]
+    return CompiledForAmd(name, arch, warps, registers, spilled, compiled.metadata.shared)
+
+
+def specialize(launch: RecordedLaunch) -> ASTSource:
+    """Return what Triton's own launcher would compile."""
+    return ASTSource(launch.kernel, *specialization(launch))
+
+
+Specialization = tuple[
+    dict[str, str], dict[tuple[int, ...], object], dict[tuple[int, ...], list[list[object]]]
+]  # types by name, constants and attributes by index
+
+
+def specialization(launch: RecordedLaunch) -> Specialization:
+    """Return types, constants and attributes: integers that are 1 or divisible by 16, and pointers to multiples of
+    16 bytes, are special. Tensors on device `meta` count as aligned.
+    """
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value = launch.arguments[parameter.name]
+        is_one = type(value) is int and value == 1 and not parameter.do_not_specialize
+        if parameter.is_constexpr or value is None or is_one:
+            signature[parameter.name], constants[(index,)] = "constexpr", value
+            continue
+        signature[parameter.name] = triton_type(value)
+        address = value.data_ptr() if isinstance(value, Tensor) else value
+        if type(address) is int and address % 16 == 0 and not parameter.do_not_specialize:
+            attributes[(index,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
 
 
 def instructions_before_wait(ptx: str) -> set[str]:

@@ -20,12 +20,13 @@ from torch import Tensor
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from localllm.hardware.device import MIN_GPU_ARCH  # noqa: E402
 from localllm.quant.formats.gpu_packed import pack_codes  # noqa: E402
 from localllm.quant.tensor import QuantizedTensor  # noqa: E402
 from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed  # noqa: E402
 from localllm.runtime.kernels.gpu.launch import gpu_of  # noqa: E402
+from localllm.runtime.kernels.gpu.small_m import MAX_TICKETS  # noqa: E402
 from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles  # noqa: E402
-from tools.triton_aot import SHARED_BYTES  # noqa: E402
 
 SHAPES = [  # [out, in] of Llama 1B, 8B and a model of 32B: q with k and v, o, gate with up, down, head
     *[(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)],
@@ -38,11 +39,13 @@ CACHE_BYTES = 2**28  # more than any L2
 ROUNDS = 15
 
 
-def candidates(kind: str) -> Iterator[Tile]:
+def candidates(kind: str, rows: int) -> Iterator[Tile]:
+    """Tiles for a matrix of so many rows; columns are only split among programs that there are tickets for."""
     blocks = (32, 64, 128) if kind != "bfloat16" else (16, 32, 64)
     cuts = (1, 2, 3, 4, 6, 8, 12, 16)
     for block, warps, stages, splits in itertools.product(blocks, (2, 4), (2, 3, 4, 5), cuts):
-        if block >= 16 * warps:  # a warp has 16 rows at least
+        # A warp has 16 rows at least.
+        if block >= 16 * warps and (splits == 1 or -(-rows // block) <= MAX_TICKETS):
             yield Tile(block, warps, stages, splits)
 
 
@@ -81,7 +84,7 @@ def best(kind: str, rows: int, columns: int, tokens: int) -> tuple[Tile, float]:
     weights = weights_of(kind, rows, columns)
     x = torch.randn(tokens, columns, device="cuda", dtype=torch.bfloat16)
     graphs: dict[Tile, torch.cuda.CUDAGraph] = {}
-    for tile in candidates(kind):
+    for tile in candidates(kind, rows):
 
         def run(tile: Tile = tile) -> None:
             for weight in weights:
@@ -125,8 +128,8 @@ def main() -> int:
         print("tune.py measures on a GPU, and none is here", file=sys.stderr)
         return 3
     arch = gpu_of(torch.device("cuda")).arch
-    if arch not in SHARED_BYTES:
-        print(f"tune.py knows no sm_{arch}", file=sys.stderr)
+    if arch < MIN_GPU_ARCH:
+        print(f"the kernels need sm_{MIN_GPU_ARCH} or newer, not sm_{arch}", file=sys.stderr)
         return 3
     shapes = [(asked.rows, asked.columns)] if asked.rows and asked.columns else SHAPES
     table = dict(measured_tiles())

@@ -9,10 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
+import torch
+
 from bench.gpu.setting import Row, Setting
 
 BUDGET_S = 140
-WORKERS = min(8, os.cpu_count() or 1)  # processes of pytest-xdist, since most of the time is compilation
+MAX_WORKERS = 8  # processes of pytest-xdist, since most of the time is compilation
+WORKER_BYTES = (
+    6 * 2**30
+)  # of a GPU: a model of 1B in bf16, the tensors of its tests, and CUDA itself, with a reserve
 MAX_FAILURES = 8  # shown per group
 MAX_LENGTH = 200  # of a message, in characters
 GROUPS = {
@@ -27,14 +32,22 @@ GROUPS = {
 def measure(setting: Setting) -> Iterator[Row]:
     groups = {"families beside transformers": ["tests/gpu/test_families.py"]} if setting.tiny else GROUPS
     for name, files in groups.items():
-        yield from run_group(name, files)
+        yield from run_group(name, files, worker_count(setting))
 
 
-def run_group(name: str, files: list[str]) -> Iterator[Row]:
+def worker_count(setting: Setting) -> int:
+    """Number of processes that the GPU's memory and the CPU's cores suffice for."""
+    cores = min(MAX_WORKERS, os.cpu_count() or 1)
+    if setting.device.type != "cuda":
+        return cores
+    return max(1, min(cores, torch.cuda.mem_get_info(setting.device)[0] // WORKER_BYTES))
+
+
+def run_group(name: str, files: list[str], processes: int) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        workers = ["-n", str(WORKERS)] if importlib.util.find_spec("xdist") else []
-        options = ["-q", "-o", "addopts=", *workers, f"--junitxml={report}"]
+        parallel = ["-n", str(processes)] if processes > 1 and importlib.util.find_spec("xdist") else []
+        options = ["-q", "-o", "addopts=", *parallel, f"--junitxml={report}"]
         returncode = subprocess.run([sys.executable, "-m", "pytest", *options, *files], check=False).returncode
         if not report.exists():
             yield {"tests": name, "fault": f"pytest ended with {returncode}"}

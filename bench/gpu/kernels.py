@@ -5,7 +5,6 @@ the time in a graph that contains only these calls, with the tensors of all laye
 are per call. Steps contain only the decoder: no sampling and no work of the host.
 """
 
-import gc
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +19,7 @@ from bench.gpu.choice import prefer_kernel, select_kernel
 from bench.gpu.clock import capture, seconds
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import DTYPE, Model, generate, needed_bytes
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from localllm.arch.config import AttentionConfig
 from localllm.plan.memory import BLOCK_SIZE, blocks_for
 from localllm.quant.tensor import QuantizedTensor
@@ -65,7 +64,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             except RuntimeError as error:  # the step cannot be captured; attention alone may still be
                 yield {"weights": form, "batch": batch, "left out": str(error).partition("\n")[0]}
         del model
-        gc.collect()
+        release()
     for length in TINY_LONG_CONTEXTS if setting.tiny else LONG_CONTEXTS:
         for batch in BATCHES:
             yield attention_alone(setting, length, batch, ceiling)

@@ -13,7 +13,7 @@ from bench.gpu.setting import Setting
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, parameter_count
 from localllm.metrics import Stopwatch
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, TOKEN_BUDGET, blocks_for
+from localllm.plan.memory import BLOCK_SIZE, MIN_RUNNING, TOKEN_BUDGET, blocks_for
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
@@ -58,7 +58,9 @@ def generate(
     decoder = Decoder(config, weights, context + ANSWER)
     blocks = sequences * blocks_for(context + ANSWER)
     captured = context + ANSWER if setting.device.type == "cuda" else None
-    runner = Runner(decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, 0, kv_dtype, MAX_RUNNING, captured)
+    runner = Runner(
+        decoder, blocks, BLOCK_SIZE, DTYPE, setting.device, 0, kv_dtype, max(MIN_RUNNING, sequences), captured
+    )
     for cache in runner.paged_caches:
         for part in vars(cache).values():
             if isinstance(part, torch.Tensor):
@@ -66,7 +68,7 @@ def generate(
     return Model(
         config,
         weights.made.weights,
-        Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET[setting.device.type], MAX_RUNNING),
+        Engine(runner, BlockPool(blocks, BLOCK_SIZE), TOKEN_BUDGET[setting.device.type], runner.max_running),
     )
 
 

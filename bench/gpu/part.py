@@ -4,11 +4,12 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from typing import cast
 
-from bench.gpu.setting import Part, Setting
-from localllm.hardware.device import resolve_device
+from bench.gpu.setting import Part, Row, Setting, missing_wheels
+from localllm.hardware.device import device_context, resolve_device
 
 
 def main() -> None:
@@ -20,9 +21,20 @@ def main() -> None:
     rows = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
-    part = cast(Part, import_module(f"bench.gpu.{chosen.part}"))
-    for row in part.measure(Setting(resolve_device(chosen.device), chosen.tiny)):
+    for row in rows_of(chosen.part, Setting(resolve_device(chosen.device), chosen.tiny)):
         print(json.dumps(row), file=rows, flush=True)
+
+
+def rows_of(name: str, setting: Setting) -> Iterator[Row]:
+    """Measure a part on its device, which is the current one: of its events, its streams and its kernels.
+
+    A part whose wheels are not here says so."""
+    if missing := missing_wheels(name):
+        yield {"left out": f"needs wheels that are not here: pip install {missing}"}
+        return
+    part = cast(Part, import_module(f"bench.gpu.{name}"))
+    with device_context(setting.device):
+        yield from part.measure(setting)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 the rate of a large product; and the attention kernel compared with those of torch on the same numbers.
 """
 
-import gc
 import statistics
 from collections.abc import Iterator
 
@@ -15,7 +14,7 @@ from bench.gpu.ceilings import matmul_peak
 from bench.gpu.clock import Work, finished, interleaved_seconds
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import DTYPE, Model, ask, generate, let_go, needed_bytes, prompt_of, until
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from localllm.arch.config import AttentionConfig
 from localllm.arch.cost import SequenceStep, flops, query_key_pairs
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
@@ -51,7 +50,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                 **judged(rate / peak, line),
             }
         del model
-        gc.collect()
+        release()
     yield from attention_rows(setting, tokens, peak)
 
 

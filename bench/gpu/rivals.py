@@ -2,7 +2,6 @@
 with torch's INT4 product and cuBLAS instead of localllm's kernels in its own loop.
 """
 
-import gc
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,7 +13,7 @@ from torch import Tensor
 from bench.gpu.choice import prefer_kernel, prefer_reference
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import ANSWER, DTYPE, Model, generate, needed_bytes, step_seconds
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from bench.gpu.static_cache import CompiledLlama
 from bench.gpu.torch_int4 import FORMAT, TorchInt4Source, linear_int4pack
 
@@ -53,7 +52,7 @@ def measure(setting: Setting) -> Iterator[Row]:
                 "times as fast": their_s / our_s,
             }
         theirs = None
-        gc.collect()
+        release()
 
 
 def steps(setting: Setting) -> int:

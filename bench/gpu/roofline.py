@@ -1,7 +1,6 @@
 """Decode through the engine: milliseconds a token, and the bytes that a step has to read over its time, as a
 share of what a copy on the same device reaches in the same process. The lines are those set for an H200."""
 
-import gc
 from collections.abc import Iterator
 
 import torch
@@ -9,8 +8,10 @@ import torch
 from bench.gpu.ceilings import copy_bandwidth
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
-from bench.gpu.setting import Row, Setting, judged
+from bench.gpu.setting import Row, Setting, judged, release
 from localllm.runtime.cuda_graphs import QUERY_LENS
+from localllm.runtime.kernels.gpu.launch import uses_pdl, without_pdl
+from localllm.runtime.runner import Runner
 
 BUDGET_S = 130
 STEPS = 48  # of a window
@@ -38,9 +39,7 @@ def measure(setting: Setting) -> Iterator[Row]:
             yield from of_model(setting, name, form, ceiling)
         except torch.OutOfMemoryError as error:
             yield {"model": name, "weights": form, "left out": str(error).partition("\n")[0]}
-        gc.collect()
-        if setting.device.type == "cuda":
-            torch.cuda.empty_cache()
+        release()
 
 
 def of_model(setting: Setting, name: str, form: Form, ceiling: float) -> Iterator[Row]:
@@ -55,6 +54,8 @@ def of_model(setting: Setting, name: str, form: Form, ceiling: float) -> Iterato
     model = generate(shape, form, setting, max(contexts), sequences)
     for context in contexts:
         yield row(setting, model, name, form, context, ceiling)
+    if name == "8B" and uses_pdl(setting.device):
+        yield without_early_starts(setting, model, name, form, contexts[0], ceiling)
     alone = step_seconds(model, contexts[0], 1, steps(setting))[0] if batches else 0.0
     for batch in batches:
         yield batch_row(setting, model, name, form, contexts[0], batch, alone)
@@ -73,9 +74,28 @@ def row(setting: Setting, model: Model, name: str, form: Form, context: int, cei
         **{"model": name, "weights": form, "context": context, "batch": 1},
         **{"ms/token": taken * 1e3, "tokens/s": 1 / taken, "GB/s": rate / 1e9},
         **{"of copy": rate / ceiling, "apart": apart, "graphs": model.engine.runner.no_graphs_reason or "yes"},
+        "PDL": "on" if uses_pdl(setting.device) else "no",
     }
     line = LINES.get((name, form)) if context <= CONTEXTS[0] else None
     return found | (judged(rate / ceiling, *line) if line else {})
+
+
+def without_early_starts(
+    setting: Setting, model: Model, name: str, form: Form, context: int, ceiling: float
+) -> Row:
+    """The same step where each kernel starts after the one before it has ended."""
+    runner = model.engine.runner
+    with without_pdl():
+        release_graphs(runner)
+        found = row(setting, model, name, form, context, ceiling)
+    release_graphs(runner)
+    return found | {"PDL": "off"}
+
+
+def release_graphs(runner: Runner) -> None:
+    """Let the next step be captured anew."""
+    if runner.graphs:
+        runner.graphs.captured.clear()
 
 
 def width_row(

@@ -1,12 +1,26 @@
 """Interface of the parts: the setting that they measure in, and the rows that they return."""
 
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Protocol
 
 import torch
 
-Row = dict[str, str | float | None]  # a row of a part's table, by column; the name of a column includes the unit
+Row = dict[str, str | float | None]  # a row of a part's table, by column; column names include the unit
+# Wheels that a part needs besides those of all parts (torch, triton, numpy, safetensors, psutil and llvmlite).
+# Their modules have the same names.
+WHEELS = {
+    "correct": ("pytest",),
+    "rivals": ("transformers",),
+    "cold": ("tokenizers", "jinja2", "llguidance"),
+}
+
+
+def missing_wheels(part: str) -> str:
+    """Names of missing wheels for `pip install`; empty if the part can run."""
+    return " ".join(wheel for wheel in WHEELS.get(part, ()) if find_spec(wheel) is None)
 
 
 @dataclass(frozen=True)
@@ -15,8 +29,18 @@ class Setting:
     tiny: bool = False  # use shapes that a CPU can run, to test the harness
 
     def room_for(self, size: int) -> bool:
-        """Whether this many bytes are free on the device."""
-        return self.tiny or self.device.type != "cuda" or size < torch.cuda.mem_get_info(self.device)[0]
+        """Whether this many bytes are free on the device, after releasing torch's cache of earlier models."""
+        if self.tiny or self.device.type != "cuda":
+            return True
+        release()
+        return size < torch.cuda.mem_get_info(self.device)[0]
+
+
+def release() -> None:
+    """Release unreferenced memory that torch's allocator caches."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class Part(Protocol):

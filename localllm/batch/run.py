@@ -15,13 +15,12 @@ from localllm.batch.summary import BatchCounts
 from localllm.errors import DoesNotFit, LocalLLMError, OutputInvalid
 from localllm.llm.llm import LLM, collect_completion
 from localllm.llm.worker import Stream
-from localllm.plan.memory import MAX_RUNNING
 from localllm.request import Completion, GenerationEvent, Request, SamplingParams
 from localllm.text.grammar.result import check_answer
 
-# Limit of lines, or requests, in progress. A long answer at the head delays the output of later ones, but not
-# their computation until the limit is reached.
-MAX_OPEN_LINES = 8 * MAX_RUNNING
+# Limit of lines, or requests, in progress, as a multiple of those that a step computes. A long answer at the head
+# delays the output of later ones, but not their computation until the limit is reached.
+OPEN_LINES = 8
 
 
 @dataclass(eq=False)
@@ -65,6 +64,7 @@ class BatchRunner:
         self.on_progress = show
         self.texts = TokenTexts(llm.tokenizer)
         llm.prefer_throughput()
+        self.max_open_lines = OPEN_LINES * llm.memory.max_running
         self.open_lines: deque[OpenLine] = deque()
         self.requests_in_flight = 0  # requests
         self.finished: SimpleQueue[OpenLine] = SimpleQueue()
@@ -74,7 +74,8 @@ class BatchRunner:
         for line in lines:
             self.submit_line(line)
             while (
-                max(len(self.open_lines), self.requests_in_flight) >= MAX_OPEN_LINES or not self.finished.empty()
+                max(len(self.open_lines), self.requests_in_flight) >= self.max_open_lines
+                or not self.finished.empty()
             ):
                 self.wait_for_line()
         while self.open_lines:

@@ -14,12 +14,13 @@ import torch
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
 from localllm.hardware import measure
+from localllm.hardware.device import device_context
 from localllm.plan import measured
-from localllm.plan.memory import MAX_RUNNING
 from localllm.quant.packing import INT4
 from localllm.runtime import kernels
 
 MAX_MATRICES = 64
+MAX_DECODE_ROWS = 32  # of x, for which every product reads other weights; with more, arithmetic takes longer
 PACKED_SHAPE, PACKED_GROUP = (4096, 4096), 32  # a matrix of an 8B model
 
 
@@ -69,7 +70,7 @@ def measure_ceilings(
     previous_threads = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), device_context(device):
             rates = measure.measure(device, dtype)
             max_bytes = measure.buffer_bytes(device)
             copy = rates.copy if step_bytes >= max_bytes else measure_copy_rate(device, step_bytes)
@@ -121,7 +122,7 @@ def measure_product_rates(
 
     def rate(row_count: int) -> float:
         x = torch.ones(row_count, first.shape[1], dtype=dtype, device=device)
-        used_weights = weights if row_count <= MAX_RUNNING else weights[:1]
+        used_weights = weights if row_count <= MAX_DECODE_ROWS else weights[:1]
         seconds = measure.median_seconds(clock, lambda: [kernels.linear(x, weight) for weight in used_weights])
         return len(used_weights) * first.nbytes / seconds
 

@@ -25,7 +25,7 @@ from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware.device import device_name, peak_bytes, reset_peak_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
 from localllm.llm.llm import LLM
-from localllm.plan.memory import BLOCK_SIZE
+from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING
 from localllm.plan.weights import representative_matrix
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.quantize.quantizer import find_or_quantize
@@ -271,15 +271,17 @@ def runnable_scenarios(edition: Subject, grid: ScenarioGrid) -> tuple[list[Scena
     UsageError if none is left.
     """
     max_context = edition.config.max_context
-    scenarios = grid.scenarios(max_context)
-    return split_by_reason(edition.name, scenarios, lambda scenario: unrunnable_reason(scenario, max_context))
+    scenarios, max_running = grid.scenarios(max_context), MAX_RUNNING[resolve_device(edition.device).type]
+    return split_by_reason(edition.name, scenarios, lambda each: unrunnable_reason(each, max_context, max_running))
 
 
 def fitting_scenarios(llm: LLM, scenarios: Sequence[Scenario]) -> tuple[list[Scenario], ScenarioReasons]:
-    """Return the scenarios whose streams all fit into the cache at once."""
-    blocks = llm.memory.blocks
+    """Return the scenarios whose streams all fit into the cache, and into a step, at once."""
+    blocks, max_running = llm.memory.blocks, llm.memory.max_running
 
     def reason(scenario: Scenario) -> str | None:
+        if scenario.batch > max_running:
+            return f"memory allows {max_running} streams at once"
         fits = scenario.blocks <= blocks or not llm.memory.block_bytes
         return None if fits else f"its streams need {scenario.blocks} blocks of the cache, which has {blocks}"
 

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from localllm.errors import UsageError
-from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING, blocks_for
+from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MIN_RUNNING, RUNNING_TOKENS, blocks_for
 
 DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = (
     512,
@@ -40,8 +40,9 @@ class Scenario:
 
     @property
     def blocks(self) -> int:
-        """Cache blocks needed for all streams."""
-        return self.batch * blocks_for(self.tokens)
+        """Cache blocks needed for all streams, and to run so many of them at once."""
+        running_blocks = blocks_for(self.batch * RUNNING_TOKENS) if self.batch > MIN_RUNNING else 0
+        return max(self.batch * blocks_for(self.tokens), running_blocks)
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ def parse_numbers(text: str | None, flag: str, minimum: int = 1) -> tuple[int, .
     return tuple(numbers)
 
 
-def unrunnable_reason(scenario: Scenario, max_context: int) -> str | None:
-    """Return why a scenario can run with no amount of memory, or None."""
-    if scenario.batch > MAX_RUNNING:
-        return f"the engine runs at most {MAX_RUNNING} streams at once"
+def unrunnable_reason(scenario: Scenario, max_context: int, max_running: int) -> str | None:
+    """Return why a scenario can run with no amount of memory, or None. max_running: streams of a step"""
+    if scenario.batch > max_running:
+        return f"the engine runs at most {max_running} streams at once"
     if scenario.tokens > max_context:
         return f"{scenario.tokens} tokens per stream, but the model supports {max_context}"
     return None

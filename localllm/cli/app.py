@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
-from importlib import import_module
 from typing import Annotated, Any, cast, get_type_hints
 
 import typer
@@ -13,39 +12,13 @@ from typer.core import TyperGroup
 
 from localllm import __version__
 from localllm.cli import options
-from localllm.cli.exits import invalid_hf_setting, run_with_exit_code
+from localllm.cli.exits import run_with_exit_code
+from localllm.cli.fast_start import COMMANDS, find_command
 from localllm.cli.io import silence_stderr
 from localllm.cli.options import PanelCommand
 from localllm.errors import UsageError
 
 CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
-
-COMMANDS = {
-    "run": "run:run",
-    "chats": "chats:chats",
-    "serve": "serve:serve",
-    "embed": "embed:embed",
-    "ps": "ps:ps",
-    "top": "ps:top",
-    "stop": "ps:stop",
-    "replay": "replay:replay",
-    "pull": "pull:pull",
-    "list": "models:list_models",
-    "show": "models:show",
-    "plan": "plan:plan",
-    "bench": "bench:bench",
-    "quantize": "quantize:quantize",
-    "diff": "diff:diff",
-    "batch": "batch:batch",
-    "rm": "store:rm",
-    "verify": "pull:verify",
-    "cp": "store:cp",
-    "create": "store:create",
-    "template": "template:template",
-    "doctor": "doctor:doctor",
-    "completion": "completion:completion",
-}
-"""Function of each command, as MODULE:FUNCTION below `localllm.cli`."""
 
 Quiet = Annotated[bool, options.switch("--quiet", text="Print only errors to stderr.", panel=options.Panel.OUTPUT)]
 
@@ -71,11 +44,7 @@ class LazyCommands(Mapping[str, Any]):
     others."""
 
     def __getitem__(self, name: str) -> Any:
-        module, _, function = COMMANDS[name].partition(":")
-        try:
-            command = getattr(import_module(f"localllm.cli.{module}"), function)
-        except ValueError as error:
-            raise invalid_hf_setting(error) from error
+        command = find_command(name)
         single = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=CONTEXT_SETTINGS)
         single.command(name, cls=PanelCommand)(with_quiet_flag(command))
         return typer.main.get_command(single)

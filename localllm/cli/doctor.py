@@ -26,11 +26,13 @@ from localllm.hardware.device import (
     list_gpus,
     nvidia_driver,
     processor_name,
+    required_arch,
     resolve_dtype,
     usable_cores,
 )
 from localllm.hardware.measure import MIN_CPU_SHARE, Rates, device_rates
 from localllm.hardware.processor import kernel_instructions, library_versions
+from localllm.hardware.triton_support import triton_fault
 from localllm.hub.hf_cache import CacheState, cache_state, is_writable
 from localllm.hub.http import HubAccess, hub_access
 from localllm.request import ChatRequest, SamplingParams
@@ -123,6 +125,8 @@ class Examination:
 
     versions: dict[str, str | None]
     torch_fault: str | None
+    triton_fault: str | None  # why Triton cannot compile kernels for the GPUs that are here
+    triton_remedy: str | None
     processor: Processor
     gpus: list[Gpu]
     nvidia: Nvidia
@@ -141,9 +145,12 @@ def examine_machine(settings: Settings) -> Examination:
         gpus, gpu_fault = ([], None) if torch_fault else _gpus()
         devices = [] if torch_fault else ["cpu", *(f"cuda:{gpu.index}" for gpu in gpus)]
         measured = [_measure_rates(device, settings) for device in devices]
+        triton_problem, triton_remedy = (triton_fault() if gpus else None) or (None, None)
     return Examination(
         versions=library_versions(LIBRARIES),
         torch_fault=torch_fault,
+        triton_fault=triton_problem,
+        triton_remedy=triton_remedy,
         processor=_processor(torch_fault is None),
         gpus=gpus,
         nvidia=_nvidia(torch_fault is None, gpu_fault),
@@ -291,13 +298,18 @@ def _gpu_findings(examination: Examination) -> Iterator[Finding]:
             remedy = f"update the driver, or install torch for an older CUDA; {INSTALL_TORCH}"
             pair = f"torch for CUDA {nvidia.torch_cuda} cannot use it with driver {nvidia.driver}"
             yield Finding(gpu_found + pair, remedy)
-    if examination.gpus and examination.versions["triton"] is None:
-        yield Finding("triton, which compiles kernels for GPUs, is not installed", "run `pip install triton`")
+    if examination.triton_fault:
+        what = f"GPUs have to run without Triton, which compiles their kernels: {examination.triton_fault}"
+        yield Finding(what, examination.triton_remedy or "reinstall triton")
     for gpu in examination.gpus:
         if not gpu.runs:
-            what = f"this torch build has no kernels for the {gpu.name} (capability {gpu.capability})"
+            what = f"this torch build has no kernels for the {gpu.name} ({gpu.arch})"
             remedy = f"install a build that has, or use --device cpu; {INSTALL_TORCH}"
             yield Finding(what, remedy, breaks_run=True)
+        elif required := required_arch(gpu.arch):
+            yield Finding(
+                f"the {gpu.name} is {gpu.arch}: kernels need {required}", "use the CPU, as --device auto does"
+            )
     for measured in examination.measured:
         if measured.rates and measured.rates.share < MIN_CPU_SHARE:
             busy = f"other programs used {1 - measured.rates.share:.0%} of the cores while speed was measured"
@@ -375,7 +387,10 @@ def _processor_rows(cpu: Processor) -> Rows:
 def _gpu_rows(examination: Examination) -> Iterator[tuple[str, str]]:
     for gpu in examination.gpus:
         memory = f"{format_bytes(gpu.memory_bytes)}, {format_bytes(gpu.free_bytes)} free"
-        yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, capability {gpu.capability}"
+        unmeasured = (
+            ", kernels compile for it and were never measured on AMD" if gpu.arch.startswith("gfx") else ""
+        )
+        yield f"cuda:{gpu.index}", f"{gpu.name}, {memory}, {gpu.arch}{unmeasured}"
     if not examination.gpus:
         yield "GPU", "none that torch can use"
     if examination.nvidia.driver:

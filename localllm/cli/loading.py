@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
 from localllm.formatting import format_bytes, format_columns, format_seconds
-from localllm.hardware.device import free_bytes, resolve_device
+from localllm.hardware.device import explain_unused_gpus, free_bytes, resolve_device
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.plan.fit import FreeMemory, LoadOptions
@@ -53,7 +53,7 @@ def load_model(
     None leaves a choice to the settings; a number of threads in the settings overrides `threads`. A grammar is
     checked before the download and compiled before the weights are read. verbose: report memory use and the time
     of each phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
-    runs without CUDA graphs, for example because Triton is missing, is reported in any case.
+    runs without CUDA graphs, for example because Triton is missing, or is not used, is reported in any case.
 
     Raises what `fetch`, `resolve_model` and the engine raise.
     """
@@ -107,6 +107,8 @@ def load_model(
             report(f"activations      {llm.activation_bits} bits in products with packed weights")
     elif llm.without_graphs:
         report(f"each kernel is launched individually on {llm.device}, which is slower: {llm.without_graphs}")
+    if unused := explain_unused_gpus(device or settings.device):
+        report(f"the model runs on the CPU: {unused}")
     return llm
 
 

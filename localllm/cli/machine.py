@@ -107,8 +107,9 @@ def connect_to_server(
         in_background = settings.background is not None and not settings.host
         if settings.background:
             parse_idle_time(settings.background, "LOCALLLM_BACKGROUND")
+        own_server = find_server(settings.home) if in_background else None
         try:
-            remote = open_model(ServerClient(), name, path=path, load=False)
+            remote = open_model(ServerClient(own_server and own_server.url), name, path=path, load=False)
         except ServerTooSlow:
             raise  # it may have the model, and loading it a second time would slow both down
         except LocalLLMError as error:
@@ -119,7 +120,7 @@ def connect_to_server(
             remote = open_on_own_server(name, path, settings, report, observer, verbose=verbose)
             if remote is None:
                 return None
-        if in_background and (server := find_server(settings.home)) and server.url == remote.server.url:
+        if own_server:
             remote.server.locate = lambda: locate_server(settings)
     if verbose:
         model = f"{remote.name} on {remote.device} in {remote.dtype}, context {remote.context} tokens"
@@ -162,7 +163,9 @@ def open_on_own_server(
                 f"without requests; its log is {server.log}"
             )
         try:
-            return open_model(ServerClient(server.url), name, path=None, load=True)
+            client = ServerClient(server.url)
+            client.locate = lambda: locate_server(settings)
+            return open_model(client, name, path=None, load=True)
         except (ModelNotFound, AccessDenied, UnsupportedModel) as error:
             if verbose:
                 report(f"note: {error.message}; {own_process}")

@@ -164,15 +164,13 @@ def build_recipe(
         raise UsageError(f"--method is {name!r}", f"give one of {', '.join(METHODS)}")
     bits = (8 if with_activations else 4) if bits is None else bits
     columns = (DEFAULT_GROUP if bits == 4 else 0) if group is None else group
-    # transformers dequantizes a folder by one scheme: the head has that of INT8 layers, or is not quantized.
-    head_bits = 8 if bits == 8 and not with_activations else 16
     return Recipe(
         known_method,
         bits,
         columns or None,
         symmetric=not asymmetric,
         activations=with_activations,
-        head_bits=head_bits,
+        head_bits=16,  # transformers dequantizes by one scheme, and few versions of vLLM read a quantized head
     )
 
 

@@ -76,7 +76,7 @@ class RemoteModel:
             "think": chat.think,
             "inspect": chat.inspect,
         }
-        lines = self.server.stream_json("/localllm/answer", body)
+        lines = self.server.stream_json("/localllm/answer", body, preface_lines=1)
         try:
             ids = tuple(map(int, next(lines)["prompt_ids"]))
         except (StopIteration, LookupError, TypeError, ValueError):

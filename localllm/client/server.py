@@ -6,9 +6,10 @@ module takes 2 ms of the start of `localllm run`, which the time to first token 
 
 import json
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from localllm.client.background import find_server
@@ -27,10 +28,12 @@ DEFAULT_PORT = 11434
 CONNECT_TIMEOUT_S = 2.0
 REPLY_TIMEOUT_S = 30.0  # from an accepted connection on: a loaded server may take seconds to answer
 START_REMEDY = "start one with `localllm serve`, or name it: LOCALLLM_HOST, --server"
+RETRY_PAUSES_S = (0.0, 0.05, 0.25)  # before requests to a server that ended before it answered, and was replaced
 MAX_LINE_BYTES = 2**16  # of a header line
 MAX_HEADERS = 200
 
 JsonObject = dict[str, Any]
+T = TypeVar("T")
 
 
 class ServerClient:
@@ -46,7 +49,9 @@ class ServerClient:
             address = server.url
         self.url = parse_address(address or f"127.0.0.1:{DEFAULT_PORT}")
         self.locate: Callable[[], str] | None = None
-        """Returns the server's URL before each request, for a server that may be replaced meanwhile."""
+        """Returns the server's URL before each request, for a server that may be replaced meanwhile: requests that
+        it has not answered when it ends are sent again."""
+        self.close_count = 0
         self.idle: list[Connection] = []
         self.in_use: list[Connection] = []
         self.headers = {"Content-Type": "application/json"}
@@ -59,9 +64,30 @@ class ServerClient:
         """The JSON object of a response. body: None for GET; timeout_s: seconds that the server may take to
         answer, None for no limit.
 
-
         Raises ServerUnreachable, NotLocalLLMServer, AccessDenied, and the error that the server returns.
         """
+        return self.retry(lambda: self.request_once(path, body, timeout_s))
+
+    def stream_json(self, path: str, body: Mapping[str, Any], *, preface_lines: int = 0) -> "JsonStream":
+        """A response with one JSON object per line. preface_lines: lines before the answer, which a second request
+        repeats. Raises as `request_json`."""
+        return JsonStream(self, path, body, preface_lines)
+
+    def retry(self, request: Callable[[], T]) -> T:
+        """The result of a request, which is repeated if a server that can be located ends before it has
+        answered."""
+        close_count = self.close_count
+        for pause_s in RETRY_PAUSES_S if self.locate else ():
+            try:
+                return request()
+            except ServerUnreachable:
+                if self.close_count != close_count:  # closed by another thread
+                    raise
+            time.sleep(pause_s)
+        return request()
+
+    def request_once(self, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> JsonObject:
+        """As `request_json`, without a second request."""
         connection = self.take()
         try:
             return parse_json_object(b"".join(self.send(connection, path, body, timeout_s).iter_bytes()), self.url)
@@ -73,11 +99,11 @@ class ServerClient:
         finally:
             self.release(connection)
 
-    def stream_json(self, path: str, body: Mapping[str, Any]) -> "JsonStream":
-        """A response with one JSON object per line. Raises as `request_json`."""
+    def open_stream(self, path: str, body: Mapping[str, Any]) -> "tuple[Connection, Response]":
+        """The connection of a response and its beginning. Raises as `request_json`."""
         connection = self.take()
         try:
-            return JsonStream(self, connection, self.send(connection, path, body, None))
+            return connection, self.send(connection, path, body, None)
         except BaseException:
             self.release(connection)
             raise
@@ -88,9 +114,7 @@ class ServerClient:
             for connection in self.idle:
                 connection.close()
             self.url, self.idle = url, []
-        parts = urlsplit(self.url)
-        host, port, tls = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
-        connection = self.idle.pop() if self.idle else Connection(host, port, tls=tls)
+        connection = self.idle.pop() if self.idle else Connection(self.url)
         self.in_use.append(connection)
         return connection
 
@@ -98,7 +122,8 @@ class ServerClient:
         """Return a connection that is closed, or whose response was read to the end."""
         if connection in self.in_use:
             self.in_use.remove(connection)
-            self.idle.append(connection)
+            if connection.url == self.url:  # not of a server that was replaced
+                self.idle.append(connection)
 
     def send(
         self, connection: "Connection", path: str, body: Mapping[str, Any] | None, timeout_s: float | None
@@ -106,14 +131,7 @@ class ServerClient:
         content = b"" if body is None else json.dumps(body).encode()
         method = "POST" if content else "GET"
         try:
-            try:
-                response = connection.request(method, path, self.headers, content, timeout_s)
-            except ConnectionRefusedError:
-                if not self.locate:
-                    raise
-                url = urlsplit(parse_address(self.locate()))  # the server ended after `take`
-                connection.host, connection.port = url.hostname or "", url.port or DEFAULT_PORT
-                response = connection.request(method, path, self.headers, content, timeout_s)
+            response = connection.request(method, path, self.headers, content, timeout_s)
         except OSError as error:
             if timeout_s is not None and isinstance(error, TimeoutError) and connection.was_accepted:
                 raise self.no_reply(timeout_s) from None
@@ -147,34 +165,60 @@ class ServerClient:
         return ServerUnreachable(f"the server at {self.url} closed the connection", "see the server's log")
 
     def close(self) -> None:
+        self.close_count += 1
         for connection in (*self.in_use, *self.idle):
             connection.close()
 
 
 class JsonStream(Iterator[JsonObject]):
     """The lines of one response. Closing it, from any thread, cancels the answer on the server, and leaves other
-    requests alone."""
+    requests alone. If the server ends before the first line of the answer, and can be located, the request is sent
+    again, once."""
 
-    def __init__(self, server: ServerClient, connection: "Connection", response: "Response"):
-        self.server, self.connection, self.response = server, connection, response
-        self.lines = response.iter_lines()
+    def __init__(self, server: ServerClient, path: str, body: Mapping[str, Any], preface_lines: int):
+        self.server, self.path, self.body, self.preface_lines = server, path, body, preface_lines
+        self.line_count, self.is_closed, self.was_repeated = 0, False, False
+        self.open()
+
+    def open(self) -> None:
+        self.connection, self.response = self.server.retry(lambda: self.server.open_stream(self.path, self.body))
+        self.lines = self.response.iter_lines()
 
     def __next__(self) -> JsonObject:
+        close_count = self.server.close_count
         try:
             line = parse_json_object(next(self.lines), self.server.url)
         except StopIteration:
             self.server.release(self.connection)
             raise
         except OSError:
-            self.close()
-            raise self.server.connection_lost() from None
+            self.abort()
+            is_over = self.is_closed or self.server.close_count != close_count or not self.server.locate
+            if is_over or self.was_repeated or self.line_count > self.preface_lines:
+                raise self.server.connection_lost() from None
+            return self.repeat()
         if "error" in line:
             raise error_from_json(line)
+        self.line_count += 1
         return line
 
-    def close(self) -> None:
+    def repeat(self) -> JsonObject:
+        """Send the request again, and return the line that is due."""
+        due, self.line_count, self.was_repeated = self.line_count, 0, True
+        self.open()
+        if self.is_closed:  # by another thread
+            self.abort()
+        for _ in range(due):
+            next(self)
+        return next(self)
+
+    def abort(self) -> None:
         self.connection.close(self.response)
         self.server.release(self.connection)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.abort()
 
 
 def parse_address(address: str) -> str:
@@ -229,8 +273,11 @@ class ProtocolError(OSError):
 class Connection:
     """A keep-alive connection, opened by the first request."""
 
-    def __init__(self, host: str, port: int, *, tls: bool = False):
-        self.host, self.port, self.tls = host, port, tls
+    def __init__(self, url: str):
+        """url: of `parse_address`"""
+        parts = urlsplit(url)
+        self.url = url
+        self.host, self.port, self.tls = parts.hostname or "", parts.port or DEFAULT_PORT, parts.scheme == "https"
         self.socket: socket.socket | None = None
         self.was_accepted = False  # the newest request had a connection
         self.response: Response | None = None  # its file keeps the socket open as well

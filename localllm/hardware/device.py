@@ -31,13 +31,16 @@ DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8", "fp8")  # of keys and values, besides the model's own dtype
 ACTIVATIONS = ("auto", "24", "16", "8")  # bits of activations that meet packed weights on a CPU
 NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
+# Of the Triton kernels: older GPUs have no products of bfloat16, and would dequantize all weights in every step.
+MIN_GPU_ARCH = 80  # of NVIDIA
+AMD_ARCHS = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")  # prefixes: CDNA 2 and RDNA 3, and later
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device of a name; `auto` is the first GPU if torch has kernels for it, otherwise the CPU.
+    """Return the device of a name; `auto` is the first GPU that models run on, otherwise the CPU.
 
-    Any other name is used literally and never replaced. Raises NoSuchDevice if the device is not available, and
-    UsageError for an invalid name.
+    Any other name is used literally and never replaced. Raises NoSuchDevice if the device is not available or too
+    old, and UsageError for an invalid name.
     """
     import torch
 
@@ -47,34 +50,80 @@ def resolve_device(name: str) -> torch.device:
         raise UsageError(f"{name!r} is not a device", "name auto, cpu, cuda or cuda:N")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto":
-        return torch.device("cuda", 0) if count and has_torch_kernels(0) else torch.device("cpu")
+        usable = (index for index in range(count) if gpu_fault(index) is None)
+        index = next(usable, None)
+        return torch.device("cpu") if index is None else torch.device("cuda", index)
     index = int(name.partition(":")[2] or 0)
     if not count:
-        raise NoSuchDevice(
-            explain_no_gpu(torch.version.cuda, nvidia_driver(), count_nvidia_devices()), NO_GPU_REMEDY
-        )
+        rocm, cuda = torch.version.hip, torch.version.cuda
+        raise NoSuchDevice(explain_no_gpu(cuda, rocm, nvidia_driver(), count_nvidia_devices()), NO_GPU_REMEDY)
     if index >= count:
         raise NoSuchDevice(f"there is no device {name}", f"here are cuda:0 to cuda:{count - 1}")
-    if not has_torch_kernels(index):
-        gpu_name = torch.cuda.get_device_name(index)
-        raise NoSuchDevice(
-            f"this torch has no kernels for {name}, the {gpu_name}", f"install one that has; {NO_GPU_REMEDY}"
-        )
+    if fault := gpu_fault(index):
+        raise NoSuchDevice(*fault)
     return torch.device("cuda", index)
+
+
+def gpu_fault(index: int) -> tuple[str, str] | None:
+    """Return why models do not run on a GPU of this machine, and a remedy; None if they do."""
+    import torch
+
+    title = f"cuda:{index}, the {torch.cuda.get_device_name(index)}"
+    if not has_torch_kernels(index):
+        return f"this torch has no kernels for {title}", f"install one that has; {NO_GPU_REMEDY}"
+    arch = arch_name(index)
+    if required := required_arch(arch):
+        return f"{title}, is {arch}, and the kernels need {required}", NO_GPU_REMEDY
+    return None
+
+
+def arch_name(index: int) -> str:
+    """Return the architecture of a GPU, such as sm_90 (NVIDIA) or gfx942 (AMD)."""
+    import torch
+
+    if torch.version.hip:
+        return torch.cuda.get_device_properties(index).gcnArchName.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+def required_arch(name: str) -> str | None:
+    """Return what the Triton kernels need instead of an architecture; None if they run on it."""
+    if name.startswith("sm_"):
+        fits = int(name.removeprefix("sm_")) >= MIN_GPU_ARCH
+        return None if fits else f"sm_{MIN_GPU_ARCH} or newer"
+    return None if name.startswith(AMD_ARCHS) else "gfx90a, gfx94x, gfx95x, gfx11xx or gfx12xx"
+
+
+def explain_unused_gpus(name: str) -> str:
+    """Return why `auto` is the CPU although there are GPUs; empty if there are none, or one is used.
+
+    name: as for `resolve_device`
+    """
+    import torch
+
+    if name != "auto" or not torch.cuda.is_available():
+        return ""
+    faults = [gpu_fault(index) for index in range(torch.cuda.device_count())]
+    return "" if None in faults else "; ".join(fault[0] for fault in faults if fault)
 
 
 def has_torch_kernels(index: int) -> bool:
     """Return whether this torch has kernels for the GPU."""
     import torch
 
+    if torch.version.hip:
+        return arch_name(index) in torch.cuda.get_arch_list()
     return has_kernels(*torch.cuda.get_device_capability(index), torch.cuda.get_arch_list())
 
 
-def explain_no_gpu(torch_cuda: str | None, driver: str | None, plugged_in: int) -> str:
-    """Return why there is no CUDA device.
+def explain_no_gpu(torch_cuda: str | None, torch_rocm: str | None, driver: str | None, plugged_in: int) -> str:
+    """Return why there is no CUDA device, as torch calls those of AMD, too.
 
-    torch_cuda: CUDA version of torch, None if it is CPU-only; driver: its version, None if not loaded
+    torch_cuda, torch_rocm: versions of torch's build, None without; driver: NVIDIA's version, None if not loaded
     """
+    if torch_rocm is not None:
+        return f"there is no CUDA device: torch, made for ROCm {torch_rocm}, detects no AMD GPU"
     if torch_cuda is None:
         return "there is no CUDA device: this version of torch supports only CPUs"
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
@@ -283,6 +332,7 @@ class Gpu:
 
     index: int
     name: str
+    arch: str  # sm_90 or gfx942
     capability: str  # 9.0
     runs: bool  # torch has kernels for it
     memory_bytes: int
@@ -296,9 +346,8 @@ def list_gpus() -> list[Gpu]:
     def gpu(index: int) -> Gpu:
         free, memory = torch.cuda.mem_get_info(index)
         major, minor = torch.cuda.get_device_capability(index)
-        return Gpu(
-            index, torch.cuda.get_device_name(index), f"{major}.{minor}", has_torch_kernels(index), memory, free
-        )
+        name, runs = torch.cuda.get_device_name(index), has_torch_kernels(index)
+        return Gpu(index, name, arch_name(index), f"{major}.{minor}", runs, memory, free)
 
     return [gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
 

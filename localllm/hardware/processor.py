@@ -30,6 +30,7 @@ BYTE_PRODUCTS = {
     "avxvnni": ("avxvnni", "avx2"),
     "avx512bw": ("avx512bw",),
     "avx2": ("avx2",),
+    "i8mm": ("i8mm", "dotprod"),
     "dotprod": ("dotprod",),
     "generic": (),
 }
@@ -39,6 +40,7 @@ INSTRUCTIONS = {  # as people write them
     "avxvnni": "AVX-VNNI",
     "avx512bw": "AVX-512",
     "avx2": "AVX2",
+    "i8mm": "NEON with matrix products",
     "dotprod": "NEON with dot products",
     "generic": "those that every processor of its kind has",
 }

@@ -13,10 +13,10 @@ from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_g
 from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.load_plan import LoadPlan
 from localllm.plan.fit import shortage_error
-from localllm.plan.memory import MAX_RUNNING, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
+from localllm.plan.memory import MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
-from localllm.runtime.kernels import triton_runs_on
+from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.threads import threads_for, use_threads
 from localllm.runtime.model_loader import compile_kernels, load_decoder, set_triton_cache_dir, warm_up
 from localllm.runtime.speculation.draft_model import DraftModel
@@ -72,22 +72,25 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     request.on_part,
                     plan.activation_bits,
                 )
-            use_graphs = request.settings.graphs and triton_runs_on(device)
+            use_graphs = request.settings.graphs and triton_unsupported(device) is None
             spec = CacheSpec(plan.fit.needs, device, plan.dtype, plan.kv_dtype, use_graphs, plan.deterministic)
             with phases("cache"):
-                engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], MAX_RUNNING)
+                engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], memory.max_running)
             with phases("compile"):
                 if device.type == "cpu":
                     compile_kernels(engine.runner, engine.pool, threads)
                 else:
-                    warm_up(engine)
+                    warm_up(engine.runner, engine.pool)
             if device.type != "cpu":
                 with phases("capture"):
                     engine.runner.capture_decode_step(plan.recommended)
             draft_spec, draft_model = add_drafter(engine, model, memory, request, use_graphs=use_graphs)
-            if draft_model and device.type == "cpu":
+            if draft_model:
                 with phases("compile"):
-                    compile_kernels(draft_model.runner, draft_model.pool, threads)
+                    if device.type == "cpu":
+                        compile_kernels(draft_model.runner, draft_model.pool, threads)
+                    else:
+                        warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         undo.pop_all()
     caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model)

@@ -7,7 +7,7 @@ import torch
 
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import free_bytes, free_host_bytes, release_cached, reserve_bytes
-from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING, MemoryNeeds, MemoryPlan, allocate, host_blocks
+from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool
@@ -44,7 +44,7 @@ class CacheSpec:
             self.device,
             self.state_slots(memory),
             self.kv_dtype,
-            MAX_RUNNING,
+            memory.max_running,
             context,
             self.batch_invariant,
         )

@@ -48,9 +48,9 @@ from localllm.runtime.device_errors import (
     is_out_of_memory,
     translate_device_errors,
 )
-from localllm.runtime.kernels.threads import threads_for
+from localllm.runtime.kernels.threads import threads_for, use_threads
 from localllm.runtime.model import Encoder
-from localllm.runtime.model_loader import load_encoder, set_triton_cache_dir
+from localllm.runtime.model_loader import compile_encoder_kernels, load_encoder, set_triton_cache_dir
 from localllm.runtime.pooling import Pooler
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
@@ -233,10 +233,18 @@ def load_embedder(
         set_triton_cache_dir(settings.cache)
     torch_dtype: torch.dtype = getattr(torch, fit.dtype)
     shortage = partial(shortage_error, memory, str(torch_device), fit.kv_dtype, header.quantization is not None)
-    with torch.inference_mode(), device_context(torch_device), translate_device_errors(shortage):
+    threads = threads_for(memory.weights.total, settings.threads)
+    with (
+        torch.inference_mode(),
+        device_context(torch_device),
+        use_threads(threads),
+        translate_device_errors(shortage),
+    ):
         encoder, pooler = load_encoder(
             header, config, pooling, torch_device, torch_dtype, memory.context, PhaseTimer()
         )
+        if torch_device.type == "cpu":
+            compile_encoder_kernels(encoder, pooler, threads)
     return Embedder(
         model,
         config,
@@ -246,7 +254,7 @@ def load_embedder(
         pooler,
         memory,
         torch_device,
-        threads_for(memory.weights.total, settings.threads),
+        threads,
         time.perf_counter() - start,
         shortage,
     )

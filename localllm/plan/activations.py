@@ -25,14 +25,18 @@ from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
 from localllm.plan.weights import dense_element_bytes, is_matrix
 from localllm.quant.packing import (
     ELEMENT_BYTES,
+    FLOAT32_BYTES,
     GGUF_GPU_PACKED,
     KV_8BIT_DTYPES,
+    MAX_HEAD_BYTES,
+    MAX_SPLITS,
+    MAX_WORKSPACE_BYTES,
+    MIN_WORKSPACE_TOKENS,
     PANEL_ROWS,
     SCRATCH_ELEMENTS,
     stays_packed,
 )
 
-FLOAT32_BYTES = 4  # sums, norms, rotations and scores are in float32
 MAX_SCORES = 2**23  # at once, in the attention that materializes them (kernels/attention.py)
 # Elements of the keys of as many heads as are expanded at once, in latent attention (kernels/latent.py).
 MAX_EXPANDED_KEYS = 2**25
@@ -51,25 +55,69 @@ def activation_bytes(
     sequences: int = 1,
     matrix_bytes: int = 0,
     kv_dtype: str | None = None,
-    grouped: bool = False,
+    on_gpu: bool = False,
 ) -> int:
     """Return the peak of a step with `tokens` tokens in total, of sequences with `context` tokens.
 
     matrix_bytes: size of the largest matrix that is dequantized in a step, see `dequantized_matrix_bytes`;
-    kv_dtype: of keys and values, None for `dtype`; 8-bit ones that a sequence sees are dequantized, layer by
-    layer; grouped: all tokens pass a layer's experts at once, as on a GPU, rather than expert by expert.
+    kv_dtype: of keys and values, None for `dtype`; on a CPU, 8-bit ones that a sequence sees are dequantized,
+    layer by layer; on_gpu: with the GPU kernels, which make neither masks nor scores, and with all tokens passing
+    a layer's experts at once, rather than expert by expert.
     """
-    e = ELEMENT_BYTES[dtype]
+    e, kv = ELEMENT_BYTES[dtype], kv_dtype or dtype
     layers = set(config.layers)
-    peaks = [layer_bytes(layer, config.hidden_size, e, tokens, context, grouped) for layer in layers]
+    has_kernels = on_gpu and not config.encoder
+    paged = {
+        layer.mixer
+        for layer in layers
+        if has_kernels and reads_paged_cache(layer.mixer, e, kv_in_8_bits=kv in KV_8BIT_DTYPES)
+    }
+    peaks = [
+        layer_bytes(
+            layer,
+            config.hidden_size,
+            e,
+            tokens,
+            context,
+            grouped=on_gpu,
+            paged=layer.mixer in paged,
+            workspace=own_workspace_bytes(layer.mixer) if has_kernels else 0,
+        )
+        for layer in layers
+    ]
     per_layer = 3 * tokens * len(config.layers) * config.per_layer.dim * e if config.per_layer else 0
-    dequantized = max(dequantized_bytes(layer.mixer, e, kv_dtype or dtype, tokens, context) for layer in layers)
-    persistent = dequantized + angle_bytes(config, tokens) + mask_bytes(layers, tokens, context) + per_layer
+    others = [layer for layer in layers if layer.mixer not in paged]
+    dequantized = max((dequantized_bytes(layer.mixer, e, kv, tokens, context) for layer in others), default=0)
+    persistent = dequantized + angle_bytes(config, tokens) + mask_bytes(others, tokens, context) + per_layer
     # While a matrix is dequantized, only input and output of the feed-forward half are alive.
-    widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens, grouped) for layer in layers) // 2
+    widest = max(ffn_bytes(layer.ffn, config.hidden_size, e, tokens, on_gpu) for layer in layers) // 2
     dequantizing = RESIDUAL_COPIES * tokens * config.hidden_size * e + widest + matrix_bytes if matrix_bytes else 0
     logits = sequences * config.vocab_size * BYTES_PER_LOGIT
     return max(persistent + max(*peaks, dequantizing), logits)
+
+
+def reads_paged_cache(c: Mixer, e: int, *, kv_in_8_bits: bool) -> bool:
+    """Return whether GPU kernels attend over the block table for any number of tokens (kernels/gpu/decode.py)."""
+    if not isinstance(c, AttentionConfig):
+        return False
+    return c.head_dim * e <= MAX_HEAD_BYTES and not (kv_in_8_bits and c.head_dim % 2)
+
+
+def split_workspace_bytes(config: ModelConfig) -> int:
+    """Return the most bytes that parts of a split context take on a GPU (kernels/gpu/splits.py)."""
+    mixers = {layer.mixer for layer in config.layers} if not config.encoder else set()
+    return max((own_workspace_bytes(mixer) for mixer in mixers), default=0)
+
+
+def own_workspace_bytes(c: Mixer) -> int:
+    match c:
+        case AttentionConfig():
+            token_bytes = c.heads * MAX_SPLITS * (c.head_dim + 2) * FLOAT32_BYTES
+        case LatentConfig():
+            token_bytes = c.heads * MAX_SPLITS * (c.kv_lora_rank + 2) * FLOAT32_BYTES
+        case _:
+            return 0
+    return max(MIN_WORKSPACE_TOKENS * token_bytes, MAX_WORKSPACE_BYTES)
 
 
 def angle_bytes(config: ModelConfig, tokens: int) -> int:
@@ -98,16 +146,28 @@ def keys_seen(window: int | None, tokens: int, context: int) -> int:
     return min(context, window + tokens) if window else context
 
 
-def layer_bytes(layer: LayerConfig, hidden: int, e: int, tokens: int, context: int, grouped: bool) -> int:
+def layer_bytes(
+    layer: LayerConfig,
+    hidden: int,
+    e: int,
+    tokens: int,
+    context: int,
+    *,
+    grouped: bool,
+    paged: bool,
+    workspace: int,
+) -> int:
+    """grouped: see `ffn_bytes`; paged: see `mixer_bytes`; workspace: of attention that splits the context"""
     hidden_bytes = tokens * hidden * e
     normed = tokens * hidden * 2 * FLOAT32_BYTES if e < FLOAT32_BYTES else 0
-    mixer_peak = 2 * hidden_bytes + mixer_bytes(layer.mixer, hidden, e, tokens, context)
+    mixer_peak = 2 * hidden_bytes + mixer_bytes(layer.mixer, hidden, e, tokens, context, paged=paged) + workspace
     return max(
         mixer_peak, RESIDUAL_COPIES * hidden_bytes + max(normed, ffn_bytes(layer.ffn, hidden, e, tokens, grouped))
     )
 
 
-def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int:
+def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int, *, paged: bool) -> int:
+    """paged: the kernel makes neither masks nor scores, see `reads_paged_cache`"""
     match c:
         case AttentionConfig():
             keys, heads = c.kv_heads * c.head_dim, c.heads * c.head_dim
@@ -116,7 +176,9 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int) -> int
             gated = qkv + tokens * heads * e if c.output_gate else 0  # including the gates
             rotating = tokens * (heads + keys) * (3 * FLOAT32_BYTES + e)
             mixing = tokens * (2 * heads + keys) * e  # rotated q and k, and the result
-            if c.softcap or c.sinks:
+            if paged:
+                pass
+            elif c.softcap or c.sinks:
                 mixing += max(
                     min(MAX_SCORES, tokens * c.heads * seen) * 3 * FLOAT32_BYTES, tokens * seen * (MASK_COPIES - 1)
                 )

@@ -17,8 +17,6 @@ from localllm.hardware.device import dtype_for, kv_dtype_for
 from localllm.plan.activations import dequantized_matrix_bytes
 from localllm.plan.memory import (
     BLOCK_SIZE,
-    CACHED_CONTEXTS,
-    MAX_RUNNING,
     MIN_STATE_SLOTS,
     MemoryNeeds,
     MemoryPlan,
@@ -108,7 +106,9 @@ class Fit:
     @property
     def concurrent_users(self) -> int:
         """Users, up to `max_users`, whose whole contexts the engine caches and computes at once."""
-        return min(self.max_users, CACHED_CONTEXTS, MAX_RUNNING)
+        if self.memory is None:
+            return 0
+        return min(self.max_users, self.memory.blocks // blocks_for(self.context), self.memory.max_running)
 
 
 def check_fit(

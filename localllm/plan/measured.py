@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from localllm.checkpoint.header import TensorHeader
 from localllm.checkpoint.matrices import PackedMatrix
-from localllm.hardware.device import dtype_name
+from localllm.hardware.device import device_context, dtype_name
 from localllm.hardware.processor import matrix_dtype_for
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.packing import FP8, INT4, MXFP4, stays_packed
@@ -56,7 +56,7 @@ def measure_matmul(
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.inference_mode():
+        with torch.inference_mode(), device_context(device):
             [first] = kernels.prepare_weights(sample_matrix(tensor, dtype, device))
             count = max(2, min(BUFFER_BYTES // first.nbytes, 64))
             weights = [

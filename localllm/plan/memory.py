@@ -11,32 +11,35 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, kv_bytes_per_token, state_bytes
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import format_bytes
-from localllm.plan.activations import activation_bytes
+from localllm.plan.activations import activation_bytes, split_workspace_bytes
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 BLOCK_SIZE = 16  # tokens
 # Tokens per step. On two cores, larger chunks prefill no faster and delay other sequences longer; on a GPU, each
-# chunk
-# dequantizes all weights again (estimated: bench/NOTES.md).
+# chunk dequantizes all weights again (estimated: bench/NOTES.md).
 TOKEN_BUDGET = {"cpu": 512, "cuda": 2048}
-MAX_RUNNING = 32  # sequences per step
+# Sequences per step: as many as have RUNNING_TOKENS each in the cache, within these limits. On a CPU, steps are
+# bounded by arithmetic from about 64 rows on, so that more would slow down each and speed up none; on a GPU, as
+# max_num_seqs of vLLM.
+MIN_RUNNING = 32
+MAX_RUNNING = {"cpu": 128, "cuda": 256}
+RUNNING_TOKENS = 256  # of the cache per running sequence: also what is reserved for an answer without max_tokens
 # Most positions that a step with drafts samples, besides sequences admitted to it: on a CPU, up to this many rows
-# each
-# have the bits that they have alone, and more would not be faster.
+# each have the bits that they have alone, and more would not be faster.
 MAX_VERIFIED_TOKENS = {"cpu": 16, "cuda": 80}
 MIN_STATE_SLOTS = 2  # recurrent states: one current, one saved
-MAX_STATE_SLOTS = 2 * MAX_RUNNING  # each sequence's own, and as many saved
+STATE_SLOTS = 2 * MIN_RUNNING  # each sequence's own, and as many saved; more if they are small
 MAX_BLOCKS = 2**20  # which the pool manages individually: 16 million tokens, 0.1 GB, set up in 0.3 s
 FORCED_CONTEXT = 4096  # tokens, if not even the weights fit and no context is requested
 CACHED_CONTEXTS = 8  # full contexts cached for other sequences and later turns, if memory allows
+SMALL_CACHE = 2**28  # bytes; caches and states up to this size have room for MAX_RUNNING sequences
 # Percentage of the memory left by weights, states and workspace that the cache may take: main memory is shared
-# with other
-# programs, and a GPU's allocator needs some to find contiguous pieces.
+# with other programs, and a GPU's allocator needs some to find contiguous pieces.
 CACHE_SHARE = {"cpu": 50, "cuda": 90}
-# Of a GPU, besides activations: captured graphs and their pool, workspaces of cuBLAS (32 MB on Hopper) and of
-# split
-# products. Estimated, not measured.
+# Of a GPU, besides activations: captured graphs and their pool without attention's workspace, workspaces of cuBLAS
+# (32 MB on Hopper) and of split products. Estimated, not measured.
 GPU_WORKSPACE = 2**28
+HISTORY_ELEMENT_BYTES = 4  # per token of the context and of the vocabulary, see gpu_sampler.TokenHistories
 HOST_SHARE = 25  # percentage of free main memory that the host tier of a GPU's cache may take
 
 
@@ -76,11 +79,11 @@ class MemoryNeeds:
         own_bytes = BLOCK_SIZE * kv_bytes_per_token(self.config, *kv_element_bytes(self.kv_dtype))
         return own_bytes + (self.draft.block_bytes if self.draft else 0)
 
-    def workspace(self, context: int) -> int:
+    def workspace(self, context: int, running: int = MIN_RUNNING) -> int:
         """Return the bytes that the largest step needs with this context: activations, logits, dequantized
-        matrices, and a GPU's own workspace.
+        matrices, and a GPU's own workspace. running: most sequences of a step
         """
-        tokens, sequences = TOKEN_BUDGET[self.device_type], MAX_RUNNING + MAX_VERIFIED_TOKENS[self.device_type] - 1
+        tokens, sequences = TOKEN_BUDGET[self.device_type], running + MAX_VERIFIED_TOKENS[self.device_type] - 1
         if self.config.encoder:  # an encoder processes a text at once, and has no logits
             tokens, sequences = max(tokens, context), 0
         step = activation_bytes(
@@ -91,10 +94,20 @@ class MemoryNeeds:
             sequences,
             self.dequantized_bytes,
             self.kv_dtype,
-            grouped=self.device_type != "cpu",
+            on_gpu=self.device_type != "cpu",
         )
-        draft_bytes = self.draft.workspace(min(context, self.draft.config.max_context)) if self.draft else 0
-        return step + (GPU_WORKSPACE if self.device_type == "cuda" else 0) + draft_bytes
+        draft_context = min(context, self.draft.config.max_context) if self.draft else 0
+        draft_bytes = self.draft.workspace(draft_context, running) if self.draft else 0
+        return step + self.gpu_workspace(context, running) + draft_bytes
+
+    def gpu_workspace(self, context: int, running: int) -> int:
+        """Return the bytes that a GPU needs besides activations; those of MIN_RUNNING histories of tokens for
+        penalties are part of GPU_WORKSPACE."""
+        if self.device_type == "cpu":
+            return 0
+        history_bytes = HISTORY_ELEMENT_BYTES * (context + self.config.vocab_size)
+        # Captured steps attend in memory of their own pool.
+        return GPU_WORKSPACE + split_workspace_bytes(self.config) + (running - MIN_RUNNING) * history_bytes
 
     @property
     def default_context(self) -> int:
@@ -114,6 +127,7 @@ class MemoryPlan:
     workspace: int  # reserved for a running step
     max_blocks: int  # possible number of blocks at this context
     max_context: int  # possible context of one sequence
+    max_running: int = MIN_RUNNING  # sequences per step
     host_blocks: int = 0  # in main memory, for blocks evicted from a GPU's cache
     draft_bytes: int = 0  # weights of a draft model, whose cache and states are included in the others
 
@@ -151,7 +165,7 @@ def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: i
             "name a smaller model, or free memory",
         )
     remaining = free - weights
-    state_slots = plan_state_slots(needs.state_slot_bytes, remaining)
+    state_slots = plan_state_slots(needs.state_slot_bytes, remaining, needs.device_type)
     remaining -= state_slots * needs.state_slot_bytes
 
     def affordable(context: int) -> int:
@@ -179,19 +193,44 @@ def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: i
         remedy = f"--context {max_possible} fits" if max_possible else fewer_users if users > 1 else None
         raise DoesNotFit(shortage_message(needs, min_context, users, remaining), remedy or "free memory")
     context = context or min(needs.default_context, max_possible)
-    blocks = affordable(context)
+    possible_blocks = affordable(context)
+    blocks = min(possible_blocks, cached_contexts(needs, context) * blocks_for(context))
+    unused = remaining - needs.workspace(context) - blocks * needs.block_bytes
+    max_running = plan_running(needs, context, blocks, state_slots, unused // 2)
     return MemoryPlan(
         weights=needs.weights,
         context=context,
-        blocks=min(blocks, CACHED_CONTEXTS * blocks_for(context)),
+        blocks=blocks,
         block_bytes=needs.block_bytes,
         state_slots=state_slots,
         state_slot_bytes=needs.state_slot_bytes,
-        workspace=needs.workspace(context),
-        max_blocks=blocks,
+        workspace=needs.workspace(context, max_running),
+        max_blocks=possible_blocks,
         max_context=single_max,
+        max_running=max_running,
         draft_bytes=weights - needs.weights.total,
     )
+
+
+def cached_contexts(needs: MemoryNeeds, context: int) -> int:
+    """Return how many full contexts the cache holds if memory allows."""
+    context_bytes = blocks_for(context) * needs.block_bytes
+    small = SMALL_CACHE // context_bytes if context_bytes else 0
+    return max(CACHED_CONTEXTS, min(MAX_RUNNING[needs.device_type], small))
+
+
+def plan_running(needs: MemoryNeeds, context: int, blocks: int, state_slots: int, free: int) -> int:
+    """Return the most sequences of a step, at least MIN_RUNNING. free: bytes for a larger workspace than theirs"""
+    most = min(MAX_RUNNING[needs.device_type], blocks * BLOCK_SIZE // RUNNING_TOKENS)
+    if needs.state_slot_bytes:
+        most = min(most, state_slots // 2)
+    workspace = needs.workspace(context)
+
+    def too_many(running: int) -> bool:
+        return needs.workspace(context, running) - workspace > free
+
+    more = range(MIN_RUNNING + 1, most + 1)
+    return MIN_RUNNING + bisect.bisect_left(more, True, key=too_many)
 
 
 def allocate_minimum(needs: MemoryNeeds, context: int | None = None) -> MemoryPlan:
@@ -221,11 +260,12 @@ def check_context(max_context: int, requested: int | None) -> None:
         )
 
 
-def plan_state_slots(slot_bytes: int, free: int) -> int:
+def plan_state_slots(slot_bytes: int, free: int, device_type: str) -> int:
     """Return how many recurrent states fit in an eighth of the free memory; 0 for a model without any."""
     if not slot_bytes:
         return 0
-    slots = min(MAX_STATE_SLOTS, free // 8 // slot_bytes)
+    wanted = max(STATE_SLOTS, min(2 * MAX_RUNNING[device_type], SMALL_CACHE // slot_bytes))
+    slots = min(wanted, free // 8 // slot_bytes)
     if slots < MIN_STATE_SLOTS:
         raise DoesNotFit(
             f"two states of the recurrent layers need {format_bytes(2 * slot_bytes)}, but only an eighth of the "

@@ -124,9 +124,10 @@ def weight_bytes(
     embedding = "embed_tokens.weight"
     if not config.tie_embeddings or embedding not in header.tensors:
         return sizes
-    # A quantized, interleaved or GPU-packed head is separate from the embedding.
+    # A head that is quantized, or packed for a GPU, is separate from the embedding.
     stored = header.tensors[embedding]
-    head_is_separate = quant in QUANTS or (quant is None and gguf_packed_bytes(stored, dtype, device))
+    packed_for_gpu = device != "cpu" and quant is None and gguf_packed_bytes(stored, dtype, device)
+    head_is_separate = quant in QUANTS or packed_for_gpu
     return replace(
         sizes,
         tables=sizes.tables + loaded_bytes(header, embedding, stored, dtype, device) * bool(head_is_separate),

@@ -31,6 +31,13 @@ DEQUANTIZERS = {
 }
 
 
+def dequantize_rows(weight: QuantizedTensor, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the rows of the weight with these indices in `dtype`. index: [n] int64 -> [n, in]"""
+    if weight.format in INTERLEAVED_BITS:
+        return interleaved.dequantize_rows(weight, index, dtype)
+    return dequantize(weight.select_rows(index), dtype)
+
+
 def dequantize(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] in `dtype`."""
     return DEQUANTIZERS[weight.format](weight, dtype)

@@ -14,18 +14,20 @@ def kv_element_bytes(kv_dtype: str) -> tuple[int, int]:
     return (1, KV_SCALE_BYTES) if kv_dtype in KV_8BIT_DTYPES else (ELEMENT_BYTES[kv_dtype], 0)
 
 
-INT8_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int4_lanes"  # localllm/quant/formats/interleaved.py
-INTERLEAVED_BITS = {INT8_INTERLEAVED: 8, INT4_INTERLEAVED: 4}
+# localllm/quant/formats/interleaved.py
+INT8_INTERLEAVED, INT6_INTERLEAVED, INT4_INTERLEAVED = "int8_lanes", "int6_lanes", "int4_lanes"
+INTERLEAVED_BITS = {INT8_INTERLEAVED: 8, INT6_INTERLEAVED: 6, INT4_INTERLEAVED: 4}
 TILE_ROWS = 16  # rows interleaved in a tile
 PANEL_ROWS = 1024  # rows dequantized together: the product of 512 rows of x runs at 1,700 GFLOP/s, 230 with 256
 MAX_GROUP = 128  # columns: the scale of a longer group is repeated for each part
 GROUP_UNIT = {8: 16, 4: 32}  # columns: group sizes must be multiples of it
 HALF_GROUP_UNIT = 16  # the one shorter INT4 group: one of a unit's two halves
 
-# Bytes per block of GGUF's formats in interleaved layout: codes + scales. Codes of 2 and 3 bits take 4, others 8.
+# Bytes per block of GGUF's formats in interleaved layout: codes + scales. Codes of 2 and 3 bits take 4, those of 5
+# bits 6, and those from a table 8.
 GGUF_INTERLEAVED_BYTES = {
-    **{"q4_0": 16 + 2, "q4_1": 16 + 4, "q5_0": 32 + 2, "q5_1": 32 + 4, "q8_0": 32 + 2, "iq4_nl": 32 + 2},
-    **{"q2_k": 128 + 36, "q3_k": 128 + 18, "q4_k": 128 + 20, "q5_k": 256 + 20, "q6_k": 256 + 18},
+    **{"q4_0": 16 + 2, "q4_1": 16 + 4, "q5_0": 24 + 2, "q5_1": 24 + 4, "q8_0": 32 + 2, "iq4_nl": 32 + 2},
+    **{"q2_k": 128 + 36, "q3_k": 128 + 18, "q4_k": 128 + 20, "q5_k": 192 + 20, "q6_k": 192 + 18},
     **{"iq4_xs": 256 + 10, "mxfp4_gguf": 32 + 4},
 }
 
@@ -80,6 +82,11 @@ GGUF_GPU_PACKED = {
 K_QUANT_BLOCK = 256
 GPU_PACKED_BITS = {INT4: 4, INT8: 8, FP8: 8, MXFP4: 4}
 SCRATCH_ELEMENTS = 2**26  # size of the buffer that GPUs dequantize matrices to, some rows at a time
+FLOAT32_BYTES = 4
+MAX_SPLITS = 64  # parts of a context; with more, the workspace's bytes would be noticeable beside the cache's
+MIN_WORKSPACE_TOKENS = 16  # of a sequence, which the workspace of attention that splits the context has room for
+MAX_WORKSPACE_BYTES = 2**26  # of that workspace, unless so many tokens take more
+MAX_HEAD_BYTES = 1024  # of a head or a latent in the dtype of q, limited by the registers of a GPU
 
 
 def gpu_packed_size(rows: int, columns: int, group: int | None, bits: int) -> tuple[int, int] | None:

@@ -1,7 +1,9 @@
 """A weight stored in fewer bits: its format, its shape and its packed parts by name."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +24,8 @@ class QuantizedTensor:
     parts: dict[str, Tensor]
     group: int | None = None
     activation_bits: int | None = None  # that a CPU rounds x to; None: as many as its dtype has
+    # What kernels have prepared for this tensor, by keys of their own.
+    prepared: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     @property
     def nbytes(self) -> int:
@@ -87,6 +91,16 @@ def same_layout(first: QuantizedTensor, other: QuantizedTensor) -> bool:
         for w in (first, other)
     ]
     return layouts[0] == layouts[1]
+
+
+@cache
+def device_table(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a constant table on the device, uploaded once.
+
+    A new table in every step would be a copy from pageable memory, which waits for the device and cannot be
+    captured.
+    """
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def no_op() -> None:

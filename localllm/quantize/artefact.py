@@ -147,13 +147,7 @@ class Artefact:
             if isinstance(tensor, Tensor):
                 continue
             module = self.tensor_name(name).removesuffix(".weight")
-            in_layer = name.startswith("layers.")
-            scheme = choose_scheme(
-                tensor,
-                activations=self.recipe.activations and in_layer,
-                # So that no reader also quantizes the head's inputs.
-                as_int32=self.recipe.activations and not in_layer,
-            )
+            scheme = choose_scheme(tensor, activations=self.recipe.activations and name.startswith("layers."))
             schemes[module] = scheme
             stored |= {
                 f"{module}.{inner}": inner_tensor

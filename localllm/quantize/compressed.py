@@ -1,5 +1,7 @@
 """Converts a QuantizedTensor to the layout of compressed-tensors: its tensors, and its entries in config.json.
 
+Weights alone are `pack-quantized`, as vLLM requires; INT8 with activations is `int-quantized`.
+
 `int-quantized`: weight int8 [out, in], weight_scale [out, 1]. `pack-quantized`: weight_packed int32 [out, ceil(in
 * bits / 32)], the first code in the lowest bits, codes stored as signed integers plus half their range;
 weight_scale [out, groups]; weight_shape int64 [2]; weight_zero_point int8 [out, groups]; weight_g_idx int32 [in],
@@ -71,15 +73,15 @@ class StorageScheme:
         }
 
 
-def choose_scheme(weight: QuantizedTensor, *, activations: bool, as_int32: bool = False) -> StorageScheme:
-    """Return the scheme. as_int32: pack also INT8 with a scale per row, which the plain layout could hold."""
+def choose_scheme(weight: QuantizedTensor, *, activations: bool) -> StorageScheme:
+    """Return the scheme. activations: the matrix is multiplied with activations in INT8"""
     return StorageScheme(
         bits=4 if weight.format == INT4 else 8,
         group=weight.group or 0,
         symmetric="zero" not in weight.parts,
         ordered=COLUMN_ORDER in weight.parts,
         activations=activations,
-        words=as_int32 or weight.format == INT4 or weight.group is not None,
+        words=not activations,
     )
 
 
@@ -91,10 +93,7 @@ def to_stored_tensors(weight: QuantizedTensor, scheme: StorageScheme) -> dict[st
         codes = torch.empty_like(codes).index_copy_(1, columns, codes)
     tensors = {"weight_scale": weight.parts["scale"]}
     if scheme.format == "int-quantized":
-        tensors["weight"] = codes
-        if not scheme.symmetric:
-            tensors["weight_zero_point"] = signed_zeros(weight)
-        return tensors
+        return tensors | {"weight": codes}
     tensors["weight_packed"] = pack_codes(codes.int() + offset, scheme.bits)
     tensors["weight_shape"] = torch.tensor(weight.shape)
     if scheme.blocks:

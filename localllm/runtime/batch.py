@@ -111,6 +111,7 @@ class Batch:
     rope_angles: dict[RopeConfig, tuple[Tensor, Tensor]] = field(default_factory=dict)  # cos, sin: [T, 1, dim / 2]
     attention_masks: dict[tuple[int, int | None], Tensor] = field(default_factory=dict)
     attention_tasks: dict[int, Tensor] = field(default_factory=dict)  # for attention on a CPU
+    workspace_rows: list[Tensor] = field(default_factory=list)  # at most one, of attention that splits the context
 
     @cached_property
     def state_segments(self) -> StateSegments | None:

@@ -36,7 +36,7 @@ from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.step import Step
 
-BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32)  # sequences
+BATCH_BUCKETS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 120)  # sequences; more exceed MAX_GRAPH_TOKENS
 NO_MEMORY_REASON = "no memory was left to capture a step"
 MAX_GRAPH_TOKENS = 127  # per graph: from 128 rows on, products dequantize weights (kernels/gpu/dequantize.py)
 QUERY_LENS = (1, 4, 8, 16)  # tokens per sequence: one to decode, more to verify drafts
@@ -77,7 +77,7 @@ class CudaGraphs:
         """
         self.model, self.caches, self.newest_tokens, self.block_size = model, caches, newest_tokens, block_size
         self.device, max_sequences = newest_tokens.device, len(newest_tokens)
-        self.buckets = sorted({min(bucket, max_sequences) for bucket in BATCH_BUCKETS})
+        self.buckets = sorted({min(bucket, max_sequences) for bucket in (*BATCH_BUCKETS, max_sequences)})
         self.gpu_sampler, self.padding_block, self.padding_state = gpu_sampler, padding_block, padding_state
         self.max_sequences = max_sequences
         self.host_inputs = self.padding_inputs()  # mirrors `inputs`
@@ -132,6 +132,15 @@ class CudaGraphs:
         return variant.unsupported_reason or (
             "" if self.get(GraphKey(1, 1, variant, keep_logits=False)) else NO_MEMORY_REASON
         )
+
+    def warm_up(self) -> None:
+        """Launch the kernels that only captured steps call, with padding, so that they are compiled."""
+        self.upload_inputs(self.padding_inputs())
+        for count in QUERY_LENS:
+            key = GraphKey(1, count, SamplingVariant(is_random=False, has_penalties=False), keep_logits=False)
+            columns = self.columns(key)
+            ends.begin_step(columns)
+            ends.end_step(columns, torch.zeros(count, dtype=torch.int64, device=self.device))
 
     def get(self, key: GraphKey) -> Callable[[Step], GraphOutput] | None:
         """Return the launcher of a graph, captured on first use; None if memory ran out. Raises CannotCapture."""

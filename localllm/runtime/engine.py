@@ -146,9 +146,14 @@ class Engine:
         return events
 
     def replace_caches(self, runner: Runner, pool: BlockPool) -> None:
-        """Continue with other caches. No sequence may be running."""
+        """Continue with other caches, and as many sequences per step as the runner allows. No sequence may be
+        running."""
         self.runner = runner
         self.pool = self.scheduler.pool = pool
+        self.scheduler.max_running = runner.max_running
+        self.free_token_slots = list(range(runner.max_running))
+        for sequence in self.scheduler.waiting:
+            sequence.token_slot = -1
 
     def step(self) -> list[TokenEvent]:
         """Run one step, and return the events of the steps that were read meanwhile."""

@@ -1,6 +1,8 @@
 """Sampling on a GPU for steps of any number of rows, with the same choices whether a step is captured or not."""
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, fields
 
@@ -213,6 +215,14 @@ class GpuSampler:
         if bucket not in self.buckets:
             self.buckets[bucket] = BucketSampler(bucket, self.vocab_size, self.device, self.histories)
         return self.buckets[bucket]
+
+    def warm_up(self) -> None:
+        """Launch the kernels of each variant on a row whose result is not read, so that they are compiled."""
+        for temperature, penalty in itertools.product((0.0, 1.0), (0.0, 0.5)):
+            params = SamplingParams(temperature=temperature, presence_penalty=penalty)
+            spec = SamplingSpec(params, 0, 0, [], Counter(), history_slot=0)
+            self.sample(torch.zeros(1, self.vocab_size, device=self.device), [spec])
+        self.histories.synced.clear()
 
     def sample(self, logits: Tensor, specs: list[SamplingSpec]) -> Tensor:
         """Sample like `sampler.sample`, on the device if it supports the rows."""

@@ -107,6 +107,11 @@ class Decoder:
                 on_read=source.weights.release,
                 activation_bits=source.activation_bits,
             )
+            [head] = self.lm_head.weights
+            if (
+                source.device.type == "cpu"
+            ):  # rows are looked up there too: none of the mapped file stays in memory
+                self.embedding.weight = head
         else:
             self.lm_head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)

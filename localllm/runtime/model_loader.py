@@ -12,8 +12,7 @@ from localllm.arch.pooling import Pooling
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.tensors import Weights
 from localllm.metrics import PhaseTimer
-from localllm.runtime.batch import Batch
-from localllm.runtime.engine import Engine
+from localllm.runtime.batch import Batch, EncoderBatch
 from localllm.runtime.kernels.cpu.compile import compile_only, cpu_supported
 from localllm.runtime.kernels.threads import use_threads
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
@@ -26,7 +25,10 @@ from localllm.runtime.weight_source import WeightSource
 T = TypeVar("T")
 OnPart = Callable[[int, int], None]  # bytes of weights read so far, and in total
 
-WARM_UP_TOKENS = 64  # in the first warm-up step, which compiles the prefill kernels
+# Tokens of each sequence in the steps that compile a GPU's kernels: each calls kernels, or has tiles, that others
+# do not. Products change at 17, 33, 65 and 128 tokens, attention at 17, convolutions at powers of two up to 16; in
+# the last step, a prompt and an answer meet.
+WARM_UP_STEPS = ((128,), (65,), (33,), (17,), (16,), (8,), (4,), (2,), (1,), (17, 1))
 KERNEL_ROWS = (1, 2, 3, 4)  # tokens of steps on a CPU that call different kernels; more tokens call those of 4
 
 
@@ -116,11 +118,37 @@ def set_triton_cache_dir(cache: Path) -> None:
     os.environ.setdefault("TRITON_CACHE_DIR", str(cache / "triton"))
 
 
-def warm_up(engine: Engine) -> None:
-    """Run a prefill step and a decode step, so that their kernels are compiled before the first request."""
-    for count in (min(WARM_UP_TOKENS, engine.block_count * engine.block_size), 1):
-        engine.logits([0] * count)
-    torch.cuda.synchronize(engine.device)
+def warm_up(runner: Runner, pool: BlockPool) -> None:
+    """Run a step of every kind on a GPU, so that no request waits for the compilation of a kernel."""
+    for counts in WARM_UP_STEPS:
+        for saves in (False, True) if pool.recurrent and max(counts) > 1 else (False,):
+            run_step(runner, pool, counts, saves=saves)
+    if runner.gpu_sampler:
+        runner.gpu_sampler.warm_up()
+    if runner.graphs:
+        runner.graphs.warm_up()
+    torch.cuda.synchronize(runner.device)
+
+
+def run_step(runner: Runner, pool: BlockPool, counts: Collection[int], *, saves: bool) -> None:
+    """Run a step of sequences with these numbers of tokens; none if the cache is too small for it.
+
+    saves: save a recurrent state within each sequence that brings several tokens, as verification does
+    """
+    states = [SequenceState(pool) for _ in counts]
+    try:
+        for state, count in zip(states, counts, strict=True):
+            state.extend(count)
+            if saves and count > 1:
+                state.plan_save(count - 1)
+        tokens = [[0] * count for count in counts]
+        batch = Batch.from_states(states, tokens, list(range(sum(counts))), runner.device, pool.drain_copies())
+        runner.launch(batch)
+    except OutOfBlocks:
+        return
+    finally:
+        for state in states:
+            state.free()
 
 
 def compile_kernels(runner: Runner, pool: BlockPool, threads: int) -> None:
@@ -132,14 +160,14 @@ def compile_kernels(runner: Runner, pool: BlockPool, threads: int) -> None:
         return
     with use_threads(threads), compile_only():
         for count in KERNEL_ROWS:
-            state = SequenceState(pool)
-            try:
-                state.extend(count)
-                tokens, logit_index = [0] * count, list(range(count))
-                runner.launch(
-                    Batch.from_states([state], [tokens], logit_index, runner.device, pool.drain_copies())
-                )
-            except OutOfBlocks:
-                return  # no step has so many tokens
-            finally:
-                state.free()
+            run_step(runner, pool, (count,), saves=False)
+
+
+def compile_encoder_kernels(encoder: Encoder, pooler: Pooler, threads: int) -> None:
+    """Compile the CPU kernels of an encoder's batches, as `compile_kernels` does those of a decoder's steps."""
+    if not cpu_supported():
+        return
+    with use_threads(threads), compile_only():
+        for count in KERNEL_ROWS:
+            text = EncoderBatch.from_token_ids([[0] * count], torch.device("cpu"))
+            pooler.pool_batch(encoder(text), text)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture, upload_values
+from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.batch_invariance import batch_invariance
 from localllm.runtime.kv_cache.sequence_state import CacheCopies
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
@@ -59,8 +60,9 @@ class Runner:
         self.newest_tokens = torch.zeros(max_running, dtype=torch.int64, device=device)
         self.gpu_sampler: GpuSampler | None = None
         self.graphs: CudaGraphs | None = None
-        off = "LOCALLLM_GRAPHS is off, or Triton has no kernels for this device"
-        self.no_graphs_reason = off if graph_max_len is None else ""  # empty while graphs are used
+        self.no_graphs_reason = ""  # empty while graphs are used
+        if graph_max_len is None:
+            self.no_graphs_reason = triton_unsupported(device) or "LOCALLLM_GRAPHS is off"
         if graph_max_len is not None:
             # Imported here because they need Triton, which is not available everywhere.
             gpu_sampler = importlib.import_module("localllm.runtime.gpu_sampler")
@@ -76,6 +78,11 @@ class Runner:
                 blocks,
                 state_slots,
             )
+
+    @property
+    def max_running(self) -> int:
+        """Most sequences in a step."""
+        return len(self.newest_tokens)
 
     def capture_decode_step(self, params: SamplingParams) -> None:
         """Capture the step that decodes a single sequence with these parameters."""

@@ -22,7 +22,7 @@ class Readback:
             self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
             self.values.copy_(values, non_blocking=True)
             self.copied = torch.cuda.Event()
-            self.copied.record()
+            self.copied.record(torch.cuda.current_stream(values.device))
 
     def wait(self) -> Tensor:
         """[N] int64 on the host"""

@@ -1,10 +1,15 @@
 """The harness of bench/gpu.sh with tiny shapes on a CPU; its numbers mean nothing."""
 
 import json
+import os
 import re
+import subprocess
 import sys
 import time
-from importlib import import_module
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,14 +17,17 @@ import pytest
 import torch
 
 from bench.gpu import __main__ as driver
+from bench.gpu import correct, setting
 from bench.gpu.artefact import write
 from bench.gpu.correct import report_rows
 from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
+from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
-from bench.gpu.setting import Setting, judged
+from bench.gpu.setting import WHEELS, Setting, judged
 from localllm.arch.cost import parameter_count
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
+from localllm.runtime.kernels.gpu import launch
 from tests.tiny import CPU, make_engine
 
 SETTING = Setting(CPU, tiny=True)
@@ -52,6 +60,82 @@ def test_a_part_runs_in_a_process_of_its_own_and_its_rows_are_kept(tmp_path: Pat
     assert found["torch"] == torch.__version__ and found["date"] in file.name
     assert len(found["parts"]["ceilings"]["rows"]) == 3 and found["parts"]["ceilings"]["problem"] is None
     assert "## ceilings" in file.with_suffix(".md").read_text()
+
+
+def test_a_part_runs_on_the_gpu_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its events and streams, too: as on a machine with two GPUs."""
+    current = [0]
+
+    @contextmanager
+    def device(named: torch.device) -> Iterator[None]:
+        current.append(named.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    ceilings = import_module("bench.gpu.ceilings")
+    monkeypatch.setattr(ceilings, "measure", lambda setting: iter([{"current": current[-1]} for _ in range(2)]))
+    assert list(rows_of("ceilings", Setting(torch.device("cuda", 1)))) == [{"current": 1}, {"current": 1}]
+    assert current == [0]
+
+
+def test_the_step_is_measured_with_and_without_early_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU of sm_90 or newer, which is not here."""
+    roofline = import_module("bench.gpu.roofline")
+    monkeypatch.setattr(roofline, "uses_pdl", lambda device: not launch._without_pdl.get())
+    monkeypatch.setattr(roofline, "CASES", (("8B", "int4"),))
+    rows = [row for row in roofline.measure(SETTING) if "PDL" in row]
+    assert [row["PDL"] for row in rows] == ["on", "on", "off"]
+    assert rows[0]["context"] == rows[2]["context"]
+    assert not launch._without_pdl.get()
+
+
+@pytest.mark.parametrize("part", [part for part in driver.PARTS if part in WHEELS])
+def test_a_part_without_its_wheels_is_left_out_and_names_them(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(setting, "find_spec", lambda name: None)
+    [row] = rows_of(part, SETTING)
+    assert str(row["left out"]).endswith(f"pip install {' '.join(WHEELS[part])}")
+    assert all(wheel in Path("bench/gpu.sh").read_text() for wheel in WHEELS[part])
+
+
+def bare_site(folder: Path, *wheels: str) -> Path:
+    """A site folder that holds these wheels, and what they require, alone."""
+    folder.mkdir()
+    waiting, seen = list(wheels), set[str]()
+    while waiting:
+        if (name := waiting.pop().lower().replace("_", "-")) in seen:
+            continue
+        seen.add(name)
+        try:
+            wheel = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # for another system, or another version of Python
+            continue
+        for top in {file.parts[0] for file in wheel.files or ()} - {"..", "__pycache__"}:
+            (folder / top).symlink_to(Path(str(wheel.locate_file(top))))
+        needs = (need for need in wheel.requires or () if "extra ==" not in need)
+        waiting += [found[0] for need in needs if (found := re.match(r"[\w.-]+", need))]
+    return folder
+
+
+BARE = ("torch", "triton", "numpy", "safetensors", "psutil", "llvmlite", "pytest")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_the_tests_for_gpus_are_collected_on_a_bare_machine(tmp_path: Path) -> None:
+    """As on one that has a GPU, and of wheels only those that the first lines of bench/gpu.sh name."""
+    code = (
+        "import sys\n"
+        f"sys.path[:0] = ['.', {str(bare_site(tmp_path / 'site', *BARE))!r}]\n"
+        "import torch, pytest\n"
+        "torch.cuda.is_available = lambda: True\n"
+        "options = ['-q', '-p', 'no:cacheprovider', '-o', 'addopts=', '--collect-only']\n"
+        "sys.exit(pytest.main([*options, 'tests/gpu', 'tests/runtime/kernels/gpu']))\n"
+    )
+    command = [sys.executable, "-I", "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert re.search(r"\d{3} tests collected", done.stdout) and "test_family" in done.stdout
 
 
 def test_a_part_is_stopped_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +211,23 @@ def test_a_generated_artefact_is_a_model(tmp_path: Path) -> None:
 def headers(folder: Path) -> int:
     starts = [file.read_bytes()[:8] for file in (folder / "model").glob("*.safetensors")]
     return sum(8 + int.from_bytes(start, "little") for start in starts)
+
+
+@pytest.mark.parametrize(("gigabytes", "processes"), [(4, 1), (15, 2), (23, 3), (31, 5), (79, 8), (140, 8)])
+def test_processes_of_tests_fit_into_the_memory_of_the_gpu(
+    gigabytes: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gigabytes * 2**30, gigabytes * 2**30))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    assert correct.worker_count(Setting(torch.device("cuda", 0))) == processes
+
+
+def test_what_torch_caches_of_a_model_before_is_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [2**30]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(20 * 2**30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[-1], 24 * 2**30))
+    assert Setting(torch.device("cuda", 0)).room_for(16 * 2**30)
 
 
 def test_pytest_outcomes_become_rows() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from localllm.benchmark.scenario import Scenario, ScenarioGrid, parse_numbers, required_context, unrunnable_reason
 from localllm.errors import UsageError
-from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MAX_RUNNING
+from localllm.plan.memory import BLOCK_SIZE, CACHED_CONTEXTS, MIN_RUNNING, RUNNING_TOKENS
 
 
 def test_each_length_is_measured_with_each_depth_and_batch() -> None:
@@ -23,16 +23,16 @@ def test_duplicates_are_measured_once() -> None:
 def test_the_usual_lengths_fit_every_model(context: int, depths: tuple[int, ...]) -> None:
     found = ScenarioGrid(depths=depths).scenarios(context)
     within = [scenario for scenario in found if scenario.depth < context - 1]
-    assert all(unrunnable_reason(scenario, context) is None for scenario in within)
+    assert all(unrunnable_reason(scenario, context, 1) is None for scenario in within)
     assert len(within) == sum(depth < context - 1 for depth in depths)
 
 
 def test_requested_lengths_are_not_shortened() -> None:
     [found] = ScenarioGrid((600,), outputs=(10,)).scenarios(512)
     assert (found.prompt, found.output) == (600, 10)
-    assert unrunnable_reason(found, 512) == "610 tokens per stream, but the model supports 512"
-    assert unrunnable_reason(Scenario(1, 0, MAX_RUNNING, 1), 512) is None
-    assert unrunnable_reason(Scenario(1, 0, MAX_RUNNING + 1, 1), 512)
+    assert unrunnable_reason(found, 512, 64) == "610 tokens per stream, but the model supports 512"
+    assert unrunnable_reason(Scenario(1, 0, 64, 1), 512, 64) is None
+    assert unrunnable_reason(Scenario(1, 0, 65, 1), 512, 64) == "the engine runs at most 64 streams at once"
 
 
 def test_too_many_scenarios_are_refused() -> None:
@@ -56,10 +56,11 @@ def test_an_empty_list_stays_empty_and_depth_may_be_0() -> None:
     assert parse_numbers("0,16", "--depth", 0) == (0, 16)
 
 
-@pytest.mark.parametrize("batch", [1, 8, 9, 32])
+@pytest.mark.parametrize("batch", [1, 8, 9, 32, 64])
 def test_the_cache_of_the_context_holds_all_streams(batch: int) -> None:
     scenarios = [Scenario(100, 40, batch, 17), Scenario(300, 0, 1, 1)]
     context = required_context(scenarios, 8192)
     blocks = CACHED_CONTEXTS * -(-context // BLOCK_SIZE)
     assert all(scenario.tokens <= context and scenario.blocks <= blocks for scenario in scenarios)
+    assert batch <= MIN_RUNNING or blocks * BLOCK_SIZE >= batch * RUNNING_TOKENS
     assert required_context(scenarios, 310) <= 310  # what the model knows

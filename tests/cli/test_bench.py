@@ -91,7 +91,7 @@ def test_two_models_are_compared(bench, tmp_path):
         (("demo", "--repeat", 0), "--repeat is 0; give a whole number from 1"),
         (("demo", "--prompt", "1,x"), "--prompt holds 'x'; give whole numbers from 1, as in 128,512"),
         (("demo", "--quant", "int3"), "--quant contains 'int3'; give none, int8 or int4"),
-        (("demo", "--batch", 33), "demo can run none of the scenarios: the engine runs at most 32 streams"),
+        (("demo", "--batch", 129), "demo can run none of the scenarios: the engine runs at most 128 streams"),
         (("demo", "--prompt", 9999), "10023 tokens per stream, but the model supports 1024"),
         (("demo", "--compare", "demo", "--repeat", 2), "2 rounds are too few to compare; use --repeat 3 or more"),
     ],

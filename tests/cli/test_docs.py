@@ -1,6 +1,6 @@
 import re
 
-from localllm.cli.app import COMMANDS
+from localllm.cli.fast_start import COMMANDS
 from tools.cli_docs import PAGE, SECTION, render
 
 

@@ -22,10 +22,12 @@ from localllm.hub.hf_cache import CacheState
 from localllm.hub.http import HubAccess
 
 RATES = Rates(copy=1e12, read=1e12, flops=1e14, share=1.0)
-GPU = Gpu(0, "NVIDIA GeForce RTX 4090", "8.9", runs=True, memory_bytes=25_000_000_000, free_bytes=24_000_000_000)
+GPU = Gpu(0, "RTX 4090", "sm_89", "8.9", runs=True, memory_bytes=25_000_000_000, free_bytes=24_000_000_000)
 FINE = Examination(
     versions={"torch": "2.13.0", "triton": "3.6.0"},
     torch_fault=None,
+    triton_fault=None,
+    triton_remedy=None,
     processor=Processor("a CPU", 8, 8, 8, ["AVX512"], "AVX-512 VNNI", 64_000_000_000, 60_000_000_000, None),
     gpus=[GPU],
     nvidia=Nvidia(plugged_in=1, driver="575.57", torch_cuda="12.8", hidden=False, fault=None),
@@ -71,8 +73,8 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
         (but(**NO_GPU_SEEN), "torch for CUDA 12.8 cannot use it with driver 575.57", "update the driver"),
         (but(**NO_GPU_SEEN, nvidia__plugged_in=0), "cannot use it with driver", "update the driver"),
         (
-            but(versions={"triton": None}),
-            "triton, which compiles kernels for GPUs, is not installed",
+            but(triton_fault="it is not installed", triton_remedy="run `pip install triton`"),
+            "run without Triton, which compiles their kernels: it is not installed",
             "pip install triton",
         ),
         (
@@ -97,6 +99,11 @@ NO_GPU_SEEN = {"gpus": [], "versions": {"triton": None}}
         (but(terminal__type="dumb"), "TERM is dumb", "TERM"),
         (but(terminal__type=""), "TERM is not set", "TERM"),
         (but(terminal__encoding="ascii"), "the encoding of the locale is ascii", "LANG"),
+        (
+            but(gpus=[dataclasses.replace(GPU, name="Tesla T4", arch="sm_75")]),
+            "the Tesla T4 is sm_75: kernels need sm_80",
+            "use the CPU",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -119,7 +126,7 @@ def test_warnings_are_no_failures(seen: Examination, what: str, remedy: str) -> 
             "a GPU does not respond",
             "--device cpu",
         ),
-        (but(gpus=[dataclasses.replace(GPU, runs=False)]), "has no kernels for the NVIDIA", "--device cpu"),
+        (but(gpus=[dataclasses.replace(GPU, runs=False)]), "has no kernels for the RTX", "--device cpu"),
         (
             but(boxed=BundledModel(fault="RuntimeError: no")),
             "does not run (RuntimeError: no)",

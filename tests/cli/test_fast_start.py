@@ -1,12 +1,21 @@
 """The fast start parses a command line exactly as the library does, or leaves it to the library."""
 
+import subprocess
+import sys
+
 import pytest
 import typer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.cli.app import app, invoke
-from localllm.cli.fast_start import help_page, parse_run_flags, read_command_table
+from localllm.cli.fast_start import (
+    SHORT_COMMANDS,
+    help_page,
+    parse_run_flags,
+    parse_short_command,
+    read_command_table,
+)
 from localllm.cli.io import flag_name
 
 OPTIONS = read_command_table()["commands"]["run"]["options"]
@@ -27,11 +36,11 @@ WORD = st.one_of(
 LINE = st.lists(st.one_of(WORD.map(lambda word: [word]), st.tuples(FLAGS, VALUES).map(list)), max_size=6)
 
 
-def read_by_the_library(words):
-    """Arguments of `run` as Typer parses them; None if it does not call it."""
-    program = typer.main.get_command(app).make_context("localllm", ["run", *words])
-    command = program.command.get_command(program, "run")
-    return command.make_context("run", list(words), parent=program).params
+def read_by_the_library(words, name="run"):
+    """Arguments of the command as Typer parses them."""
+    program = typer.main.get_command(app).make_context("localllm", [name, *words])
+    command = program.command.get_command(program, name)
+    return command.make_context(name, list(words), parent=program).params
 
 
 @pytest.mark.slow
@@ -63,6 +72,31 @@ def test_plain_lines_need_no_library(line):
 )
 def test_the_rest_is_left_to_the_library(line):
     assert parse_run_flags(line.split()) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["list", "list --all --json", "show demo", "show --quant int8 demo --json", "ps", "ps --server=h:1 --quiet"],
+)
+def test_short_commands_are_parsed_as_the_library_does(line):
+    name, *words = line.split()
+    assert parse_short_command([name, *words]) == read_by_the_library(words, name)
+
+
+@pytest.mark.parametrize("name", SHORT_COMMANDS)
+@pytest.mark.parametrize("words", ["--help", "--al", "--json=yes", "a b", "--server", "--quant -1", "--no-such"])
+def test_other_lines_of_short_commands_are_left_to_the_library(name, words):
+    assert parse_short_command([name, *words.split()]) is None
+
+
+@pytest.mark.parametrize("line", ["list", "show demo", "ps"])
+def test_a_short_command_needs_no_parser(line):
+    program = (
+        "import sys; sys.argv[1:] = sys.argv[1].split(); from localllm.__main__ import main; main(); "
+        "print([name for name in ('typer._adapters', 'pydantic') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, line], capture_output=True, text=True, timeout=60)
+    assert done.stderr.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])

@@ -6,7 +6,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
-from localllm.cli.app import COMMANDS
+from localllm.cli.fast_start import COMMANDS
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from localllm.request import SamplingParams

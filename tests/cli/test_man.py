@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from localllm.cli.app import COMMANDS
+from localllm.cli.fast_start import COMMANDS
 from tools.man_docs import FOLDER, pages, text
 
 

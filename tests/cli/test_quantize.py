@@ -79,7 +79,7 @@ def test_the_result_runs_and_contains_its_report(tiny: Path, tmp_path: Path, tex
     assert out.endswith(f"\n{target}\n") and "KL divergence" in out and "rtn, INT8 with a scale per row" in out
     report = json.loads((target / "quality.json").read_text())
     assert report["recipe"]["method"] == "rtn" and report["matrices"][0]["relative"] < 0.02
-    assert read_header(resolve_model(str(target)).path).quantization == "int-quantized"
+    assert read_header(resolve_model(str(target)).path).quantization == "pack-quantized"
     with localllm.load(target) as llm:
         assert llm.generate("Once", SamplingParams(max_tokens=3)).token_ids
 
@@ -268,7 +268,7 @@ def test_a_quantized_copy_is_saved_listed_shown_and_removed(
         find_artefact(home, tiny, "int4")
     )
     assert main(["show", source, "--quant", "int4"]) == 0
-    assert "mixed-precision" in capsys.readouterr().out
+    assert "pack-quantized" in capsys.readouterr().out
     newer = find_artefact(home, tiny, "int4")
     assert newer
     for digest in ("0" * 12, "f" * 12):  # of weights that lay here before

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from localllm.cli.app import COMMANDS
+from localllm.cli.fast_start import COMMANDS
 from tests.cli.conftest import LAUNCHER
 from tests.cli.test_repl import Terminal
 

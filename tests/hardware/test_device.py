@@ -1,6 +1,7 @@
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from localllm.hardware.device import (
     count_nvidia_devices,
     device_name,
     explain_no_gpu,
+    explain_unused_gpus,
     free_bytes,
     has_kernels,
     list_gpus,
@@ -45,18 +47,20 @@ def test_an_absent_device_is_never_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torch_cuda", "driver", "plugged_in", "hidden", "said"),
+    ("torch_cuda", "torch_rocm", "driver", "plugged_in", "hidden", "said"),
     [
-        (None, None, 1, None, "this version of torch supports only CPUs"),
-        ("12.8", None, 1, None, "there is an NVIDIA GPU, but no driver is loaded"),
-        ("12.8", None, 0, None, "no NVIDIA GPU was found, but no driver is loaded"),
-        ("12.8", "470.10", 1, None, "torch, made for CUDA 12.8, cannot use the driver 470.10"),
-        ("12.8", "575.57", 1, "", "CUDA_VISIBLE_DEVICES hides all GPUs"),
+        (None, "6.4", None, 0, None, "torch, made for ROCm 6.4, detects no AMD GPU"),
+        (None, None, None, 1, None, "this version of torch supports only CPUs"),
+        ("12.8", None, None, 1, None, "there is an NVIDIA GPU, but no driver is loaded"),
+        ("12.8", None, None, 0, None, "no NVIDIA GPU was found, but no driver is loaded"),
+        ("12.8", None, "470.10", 1, None, "torch, made for CUDA 12.8, cannot use the driver 470.10"),
+        ("12.8", None, "575.57", 1, "", "CUDA_VISIBLE_DEVICES hides all GPUs"),
     ],
 )
 def test_the_reason_for_no_gpu_is_explained(
     monkeypatch: pytest.MonkeyPatch,
     torch_cuda: str | None,
+    torch_rocm: str | None,
     driver: str | None,
     plugged_in: int,
     hidden: str | None,
@@ -65,7 +69,7 @@ def test_the_reason_for_no_gpu_is_explained(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert explain_no_gpu(torch_cuda, driver, plugged_in) == f"there is no CUDA device: {said}"
+    assert explain_no_gpu(torch_cuda, torch_rocm, driver, plugged_in) == f"there is no CUDA device: {said}"
 
 
 def test_a_gpu_is_resolved_exactly_or_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,6 +86,53 @@ def test_a_gpu_is_resolved_exactly_or_rejected(monkeypatch: pytest.MonkeyPatch) 
         resolve_device("cuda:2")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (5, 2))
     assert resolve_device("auto") == CPU
+
+
+@pytest.mark.parametrize(
+    ("arch", "fault"),
+    [
+        ("gfx942:sramecc+:xnack-", None),
+        ("gfx1201", None),
+        ("gfx1030", "is gfx1030, and the kernels need gfx90a, gfx94x, gfx95x, gfx11xx or gfx12xx"),
+        ("gfx1151", "this torch has no kernels for cuda:0, the Radeon"),
+    ],
+)
+def test_a_gpu_of_amd_is_taken_if_kernels_compile_for_it(
+    monkeypatch: pytest.MonkeyPatch, arch: str, fault: str | None
+) -> None:
+    """ROCm's builds of torch call the device cuda, and report the compute capability of no NVIDIA GPU."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Radeon")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(gcnArchName=arch))
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["gfx942", "gfx1030", "gfx1201"])
+    if fault is None:
+        assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 0)
+        return
+    assert resolve_device("auto") == CPU
+    with pytest.raises(NoSuchDevice, match=fault):
+        resolve_device("cuda")
+
+
+def test_a_gpu_that_is_too_old_is_refused_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels need bfloat16; without them every step would dequantize all weights."""
+    capabilities = [(7, 5), (8, 0)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(capabilities))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capabilities[index])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ["Tesla T4", "A100"][index])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80", "sm_90"])
+    with pytest.raises(NoSuchDevice, match="cuda:0, the Tesla T4, is sm_75, and the kernels need sm_80 or newer"):
+        resolve_device("cuda")
+    assert resolve_device("auto") == torch.device("cuda", 1)
+    assert explain_unused_gpus("auto") == ""
+    capabilities.pop()
+    assert resolve_device("auto") == CPU
+    assert explain_unused_gpus("auto") == "cuda:0, the Tesla T4, is sm_75, and the kernels need sm_80 or newer"
+    assert explain_unused_gpus("cpu") == ""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert explain_unused_gpus("auto") == ""
 
 
 def test_dtypes_are_kept_where_they_run_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Changing the context of a loaded model: running answers are unchanged, and a context that does not fit changes
 nothing."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -169,3 +170,27 @@ def resizing(llm: LLM, context: int) -> Callable[[], bool]:
         return False
 
     return change
+
+
+def test_fewer_sequences_run_after_a_resize_than_before() -> None:
+    params, running = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True), list[int]()
+    with localllm.load(shared("stories260K"), deterministic=True) as llm:
+        worker = llm.worker
+        prompts = [[5 + index] * 4 for index in range(40)]
+        expected = [llm.generate(prompt, params).text for prompt in prompts]
+
+        def step() -> None:
+            for event in worker.engine.step():
+                worker.deliver(event)
+            running.append(llm.stats().running)
+
+        with held(llm):
+            streams = [llm.stream(prompt, params) for prompt in prompts]
+            worker.post(step)
+            resizing = threading.Thread(target=llm.resize, args=(64,))
+            resizing.start()
+        texts = ["".join(event.text for event in stream) for stream in streams]
+        resizing.join(60)
+        assert (running, texts) == ([40], expected)
+        assert llm.memory.max_running == worker.engine.scheduler.max_running == 32
+        assert sorted(worker.engine.free_token_slots) == list(range(32))

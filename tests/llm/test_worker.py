@@ -161,3 +161,19 @@ def test_throughput_mode_has_no_queue_limit() -> None:
         with held(llm):
             streams = [llm.submit(request) for _ in range(600)]
         assert len({"".join(event.text for event in stream) for stream in streams}) == 1
+
+
+def test_64_requests_to_a_small_model_get_their_first_tokens_in_the_same_step() -> None:
+    first_tokens = list[int | None]()
+    with localllm.load(shared("stories260K")) as llm:
+
+        def step() -> None:
+            for event in llm.worker.engine.step():
+                first_tokens.append(event.token_id)
+                llm.worker.deliver(event)
+
+        with held(llm):
+            streams = [llm.stream([5, 6, 7], SamplingParams(max_tokens=8, ignore_eos=True)) for _ in range(64)]
+            llm.worker.post(step)
+        assert [len([event for event in stream if event.token_ids]) for stream in streams] == [8] * 64
+    assert len(first_tokens) == 64

@@ -15,10 +15,13 @@ import transformers
 from torch import Tensor
 
 import localllm
+from bench import gguf_checkpoint
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
+from localllm.checkpoint.tensors import Weights
 from localllm.errors import DamagedModel, LocalLLMError, UnsupportedModel
 from localllm.plan.weights import weight_bytes
+from localllm.quant.formats.gguf import dequantize_rows
 from localllm.quant.tensor import QuantizedTensor
 from localllm.request import SamplingParams
 from tests.gguf_writer import Kind, write_gguf
@@ -103,7 +106,7 @@ def test_weights_stay_packed() -> None:
     held = [w for layer in model.layers for w in (*layer.mixer.qkv.weights, *layer.ffn.down.weights)]
     held += model.lm_head.weights
     assert all(isinstance(weight, QuantizedTensor) for weight in held)
-    assert {weight.format for weight in held} == {"int4_lanes", "int8_lanes"}
+    assert {weight.format for weight in held} == {"int4_lanes", "int6_lanes"}
     assert model.embedding.weight.format in ("q4_k", "q6_k")
     header = read_header(file)
     planned = weight_bytes(header, parse_config(header.config), "float32", "cpu").total
@@ -325,3 +328,15 @@ def test_a_closed_model_lets_go_of_its_file_and_its_memory(tmp_path: Path) -> No
     assert str(file) not in Path("/proc/self/maps").read_text()
     with pytest.raises(LocalLLMError, match="closed"):
         llm.logits([1, 2])
+
+
+def test_a_tied_embedding_is_read_from_the_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"vocab_size": 333, "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1}
+    for key, number in (shape | {"num_attention_heads": 4, "num_key_value_heads": 2}).items():
+        monkeypatch.setitem(gguf_checkpoint.SHAPE, key, number)
+    gguf_checkpoint.make(tmp_path / "model.gguf", "Q4_K_M")
+    model, header = make_engine(tmp_path / "model.gguf").runner.model, read_header(tmp_path / "model.gguf")
+    assert model.embedding.weight is model.lm_head.weights[0]
+    stored = Weights(header).take("embed_tokens.weight", (333, 256), ("Q6_K",))
+    ids = torch.tensor([332, 0, 16, 16])
+    assert torch.equal(model.embedding(ids), dequantize_rows(stored[ids], "q6_k", model.embedding.dtype))

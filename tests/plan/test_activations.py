@@ -1,6 +1,7 @@
 """Estimated activation memory of a step, compared with live torch storages during a step."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.hub.resolve import resolve_model
 from localllm.metrics import Stopwatch
-from localllm.plan.activations import activation_bytes, dequantized_matrix_bytes
+from localllm.plan.activations import activation_bytes, dequantized_matrix_bytes, split_workspace_bytes
 from localllm.quant.vectors import KV_DTYPES
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
@@ -127,6 +128,32 @@ def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> N
     short, long = (activation_bytes(config, "bfloat16", 512, context) for context in (2**17, 2**18))
     masks = 10 * 512 * 2**17
     assert long - short < masks + 3 * 2 * 2**25
+
+
+@pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 2", "Gemma 3", "gpt-oss"])
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_what_gpu_kernels_do_not_make_is_not_reserved(tmp_path: Path, family: str, kv_dtype: str | None) -> None:
+    """They make no masks and no scores, and read 8-bit keys as they are: a longer context takes no more."""
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes | WIDE)
+    config = parse_config(read_header(tmp_path).config)
+
+    def step(context: int, dtype: str = "bfloat16", on_gpu: bool = True) -> int:
+        return activation_bytes(config, dtype, 2048, context, kv_dtype=kv_dtype, on_gpu=on_gpu)
+
+    assert step(2**17) == step(2**11)
+    assert step(2**17, on_gpu=False) > step(2**11, on_gpu=False)
+    wide = replace(config, layers=tuple(replace(x, mixer=replace(x.mixer, head_dim=1024)) for x in config.layers))
+    assert step(2**17) < activation_bytes(wide, "float32", 2048, 2**17, on_gpu=True)  # which no kernel attends to
+
+
+def test_the_workspace_of_split_contexts_is_reserved(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, *FAMILIES["Llama 3.x"][:1], **FAMILIES["Llama 3.x"][1] | WIDE)
+    config = parse_config(read_header(tmp_path).config)
+    assert split_workspace_bytes(config) == 2**26
+    assert activation_bytes(config, "bfloat16", 1, 1, on_gpu=True) > 2**26
+    wide = replace(config, layers=tuple(replace(x, mixer=replace(x.mixer, heads=2048)) for x in config.layers))
+    assert split_workspace_bytes(wide) > 2**26  # for the 16 tokens that a sequence may bring
 
 
 def check_peak(model: Path, dtype: str, kv_dtype: str | None = None, deterministic: bool = False) -> None:

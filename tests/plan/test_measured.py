@@ -1,12 +1,18 @@
 """Rates measured for a format: positive, on matrices as the engine stores them, and refined by answers."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
+from localllm.benchmark.ceilings import measure_ceilings
 from localllm.checkpoint.header import TensorHeader, read_header
 from localllm.checkpoint.matrices import PackedMatrix
+from localllm.hardware import measure
+from localllm.hardware.measure import Rates
 from localllm.hub.resolve import resolve_model
 from localllm.plan import measured
 from localllm.plan.weights import representative_matrix
@@ -60,3 +66,34 @@ def test_the_format_of_most_bytes_stands_for_all() -> None:
     demo, gguf = representative_matrix(read_header(resolve_model("demo").path)), shared("gguf/model-q4_k_m.gguf")
     assert isinstance(demo, PackedMatrix) and demo.format == "int8"
     assert getattr(representative_matrix(read_header(gguf)), "dtype", None) == "Q4_K"
+
+
+@pytest.mark.parametrize("measurement", ["plan", "ceilings"])
+def test_a_second_gpu_is_measured_as_the_current_device(monkeypatch: pytest.MonkeyPatch, measurement: str) -> None:
+    """As on a machine with two GPUs, with tensors that have no memory."""
+    current, seen = [0], list[int]()
+
+    @contextmanager
+    def device(named: torch.device) -> Iterator[None]:
+        current.append(named.index)
+        yield
+        current.pop()
+
+    def noted(seconds: float) -> float:
+        seen.append(current[-1])
+        return seconds
+
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(measured, "time_call", lambda *arguments: noted(1.0))
+    monkeypatch.setattr(measure, "median_seconds", lambda *arguments: noted(1.0))
+    monkeypatch.setattr(measure, "measure", lambda device, dtype: Rates(noted(1.0), 1.0, 1.0, 1.0))
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 2**24)
+    header = TensorHeader(Path("x"), "w", "BF16", (64, 64))
+    second = torch.device("cuda", 1)
+    with FakeTensorMode():
+        if measurement == "plan":
+            measured.measure_matmul(header, torch.bfloat16, second, 1)
+        else:
+            measure_ceilings(header, torch.bfloat16, second, 1, [1], 2**20)
+    assert len(seen) >= 3 and set(seen) == {1}
+    assert current == [0]

@@ -13,7 +13,17 @@ from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
 from localllm.plan.activations import activation_bytes
 from localllm.plan.fit import shortage_error
-from localllm.plan.memory import MemoryNeeds, allocate, check_context, host_blocks, plan_state_slots
+from localllm.plan.memory import (
+    MAX_RUNNING,
+    MIN_RUNNING,
+    RUNNING_TOKENS,
+    SMALL_CACHE,
+    MemoryNeeds,
+    allocate,
+    check_context,
+    host_blocks,
+    plan_state_slots,
+)
 from localllm.plan.weights import weight_bytes
 from localllm.quantize.quantizer import find_or_quantize
 from tests.checkpoint import published
@@ -56,6 +66,7 @@ def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float
     before = {id(tensor) for tensor in alive()}
     with localllm.load(model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as llm:
         held = bytes_of(tensor for tensor in alive() if id(tensor) not in before)
+        held -= 8 * llm.memory.max_running  # the newest token of each sequence
         caches = llm.memory.cache_bytes + llm.memory.state_bytes
         assert llm.memory.weights.total == pytest.approx(held - caches, rel=rel)
         assert llm.memory.total == pytest.approx(held, rel=rel)
@@ -133,8 +144,8 @@ def test_an_oversized_context_names_one_that_fits() -> None:
 
 def test_a_gpu_gives_its_cache_more_and_has_a_workspace_of_its_own() -> None:
     cpu, gpu = needs_of(LLAMA_8B), needs_of(LLAMA_8B, "cuda")
-    step = activation_bytes(gpu.config, "bfloat16", 2048, 4096, sequences=32 + 79, grouped=True)  # with drafts
-    assert gpu.workspace(4096) - step == 2**28 and cpu.workspace(4096) < step
+    step = activation_bytes(gpu.config, "bfloat16", 2048, 4096, sequences=32 + 79, on_gpu=True)  # with drafts
+    assert gpu.workspace(4096) - step == 2**28 + 2**26 and cpu.workspace(4096) < step
     left = 10 * 2**30
     for needs, share in ((gpu, 0.9), (cpu, 0.5)):
         free = needs.weights.total + needs.workspace(4096) + left
@@ -153,8 +164,8 @@ def test_a_shortage_is_explained_with_the_best_remedy() -> None:
     told = shortage_error(memory, "cuda:0", "bfloat16", quantized=False)
     assert told.exit_code == 3
     assert told.message == (
-        "cuda:0 is out of memory; 37.7 GB were planned: 16.1 GB for weights, 21.0 GB for a cache of 160096 "
-        "tokens, 622 MB for a step"
+        "cuda:0 is out of memory; 38.5 GB were planned: 16.1 GB for weights, 20.9 GB for a cache of 159712 "
+        "tokens, 1.51 GB for a step"
     )
     assert (told.remedy or "").endswith("use less with --quant int4 or --context 16384 or --kv-dtype int8")
     told = shortage_error(memory, "cuda:0", "int8", quantized=True)
@@ -169,11 +180,45 @@ def needs_of(config: dict[str, Any], kind: str = "cpu") -> MemoryNeeds:
 
 
 def test_recurrent_states_take_an_eighth_of_the_free_memory() -> None:
-    assert plan_state_slots(0, 100) == 0
-    assert plan_state_slots(1000, 10**9) == 64
-    assert plan_state_slots(1000, 80_000) == 10
+    large = SMALL_CACHE // 64
+    assert plan_state_slots(0, 100, "cpu") == 0
+    assert plan_state_slots(large, 10**11, "cpu") == plan_state_slots(large, 10**11, "cuda") == 64
+    assert plan_state_slots(1000, 10**9, "cpu") == 2 * MAX_RUNNING["cpu"]
+    assert plan_state_slots(1000, 80_000, "cpu") == 10
     with pytest.raises(DoesNotFit, match="two states"):
-        plan_state_slots(1000, 15_000)
+        plan_state_slots(1000, 15_000, "cpu")
+
+
+def test_as_many_sequences_run_as_the_cache_and_a_step_have_room_for() -> None:
+    cpu, gpu = needs_of(LLAMA_8B), needs_of(LLAMA_8B, "cuda")
+    for needs in (cpu, gpu):
+        roomy = allocate(needs, 10**12, 4096)
+        assert roomy.max_running == 8 * 4096 // RUNNING_TOKENS == 128
+        assert roomy.workspace == needs.workspace(4096, 128) > needs.workspace(4096)
+        assert allocate(needs, 10**12, 1024).max_running == MIN_RUNNING  # 8 contexts of 1024 tokens
+    assert allocate(cpu, 10**12, 16_384).max_running == MAX_RUNNING["cpu"] == 128
+    assert allocate(gpu, 10**12, 16_384).max_running == MAX_RUNNING["cuda"] == 256
+
+
+def test_more_sequences_take_no_memory_from_weights_or_cache() -> None:
+    gpu = needs_of(LLAMA_8B, "cuda")
+    for left in range(2 * 10**9, 40 * 10**9, 10**9):
+        free = gpu.weights.total + gpu.workspace(4096) + left
+        memory = allocate(gpu, free, 4096)
+        assert memory.total + memory.workspace <= free
+        assert memory.max_blocks == int(0.9 * left) // gpu.block_bytes
+    tight = allocate(gpu, gpu.weights.total + gpu.workspace(4096) + 4 * 10**9, 4096)
+    assert MIN_RUNNING < tight.max_running < tight.blocks * 16 // RUNNING_TOKENS
+
+
+def test_a_small_cache_holds_a_context_for_every_sequence() -> None:
+    small = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    needs = needs_of({**LLAMA_8B, **small, "num_key_value_heads": 1, "head_dim": 16})
+    memory = allocate(needs, 10**10, 1024)
+    assert memory.max_running == MAX_RUNNING["cpu"]
+    assert memory.blocks == MAX_RUNNING["cpu"] * 1024 // 16
+    assert memory.cache_bytes <= SMALL_CACHE
+    assert allocate(needs, needs.weights.total + needs.workspace(1024) + 10**6, 1024).max_running == MIN_RUNNING
 
 
 def test_a_context_that_the_model_does_not_have() -> None:

@@ -103,14 +103,14 @@ def test_config_json_lists_quantized_and_skipped_modules(tmp_path: Path) -> None
     config = json.loads((tmp_path / "small" / "config.json").read_text())
     layout = config["quantization_config"]
     assert config["tie_word_embeddings"] is False
-    assert (layout["quant_method"], layout["format"]) == ("compressed-tensors", "mixed-precision")
+    assert (layout["quant_method"], layout["format"]) == ("compressed-tensors", "pack-quantized")
     layers, head = layout["config_groups"]["group_0"], layout["config_groups"]["group_1"]
     assert (layers["targets"], layers["format"]) == (["Linear"], "pack-quantized")
     assert layers["weights"] == {
         **{"num_bits": 4, "type": "int", "symmetric": True, "dynamic": False},
         **{"strategy": "group", "group_size": 32, "actorder": None},
     }
-    assert (head["targets"], head["format"], head["weights"]["num_bits"]) == (["lm_head"], "int-quantized", 8)
+    assert (head["targets"], head["format"], head["weights"]["num_bits"]) == (["lm_head"], "pack-quantized", 8)
     index = json.loads((tmp_path / "small" / "model.safetensors.index.json").read_text())["weight_map"]
     assert index["model.layers.1.mlp.up_proj.weight_packed"] == "model-layers.1.safetensors"
     assert index["model.embed_tokens.weight"] == "model-rest.safetensors"
@@ -328,7 +328,7 @@ def test_what_is_quantized_already_is_not_quantized_again(tmp_path: Path) -> Non
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, INT4) as artefact:
         write_rounded(artefact)
-    with pytest.raises(UsageError, match=r"already quantized \(mixed-precision"):
+    with pytest.raises(UsageError, match=r"already quantized \(pack-quantized"):
         Artefact(tmp_path / "smaller", read_header(tmp_path / "small"), INT4)
 
 
@@ -345,10 +345,7 @@ def test_groups_that_do_not_divide_the_rows_are_refused_with_those_that_do(tmp_p
 
 def test_most_modules_are_the_target_and_the_others_are_listed() -> None:
     weight = QuantizedTensor(packing.INT8, (1, 4), {"q": torch.zeros(1, 4), "scale": torch.ones(1, 1)})
-    whole, grouped = (
-        choose_scheme(weight, activations=False),
-        choose_scheme(weight, activations=False, as_int32=True),
-    )
-    found = quantization_config({"a": whole, "b": grouped, "c": whole}, ["d"], 4)
+    plain, packed = (choose_scheme(weight, activations=activations) for activations in (True, False))
+    found = quantization_config({"a": plain, "b": packed, "c": plain}, ["d"], 4)
     assert [group["targets"] for group in found["config_groups"].values()] == [["Linear"], ["b"]]
-    assert found["ignore"] == ["d"]
+    assert (found["ignore"], found["format"]) == (["d"], "mixed-precision")

@@ -1,7 +1,10 @@
-"""Folders written by `quantize` load in `transformers` with compressed-tensors, both ways, with our logits."""
+"""Folders written by `quantize` load in `transformers` with compressed-tensors, both ways, with our logits, and
+have the schemes that vLLM reads."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,25 +54,67 @@ def transformers_logits(folder: Path, dtype: torch.dtype, *, dequantize: bool) -
         return model.eval()(torch.tensor([IDS])).logits[0]
 
 
+def quantize(folder: Path, name: str, *, tied: bool) -> Path:
+    """Write a small model and quantize it by the flags of METHODS."""
+    method, bits, group, asymmetric, activations = METHODS[name]
+    recipe = build_recipe(method, bits, group, asymmetric=asymmetric, activations=activations)
+    make_checkpoint(folder / "model", "Llama", tie_word_embeddings=tied, **SIZES)
+    header = read_header(folder / "model")
+    with Artefact(folder / "small", header, recipe) as artefact:
+        quantize_layers(header, recipe, text() if method != "rtn" else None, artefact, silent)
+        return artefact.finish()
+
+
+def vllm_scheme(group: dict[str, Any]) -> str | None:
+    """Return what vLLM takes a group of config.json for, by the rules of its CompressedTensorsConfig; None if it
+    raises an error."""
+    from compressed_tensors.config import CompressionFormat
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationStrategy, QuantizationType
+
+    weights = QuantizationArgs.model_validate(group["weights"])
+    inputs = group["input_activations"] and QuantizationArgs.model_validate(group["input_activations"])
+    assert weights.type == QuantizationType.INT and not weights.dynamic
+    by_row = weights.strategy == QuantizationStrategy.CHANNEL
+    if inputs is None:
+        is_packed = group["format"] == CompressionFormat.pack_quantized.value and weights.num_bits in (4, 8)
+        in_groups = weights.strategy == QuantizationStrategy.GROUP and weights.group_size
+        return "weights" if is_packed and (by_row or in_groups) else None
+    is_plain = group["format"] == CompressionFormat.int_quantized.value
+    in_bytes = weights.num_bits == inputs.num_bits == 8 and weights.symmetric
+    by_token = inputs.strategy == QuantizationStrategy.TOKEN and inputs.dynamic
+    return "weights and activations" if is_plain and in_bytes and by_row and by_token else None
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("name", METHODS)
+def test_vllm_has_a_scheme_for_all_but_zero_points(tmp_path: Path, name: str, tied: bool) -> None:
+    folder = quantize(tmp_path, name, tied=tied)
+    config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    [group] = config["config_groups"].values()  # q, k and v are one matrix there
+    expected = "weights and activations" if METHODS[name][4] else None if METHODS[name][3] else "weights"
+    assert vllm_scheme(group) == expected
+    assert group["targets"] == ["Linear"] and config["ignore"] == ["lm_head"]
+    names = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+    assert ("lm_head.weight" in names) == (not tied)
+    stored = {"weight", "weight_scale"} if METHODS[name][4] else {"weight_packed", "weight_scale", "weight_shape"}
+    stored |= {"weight_zero_point"} if METHODS[name][3] else set()
+    projection = "model.layers.0.self_attn.q_proj."
+    assert {each.removeprefix(projection) for each in names if each.startswith(projection)} == stored
+
+
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_folder_loads_in_both_ways_with_the_same_logits(tmp_path: Path, name: str, tied: bool) -> None:
-    method, bits, group, asymmetric, activations = METHODS[name]
-    recipe = build_recipe(method, bits, group, asymmetric=asymmetric, activations=activations)
-    make_checkpoint(tmp_path / "model", "Llama", tie_word_embeddings=tied, **SIZES)
-    header = read_header(tmp_path / "model")
-    with Artefact(tmp_path / "small", header, recipe) as artefact:
-        quantize_layers(header, recipe, text() if method != "rtn" else None, artefact, silent)
-        artefact.finish()
-    ours = make_engine(tmp_path / "small").logits(IDS)
-    compressed = transformers_logits(tmp_path / "small", torch.float32, dequantize=False)
-    dequantized = transformers_logits(tmp_path / "small", torch.float32, dequantize=True)
-    if activations:  # rounded another way there, or not at all
+    folder = quantize(tmp_path, name, tied=tied)
+    ours = make_engine(folder).logits(IDS)
+    compressed = transformers_logits(folder, torch.float32, dequantize=False)
+    dequantized = transformers_logits(folder, torch.float32, dequantize=True)
+    if METHODS[name][4]:  # rounded another way there, or not at all
         for logits in (compressed, dequantized):
             assert (logits - ours).abs().mean() < 0.1 * ours.std()
         return
-    exact = transformers_logits(tmp_path / "small", torch.float64, dequantize=True)
+    exact = transformers_logits(folder, torch.float64, dequantize=True)
     bound = 2 * (dequantized - exact).abs().max()
     assert 0 < bound < 1e-4 * exact.std()
     assert (compressed - exact).abs().max() <= bound

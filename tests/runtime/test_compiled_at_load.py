@@ -19,6 +19,7 @@ from localllm.runtime.kernels.cpu import compile as compiling
 from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource, cpu_supported
 from localllm.runtime.model_loader import compile_kernels
 from localllm.settings import Settings
+from tests.llm import encoder_checkpoints
 from tests.models.families import FAMILIES
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine, rounded_copy
@@ -106,6 +107,22 @@ def test_no_kernel_is_compiled_after_loading(
         assert {entry.partition(" ")[0] for entry in compiled} >= {"attention", "gated", "rms_norm"}
         during_load = len(compiled)
         answer_all(llm)
+        assert compiled[during_load:] == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", encoder_checkpoints.FAMILIES)
+@pytest.mark.quick_every(3)
+def test_no_kernel_of_an_encoder_is_compiled_after_loading(
+    family: str, dtype: str, compiled: list[str], tmp_path: Path
+) -> None:
+    encoder_checkpoints.make_encoder(tmp_path, family)
+    encoder_checkpoints.sentence_transformer(tmp_path, encoder_checkpoints.MEAN)
+    with localllm.load_embedder(tmp_path, device="cpu", dtype=dtype) as embedder:
+        assert any(entry.startswith("dense_matmul") for entry in compiled)
+        during_load = len(compiled)
+        for lengths in ([1], [2], [3], [7], [40], [1, 1, 3, 3, 3, 17]):
+            embedder.embed([list(range(5, 5 + length)) for length in lengths])
         assert compiled[during_load:] == []
 
 

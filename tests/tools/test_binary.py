@@ -1,6 +1,7 @@
 """The launcher of the single-file binary with a small program, and the real binary if it was built."""
 
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -29,11 +30,13 @@ esac
 
 @pytest.fixture(scope="module")
 def launcher(tmp_path_factory):
+    if shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed")
     made = tmp_path_factory.mktemp("launcher") / "launcher"
     try:
         build_launcher(made)
     except CannotBuild as error:
-        pytest.skip(f"no C compiler or no static liblzma here: {error}")
+        pytest.skip(f"no C compiler or no static libzstd here: {error}")
     return made
 
 
@@ -53,7 +56,7 @@ def tree(tmp_path):
 @pytest.fixture
 def one_file(launcher, tree, tmp_path):
     made = tmp_path / "one file"
-    pack(tree, launcher, made, PurePosixPath("bin/program"), ["-I", "a b"], preset=0, cut=999)
+    pack(tree, launcher, made, PurePosixPath("bin/program"), ["-I", "a b"], level=1, cut=999)
     return made
 
 
@@ -104,7 +107,7 @@ def test_a_second_start_touches_nothing(start, cache):
 
 def test_the_program_replaces_the_launcher(launcher, tree, tmp_path, cache):
     made = tmp_path / "bare"
-    pack(tree, launcher, made, PurePosixPath("bin/program"), preset=0)
+    pack(tree, launcher, made, PurePosixPath("bin/program"), level=1)
 
     def code(*words):
         return subprocess.run([made, *words], env={"XDG_CACHE_HOME": str(cache)}, timeout=60).returncode
@@ -172,7 +175,7 @@ def test_a_killed_unpacking_is_done_again(launcher, tree, tmp_path, cache):
     for number in range(8):
         (tree / "lib" / f"more{number}").write_bytes(os.urandom(2_000_000))
     made = tmp_path / "larger"
-    pack(tree, launcher, made, PurePosixPath("bin/program"), preset=0, cut=10**6)
+    pack(tree, launcher, made, PurePosixPath("bin/program"), level=1, cut=10**6)
     environment = {"XDG_CACHE_HOME": str(cache)}
     process = subprocess.Popen([made], env=environment, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
@@ -185,11 +188,61 @@ def test_a_killed_unpacking_is_done_again(launcher, tree, tmp_path, cache):
     assert contents(folder(cache)) == contents(tree)
 
 
+def settled(cache):
+    """The mark of this boot is gone, because the disk has all."""
+    deadline = time.monotonic() + 60
+    while list(cache.glob("localllm/binary/*.boot")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_crash_before_the_disk_has_all_is_noticed(start, cache):
+    start()
+    settled(cache)
+    top = folder(cache)
+    before, mark = top.stat().st_ino, top.with_name(top.name + ".boot")
+    this_boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    mark.write_text(this_boot)
+    assert start().stdout == "-I\na b\nwords\n" and folder(cache).stat().st_ino == before
+    for other_boot in ("00000000" + this_boot[8:], ""):
+        mark.write_text(other_boot)
+        before = folder(cache).stat().st_ino
+        assert start().stdout == "-I\na b\nwords\n" and folder(cache).stat().st_ino != before
+        settled(cache)
+
+
+def test_no_reader_waits_for_the_disk(one_file, cache):
+    """Also of pipes other than stdout and stderr."""
+    reader, writer = os.pipe()
+    environment = {"XDG_CACHE_HOME": str(cache)}
+    subprocess.run([one_file], env=environment, pass_fds=(writer,), capture_output=True, timeout=60, check=True)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        assert pipe.read() == b""
+
+
+def test_an_older_glibc_is_refused_before_anything_is_unpacked(launcher, tree, tmp_path, cache):
+    for needed, code in (("2.17", 0), ("2.98", 1)):
+        made = tmp_path / needed
+        pack(tree, launcher, made, PurePosixPath("bin/program"), glibc=needed, level=1)
+        done = subprocess.run(
+            [made], env={"XDG_CACHE_HOME": str(cache)}, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == code
+    version = platform.libc_ver()[1]
+    assert done.stderr.startswith(
+        f"error: this file needs glibc 2.98, and this system has {version}; use a newer "
+    )
+    assert done.stderr.count("\n") == 1
+    assert len([path for path in cache.glob("localllm/binary/*") if path.is_dir()]) == 1
+
+
 def places(one_file):
     """Offsets of bytes to damage: in a part of the payload, in its index, at its end and in its magic number."""
     whole = one_file.read_bytes()
     listed = int.from_bytes(whole[-24:-16], "little")
-    part = int(whole[listed:].split(b"\npart ")[20].split()[0])
+    unpacked = subprocess.run(["zstd", "-dc"], input=whole[listed:-32], stdout=subprocess.PIPE, check=True).stdout
+    part = int(unpacked.split(b"\npart ")[20].split()[0])
     return {"part": part + 300, "list": listed + 10, "end": len(whole) - 12, "magic": len(whole) - 32}
 
 
@@ -220,7 +273,7 @@ def test_an_unwritable_folder_names_the_remedy(start):
 def test_a_full_disk_is_reported_and_left_unchanged(one_file, launcher, tree, tmp_path):
     """Runs a program of 2 MB on a file system of 1 MB."""
     (tree / "lib" / "large").write_bytes(bytes(2_000_000))
-    pack(tree, launcher, one_file, PurePosixPath("bin/program"), preset=0)
+    pack(tree, launcher, one_file, PurePosixPath("bin/program"), level=1)
     disk = tmp_path / "disk"
     disk.mkdir()
     line = 'mount -t tmpfs -o size=1m disk "$1" && { XDG_CACHE_HOME="$1" "$2"; echo $?; find "$1" -type f; }'

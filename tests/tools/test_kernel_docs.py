@@ -17,3 +17,11 @@ def test_every_kernel_compiles_for_every_architecture_without_spilling(modules: 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "examples fit on 5 architectures" in done.stdout
+
+
+@pytest.mark.parametrize("modules", [["small_m_packed"], pytest.param([], marks=pytest.mark.slow)])
+def test_every_kernel_compiles_for_amd(modules: list[str]) -> None:
+    command = [sys.executable, "tools/kernel_docs.py", "--amd", "--check", *modules]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "examples fit on 3 architectures" in done.stdout

@@ -1,6 +1,6 @@
 """`make binary`: dist/localllm, one file with Python, localllm and all that it requires, for Linux on x86-64.
 
-Needs a C compiler, binutils, the static liblzma, and an environment whose torch is for processors alone.
+Needs a C compiler, binutils, zstd with its static library, and an environment whose torch is for processors alone.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.binary import libraries  # noqa: E402
+from tools.binary import kernels, libraries  # noqa: E402
 from tools.binary.collect import LIBRARY, PACKAGES, PROGRAM, CannotBuild, Files, everything  # noqa: E402
 from tools.binary.pack import pack  # noqa: E402
 
@@ -29,18 +29,19 @@ do not survive it."""
 
 
 def build_launcher(to: Path) -> None:
-    """Raises CannotBuild without a C compiler or a static liblzma."""
+    """Raises CannotBuild without a C compiler or a static libzstd."""
     sources = [Path(__file__).with_name(name) for name in SOURCES]
     flags = ["-std=c17", "-O2", "-Wall", "-Wextra", "-Werror", "-static", "-pthread", "-s"]
     try:
-        subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", to, *sources, "-llzma"], check=True)
+        subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", to, *sources, "-lzstd"], check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        remedy = "install gcc, libc6-dev and liblzma-dev"
+        remedy = "install gcc, libc6-dev, zstd and libzstd-dev"
         raise CannotBuild(f"the launcher does not compile ({error}); {remedy}") from error
 
 
-def fill(tree: Path, files: Files) -> None:
-    """Copies, stripped, with the libraries that they need, and Python compiled for good."""
+def fill(tree: Path, files: Files) -> str:
+    """Copies, stripped, with the libraries that they need, and Python compiled for good. Returns the least version
+    of glibc that they need."""
     if tree.exists():
         shutil.rmtree(tree)
     for path, source in files.items():
@@ -56,7 +57,7 @@ def fill(tree: Path, files: Files) -> None:
     libraries.point_at(tree / "lib", elves)
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(tree / LIBRARY, maxlevels=64, quiet=2, invalidation_mode=mode, stripdir=str(tree))
-    print(f"needs glibc {libraries.least_glibc(elves)} or later")
+    return libraries.least_glibc(elves)
 
 
 def tell_sizes(tree: Path, target: Path) -> None:
@@ -83,7 +84,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "dist" / "localllm")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "binary", help="a folder for what is packed")
-    parser.add_argument("--preset", type=int, default=8, help="of xz, 0 to 9")
+    parser.add_argument("--level", type=int, default=19, help="of zstd, 1 to 19")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     asked = parser.parse_args()
     import torch
@@ -97,10 +98,12 @@ def main() -> None:
         asked.output.parent.mkdir(parents=True, exist_ok=True)
         tree, launcher = asked.work / "tree", asked.work / "launcher"
         build_launcher(launcher)
-        fill(tree, everything())
+        glibc = fill(tree, everything())
+        print(f"needs glibc {glibc} or later")
+        kernels.add_kernels(tree, PROGRAM, ARGUMENTS)
     except CannotBuild as error:
         sys.exit(f"error: {error}")
-    pack(tree, launcher, asked.output, PROGRAM, ARGUMENTS, preset=asked.preset, jobs=asked.jobs)
+    pack(tree, launcher, asked.output, PROGRAM, ARGUMENTS, glibc=glibc, level=asked.level, jobs=asked.jobs)
     tell_sizes(tree, asked.output)
 
 

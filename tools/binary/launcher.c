@@ -6,12 +6,14 @@
 #include "launcher.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <pwd.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -79,6 +81,36 @@ static void clean_environment(void) {
     setenv("PYTHONNOUSERSITE", "1", 1);
 }
 
+/* The N of the newest GLIBC_2.N that the library defines; 0 if it defines none. */
+static unsigned long newest_glibc(const char *library) {
+    struct stat status;
+    int file = open(library, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    char *text = fstat(file, &status) ? MAP_FAILED : mmap(NULL, status.st_size, PROT_READ, MAP_PRIVATE, file, 0);
+    close(file);
+    if (text == MAP_FAILED) return 0;
+    unsigned long newest = 99;
+    for (char name[16]; newest; newest--) {
+        int length = snprintf(name, sizeof name, "GLIBC_2.%lu", newest);
+        if (memmem(text, status.st_size, name, length + 1)) break; /* with its end */
+    }
+    munmap(text, status.st_size);
+    return newest;
+}
+
+/* Says so before anything is unpacked, where the loader would name a symbol. */
+static void check_glibc(const struct payload *payload) {
+    const char *const folders[] = {"/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu", "/lib64", "/usr/lib64"};
+    for (size_t i = 0; i < sizeof folders / sizeof *folders; i++) {
+        unsigned long found = newest_glibc(joined(folders[i], "libc.so.6", ""));
+        if (!found) continue;
+        if (found < payload->glibc)
+            fail(FAULT, "this file needs glibc 2.%lu, and this system has 2.%lu; use a newer system, such as Debian 12, "
+                 "Ubuntu 24.04 or RHEL 10, or install localllm with pip", payload->glibc, found);
+        return;
+    }
+}
+
 _Noreturn static void become(const struct payload *payload, const char *folder, int count, char **words) {
     char *program = joined(folder, payload->program, "");
     const char **all = calloc(payload->argument_count + count + 2, sizeof *all), **next = all;
@@ -101,7 +133,10 @@ int main(int count, char **words) {
     char *absolute = realpath(parent, NULL);
     if (!absolute) fail(FAULT, "localllm cannot unpack into %s: %s; " REMEDY, parent, strerror(errno));
     char *folder = joined(absolute, payload.digest, "");
-    if (!is_whole(&payload, folder)) unpack(&payload, absolute, folder);
+    if (!is_whole(&payload, absolute, folder)) {
+        check_glibc(&payload);
+        unpack(&payload, absolute, folder);
+    }
     clean_environment();
     become(&payload, folder, count, words);
 }

@@ -15,7 +15,7 @@ struct entry {
     off_t bytes;
 };
 
-struct part { /* an .xz stream in this file; unpacked, `cut` bytes, the last one fewer */
+struct part { /* a frame of zstd in this file; unpacked, `cut` bytes, the last one fewer */
     off_t offset;
     size_t length;
 };
@@ -26,6 +26,7 @@ struct payload {
     const char **arguments; /* that `program` gets before the user's */
     size_t argument_count, entry_count, part_count;
     off_t bytes, cut, time; /* all contents; of each part; when every file was last changed: a constant */
+    unsigned long glibc;    /* the N of the least version 2.N that the program needs; 0: not known */
     struct entry *entries;  /* folders before what is in them; contents in this order */
     struct part *parts;
 };
@@ -34,7 +35,7 @@ struct payload {
 struct payload read_payload(void);
 
 /* unpack.c */
-bool is_whole(const struct payload *payload, const char *folder);
+bool is_whole(const struct payload *payload, const char *parent, const char *folder);
 void unpack(const struct payload *payload, const char *parent, const char *folder);
 void discard_unfinished(void);
 _Noreturn void cannot(const char *folder); /* write there, because of errno */

@@ -1,10 +1,9 @@
 """A folder as parts behind a launcher, in one file that unpacks it. docs/binary.md has the format."""
 
 import hashlib
-import lzma
 import os
 import struct
-import zlib
+import subprocess
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +22,14 @@ def pack(
     program: PurePosixPath,
     arguments: Sequence[str] = (),
     *,
-    preset: int = 8,
+    glibc: str = "2.0",
+    level: int = 19,
     jobs: int = 1,
     cut: int = CUT,
 ) -> None:
     """Write `target`, which unpacks a copy of the folder and runs its program, with these arguments before the
-    user's. preset: of xz, 0 to 9; jobs: threads; cut: bytes of contents in a part."""
+    user's. glibc: the least version that the program needs; level: of zstd, 1 to 19; jobs: threads; cut: bytes of
+    contents in a part."""
     files = sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.suffix, p.as_posix()))
     names = {path: path.relative_to(folder) for path in files}
     folders = sorted({parent.as_posix() for name in names.values() for parent in name.parents} - {"."})
@@ -36,16 +37,18 @@ def pack(
     listed += [f"file {mode(path):o} {path.stat().st_size} {names[path].as_posix()}" for path in files]
     listed += [f"program {program}", *(f"argument {word}" for word in arguments)]
     size = sum(path.stat().st_size for path in files)
+    listed += [f"glibc {glibc}"]
     listed += [f"digest {digest(listed, files)}", f"bytes {size}", f"cut {cut}", f"time {TIME}"]
     draft = target.with_name(target.name + ".part")
     with draft.open("wb") as out, ThreadPoolExecutor(jobs) as pool:
         out.write(launcher.read_bytes())
-        for part in compressed(pool, pieces(files, cut), preset, ahead=jobs):
+        for part in compressed(pool, pieces(files, cut), level, ahead=jobs):
             listed.append(f"part {out.tell()} {len(part)}")
             out.write(part)
         text = "".join(f"{line}\n" for line in listed).encode()
-        end = struct.pack("<8sQQQ", MAGIC, out.tell(), len(text), zlib.crc32(text))
-        out.write(text + end)
+        frame = compress(text, level)
+        end = struct.pack("<8sQQQ", MAGIC, out.tell(), len(frame), len(text))
+        out.write(frame + end)
     draft.chmod(0o755)
     os.replace(draft, target)
 
@@ -77,14 +80,18 @@ def pieces(files: Sequence[Path], cut: int) -> Iterator[bytes]:
         yield bytes(piece)
 
 
-def compressed(pool: ThreadPoolExecutor, all: Iterator[bytes], preset: int, ahead: int) -> Iterator[bytes]:
-    """Each as an .xz stream of its own, in their order."""
+def compressed(pool: ThreadPoolExecutor, all: Iterator[bytes], level: int, ahead: int) -> Iterator[bytes]:
+    """Each as a frame of its own, in their order."""
     waiting = deque[Future[bytes]]()
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": preset}]
     for piece in all:
-        options = {"format": lzma.FORMAT_XZ, "check": lzma.CHECK_SHA256, "filters": filters}
-        waiting.append(pool.submit(lzma.compress, piece, **options))
+        waiting.append(pool.submit(compress, piece, level))
         if len(waiting) > ahead:
             yield waiting.popleft().result()
     while waiting:
         yield waiting.popleft().result()
+
+
+def compress(content: bytes, level: int) -> bytes:
+    """A frame of zstd with the number of bytes and a check sum."""
+    command = ["zstd", "--quiet", f"-{level}", "--check", f"--stream-size={len(content)}", "--stdout"]
+    return subprocess.run(command, input=content, stdout=subprocess.PIPE, check=True).stdout

@@ -1,14 +1,13 @@
 /* The parts of this file to the contents of files that are there already and empty.
  *
  * Contents are one long row that was cut into parts, so that several threads may unpack: a part may end within a
- * file and the next one goes on there. The decoder checks each part against its SHA-256.
+ * file and the next one goes on there. The decoder checks each part against its XXH64.
  */
 #define _GNU_SOURCE
 #include "launcher.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <lzma.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -17,9 +16,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zstd.h>
+#include <zstd_errors.h>
 
-#define MOST_THREADS 8 /* 35 MB each */
-#define BUFFER_BYTES (1 << 20)
+#define MOST_THREADS 8 /* `cut` bytes each */
 
 static void write_at(int file, const uint8_t *from, size_t length, off_t offset, const char *folder) {
     while (length) {
@@ -67,22 +67,15 @@ static void unpack_part(const struct work *work, size_t number) {
     off_t length = rest < payload->cut ? rest : payload->cut;
     struct place place = {payload->entries, begin, -1};
     for (; place.offset >= place.entry->bytes; place.entry++) place.offset -= place.entry->bytes;
-    lzma_stream stream = LZMA_STREAM_INIT;
-    lzma_ret state = lzma_stream_decoder(&stream, UINT64_MAX, LZMA_TELL_NO_CHECK | LZMA_TELL_UNSUPPORTED_CHECK);
-    uint8_t *buffer = malloc(BUFFER_BYTES);
+    uint8_t *buffer = malloc(length);
     if (!buffer) fail(FAULT, NO_MEMORY);
-    stream.next_in = work->self + payload->parts[number].offset, stream.avail_in = payload->parts[number].length;
-    while (state == LZMA_OK) {
-        stream.next_out = buffer, stream.avail_out = BUFFER_BYTES;
-        state = lzma_code(&stream, LZMA_FINISH);
-        if ((off_t)stream.total_out > length) break;
-        write_on(&place, work->at, buffer, BUFFER_BYTES - stream.avail_out, work->folder);
-    }
-    if (state == LZMA_MEM_ERROR) fail(FAULT, NO_MEMORY);
-    if (state != LZMA_STREAM_END || (off_t)stream.total_out != length)
+    const struct part *part = &payload->parts[number];
+    size_t unpacked = ZSTD_decompress(buffer, length, work->self + part->offset, part->length);
+    if (ZSTD_getErrorCode(unpacked) == ZSTD_error_memory_allocation) fail(FAULT, NO_MEMORY);
+    if (unpacked != (size_t)length)
         fail(FAULT, "this file of localllm is damaged (part %zu is not what was packed); get it again", number + 1);
+    write_on(&place, work->at, buffer, length, work->folder);
     if (place.file >= 0) close(place.file);
-    lzma_end(&stream);
     free(buffer);
 }
 

@@ -1,23 +1,24 @@
 /* What this file carries behind its own code: parts, a list of what they hold, and 32 bytes that say where it is.
  *
- * The list is text, a line each; tools/binary/pack.py writes it. Its numbers are used only after its check sum.
+ * The list is text, a line each, in a frame of zstd; tools/binary/pack.py writes it. Its numbers are used only after
+ * its check sum.
  */
 #define _GNU_SOURCE
 #include "launcher.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <lzma.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <zstd.h>
 
 #define DAMAGED "this file of localllm is damaged (%s); get it again"
 
 struct end { /* the last bytes of the file, in the order of an x86 */
     char magic[8];
-    uint64_t offset, length, crc32; /* of the list */
+    uint64_t offset, length, bytes; /* of the list; bytes: unpacked */
 };
 
 static int this_program(void) {
@@ -44,11 +45,17 @@ static char *read_list(int file) {
     if (memcmp(end.magic, "LOCALLLM", sizeof end.magic)) fail(FAULT, DAMAGED, "its end is missing");
     uint64_t rest = self.st_size - sizeof end;
     if (end.length > rest || end.offset != rest - end.length) fail(FAULT, DAMAGED, "its parts do not fit together");
-    char *list = malloc(end.length + 1);
+    char *packed = malloc(end.length);
+    if (!packed) fail(FAULT, NO_MEMORY);
+    read_exactly(file, packed, end.length, end.offset);
+    if (end.bytes == SIZE_MAX || ZSTD_getFrameContentSize(packed, end.length) != end.bytes)
+        fail(FAULT, DAMAGED, "its list of files has changed");
+    char *list = malloc(end.bytes + 1);
     if (!list) fail(FAULT, NO_MEMORY);
-    read_exactly(file, list, end.length, end.offset);
-    if (lzma_crc32((uint8_t *)list, end.length, 0) != end.crc32) fail(FAULT, DAMAGED, "its list of files has changed");
-    list[end.length] = '\0';
+    if (ZSTD_decompress(list, end.bytes, packed, end.length) != end.bytes)
+        fail(FAULT, DAMAGED, "its list of files has changed");
+    list[end.bytes] = '\0';
+    free(packed);
     return list;
 }
 
@@ -84,6 +91,7 @@ struct payload read_payload(void) {
         else if ((rest = after(line, "digest "))) payload.digest = rest;
         else if ((rest = after(line, "bytes "))) payload.bytes = strtoll(rest, NULL, 10);
         else if ((rest = after(line, "cut "))) payload.cut = strtoll(rest, NULL, 10);
+        else if ((rest = after(line, "glibc 2."))) payload.glibc = strtoul(rest, NULL, 10);
         else if ((rest = after(line, "time "))) payload.time = strtoll(rest, NULL, 10);
     }
     return payload;

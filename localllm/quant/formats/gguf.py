@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.tensor import QuantizedTensor, device_table
 
 IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP MX 1.0, multiplied by two
@@ -198,7 +198,7 @@ def q6_k(blocks: Tensor) -> UnpackedBlocks:
 
 
 def lookup_codes(codes: Tensor, values: tuple[int, ...]) -> Tensor:
-    table = torch.tensor(values, dtype=torch.int8, device=codes.device)
+    table = device_table(values, torch.int8, codes.device)
     return table.index_select(0, codes.int().flatten()).view_as(codes)
 
 

@@ -28,7 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.quant.formats import gguf
-from localllm.quant.formats.groups import E2M1_VALUES, INT4_ZERO_POINT, MXFP4_GROUP, expand_groups, unpack_int4
+from localllm.quant.formats.groups import (
+    INT4_ZERO_POINT,
+    MXFP4_GROUP,
+    SIGNED_E2M1_VALUES,
+    expand_groups,
+    unpack_int4,
+)
 from localllm.quant.packing import (
     FP8,
     FP8_GPU_PACKED,
@@ -43,7 +49,7 @@ from localllm.quant.packing import (
     chunk_words,
     gpu_packed_columns,
 )
-from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor, can_stack, no_op
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor, can_stack, device_table, no_op
 
 TILE_ROWS = 16  # of a tensor core's tile
 ZERO_POINT = {INT4_GPU_PACKED: INT4_ZERO_POINT, INT8_GPU_PACKED: 0}
@@ -244,7 +250,7 @@ def dequantize_float(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Return the weight [out, in] in `dtype`, computed in float32."""
     columns, codes, scale = weight.shape[1], unpack_codes(weight), weight.parts["scale"].T[: weight.shape[0]]
     if weight.format == MXFP4_GPU_PACKED:
-        table = torch.tensor((*E2M1_VALUES, *(-value for value in E2M1_VALUES)), device=codes.device)
+        table = device_table(SIGNED_E2M1_VALUES, torch.float32, codes.device)
         values = torch.ldexp(table[codes.long()], expand_groups(scale, MXFP4_GROUP, columns).int() - 127)
     else:
         values = codes.to(torch.int8).view(torch.float8_e4m3fn).float()

@@ -16,14 +16,16 @@ import torch
 from torch import Tensor
 
 from localllm.quant.packing import INT8
-from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor, device_table
 
 INT4_ZERO_POINT = 8
+INT6_ZERO_POINT = 32
 INT4_MAX = 15
 INT8_MAX = 127
 MXFP4_GROUP = 32
 MXFP4_NAN_SCALE = 255
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+SIGNED_E2M1_VALUES = (*E2M1_VALUES, *(-value for value in E2M1_VALUES))
 
 
 def dequantize_int4(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
@@ -39,7 +41,7 @@ def dequantize_bytes(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
 def dequantize_mxfp4(weight: QuantizedTensor, dtype: torch.dtype) -> Tensor:
     """Return an MXFP4 weight [out, in] in `dtype`."""
     q, scale = weight.parts["q"], weight.parts["scale"]
-    table = torch.tensor((*E2M1_VALUES, *(-value for value in E2M1_VALUES)), device=q.device)
+    table = device_table(SIGNED_E2M1_VALUES, torch.float32, q.device)
     values = table[torch.stack((q & 15, q >> 4), -1).long()].flatten(-2)  # [out, in / 32, 32]
     scaled = torch.ldexp(values, (scale.int() - 127)[..., None])
     return scaled.flatten(1)[:, : weight.shape[1]].to(dtype)

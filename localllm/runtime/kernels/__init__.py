@@ -7,6 +7,7 @@ import os
 
 import torch
 
+from localllm.hardware.triton_support import triton_fault
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
@@ -53,20 +54,23 @@ __all__ = [
     "softplus",
     "supports_stacked",
     "tanh",
-    "triton_runs_on",
+    "triton_unsupported",
 ]
 
 # Only imported where they can run: Triton alone takes a third of a second. Without Triton, torch's own kernels are
-# used, and `localllm doctor` reports what is missing.
-triton_usable = torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-triton_loaded = triton_usable and importlib.util.find_spec("triton") is not None
+# used, and the reason is reported when a model is loaded.
+if os.environ.get("TRITON_INTERPRET") == "1":
+    triton_loaded = importlib.util.find_spec("triton") is not None
+else:
+    triton_loaded = torch.cuda.is_available() and triton_fault() is None
 if triton_loaded:
     importlib.import_module("localllm.runtime.kernels.gpu.register")
 
 
-def triton_runs_on(device: torch.device) -> bool:
-    """Return whether the kernels of `gpu/` support tensors on this device."""
+def triton_unsupported(device: torch.device) -> str | None:
+    """Return why the kernels of `gpu/` do not support tensors on this device, or None if they do."""
     if not triton_loaded:
-        return False
+        fault = triton_fault() if device.type == "cuda" else None
+        return f"torch computes without Triton, because {'; '.join(fault)}" if fault else "needs a GPU"
     launch = importlib.import_module("localllm.runtime.kernels.gpu.launch")
-    return launch.gpu_unsupported(torch.empty(0, device=device)) is None
+    return launch.gpu_unsupported(torch.empty(0, device=device))

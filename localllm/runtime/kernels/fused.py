@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.packing import INTERLEAVED_BITS, TILE_ROWS
+from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.kernels.cpu import elementwise, quantized_matmul
 from localllm.runtime.kernels.elementwise import gated_activation
 from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.norm import Norm
@@ -29,6 +31,55 @@ def fused_linear(
 ) -> Tensor:
     """Return [T, out], or [T, out / 2] with an activation. bias: [out]; residual: the shape of the result"""
     return dispatch("fused_linear", x, weights, bias, norm, activation, residual)
+
+
+def cpu_row_unsupported(
+    x: Tensor,
+    weights: Matrices,
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+) -> str | None:
+    if x.dim() != 2 or x.shape[0] != 1:  # `len` of a tensor takes ten times as long
+        return f"x is {list(x.shape)}"
+    if not x.is_cpu or x.dtype not in quantized_matmul.PLANES_BY_DTYPE:
+        return f"x is {x.dtype} on {x.device}"
+    for weight in weights:
+        if isinstance(weight, Tensor) or weight.format not in INTERLEAVED_BITS:
+            return "a weight is not interleaved"
+        if weight.shape[0] % TILE_ROWS and len(weights) > 1:
+            return f"a weight has {weight.shape[0]} rows"
+    return None
+
+
+@kernel("fused_linear", "cpu-row", cpu_row_unsupported)
+def fused_linear_cpu_row(
+    x: Tensor,
+    weights: tuple[QuantizedTensor, ...],
+    bias: Tensor | None,
+    norm: Norm | None,
+    activation: Activation | None,
+    residual: Tensor | None,
+) -> Tensor:
+    """Compute norm, product and residual in one call; its bits are those of the reference."""
+    last, columns = weights[-1], x.shape[1]
+    norm_weight, eps = None, 0.0
+    if norm:
+        reorders = COLUMN_ORDER in last.parts or last.parts["scale"].shape[1] * (last.group or 0) != columns
+        plain = type(norm) is Norm and norm.norm_type == "rms" and norm.weight is not None
+        if plain and not reorders and elementwise.supports_rms_norm(x, norm.weight):
+            norm_weight, eps = norm.weight, norm.eps
+        else:
+            x = norm(x)
+    adds = residual is not None and bias is None and activation is None and residual.dtype == x.dtype
+    adds = adds and residual.is_contiguous() and last.shape[0] % TILE_ROWS == 0
+    y = quantized_matmul.multiply_row(x, weights, norm_weight, eps, residual if adds else None)
+    if bias is not None:
+        y = y + bias
+    if activation:
+        y = gated_activation(y, activation)
+    return y if residual is None or adds else residual + y
 
 
 @kernel("fused_linear", "reference")

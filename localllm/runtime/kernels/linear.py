@@ -129,8 +129,9 @@ def flatten_rows(
     product: Callable[[Tensor, QuantizedTensor], Tensor], x: Tensor, weight: QuantizedTensor, bias: Tensor | None
 ) -> Tensor:
     """Call a product that takes x as [M, in] with x of any number of dimensions."""
-    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    y = product(rows, weight).reshape(*x.shape[:-1], weight.shape[0])
+    rows = x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    y = product(rows, weight)
+    y = y if x.dim() == 2 else y.reshape(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, QueryScaling
 from localllm.runtime.batch import Batch
+from localllm.runtime.kernels.cpu import rope_append as cpu_rope_append
 from localllm.runtime.kernels.elementwise import map_in_vectors, rms_norm, rotate
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import choose, kernel
@@ -34,6 +35,19 @@ def rope_append(
     """
     arguments = (qkv, cache, batch, config, angles, q_norm, k_norm, eps)
     return choose("rope_append", *arguments).run(*arguments)
+
+
+def cpu_rope_append_unsupported(
+    qkv: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, angles: Angles | None, *_: object
+) -> str | None:
+    return cpu_rope_append.unsupported(qkv, cache, config, angles)
+
+
+@kernel("rope_append", "cpu-heads", cpu_rope_append_unsupported)
+def rope_append_cpu(
+    qkv: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, angles: Angles, *_: object
+) -> tuple[Tensor, None]:
+    return cpu_rope_append.rope_append(qkv, cache, batch.slot_mapping, config, angles), None
 
 
 @kernel("rope_append", "reference")

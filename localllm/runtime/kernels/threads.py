@@ -13,13 +13,24 @@ from contextvars import copy_context
 
 import torch
 
+from localllm.hardware.topology import count_performance_cores
+
 # For smaller models, two threads wait for each other longer than they save (docs/lab-log.md).
 SMALL_MODEL_BYTES = 40_000_000
 
 
 def threads_for(weight_bytes: int, requested: int | None) -> int:
-    """Return the number of threads for a model with so many bytes of weights."""
-    return requested or (1 if weight_bytes < SMALL_MODEL_BYTES else torch.get_num_threads())
+    """Return the number of threads for a model with so many bytes of weights.
+
+    By default as many as torch uses, but not more than there are performance cores on a hybrid processor: threads
+    have equal shares of a product, and would wait for those on slower cores.
+    """
+    if requested or weight_bytes < SMALL_MODEL_BYTES:
+        return requested or 1
+    return min(torch.get_num_threads(), performance_cores() or torch.get_num_threads())
+
+
+performance_cores = functools.cache(count_performance_cores)
 
 
 @functools.cache

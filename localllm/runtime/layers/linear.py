@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import Activation
-from localllm.quant.dequantize import dequantize
+from localllm.quant.dequantize import dequantize_rows
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
 from localllm.runtime.kernels.norm import Norm
@@ -80,4 +80,4 @@ class Embedding:
         """Look up rows. ids: [T] int64 -> [T, columns] in the model's dtype"""
         if isinstance(self.weight, Tensor):
             return self.weight[ids].to(self.dtype)
-        return dequantize(self.weight.select_rows(ids), self.dtype)
+        return dequantize_rows(self.weight, ids, self.dtype)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from localllm.quant.dequantize import dequantize
+from localllm.quant.dequantize import dequantize, dequantize_rows
 from localllm.quant.formats.gguf import BLOCKS_PART
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.groups import pack_int4
@@ -40,16 +40,21 @@ def integers(form: str, rows: int, columns: int, group: int | None, *, zeros: bo
 def test_blocks_of_gguf(form: str, rows: int, columns: int) -> None:
     weight = blocks(form, rows, columns)
     laned = interleave(weight)
-    assert laned and laned.format == (
-        "int4_lanes"
-        if GGUF_INTERLEAVED_BYTES[form] / BLOCK_TYPE_BY_NAME[form].block_elements < 1
-        else "int8_lanes"
-    )
+    bits = 8 * GGUF_INTERLEAVED_BYTES[form] / BLOCK_TYPE_BY_NAME[form].block_elements
+    assert laned and laned.format == f"int{4 if bits < 6 else 6 if bits < 8 else 8}_lanes"
     assert torch.equal(dequantize(laned, torch.float32), dequantize(weight, torch.float32))
     tiles = -(-rows // 16) * 16
     assert (
         laned.nbytes == tiles * columns // BLOCK_TYPE_BY_NAME[form].block_elements * GGUF_INTERLEAVED_BYTES[form]
     )
+
+
+@pytest.mark.parametrize("form", [*GGUF_INTERLEAVED_BYTES, "int4", "int8"])
+def test_single_rows_have_the_bits_of_all(form: str) -> None:
+    weight = integers(form, 37, 515, 64, zeros=True) if form.startswith("int") else blocks(form, 37, 512)
+    laned, index = interleave(weight), torch.tensor([36, 0, 15, 16, 16])
+    assert laned
+    assert torch.equal(dequantize_rows(laned, index, torch.bfloat16), dequantize(laned, torch.bfloat16)[index])
 
 
 @pytest.mark.parametrize("form", ["int4", "int8"])

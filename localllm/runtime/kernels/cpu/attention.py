@@ -93,12 +93,13 @@ def attend(
     """
     heads, kv_heads, table, threads = q.shape[1], k.shape[1], batch.block_table, torch.get_num_threads()
     tasks = attention_tasks(batch, max_tokens)
-    share = heads_per_task(len(tasks), heads, kv_heads, threads)
+    count = tasks.shape[0]
+    share = heads_per_task(count, heads, kv_heads, threads)
     has_softcap, has_sinks = softcap is not None, sinks is not None
     spec = AttentionSpec(q.dtype, k.dtype, q.shape[2], v.shape[2], batch.block_size, has_softcap, has_sinks, share)
     kernel = compile_attention(spec)
     if kernel is SKIPPED:  # steps of more sequences divide the heads otherwise
-        for other in {heads_per_task(count, heads, kv_heads, threads) for count in range(1, threads + 1)} - {
+        for other in {heads_per_task(other, heads, kv_heads, threads) for other in range(1, threads + 1)} - {
             share
         }:
             compile_attention(replace(spec, heads_per_task=other))
@@ -111,6 +112,6 @@ def attend(
     tensors = (q, k, v, k_scale, v_scale, out, tasks, table, scratch, sink_scores)
     kernel(
         *(0 if tensor is None else tensor.data_ptr() for tensor in tensors),
-        *(len(tasks), heads, kv_heads, table.shape[1], window or NO_WINDOW, k.stride(0), v.stride(0)),
+        *(count, heads, kv_heads, table.shape[1], window or NO_WINDOW, k.stride(0), v.stride(0)),
         *(float_bits(number) for number in (scale, cap, 1 / cap)),
     )

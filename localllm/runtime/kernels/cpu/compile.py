@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVarTuple
 
 import llvmlite
 import llvmlite.binding as llvm
 import torch
 
+import localllm
 from localllm.hardware import processor
 from localllm.quant import packing
 from localllm.quant.formats import groups
@@ -33,6 +34,7 @@ from localllm.runtime.kernels.threads import run_in_parts
 from localllm.settings import Settings
 
 P = TypeVarTuple("P")
+SHIPPED_KERNELS = PurePosixPath("boxed/kernels")  # below the package; only the single-file binary has it
 DIGEST_BYTES = 32  # SHA-256, in front of the machine code in a cache file
 # Entry point of an OpenMP thread. It reads the number of threads, which may be lower than requested.
 OPENMP_ENTRY = """
@@ -276,20 +278,30 @@ def load_code(code: bytes) -> llvm.ExecutionEngine:
     return engine
 
 
+def file_name(key: tuple[str, ...]) -> str:
+    """Return the name of the file of a kernel's machine code."""
+    return hashlib.sha256("\0".join(key).encode()).hexdigest() + ".o"
+
+
 def cache_path(key: tuple[str, ...]) -> Path:
     """Path of a kernel's machine code below the cache folder."""
-    name = hashlib.sha256("\0".join(key).encode()).hexdigest()
-    return Settings.from_environment().cache / "kernels" / f"{name}.o"
+    return Settings.from_environment().cache / "kernels" / file_name(key)
+
+
+def shipped_path(key: tuple[str, ...]) -> Path:
+    """Path of a kernel's machine code in the package, which most kernels do not have there."""
+    return Path(localllm.__file__).parent / SHIPPED_KERNELS / file_name(key)
 
 
 def read_cached(key: tuple[str, ...]) -> bytes | None:
-    """Return cached machine code, or None where the file is missing, unreadable or not what was written."""
-    try:
-        content = cache_path(key).read_bytes()
-    except OSError:
-        return None
-    digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    return code if hashlib.sha256(code).digest() == digest else None
+    """Return cached or shipped machine code, or None where no file has it or the file is not what was written."""
+    for path in (cache_path(key), shipped_path(key)):
+        with contextlib.suppress(OSError):
+            content = path.read_bytes()
+            digest, code = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+            if hashlib.sha256(code).digest() == digest:
+                return code
+    return None
 
 
 def write_cached(key: tuple[str, ...], code: bytes) -> None:

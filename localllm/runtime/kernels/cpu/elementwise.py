@@ -180,21 +180,28 @@ def emit_rms_norm(p: Program, dtype: torch.dtype, weighted: bool) -> None:
     x, weight, y = p.load_addresses(3)
     rows, columns = p.load_counts(2, begin=3)
     eps = p.load(FLOAT, p.arguments, 8 * 5)
+    with p.loop(*p.part_range(rows)) as row:
+        offset = row * columns * dtype.itemsize
+        source, target = p.address(x, offset), p.address(y, offset)
+        emit_rms_norm_row(p, dtype, source, weight if weighted else None, target, columns, eps)
+
+
+def emit_rms_norm_row(
+    p: Program, dtype: torch.dtype, x: Value, weight: Value | None, y: Value, columns: Value, eps: Value
+) -> None:
+    """x [columns] -> y [columns]; columns: a multiple of 16"""
     element, size = ELEMENT_TYPES[dtype], dtype.itemsize
-    begin, end = p.part_range(rows)
-    with p.loop(begin, end) as row:
-        offset = row * columns * size
-        squares = p.variable(p.vector(0.0))
-        with p.loop(p.index_constant(0), columns, LANES) as i:
-            number = p.load_floats(element, p.address(x, offset), i * size)
-            squares.value = p.fma(number, number, squares.value)
-        mean = p.reduce_sum(squares.value) / columns.to_float32()
-        scale = (p.float_constant(1.0) / p.sqrt(mean + eps)).broadcast()
-        with p.loop(p.index_constant(0), columns, LANES) as i:
-            number = p.load_floats(element, p.address(x, offset), i * size) * scale
-            if weighted:
-                number = number * p.load_floats(FLOAT, weight, i * 4)
-            p.store_floats(number, element, p.address(y, offset), i * size)
+    squares = p.variable(p.vector(0.0))
+    with p.loop(p.index_constant(0), columns, LANES) as i:
+        number = p.load_floats(element, x, i * size)
+        squares.value = p.fma(number, number, squares.value)
+    mean = p.reduce_sum(squares.value) / columns.to_float32()
+    scale = (p.float_constant(1.0) / p.sqrt(mean + eps)).broadcast()
+    with p.loop(p.index_constant(0), columns, LANES) as i:
+        number = p.load_floats(element, x, i * size) * scale
+        if weight:
+            number = number * p.load_floats(FLOAT, weight, i * 4)
+        p.store_floats(number, element, y, i * size)
 
 
 @CompileOnce

@@ -13,7 +13,13 @@ from torch import Tensor
 from localllm.quant.formats import gguf, interleaved
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.formats.interleaved import empty_huge_pages
-from localllm.quant.packing import INT4_INTERLEAVED, INT8_INTERLEAVED, INTERLEAVED_BITS, TILE_ROWS
+from localllm.quant.packing import (
+    INT4_INTERLEAVED,
+    INT6_INTERLEAVED,
+    INT8_INTERLEAVED,
+    INTERLEAVED_BITS,
+    TILE_ROWS,
+)
 from localllm.quant.tensor import QuantizedTensor, no_op
 from localllm.runtime.kernels.cpu.compile import CompileOnce, KernelSource
 from localllm.runtime.kernels.cpu.ir import INT, LANES, SHORT, Program, Value
@@ -22,8 +28,8 @@ CHUNK_BYTES = 2**24  # of a file, interleaved per call
 WORD_BYTES = 4  # four codes of 8 bits of a row, or eight of 4 bits
 HALF_BYTES = 2  # of a float16 scale
 # Masks of the same bits of four bytes.
-BIT_1, BITS_2, BITS_4, BITS_5, BITS_6 = (0x01010101 * mask for mask in (1, 3, 15, 31, 63))
-UPPER_4, BIT_6, BITS_5_AND_6 = -0x0F0F0F10, 0x20202020, 0x30303030  # the first is 0xF0F0F0F0 as int32
+BIT_1, BITS_2, BITS_4, BITS_6 = (0x01010101 * mask for mask in (1, 3, 15, 63))
+UPPER_4, BITS_5_AND_6 = -0x0F0F0F10, 0x30303030  # the first is 0xF0F0F0F0 as int32
 
 
 @dataclass(frozen=True)
@@ -64,25 +70,39 @@ def q4_k_words(rows: BlockRows) -> Words:
 
 def q5_k_words(rows: BlockRows) -> Words:
     """Bit r of 32 bytes is the fifth of run r of 32 columns."""
-    for i in range(8):
-        fifths = rows.word(16 + WORD_BYTES * i)
-        for run in range(0, 8, 2):
-            low = rows.word(48 + 16 * run + WORD_BYTES * i)
-            yield 8 * run + i, (low & BITS_4) | (((fifths >> run) & BIT_1) << 4)
-            yield 8 * run + 8 + i, ((low >> 4) & BITS_4) | (((fifths >> (run + 1)) & BIT_1) << 4)
+    for columns in range(2):  # of 16, in a run of 32
+        words = range(4 * columns, 4 * columns + 4)
+        fifths = [rows.word(16 + WORD_BYTES * i) for i in words]
+        for run in range(8):
+            lower = [rows.word(48 + 16 * (run // 2 * 2) + WORD_BYTES * i) for i in words]
+            codes = [
+                ((low >> (4 * (run % 2))) & BITS_4) | (((fifth >> run) & BIT_1) << 4)
+                for low, fifth in zip(lower, fifths, strict=True)
+            ]
+            yield from pack_six_bits(2 * run + columns, codes)
 
 
 def q6_k_words(rows: BlockRows) -> Words:
     """Two bits of 32 bytes are the upper bits of four runs of 32 columns."""
     for half in range(2):
-        for i in range(8):
-            upper = rows.word(128 + 32 * half + WORD_BYTES * i)
-            lower = [rows.word(64 * half + 32 * j + WORD_BYTES * i) for j in range(2)]
+        for columns in range(2):  # of 16, in a run of 32
+            words = range(4 * columns, 4 * columns + 4)
+            upper = [rows.word(128 + 32 * half + WORD_BYTES * i) for i in words]
             for run in range(4):
-                low = (lower[run % 2] >> (4 * (run // 2))) & BITS_4
-                code = low | (((upper >> (2 * run)) & BITS_2) << 4)
-                # code - 32 in each byte: bit 6 is cleared, or it and the two above are set.
-                yield 32 * half + 8 * run + i, (code & BITS_5) | (((code ^ BIT_6) & BIT_6) * 7)
+                lower = [rows.word(64 * half + 32 * (run % 2) + WORD_BYTES * i) for i in words]
+                codes = [
+                    ((low >> (4 * (run // 2))) & BITS_4) | (((high >> (2 * run)) & BITS_2) << 4)
+                    for low, high in zip(lower, upper, strict=True)
+                ]
+                yield from pack_six_bits(8 * half + 2 * run + columns, codes)
+
+
+def pack_six_bits(unit: int, codes: list[Value]) -> Words:
+    """Pack four vectors of codes, those of 16 columns, into three."""
+    *first, last = codes
+    for i, code in enumerate(first):
+        upper = (last & (BITS_2 << (2 * i))) << (6 - 2 * i)
+        yield 3 * unit + i, code | upper
 
 
 def k_quant_factors(rows: BlockRows) -> dict[str, list[Value]]:
@@ -119,8 +139,8 @@ CONVERSIONS = {
     "q4_0": BlockConversion(INT4_INTERLEAVED, q4_0_words, {"scale": 0}),
     "q8_0": BlockConversion(INT8_INTERLEAVED, q8_0_words, {"scale": 0}),
     "q4_k": BlockConversion(INT4_INTERLEAVED, q4_k_words, BLOCK_SCALES, k_quant_factors, 8),
-    "q5_k": BlockConversion(INT8_INTERLEAVED, q5_k_words, BLOCK_SCALES, k_quant_factors, 8),
-    "q6_k": BlockConversion(INT8_INTERLEAVED, q6_k_words, {"block_scale": 208}, q6_k_factors, 16),
+    "q5_k": BlockConversion(INT6_INTERLEAVED, q5_k_words, BLOCK_SCALES, k_quant_factors, 8),
+    "q6_k": BlockConversion(INT6_INTERLEAVED, q6_k_words, {"block_scale": 208}, q6_k_factors, 16),
 }
 
 
@@ -164,7 +184,7 @@ def interleave_weights(*weights: QuantizedTensor, on_read: Callable[[], None] = 
     block, rows = BLOCK_TYPE_BY_NAME[first.format], sum(weight.shape[0] for weight in weights)
     tiles, blocks = rows // TILE_ROWS, first.shape[1] // block.block_elements
     vectors = first.shape[1] * INTERLEAVED_BITS[conversion.target] // 8 // WORD_BYTES
-    q_dtype = torch.uint8 if conversion.target == INT4_INTERLEAVED else torch.int8
+    q_dtype = torch.int8 if conversion.target == INT8_INTERLEAVED else torch.uint8
     parts = {"q": empty_huge_pages((tiles, vectors, TILE_ROWS, WORD_BYTES), q_dtype)}
     for name in conversion.part_names[1:]:
         half = name in conversion.halves

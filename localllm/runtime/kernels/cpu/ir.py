@@ -116,7 +116,11 @@ class Variable:
 FOUR_BYTES = {  # int32 accumulator + the sum of four products of bytes
     "avx512vnni": ("llvm.x86.avx512.vpdpbusd.512", 512),
     "avxvnni": ("llvm.x86.avx512.vpdpbusd.256", 256),
+    "i8mm": ("llvm.aarch64.neon.sdot.v4i32.v16i8", 128),
     "dotprod": ("llvm.aarch64.neon.sdot.v4i32.v16i8", 128),
+}
+BYTE_MATRICES = {  # int32 2 x 2 accumulator + the products of two rows of eight bytes with two others
+    "i8mm": ("llvm.aarch64.neon.smmla.v4i32.v16i8", 128),
 }
 BYTE_PAIRS = {  # int16, saturating: the sum of two products of bytes
     "avx512bw": ("llvm.x86.avx512.pmaddubs.w.512", 512),
@@ -458,11 +462,32 @@ class Program:
     @property
     def takes_unsigned_bytes(self) -> bool:
         """Whether the first operand of `dot_bytes` is unsigned."""
-        return self.variant != "dotprod"
+        return self.variant not in ("dotprod", "i8mm")
 
     def dot_bytes(self, accumulator: Value, a: Value, b: Value) -> Value:
         """Add four byte products to each int32: bytes of a are 0 .. 255 (ARM: -128 .. 127), of b -128 .. 127."""
         return self.intrinsic_by_pieces(*FOUR_BYTES[self.variant], [INT, BYTE, BYTE], INT, accumulator, a, b)
+
+    @property
+    def multiplies_byte_matrices(self) -> bool:
+        """Whether the processor has an instruction for `matmul_bytes`."""
+        return self.variant in BYTE_MATRICES
+
+    def matmul_bytes(self, accumulator: Value, a: Value, b: Value) -> Value:
+        """Add to each 2 x 2 of int32 the products of rows of a with rows of b.
+
+        Each 16 bytes of a and b are two rows of eight signed bytes.
+        """
+        return self.intrinsic_by_pieces(*BYTE_MATRICES[self.variant], [INT, BYTE, BYTE], INT, accumulator, a, b)
+
+    def load_row_pair(self, first: Value, second: Value, offset: Value) -> Value:
+        """Load eight bytes from each of two addresses, as all four pieces of 16 bytes."""
+        pair = ir.Constant(ir.VectorType(LONG, 2), ir.Undefined)
+        for lane, address in enumerate((first, second)):
+            pair = self.builder.insert_element(pair, self.load(LONG, address, offset).ir, ir.Constant(INT, lane))
+        words = self.builder.bitcast(pair, ir.VectorType(INT, 4))
+        lanes = ir.Constant(vector_type(INT), list(range(4)) * 4)
+        return Value(self, self.builder.shuffle_vector(words, words, lanes))
 
     def dot_byte_pairs(self, unsigned: Value, signed: Value) -> Value:
         """64 bytes each -> 32 int16: u[2i] * s[2i] + u[2i + 1] * s[2i + 1]. Sums beyond 16 bits are undefined."""
@@ -490,9 +515,11 @@ class Program:
         ]
         return Value(self, b.shuffle_vector(halves[0], halves[1], ir.Constant(vector_type(INT), low + high)))
 
-    def extend_bytes(self, a: Value, first: int) -> Value:
-        """64 signed bytes -> 32 int16: the even bytes (first = 0), or the odd bytes (first = 1)."""
+    def extend_bytes(self, a: Value, first: int, signed: bool = True) -> Value:
+        """64 bytes -> 32 int16: the even bytes (first = 0), or the odd bytes (first = 1)."""
         shorts = self.as_shorts(a)
+        if not signed:
+            return shorts >> 8 if first else shorts & 255
         return shorts.signed_shift(8) if first else (shorts << 8).signed_shift(8)
 
     def extend_nibbles(self, a: Value, shift: int) -> Value:
@@ -503,6 +530,10 @@ class Program:
     def as_shorts(self, a: Value) -> Value:
         """Reinterpret the bits of 16 int32 as 32 int16."""
         return Value(self, self.builder.bitcast(a.ir, ir.VectorType(SHORT, 2 * LANES)))
+
+    def as_ints(self, a: Value) -> Value:
+        """Reinterpret the bits of 32 int16 as 16 int32."""
+        return Value(self, self.builder.bitcast(a.ir, vector_type(INT)))
 
     def truncate_shorts(self, a: Value, lanes: list[int]) -> Value:
         """Return the lowest 16 bits of these lanes of 16 int32."""

@@ -6,16 +6,18 @@ Two planes hold 16 bits of x and three hold 24, the precision of bfloat16 and of
 faster to dequantize W (`emit_dequantize`).
 
 Without an instruction that adds four byte products to int32, 4-bit codes are multiplied with the planes in pairs
-of int16, eight of which can be added before they overflow: 8 * 2 * 15 * 128 < 2^15. 8-bit codes would overflow;
-they are widened to 16 bits and multiplied with words of x, two planes per product.
+of int16, eight of which can be added before they overflow: 8 * 2 * 15 * 128 < 2^15. With 6-bit codes two can be
+added. 8-bit codes would overflow; they are widened to 16 bits and multiplied with words of x, two planes per
+product.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from llvmlite import ir
 
+from localllm.runtime.kernels.cpu.elementwise import emit_rms_norm_row
 from localllm.runtime.kernels.cpu.ir import (
     FLOAT,
     FOUR_BYTES,
@@ -40,7 +42,7 @@ MIN_GROUP_MAX = 2.0**-100  # lower bound of max(abs(x)) of a group, so that 1 / 
 CACHED_ROWS = 64  # rows of x that stay in a core's L2 cache while W streams past
 CHUNK_COLUMNS = 512  # unpacked at a time: 16 KB of int16, which stay in the L1 cache
 SHORT_BYTES = 2
-PAIRS_OF_16_BITS = 8  # int16 sums of pairs that are added before they are widened
+PAIRS_OF_16_BITS = {4: 8, 6: 2}  # int16 sums of pairs that are added before they are widened, by bits of a code
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,9 @@ class SplitFormat:
     def for_processor(cls, variant: str, bits: int, planes: int, rows: int) -> "SplitFormat":
         """bits: width of the codes of W; rows: of x per pass over W; variant: as in `Program`."""
         joined = variant not in FOUR_BYTES
-        return cls(planes, joined and (bits == 8 or (rows > 1 and variant in SHORT_PAIRS)), joined)
+        # Words of several planes need fewer registers; a single plane takes half the products as bytes.
+        words = bits == 8 or (rows > 1 and planes > 1 and variant in SHORT_PAIRS)
+        return cls(planes, joined and words, joined)
 
     @property
     def digits(self) -> int:
@@ -96,9 +100,25 @@ def emit_split(p: Program, dtype: torch.dtype, group: int, split: SplitFormat) -
     """
     x, digits, records = p.load_addresses(3)
     rows, padded_rows, groups = p.load_counts(3, begin=3)
+    split_groups(p, dtype, group, split, (x, digits, records), padded_rows * groups, p.part_range(rows * groups))
+
+
+def split_groups(
+    p: Program,
+    dtype: torch.dtype,
+    group: int,
+    split: SplitFormat,
+    addresses: tuple[Value, Value, Value],
+    plane_groups: Value,
+    part: tuple[Value, Value],
+) -> None:
+    """Split groups `part[0]` .. `part[1] - 1` of x.
+
+    addresses: of x, digits and records; plane_groups: groups in the plane of one digit
+    """
+    x, digits, records = addresses
     limit = p.float_constant(BYTE_MAX * 256.0 ** (split.planes - 1))
-    begin, end = p.part_range(rows * groups)
-    with p.loop(begin, end) as g:
+    with p.loop(*part) as g:
         start = p.address(x, g * (group * dtype.itemsize))
         numbers = [p.load_floats(ELEMENT_TYPES[dtype], start, i * dtype.itemsize) for i in range(0, group, LANES)]
         largest, nan = p.vector(MIN_GROUP_MAX), p.vector(0.0)
@@ -113,7 +133,7 @@ def emit_split(p: Program, dtype: torch.dtype, group: int, split: SplitFormat) -
             for level in reversed(range(split.digits)):  # digit 0 is the most significant
                 upper = (rest + 128).signed_shift(8)  # all digits but the first have 8 bits
                 digit = rest - (upper << 8) if level else rest
-                plane = p.address(digits, padded_rows * groups * (group * level * split.digit_bytes))
+                plane = p.address(digits, plane_groups * (group * level * split.digit_bytes))
                 p.store_digits(digit, plane, (g * group + i * LANES) * split.digit_bytes, split.words)
                 index, shift = split.sum_and_shift(level)
                 totals[index] = totals[index] + (digit << shift)
@@ -130,6 +150,46 @@ def join_digits(sums: list[Value]) -> Value:
     for lower in sums[1:]:
         joined = joined * 256.0 + lower.to_float32()
     return joined
+
+
+ROW_ADDRESSES, ROW_COUNTS = 5, 5  # arguments of `emit_row_matmul` besides the weight's parts and epsilon
+
+
+def emit_row_matmul(p: Program, layout: InterleavedLayout, split: SplitFormat, dtype: torch.dtype) -> None:
+    """residual + W norm(x) for one row: x [K] -> y [16 tiles], where norm and residual are optional.
+
+    A call of its own for each of them takes longer than what it computes. Every thread normalizes and splits all
+    of x in its own part of the scratch memory, so that none waits for another.
+    """
+    x, norm_weight, residual, y, scratch, *parts = p.load_addresses(ROW_ADDRESSES + len(PART_NAMES))
+    begin = ROW_ADDRESSES + len(PART_NAMES)
+    tiles, groups, scratch_bytes, normed, added = p.load_counts(ROW_COUNTS, begin=begin)
+    eps = p.load(FLOAT, p.arguments, 8 * (begin + ROW_COUNTS))
+    zero, columns = p.index_constant(0), groups * layout.group
+    own = p.address(scratch, p.part * scratch_bytes)
+    digits = p.address(own, columns * dtype.itemsize)
+    records = p.address(digits, columns * split.column_bytes)
+    with p.loop(zero, normed):  # once or never
+        emit_rms_norm_row(p, dtype, x, norm_weight, own, columns, eps)
+    source = p.select_nonzero(normed, own, x)
+    split_groups(p, dtype, layout.group, split, (source, digits, records), groups, (zero, groups))
+    planes = [p.address(digits, columns * (i * split.digit_bytes)) for i in range(split.digits)]
+    with p.loop(*p.part_range(tiles)) as tile:
+        weight = WeightTile.from_parts(p, layout, tile, groups, parts)
+        sums = [(p.variable(p.vector(0.0)), p.variable(p.vector(0.0)))]
+        accumulate_runs(weight, [SplitRow(split, planes, records)], zero, groups / layout.groups_per_run, sums)
+        [(total, minimum)] = sums
+        element, offset = ELEMENT_TYPES[dtype], tile * (LANES * dtype.itemsize)
+        p.store_floats(total.value - minimum.value, element, y, offset)
+        with p.loop(zero, added):  # to the product as it is rounded
+            both = (p.load_floats(element, address, offset) for address in (residual, y))
+            p.store_floats(sum_values(list(both)), element, y, offset)
+
+
+def row_scratch_bytes(columns: int, groups: int, split: SplitFormat, dtype: torch.dtype) -> int:
+    """Return the bytes of a thread's scratch memory for `emit_row_matmul`, in whole cache lines."""
+    size = columns * (dtype.itemsize + split.column_bytes) + groups * split.record_bytes
+    return -(-size // VECTOR_BYTES) * VECTOR_BYTES
 
 
 def emit_matmul(
@@ -342,23 +402,64 @@ def dot_planes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSu
     # Two accumulators hide the latency of the instruction, where registers hold them.
     count = 2 if len(x) == 1 or p.variant == "avx512vnni" else 1
     accumulators = [[[[digit, p.vector(0, INT)][:count] for digit in row] for row in group] for group in sums]
-    for at, packed in enumerate(weight.load_step(step)):
-        for half, shift in enumerate(layout.shifts):
-            codes = (packed >> shift) & 0x0F0F0F0F if layout.bits == 4 else packed
-            if layout.bits == 8 and p.takes_unsigned_bytes:
-                codes = packed ^ -0x7F7F7F80  # adds 128 to each byte
-            column = layout.column(at, half)
-            chain = (half if layout.bits == 4 else at) % count
-            for row, x_row in enumerate(x):
-                for digit in range(len(x_row.digits)):
-                    chains = accumulators[column // layout.group][row][digit]
-                    four = x_row.load_columns(digit, step * layout.step_columns + column)
-                    chains[chain] = p.pin(p.dot_bytes(chains[chain], codes, four))
+    row_pairs = range(len(x) // 2 if p.multiplies_byte_matrices else 0)
+    matrices = RowPairProducts(x, {})
+    for i, (column, codes) in enumerate(weight.load_codes(step)):
+        if layout.bits == 8 and p.takes_unsigned_bytes:
+            codes = codes ^ -0x7F7F7F80  # adds 128 to each byte
+        if row_pairs:
+            matrices.add(weight, step, column, codes)
+        for row, x_row in [*enumerate(x)][2 * len(row_pairs) :]:
+            for digit in range(len(x_row.digits)):
+                chains = accumulators[column // layout.group][row][digit]
+                four = x_row.load_columns(digit, step * layout.step_columns + column)
+                chains[i % count] = p.pin(p.dot_bytes(chains[i % count], codes, four))
+    for (group, pair, digit), halves in matrices.products.items():
+        for row, lanes in enumerate(((0, 1), (2, 3))):
+            # Of each four rows of W, the first half has products with two, the second with the other two.
+            order = [4 * piece + lane + first for piece in range(4) for first in (0, LANES) for lane in lanes]
+            accumulators[group][2 * pair + row][digit].append(p.shuffle(*halves, order))
     return [[[sum_values(chains) for chains in row] for row in group] for group in accumulators]
 
 
+@dataclass
+class RowPairProducts:
+    """Products of two rows of x with 16 rows of W by an instruction for matrices of bytes."""
+
+    x: list[SplitRow]
+    waiting: dict[int, Value]  # codes by column, until those of the next four columns are loaded
+    # 2 x 2 sums by group, pair of rows and digit: two rows of W of each four, then the other two
+    products: dict[tuple[int, int, int], tuple[Value, Value]] = field(default_factory=dict)
+
+    def add(self, weight: WeightTile, step: Value, column: int, codes: Value) -> None:
+        """Add codes of four columns; every second call multiplies eight."""
+        p, layout = weight.program, weight.layout
+        if column % 8 == 0:
+            self.waiting[column] = codes
+            return
+        first = self.waiting.pop(column - 4)
+        # Four columns of each row beside the next four: rows 0 and 1 of each four, then rows 2 and 3.
+        zipped = [
+            p.shuffle(
+                first, codes, [4 * piece + row + half for piece in range(4) for row in rows for half in (0, 16)]
+            )
+            for rows in ((0, 1), (2, 3))
+        ]
+        for pair in range(len(self.x) // 2):
+            upper, lower = self.x[2 * pair], self.x[2 * pair + 1]
+            for digit in range(len(upper.digits)):
+                offset = step * layout.step_columns + (column - 4)
+                eight = p.load_row_pair(upper.digits[digit], lower.digits[digit], offset)
+                key = (column // layout.group, pair, digit)
+                sums = self.products.get(key, (p.vector(0, INT), p.vector(0, INT)))
+                first_sum, second_sum = (
+                    p.matmul_bytes(total, eight, w) for total, w in zip(sums, zipped, strict=True)
+                )
+                self.products[key] = first_sum, second_sum
+
+
 def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums: GroupSums) -> GroupSums:
-    """Multiply 4-bit codes with instructions that add two byte products in int16."""
+    """Multiply codes of 4 or 6 bits with instructions that add two byte products in int16."""
     p, layout, split = weight.program, weight.layout, x[0].split
     shorts: dict[tuple[int, int, int], tuple[Value, int]] = {}  # int16 sums and terms by group, row and digit
 
@@ -368,19 +469,17 @@ def dot_pairs_of_bytes(weight: WeightTile, x: list[SplitRow], step: Value, sums:
         powers = p.as_shorts(p.vector(0x00010001 << shift, INT))
         sums[group][row][index] = sums[group][row][index] + p.dot_pairs(shorts.pop(key)[0], powers)
 
-    for at, packed in enumerate(weight.load_step(step)):
-        for half, shift in enumerate(layout.shifts):
-            codes = (packed >> shift) & 0x0F0F0F0F
-            column = layout.column(at, half)
-            for row, x_row in enumerate(x):
-                for digit in range(len(x_row.digits)):
-                    key = (column // layout.group, row, digit)
-                    four = x_row.load_columns(digit, step * layout.step_columns + column)
-                    product = p.dot_byte_pairs(codes, four)
-                    total, terms = shorts.get(key, (None, 0))
-                    shorts[key] = (product if total is None else total + product, terms + 1)
-                    if terms + 1 == PAIRS_OF_16_BITS:
-                        widen(key)
+    for column, codes in weight.load_codes(step):
+        for row, x_row in enumerate(x):
+            for digit in range(len(x_row.digits)):
+                key = (column // layout.group, row, digit)
+                four = x_row.load_columns(digit, step * layout.step_columns + column)
+                product = p.dot_byte_pairs(codes, four)
+                total, terms = shorts.get(key, (None, 0))
+                total = product if total is None else total + product
+                shorts[key] = (p.as_shorts(p.pin(p.as_ints(total))) if len(x) > 1 else total, terms + 1)
+                if terms + 1 == PAIRS_OF_16_BITS[layout.bits]:
+                    widen(key)
     for key in list(shorts):
         widen(key)
     return sums
@@ -411,25 +510,19 @@ def widened_codes(weight: WeightTile, step: Value) -> Iterator[tuple[int, Value]
     """Codes of a step as int16, with the column of x (in the order of words) that each vector begins to meet."""
     p, layout = weight.program, weight.layout
     columns = iter(word_columns(layout))
-    for packed in weight.load_step(step):
-        for shift in layout.shifts:
-            for pair in range(2):
-                wide = (
-                    p.extend_nibbles(packed, shift + 8 * pair)
-                    if layout.bits == 4
-                    else p.extend_bytes(packed, pair)
-                )
-                yield next(columns), wide
+    if layout.bits == 4:  # straight from nibbles
+        for packed in weight.load_step(step):
+            for shift in (0, 8, 4, 12):
+                yield next(columns), p.extend_nibbles(packed, shift)
+        return
+    for _, codes in weight.load_codes(step):
+        for pair in range(2):
+            yield next(columns), p.extend_bytes(codes, pair, signed=layout.bits == 8)
 
 
 def word_columns(layout: InterleavedLayout) -> list[int]:
     """Columns of `widened_codes`."""
-    return [
-        layout.column(at, half) + 2 * pair
-        for at in range(layout.step_columns * layout.bits // 32)
-        for half in range(len(layout.shifts))
-        for pair in range(2)
-    ]
+    return [column + 2 * pair for column in layout.code_columns for pair in range(2)]
 
 
 def emit_dequantize(p: Program, layout: InterleavedLayout, out: torch.dtype) -> None:
@@ -442,23 +535,19 @@ def emit_dequantize(p: Program, layout: InterleavedLayout, out: torch.dtype) -> 
         with p.loop(p.index_constant(0), groups / layout.groups_per_step) as step:
             for group in range(layout.groups_per_step):
                 dequantize = dequantizer(weight, step * layout.groups_per_step + group)
-                for at, packed in enumerate(weight.load_step(step)):
-                    for half, shift in enumerate(layout.shifts):
-                        column = layout.column(at, half)
-                        if column // layout.group != group:
-                            continue
-                        for byte in range(4):
-                            code = extract_code(packed, layout, shift + 8 * byte)
-                            index = (step * layout.step_columns + column + byte) * tiles + tile
-                            number = dequantize(code)
-                            p.store_floats(number, ELEMENT_TYPES[out], panel, index * (LANES * out.itemsize))
+                for column, codes in weight.load_codes(step):
+                    if column // layout.group != group:
+                        continue
+                    for byte in range(4):
+                        code = extract_byte(codes, 8 * byte, signed=layout.bits == 8)
+                        index = (step * layout.step_columns + column + byte) * tiles + tile
+                        number = dequantize(code)
+                        p.store_floats(number, ELEMENT_TYPES[out], panel, index * (LANES * out.itemsize))
 
 
-def extract_code(packed: Value, layout: InterleavedLayout, shift: int) -> Value:
-    """Extract the code at bit `shift` of each lane as int32."""
-    if layout.bits == 4:
-        return (packed >> shift) & 15
-    return (packed << (24 - shift)).signed_shift(24)
+def extract_byte(codes: Value, shift: int, *, signed: bool) -> Value:
+    """Extract the byte at bit `shift` of each lane as int32."""
+    return (codes << (24 - shift)).signed_shift(24) if signed else (codes >> shift) & 255
 
 
 def dequantizer(weight: WeightTile, group: Value) -> Callable[[Value], Value]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localllm.quant.packing import INT4_GPU_PACKED
 from localllm.quant.tensor import QuantizedTensor
-from localllm.runtime.kernels.gpu.launch import SMALL_SHARED_ARCHS, dot, gpu_of
+from localllm.runtime.kernels.gpu.launch import dot, gpu_of
 
 DENSE_CHUNK_COLUMNS = 64  # of a chunk of a dense matrix
 PLANES_PER_WORD = {"plain": 1, "int4": 4, "e2m1": 4, "int8": 2, "e4m3": 2}
@@ -65,7 +65,7 @@ def pipeline_stages(arguments: dict[str, Any], rows: int, rows_of_x: int, x: Ten
         rows_of_x * x.element_size() + rows * arguments["p_q"].element_size() // PLANES_PER_WORD[arguments["KIND"]]
     )
     chunk_bytes = column_bytes * PLANES_PER_WORD[arguments["KIND"]] * arguments["W"]
-    stage_bytes = SMALL_STAGE_BYTES if gpu_of(x.device).arch in SMALL_SHARED_ARCHS else STAGE_BYTES
+    stage_bytes = SMALL_STAGE_BYTES if gpu_of(x.device).small_shared else STAGE_BYTES
     return max(1, min(MAX_STAGES[arguments["W"]], stage_bytes // chunk_bytes))
 
 

@@ -22,9 +22,9 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
+from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
-    SMALL_SHARED_ARCHS,
     allow_next_kernel,
     gpu_of,
     gpu_unsupported,
@@ -35,7 +35,6 @@ from localllm.runtime.kernels.gpu.paged import (
     EXAMPLE_CONTEXT,
     FORM_PLAIN,
     MAX_DECODE_TOKENS,
-    MAX_HEAD_BYTES,
     META_DEVICE,
     MIN_SCORE,
     attend_tile,
@@ -48,16 +47,19 @@ from localllm.runtime.kernels.gpu.paged import (
 )
 from localllm.runtime.kernels.gpu.splits import (
     SplitWorkspace,
+    Turn,
     choose_splits,
     chunk_tiles,
     combine_splits,
     split_chunk,
+    turns,
+    workspace_rows,
 )
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kv_cache.tensors import KVCache
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["first", "first_token", "table_row"])
 def decode_kernel(
     p_q,
     p_k,
@@ -70,7 +72,9 @@ def decode_kernel(
     p_table,
     p_start,
     p_context,
-    queries,
+    p_row,
+    first,
+    first_token,
     q_token,
     q_head,
     table_row,
@@ -97,7 +101,7 @@ def decode_kernel(
     i_head = tl.program_id(0) // row_tiles
     i_row = tl.program_id(0) % row_tiles * ROWS
     i_split = tl.program_id(1)
-    i_sequence = tl.program_id(2)
+    i_sequence = first + tl.program_id(2)
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     before = tl.load(p_context + i_sequence) - count  # tokens
@@ -158,7 +162,8 @@ def decode_kernel(
             )
         if begin < end:
             m_own = m_row & (chunk_tiles(position, WINDOW, TILE, SPLITS) == tiles)
-            o_space = (i_sequence * queries + o_query).to(tl.int64) * (KV_HEADS * GROUP) + o_head
+            row = tl.load(p_row + i_sequence) - first_token + o_query
+            o_space = row.to(tl.int64) * (KV_HEADS * GROUP) + o_head
             o_space = o_space * SPLITS + chunk % SPLITS
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
@@ -181,7 +186,10 @@ def choose_tile(q: Tensor, form: int) -> tuple[int, int, int]:
     width = triton.next_power_of_2(q.shape[-1]) * q.element_size()
     if width > 512:
         return 32, 8, 3
-    narrow = gpu_of(q.device).arch in SMALL_SHARED_ARCHS and form == FORM_PLAIN.value
+    gpu = gpu_of(q.device)
+    if gpu.amd_arch.startswith("gfx1"):  # RDNA holds operands of products twice in registers; this spills least
+        return 32, 8, 2
+    narrow = gpu.small_shared and form == FORM_PLAIN.value
     return 64 if width <= 256 else 32, 4, 3 if narrow else 5
 
 
@@ -200,15 +208,25 @@ def launch_decode(
 
     out, q, gate: [T, heads, head_dim]; with a gate, each result is multiplied by its sigmoid.
     """
-    sequences, group = len(batch.context_len), c.heads // c.kv_heads
+    splits, (tile, _, _) = choose_splits(q, c.kv_heads), choose_tile(q, cache_form(cache.k)[1])
+    for turn in turns(batch, c.heads, splits, c.head_dim):
+        space = SplitWorkspace.allocate(q, turn.tokens, c.heads, splits, c.head_dim)
+        launch_turn(space, q, cache, batch, c, queries, turn)
+        combine_splits(out, space, batch, turn, queries, c.window or 0, tile, sinks, gate)
+
+
+def launch_turn(
+    space: SplitWorkspace, q: Tensor, cache: KVCache, batch: Batch, c: AttentionConfig, queries: int, turn: Turn
+) -> None:
+    """Write the chunks of some sequences to the workspace."""
+    group, splits = c.heads // c.kv_heads, space.total.shape[2]
     (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
     width = k.shape[-1]  # in elements, or pairs of them
-    rows, (tile, warps, stages), splits = tile_rows(group), choose_tile(q, form), choose_splits(q, c.kv_heads)
-    space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.head_dim)
+    rows, (tile, warps, stages) = tile_rows(group), choose_tile(q, form)
     unit, bend = score_units(c.scale, c.softcap)
     launch_kernel(
         decode_kernel,
-        (c.kv_heads * triton.cdiv(queries * group, rows), splits, sequences),
+        (c.kv_heads * triton.cdiv(queries * group, rows), splits, turn.sequences),
         warps=warps,
         stages=stages,
         device=q.device,
@@ -223,7 +241,9 @@ def launch_decode(
         p_table=batch.block_table,
         p_start=batch.query_start,
         p_context=batch.context_len,
-        queries=queries,
+        p_row=workspace_rows(batch),
+        first=turn.first,
+        first_token=turn.first_token,
         q_token=q.stride(0),
         q_head=q.stride(1),
         table_row=batch.block_table.stride(0),
@@ -243,7 +263,6 @@ def launch_decode(
         FORM=form,
         MOST_TOKENS=MAX_DECODE_TOKENS,
     )
-    combine_splits(out, space, batch.query_start, batch.context_len, c.window or 0, tile, sinks, gate)
 
 
 def attention_unsupported(

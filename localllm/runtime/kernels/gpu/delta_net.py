@@ -299,7 +299,13 @@ def delta_net(
     arguments |= {"BLOCK_V": columns}
     if batch.uniform_query_len is None or batch.uniform_query_len <= MAX_STEP_TOKENS:
         launch_kernel(
-            delta_net_step_kernel, grid, 4, device=v.device, **arguments, BLOCK_K=triton.next_power_of_2(key_dim)
+            delta_net_step_kernel,
+            grid,
+            4,
+            device=v.device,
+            contract=False,
+            **arguments,
+            BLOCK_K=triton.next_power_of_2(key_dim),
         )
     if batch.max_query_len > MAX_STEP_TOKENS:
         launch_kernel(

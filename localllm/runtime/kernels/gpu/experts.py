@@ -50,6 +50,7 @@ MAX_UNSORTED_TOKENS = 16  # the columns of a tensor core's smallest product
 
 BLOCK_PAIRS = 64
 SUM_WARPS = 4
+MAX_WORDS = 64  # of a chunk
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SUM_COLUMNS = 512  # that a program sums
 
@@ -81,7 +82,7 @@ def sort_by_expert(chosen: Tensor, experts: int, size: int) -> ExpertBlocks:
     return ExpertBlocks(begin.int(), end.int(), order.int(), size, max_blocks)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def grouped_matmul_kernel(
     p_q,
     p_scale,
@@ -250,16 +251,21 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: StackedExpe
     return out
 
 
-def choose_tile(arch: int, few: bool, gated: bool) -> tuple[int, int]:
+def choose_tile(arch: int, words: int, few: bool, gated: bool) -> tuple[int, int]:
     """Return the rows of an expert that a program multiplies (per half if gated), and warps. Estimated, not
     measured.
 
-    Few tokens: small programs, so that 4 selected experts of 3,000 rows each occupy several per multiprocessor.
+    Few tokens: programs of one warp, as each warp would unpack the same 16 rows again: a weight then takes 8 to 10
+    instructions instead of 18 to 42. Small ones, so that 4 selected experts of 3,000 rows each occupy several per
+    multiprocessor. Rows of 64 words take many registers, so that fewer fit, or on sm_100 more warps share them.
     Many: each dequantized weight is multiplied with 64 pairs; if x is not read from shared memory, the sums of
     both halves and x take so many registers that the halves are smaller, and use more threads.
     """
     if few:
-        return (16, 4) if gated else (32, 4)
+        wide = words == MAX_WORDS
+        if gated:
+            return (64, 4) if wide and arch == 100 else (16, 1)
+        return (16 if wide else 32), 1
     if arch == WGMMA_ARCH or not gated:
         return 64, 4
     return 32, 8
@@ -276,9 +282,8 @@ def grouped_matmul(
     activation: Activation | None,
 ) -> None:
     """Compute y [pairs, N] of x [T or pairs, K]. sent: the pairs of each expert, None for few tokens."""
-    rows, warps = choose_tile(gpu_of(x.device).arch, sent is None, activation is not None)
-    pairs = sent.size if sent else MAX_UNSORTED_TOKENS
-    arguments = weight_arguments(weight)
+    arguments, pairs = weight_arguments(weight), sent.size if sent else MAX_UNSORTED_TOKENS
+    rows, warps = choose_tile(gpu_of(x.device).arch, arguments["W"], sent is None, activation is not None)
     launch_kernel(
         grouped_matmul_kernel,
         (chosen.numel() if sent is None else sent.max_count, triton.cdiv(y.shape[1], rows)),

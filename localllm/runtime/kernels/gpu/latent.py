@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import LatentConfig, RopeConfig
+from localllm.quant.packing import MAX_HEAD_BYTES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
-    SMALL_SHARED_ARCHS,
     allow_next_kernel,
     dot,
     gpu_of,
@@ -37,7 +37,6 @@ from localllm.runtime.kernels.gpu.paged import (
     EXAMPLE_CONTEXT,
     FORM_PLAIN,
     MAX_DECODE_TOKENS,
-    MAX_HEAD_BYTES,
     META_DEVICE,
     MIN_SCORE,
     block_table_slots,
@@ -51,7 +50,15 @@ from localllm.runtime.kernels.gpu.paged import (
     store_output,
     zero_accumulator,
 )
-from localllm.runtime.kernels.gpu.splits import SplitWorkspace, choose_splits, chunk_tiles, combine_splits
+from localllm.runtime.kernels.gpu.splits import (
+    SplitWorkspace,
+    Turn,
+    choose_splits,
+    chunk_tiles,
+    combine_splits,
+    turns,
+    workspace_rows,
+)
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kv_cache.tensors import LatentCache
 
@@ -135,7 +142,7 @@ def per_head_matmul(x: Tensor, w: Tensor, *, out_first: bool) -> Tensor:
     return out
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["first", "first_token", "table_row"])
 def mla_kernel(
     p_q,
     p_turned,
@@ -147,7 +154,9 @@ def mla_kernel(
     p_table,
     p_start,
     p_context,
-    queries,
+    p_row,
+    first,
+    first_token,
     q_token,
     q_head,
     turned_token,
@@ -175,7 +184,7 @@ def mla_kernel(
     allow_next_kernel(PDL)
     i_row = tl.program_id(0) * ROWS
     i_split = tl.program_id(1)
-    i_sequence = tl.program_id(2)
+    i_sequence = first + tl.program_id(2)
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     before = tl.load(p_context + i_sequence) - count
@@ -229,7 +238,8 @@ def mla_kernel(
                 acc_odd = dot(weight, latent_odd, acc_odd * fading[:, None])
         if begin < end:
             m_own = m_row & (chunk_tiles(position, 0, TILE, SPLITS) == tiles)
-            o_space = ((i_sequence * queries + o_query).to(tl.int64) * HEADS + o_head) * SPLITS + i_split
+            row = tl.load(p_row + i_sequence) - first_token + o_query
+            o_space = (row.to(tl.int64) * HEADS + o_head) * SPLITS + i_split
             tl.store(p_most + o_space, most, mask=m_own)
             tl.store(p_total + o_space, total, mask=m_own)
             store_output(p_acc, o_space * RANK, m_own, acc, acc_odd, RANK, BLOCK_RANK, FORM)
@@ -263,19 +273,36 @@ def mla_unsupported(
 def latent_attention_absorbed(
     q: Tensor, cache: LatentCache, batch: Batch, config: LatentConfig, k_b: Tensor, v_b: Tensor
 ) -> Tensor:
-    c, sequences, queries = config, len(batch.context_len), batch.max_query_len
+    c = config
     nope, rotated = q.split((c.nope_dim, c.rope_dim), -1)
     absorbed_q = per_head_matmul(nope, k_b, out_first=False)  # [T, heads, rank]
-    latents, form = cache_form(cache.latents)
-    pair = 1 if form == FORM_PLAIN.value else 2
     splits = choose_splits(q, triton.cdiv(c.heads, ROWS))
-    space = SplitWorkspace.allocate(q, sequences, queries, c.heads, splits, c.kv_lora_rank)
+    mixed = q.new_empty(len(q), c.heads, c.kv_lora_rank)
+    for turn in turns(batch, c.heads, splits, c.kv_lora_rank):
+        space = SplitWorkspace.allocate(q, turn.tokens, c.heads, splits, c.kv_lora_rank)
+        launch_turn(space, absorbed_q, rotated, cache, batch, c, turn)
+        combine_splits(mixed, space, batch, turn, batch.max_query_len, 0, TILE)
+    return per_head_matmul(mixed, v_b, out_first=True)
+
+
+def launch_turn(
+    space: SplitWorkspace,
+    absorbed_q: Tensor,
+    rotated: Tensor,
+    cache: LatentCache,
+    batch: Batch,
+    c: LatentConfig,
+    turn: Turn,
+) -> None:
+    """Write the chunks of some sequences to the workspace."""
+    latents, form = cache_form(cache.latents)
+    pair, splits = 1 if form == FORM_PLAIN.value else 2, space.total.shape[2]
     launch_kernel(
         mla_kernel,
-        (triton.cdiv(queries * c.heads, ROWS), splits, sequences),
+        (triton.cdiv(batch.max_query_len * c.heads, ROWS), splits, turn.sequences),
         warps=4,
-        stages=3 if gpu_of(q.device).arch in SMALL_SHARED_ARCHS else 5,  # one tile in flight, or two
-        device=q.device,
+        stages=3 if gpu_of(rotated.device).small_shared else 5,  # one tile in flight, or two
+        device=rotated.device,
         p_q=absorbed_q,
         p_turned=rotated,
         p_rows=latents,
@@ -286,7 +313,9 @@ def latent_attention_absorbed(
         p_table=batch.block_table,
         p_start=batch.query_start,
         p_context=batch.context_len,
-        queries=queries,
+        p_row=workspace_rows(batch),
+        first=turn.first,
+        first_token=turn.first_token,
         q_token=absorbed_q.stride(0),
         q_head=absorbed_q.stride(1),
         turned_token=rotated.stride(0),
@@ -305,9 +334,6 @@ def latent_attention_absorbed(
         BLOCK=batch.block_size,
         FORM=form,
     )
-    mixed = q.new_empty(len(q), c.heads, c.kv_lora_rank)
-    combine_splits(mixed, space, batch.query_start, batch.context_len, 0, TILE)
-    return per_head_matmul(mixed, v_b, out_first=True)
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -37,7 +37,7 @@ TILE_ELEMENTS = 2**11  # elements of short rows per program
 LONG_ROW_BLOCK = 2**13  # columns at a time of a long row
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "x_count", "gate_count"])
 def norm_kernel(
     p_x,
     p_weight,
@@ -87,7 +87,7 @@ def norm_kernel(
     tl.store(p_y + row * columns + i, round_to_dtype(y, p_y.dtype.element_ty), mask=m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["x_count"])
 def long_norm_kernel(
     p_x,
     p_weight,
@@ -168,7 +168,9 @@ def launch_norm(
     common = {"p_x": x, "p_weight": weight, "p_y": y, "columns": columns, "eps": eps, "x_count": x_count}
     common |= {"x_outer": x_outer, "x_inner": x_inner, "KIND": norm_type, "WEIGHTED": weight is not None}
     if columns > MAX_REGISTER_COLUMNS:
-        launch_kernel(long_norm_kernel, (rows,), 16, device=x.device, **common, BLOCK=LONG_ROW_BLOCK)
+        launch_kernel(
+            long_norm_kernel, (rows,), 16, device=x.device, contract=False, **common, BLOCK=LONG_ROW_BLOCK
+        )
         return y
     gate, gate_count, gate_outer, gate_inner = (None, 1, 0, 0) if gate is None else row_strides(gate)
     block = triton.next_power_of_2(columns)
@@ -178,6 +180,7 @@ def launch_norm(
         (triton.cdiv(rows, tile),),
         min(16, max(4, block // 512)),  # two 128-bit loads of bfloat16 per thread
         device=x.device,
+        contract=False,
         **common,
         p_gate=gate,
         p_residual=None if residual is None else residual.contiguous(),

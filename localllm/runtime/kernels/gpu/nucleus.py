@@ -321,6 +321,7 @@ def store_choice(token, peak, p_choices, p_position, p_history, p_tokens, contex
     choice = tl.where(peak == float("inf"), NOT_FINITE, tl.where(peak == -float("inf"), ALL_FORBIDDEN, token))
     tl.store(p_choices + row, choice.to(tl.int64))
     position = tl.load(p_position + row)
+    tl.debug_barrier()  # all threads have read the position
     tl.store(p_position + row, position + 1)
     if p_tokens is not None:
         history = tl.load(p_history + row).to(tl.int64)

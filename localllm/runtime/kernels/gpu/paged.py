@@ -13,13 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm.quant.packing import MIN_WORKSPACE_TOKENS
 from localllm.runtime.batch import Batch
-from localllm.runtime.kernels.gpu.launch import INTERPRETED, dot
+from localllm.runtime.kernels.gpu.launch import PTX, dot
 
 LOG2_E = tl.constexpr(1.4426950408889634)  # exp(x) = exp2(x * LOG2_E), and the hardware has exp2
 MIN_SCORE = tl.constexpr(-1e30)  # minus infinity in running maxima: the difference of two of these is not NaN
-MAX_HEAD_BYTES = 1024  # of a head or a latent in the dtype of q, limited by registers
-MAX_DECODE_TOKENS = 16  # sequences that bring no more are processed by the kernels that split the context
+MAX_DECODE_TOKENS = (
+    MIN_WORKSPACE_TOKENS  # sequences that bring no more are processed by the kernels that split the context
+)
 
 EXAMPLE_CONTEXT = 32768  # tokens, in the examples
 META_DEVICE = torch.device("meta")
@@ -70,7 +72,7 @@ def cache_form(tensor: Tensor) -> tuple[Tensor, int]:
 @triton.jit
 def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
     """Split pairs of 8-bit values into even and odd ones in TYPE, exact, without their scales."""
-    if tl.bfloat16 == TYPE and not INTERPRETED:
+    if tl.bfloat16 == TYPE and PTX:
         return tl.inline_asm_elementwise(
             SPLIT_INT8_ASM if FORM == FORM_INT8 else SPLIT_FP8_ASM,
             "=r,=r,r",

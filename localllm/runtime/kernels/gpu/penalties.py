@@ -64,6 +64,7 @@ def mark_history_kernel(
         named = (token >= 0) & (token < vocabulary)
         p_logit = p_logits + row * s_logits + token
         logit = tl.load(p_logit, mask=named, other=0.0)
+        tl.debug_barrier()  # all threads have read the logits, also copies that are not stored
         tl.store(p_logit, logit + tl.load(p_bias + i_bias), mask=named)
         return
     history = tl.load(p_history + row).to(tl.int64)

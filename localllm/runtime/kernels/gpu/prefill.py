@@ -27,7 +27,6 @@ from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.decode import attention_example, attention_unsupported, launch_decode
 from localllm.runtime.kernels.gpu.launch import (
-    SMALL_SHARED_ARCHS,
     allow_next_kernel,
     gpu_of,
     launch_kernel,
@@ -49,7 +48,7 @@ from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kv_cache.tensors import KVCache
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["sequences", "table_row"])
 def prefill_kernel(
     p_out,
     p_q,
@@ -186,18 +185,18 @@ def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
     All compile without spilling.
     """
     width = triton.next_power_of_2(q.shape[-1])
-    arch = gpu_of(q.device).arch
+    gpu = gpu_of(q.device)
     plain = form == FORM_PLAIN.value
     if q.dtype == torch.float32:  # products without tensor cores
         return 32, 32 if width <= 128 else 16, 8, 1
     if width > 256:
         return 16, 32, 8, 3
-    if arch in (90, 100):
+    if gpu.arch in (90, 100):
         return 128, 64 if width <= 128 else 32, 8, 3
     if width > 128:
         return 32, 64, 8, 3
     if width > 64:
-        return 128, 32 if plain or arch not in SMALL_SHARED_ARCHS else 16, 8, 3
+        return 128, 32 if plain or not gpu.small_shared else 16, 8, 3
     return 128, 64 if plain else 32, 8, 3
 
 

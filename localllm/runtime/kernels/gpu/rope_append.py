@@ -324,6 +324,7 @@ def rope_append(
         (len(qkv), triton.cdiv(c.heads, BLOCK_HEADS) + 2 * triton.cdiv(own_kv_heads, BLOCK_HEADS)),
         max(1, BLOCK_HEADS * block // 512),
         device=qkv.device,
+        contract=False,
         p_x=qkv,
         p_q=q,
         p_k=as_bits(cache.k),

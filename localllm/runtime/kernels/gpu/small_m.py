@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.runtime.kernels.gpu.activations import apply_gate
-from localllm.runtime.kernels.gpu.launch import INTERPRETED
+from localllm.runtime.kernels.gpu.launch import PTX
 from localllm.runtime.kernels.gpu.tiles import TileGrid
 
 PADDED_ROWS = 16  # of x, padded
@@ -67,7 +67,7 @@ def tile_row_ids(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
 @triton.jit
 def prefetch_l2(p):
     """Prefetch lines into L2. p: pointers, one per line"""
-    if not INTERPRETED:
+    if PTX:
         tl.inline_asm_elementwise(PREFETCH_ASM, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
 
 

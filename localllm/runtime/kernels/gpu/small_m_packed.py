@@ -18,6 +18,7 @@ from localllm.quant.packing import PLANES_PER_WORD
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.gpu.launch import (
     INTERPRETED,
+    PTX,
     allow_next_kernel,
     dot,
     gpu_of,
@@ -96,7 +97,7 @@ def byte_to_float(b):
 @triton.jit
 def code_offset(zero, BITS: tl.constexpr, X: tl.constexpr):
     """Return the offset that `decode_plane` adds, from zero points in float32. X: dtype of x"""
-    if INTERPRETED or tl.float32 == X:
+    if tl.float32 == X or not PTX:
         return -zero - (INT4_BIAS if BITS == 4 else 0)
     elif tl.float16 == X:
         return (-zero - (INT4_HALF_BIAS if BITS == 4 else INT8_HALF_BIAS)).to(X)
@@ -110,11 +111,13 @@ def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.con
 
     added: from `code_offset`, broadcastable; ZERO: whether there are zero points
     """
-    if INTERPRETED or tl.float32 == X:
+    if tl.float32 == X or not PTX:
         if BITS == 4:
             decoded = magic_float(q >> (4 * PLANE) & 15) + added
         else:
             decoded = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
+        if not INTERPRETED:
+            decoded = decoded.to(X)
     elif tl.float16 == X:
         HALF: tl.constexpr = INT4_HALF_ASM[PLANE] if BITS == 4 else INT8_HALF_ASM[PLANE]
         decoded = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)

@@ -9,24 +9,28 @@ the same token decoded alone.
 Each program writes the largest score, the sum of weights and the weighted sum of its chunk to a workspace;
 `combine_kernel` combines the chunks in order.
 
-Workspace: acc [B, queries, heads, SPLITS, dim], max_score and total [B, queries, heads, SPLITS], all float32.
+Workspace: acc [tokens, heads, SPLITS, dim], max_score and total [tokens, heads, SPLITS], all float32, for the
+tokens of sequences that bring few. If it would exceed MAX_WORKSPACE_BYTES, the sequences take turns in it.
 """
 
 # Triton's types of constants and tensors differ from their use in kernels.
 # pyright: reportOperatorIssue=false
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from localllm.quant.packing import FLOAT32_BYTES, MAX_SPLITS, MAX_WORKSPACE_BYTES
+from localllm.runtime.batch import Batch, upload_values
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.paged import LOG2_E, MAX_DECODE_TOKENS, MIN_SCORE
 
 PROGRAMS_PER_SM = 2  # per multiprocessor: one computes while the other loads keys
-MAX_SPLITS = 64  # with more, the workspace's bytes would be noticeable compared with the cache's
 MIN_SPLITS = 4
 COMBINE_COLUMNS = 64  # columns per program of `combine_kernel`: with 64 splits, 32 registers per thread
 
@@ -40,13 +44,54 @@ class SplitWorkspace:
     total: Tensor
 
     @classmethod
-    def allocate(
-        cls, q: Tensor, sequences: int, queries: int, heads: int, splits: int, dim: int
-    ) -> "SplitWorkspace":
-        rows = sequences, queries, heads, splits
+    def allocate(cls, q: Tensor, tokens: int, heads: int, splits: int, dim: int) -> "SplitWorkspace":
+        rows = tokens, heads, splits
         return cls(
             *(torch.empty(shape, dtype=torch.float32, device=q.device) for shape in ((*rows, dim), rows, rows))
         )
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Adjacent sequences that use the workspace together."""
+
+    first: int  # sequence
+    sequences: int
+    first_token: int  # among the tokens of all sequences that bring few
+    tokens: int
+
+
+def turns(batch: Batch, heads: int, splits: int, dim: int) -> Iterator[Turn]:
+    """Divide a step's sequences so that the tokens of each part fit in the workspace."""
+    limit = max(MAX_DECODE_TOKENS, MAX_WORKSPACE_BYTES // (heads * splits * (dim + 2) * FLOAT32_BYTES))
+    first = first_token = tokens = 0
+    counts = few_token_counts(batch)
+    for i, count in enumerate(counts):
+        if tokens + count > limit:
+            yield Turn(first, i - first, first_token, tokens)
+            first, first_token, tokens = i, first_token + tokens, 0
+        tokens += count
+    if tokens:
+        yield Turn(first, len(counts) - first, first_token, tokens)
+
+
+def few_token_counts(batch: Batch) -> list[int]:
+    """Return the tokens that each sequence brings; 0 if they are many, which need no workspace."""
+    if batch.uniform_query_len is not None:  # a captured step has no spans
+        counts = [batch.uniform_query_len] * len(batch.context_len)
+    else:
+        counts = [span.count for span in batch.spans]
+    return [count if count <= MAX_DECODE_TOKENS else 0 for count in counts]
+
+
+def workspace_rows(batch: Batch) -> Tensor:
+    """Return the row of each sequence's first token among those of all turns, [B] int32 or longer."""
+    if batch.max_query_len <= MAX_DECODE_TOKENS:
+        return batch.query_start
+    if not batch.workspace_rows:
+        rows = [0, *accumulate(few_token_counts(batch))]
+        batch.workspace_rows.append(upload_values(rows, torch.int32, batch.query_start.device))
+    return batch.workspace_rows[0]
 
 
 def choose_splits(q: Tensor, shares: int) -> int:
@@ -83,7 +128,7 @@ def split_chunk(i_split, low, span, WINDOW: tl.constexpr, SPLITS: tl.constexpr):
     return chunk
 
 
-@triton.jit(do_not_specialize=["queries"])
+@triton.jit(do_not_specialize=["first", "first_token"])
 def combine_kernel(
     p_out,
     p_acc,
@@ -91,9 +136,11 @@ def combine_kernel(
     p_total,
     p_start,
     p_context,
+    p_row,
     p_sinks,
     p_gate,
-    queries,
+    first,
+    first_token,
     gate_token,
     gate_head,
     HEADS: tl.constexpr,
@@ -112,19 +159,20 @@ def combine_kernel(
     parts = tl.num_programs(0) // HEADS
     i_head = tl.program_id(0) // parts
     i_query = tl.program_id(1)
-    i_sequence = tl.program_id(2)
+    i_sequence = first + tl.program_id(2)
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
     if (i_query >= count) | (count > MOST_TOKENS):
         return
     position = tl.load(p_context + i_sequence) - count + i_query
     span = chunk_tiles(position, WINDOW, TILE, SPLITS) * TILE
-    first = 0
+    first_chunk = 0
     if WINDOW:
-        first = tl.maximum(position - WINDOW + 1, 0) // span
-    o_chunk = first + tl.arange(0, BLOCK_SPLITS)
+        first_chunk = tl.maximum(position - WINDOW + 1, 0) // span
+    o_chunk = first_chunk + tl.arange(0, BLOCK_SPLITS)
     m_chunk = o_chunk * span <= position
-    o_row = ((i_sequence * queries + i_query).to(tl.int64) * HEADS + i_head) * SPLITS + o_chunk % SPLITS
+    row = tl.load(p_row + i_sequence) - first_token + i_query
+    o_row = (row.to(tl.int64) * HEADS + i_head) * SPLITS + o_chunk % SPLITS
     most = tl.load(p_most + o_row, mask=m_chunk, other=MIN_SCORE)
     sink = MIN_SCORE
     if p_sinks is not None:
@@ -147,30 +195,37 @@ def combine_kernel(
 def combine_splits(
     out: Tensor,
     space: SplitWorkspace,
-    query_start: Tensor,
-    context_len: Tensor,
+    batch: Batch,
+    turn: Turn,
+    queries: int,
     window: int,
     tile: int,
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
 ) -> None:
-    """Combine the chunks into out [T, heads, dim]. gate: of the same shape, or None"""
-    sequences, queries, heads, splits, dim = space.acc.shape
+    """Combine the chunks of a turn into out [T, heads, dim].
+
+    queries: most tokens of a sequence; gate: of the shape of out, or None
+    """
+    _, heads, splits, dim = space.acc.shape
     columns = min(COMBINE_COLUMNS, triton.next_power_of_2(dim))
     launch_kernel(
         combine_kernel,
-        (heads * triton.cdiv(dim, columns), queries, sequences),
+        (heads * triton.cdiv(dim, columns), queries, turn.sequences),
         warps=4,
         device=out.device,
+        contract=False,
         p_out=out,
         p_acc=space.acc,
         p_most=space.max_score,
         p_total=space.total,
-        p_start=query_start,
-        p_context=context_len,
+        p_start=batch.query_start,
+        p_context=batch.context_len,
+        p_row=workspace_rows(batch),
         p_sinks=sinks,
         p_gate=gate,
-        queries=queries,
+        first=turn.first,
+        first_token=turn.first_token,
         gate_token=0 if gate is None else gate.stride(0),
         gate_head=0 if gate is None else gate.stride(1),
         HEADS=heads,

@@ -100,6 +100,7 @@ def end_step_kernel(
     there = length >= 0
     chosen = tl.load(choices + i * COUNT + COUNT - 1)
     tl.store(newest + tl.load(inputs + i), chosen, there)
+    tl.debug_barrier()  # all threads have read the length
     tl.store(inputs + 2 * most + i, length + COUNT, there)
     tl.store(inputs + (3 + o_token) * most + i, -1, o_token < tl.where(there, COUNT, 0))
     allow_next_kernel(PDL)

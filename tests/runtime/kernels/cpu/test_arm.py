@@ -25,7 +25,7 @@ from tests.runtime.kernels.cpu.test_quantized_matmul import laned
 
 EMULATOR, COMPILER = shutil.which("qemu-aarch64"), shutil.which("aarch64-linux-gnu-gcc")
 pytestmark = pytest.mark.skipif(not (EMULATOR and COMPILER), reason="no emulator of ARM, or no linker for it")
-PROCESSORS = {"dotprod": "neoverse-n1", "generic": "cortex-a53"}
+PROCESSORS = {"i8mm": "neoverse-v1", "dotprod": "neoverse-n1", "generic": "cortex-a53"}
 
 # Reads counts and buffers, calls the program in one part, and writes the buffers back.
 HARNESS = """

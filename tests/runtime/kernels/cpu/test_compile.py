@@ -69,3 +69,12 @@ def test_other_processors_have_code_of_their_own(home: Path) -> None:
     compile.write_cached(("text", "one"), b"code")
     assert compile.read_cached(("text", "one")) == b"code"
     assert compile.read_cached(("text", "other")) is None
+
+
+def test_shipped_kernels_are_not_compiled(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, shipped = planes(), tmp_path / "shipped"
+    home.rename(shipped)
+    monkeypatch.setattr(compile, "SHIPPED_KERNELS", shipped)
+    monkeypatch.setattr(compile, "compile_llvm", lambda text: pytest.fail("a shipped kernel is compiled"))
+    assert planes() == expected
+    assert not home.exists()

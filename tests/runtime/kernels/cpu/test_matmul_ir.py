@@ -5,6 +5,7 @@ Variants that this processor lacks are left out, and those of ARM run in an emul
 """
 
 import re
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -65,20 +66,21 @@ def all_pairs(codes: np.ndarray, count: int, generator: np.random.Generator) -> 
     return a, b
 
 
-def test_four_products_of_bytes_are_exact(variant: str) -> None:
-    generator = np.random.default_rng(0)
+@pytest.mark.parametrize("bits", matmul_ir.PAIRS_OF_16_BITS)
+def test_four_products_of_bytes_are_exact(variant: str, bits: int) -> None:
+    generator, count = np.random.default_rng(0), matmul_ir.PAIRS_OF_16_BITS[bits]
     signed = variant == "dotprod"
     codes = np.arange(-128, 128).astype(np.int8) if signed else np.arange(256).astype(np.uint8)
     if variant not in matmul_ir.FOUR_BYTES:
-        codes = np.arange(16).astype(np.uint8)  # what they are made for: 8 pairs in 16 bits
-    a, b = all_pairs(codes, 64 * matmul_ir.PAIRS_OF_16_BITS, generator)
+        codes = np.arange(2**bits).astype(np.uint8)  # what they are made for: so many pairs in 16 bits
+    a, b = all_pairs(codes, 64 * count, generator)
 
     def write(p: Program) -> None:
         x, y, out = p.load_addresses(3)
         with p.loop(p.index_constant(0), p.index_constant(64)) as at:
             total, shorts = p.vector(0, INT), []
-            for i in range(matmul_ir.PAIRS_OF_16_BITS):
-                offset = (at * matmul_ir.PAIRS_OF_16_BITS + i) * 64
+            for i in range(count):
+                offset = (at * count + i) * 64
                 u, s = (p.load(vector_type(INT), p.address(v, offset)) for v in (x, y))
                 if p.multiplies_four_bytes:
                     total = p.dot_bytes(total, u, s)
@@ -90,7 +92,7 @@ def test_four_products_of_bytes_are_exact(variant: str) -> None:
 
     found = np.zeros((64, 16), np.int32)
     compiled(variant, write, 3).run_single(words(a), words(b), words(found))
-    products = (a.astype(np.int64) * b).reshape(64, matmul_ir.PAIRS_OF_16_BITS, 16, 4)
+    products = (a.astype(np.int64) * b).reshape(64, count, 16, 4)
     assert (found == products.sum((1, 3))).all()
 
 
@@ -161,6 +163,21 @@ def test_products_have_the_same_bits(
         assert torch.equal(product(variant, x[-1:], weight, monkeypatch), expected[-1:])
 
 
+@pytest.mark.parametrize("form", ["q4_0", "q4_k", "q6_k", "q8_0", "int4", "int8"])
+def test_products_of_8_bit_activations_have_the_same_bits(
+    variant: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = replace(laned(weights(form)), activation_bits=8)
+    for rows in (1, 5, 13):
+        x = torch.randn(rows, weight.shape[1], generator=torch.Generator().manual_seed(rows))
+        x[0, ::7], x[-1, ::5] = x.abs().max(), -x.abs().max()
+        expected = product("generic", x, weight, monkeypatch)
+        exact = x.double() @ laned_numbers(weight).T
+        assert (expected.double() - exact).abs().max() <= 2.0**-5 * exact.abs().max()
+        assert torch.equal(product(variant, x, weight, monkeypatch), expected)
+        assert torch.equal(product(variant, x[-1:], weight, monkeypatch), expected[-1:])
+
+
 def laned_numbers(weight: QuantizedTensor) -> Tensor:
     from localllm.quant.formats import interleaved
 
@@ -172,6 +189,7 @@ MACHINES = {  # triple, processor, features; what multiplies codes of 4 and of 8
     "avxvnni": ("x86_64-linux", "alderlake", "", "vpdpbusd", "vpdpbusd"),
     "avx512bw": ("x86_64-linux", "skylake-avx512", "", "vpmaddubsw", "vpmaddwd"),
     "avx2": ("x86_64-linux", "haswell", "", "vpmaddubsw", "vpmaddwd"),
+    "i8mm": ("aarch64-linux", "neoverse-v1", "", "sdot", "sdot"),
     "dotprod": ("aarch64-linux", "neoverse-n1", "", "sdot", "sdot"),
     "generic": ("aarch64-linux", "cortex-a53", "", "mla", "mlal"),
 }
@@ -187,6 +205,17 @@ def test_programs_compile_for_processors_of_each_variant(name: str, form: str) -
     matmul_ir.emit_matmul(program, layout, split, 1, torch.bfloat16, unpack=False)
     assembly = assembled(program, triple, cpu, features)
     assert (four if form == "q4_k" else eight) in assembly
+
+
+@pytest.mark.parametrize("form", ["q4_k", "q6_k", "q8_0"])
+def test_two_rows_are_multiplied_as_matrices_of_bytes(form: str) -> None:
+    layout = InterleavedLayout.from_weight(laned(blocks(form, 16, 256)))
+    program, split = Program("multiply", "i8mm"), SplitFormat.for_processor("i8mm", layout.bits, 2, 2)
+    matmul_ir.emit_matmul(program, layout, split, 2, torch.float32, unpack=False)
+    assembly = assembled(program, "aarch64-linux", "neoverse-v1", "")
+    # Each multiplies eight columns of two rows: eight for the 16 rows of a tile, in each of two planes.
+    assert assembly.count("smmla") == 2 * 8 * layout.step_columns // 8
+    assert "sdot" not in assembly
 
 
 @pytest.mark.parametrize("unpack", [False, True])

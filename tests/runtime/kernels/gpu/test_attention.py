@@ -11,7 +11,7 @@ import torch
 from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.attention import attention
-from localllm.runtime.kernels.gpu import decode, prefill
+from localllm.runtime.kernels.gpu import decode, prefill, splits
 from localllm.runtime.kernels.registry import explain
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache
@@ -171,6 +171,44 @@ def test_a_token_has_the_same_bits_in_any_batch_and_as_a_draft(c: AttentionConfi
     for length in (256, 257):
         one = attended([(5, 1), (length, length - 254), (90, 1)], c, form, only=1, count=1)
         assert torch.equal(together[length - 254 : length - 253], one)
+
+
+@pytest.mark.parametrize(("most_bytes", "expected"), [(2**26, [20]), (1, [1, 16, 3])])
+def test_sequences_take_turns_in_a_workspace_of_their_tokens(
+    monkeypatch: pytest.MonkeyPatch, most_bytes: int, expected: list[int]
+) -> None:
+    """It has one row for each token, not for as many tokens of every sequence as one of them brings."""
+    c, spans = AttentionConfig(2, 1, 16, None, 0.3), [(5, 1), (40, 20), (90, 16), (30, 2), (20, 1)]
+    alone = [attended(spans, c, BF16, only=i) for i in (0, 2, 3, 4)]
+    allocate, tokens = splits.SplitWorkspace.allocate, list[int]()
+
+    def noted(q: torch.Tensor, count: int, *sizes: int) -> splits.SplitWorkspace:
+        tokens.append(count)
+        return allocate(q, count, *sizes)
+
+    monkeypatch.setattr(splits.SplitWorkspace, "allocate", noted)
+    monkeypatch.setattr(splits, "MAX_WORKSPACE_BYTES", most_bytes)
+    together = attended(spans, c, BF16)
+    assert tokens == expected
+    assert torch.equal(together[:1], alone[0])
+    assert torch.equal(together[21:], torch.cat(alone[1:]))
+
+
+@pytest.mark.parametrize("spans", [FEW, MANY], ids=str)
+def test_no_mask_is_made(spans: Spans) -> None:
+    c, batch = AttentionConfig(2, 1, 16, None, 0.3, window=30), step(spans)
+    attention(queries(spans, c), filled(batch, c, BF16, spans, BF16), batch, c)
+    assert not batch.attention_masks  # so that no plan reserves any
+
+
+def test_a_full_step_takes_no_more_workspace_than_planned() -> None:
+    batch, heads, dim = step([(16, 16)] * 32), 64, 128
+    sizes = [turn.tokens for turn in splits.turns(batch, heads, splits.MAX_SPLITS, dim)]
+    assert sum(sizes) == 512
+    planned = splits.MAX_WORKSPACE_BYTES
+    assert (
+        max(sizes) * heads * splits.MAX_SPLITS * (dim + 2) * 4 <= planned < 512 * heads * splits.MAX_SPLITS * dim
+    )
 
 
 def test_a_prompt_has_the_same_bits_in_any_chunks_and_batch() -> None:

@@ -7,6 +7,7 @@ import torch
 
 from localllm.arch.config import LatentConfig, RopeConfig
 from localllm.runtime.batch import Batch
+from localllm.runtime.kernels.gpu import splits
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kv_cache.tensors import LatentCache
 from tests.runtime.kernels.gpu.test_attention import BLOCKS, SIZE, Spans, poisoned, slots, step
@@ -75,3 +76,11 @@ def test_a_token_has_the_same_bits_alone_and_as_a_draft() -> None:
 def test_many_tokens_are_left_to_torch() -> None:
     ran = check("latent_attention", lambda d: call([(40, 17)], 2, None, d), FP32)
     assert ran == ["torch-two-forms"]
+
+
+def test_sequences_that_take_turns_in_the_workspace_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = call([(20, 12), (33, 5), (5, 1)], 3, None, BF16)
+    together = latent_attention(*arguments)
+    monkeypatch.setattr(splits, "MAX_WORKSPACE_BYTES", 1)  # so that it has room for 16 tokens
+    assert len(list(splits.turns(arguments[2], 3, 4, RANK))) == 2
+    assert torch.equal(latent_attention(*arguments), together)

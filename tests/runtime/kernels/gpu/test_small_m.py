@@ -12,10 +12,14 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.formats import gguf
 from localllm.quant.formats.gpu_packed import pack_codes, repack
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.cuda_graphs import BATCH_BUCKETS
+from localllm.runtime.kernels.gpu.launch import GPUS, meta_packed_weight, meta_tensor, record_launches
 from localllm.runtime.kernels.gpu.small_m import ticket_counters
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
+from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain
+from tests.gpu.test_engine import MORE, SAME_BITS
 from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.harness import check
 
@@ -53,7 +57,7 @@ def planes(form: str, rows: int, columns: int, group: int | None, *, zeros: bool
 def test_packed_weights(form: str, group: int | None, zeros: bool, dtype: torch.dtype) -> None:
     weight = planes(form, 40, 300, group, zeros=zeros)
     x, bias = random(5, 300), random(40)
-    ran = check("linear", lambda d: (x.to(d), weight, bias.to(d)), dtype)
+    ran = check("linear", lambda d: (x.to(d), weight, bias.to(d)), dtype, terms=300)
     assert ran[0] == "triton-skinny-planes"
 
 
@@ -169,3 +173,20 @@ def test_other_products_are_declined_with_a_reason() -> None:
     assert said["triton-skinny-planes"] == "17 rows, not 1 to 16"
     said = dict(explain("plain_linear", torch.zeros(1, 64), torch.zeros(3, 64, dtype=torch.float16), None))
     assert said["triton-skinny"] == "the weight is torch.float16, x torch.float32"
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
+def test_only_rows_of_the_same_kernels_must_have_the_same_bits_on_a_gpu(form: str) -> None:
+    """tests/gpu compares steps of these numbers of rows bit by bit, padded to buckets of graphs, too."""
+    x, group = meta_tensor(MORE, 4096), 128 if form == "int4" else None
+    weight = meta_tensor(6144, 4096) if form == "bf16" else meta_packed_weight(form, 6144, 4096, group)
+
+    def launched(rows: int) -> list[tuple[str, object]]:
+        with record_launches(GPUS[90]) as launches:
+            linear(x[:rows], weight)
+        return [(launch.kernel.__name__, launch.grid) for launch in launches]
+
+    buckets = {next(bucket for bucket in BATCH_BUCKETS if bucket >= count) for count in SAME_BITS}
+    one = launched(1)
+    assert one and all(launched(rows) == one for rows in {*SAME_BITS, *buckets})
+    assert launched(MORE) != one

@@ -1,0 +1,42 @@
+"""All Triton kernels run on a GPU made of software, in a process of their own, as this one interprets them."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.software_gpu import PAGE, PLANTED
+
+ROOT = Path(__file__).parents[2]
+
+
+def software_gpu(*arguments: str) -> set[str]:
+    """Run tools/software_gpu.py; return the names of the kernels that ran. Its output has the seed."""
+    command = [sys.executable, "tools/software_gpu.py", "--check", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr
+    return set(done.stdout.rpartition("kernels: ")[2].split())
+
+
+def documented_kernels() -> set[str]:
+    """Return the names of all kernels with examples."""
+    page = PAGE.read_text(encoding="utf-8").partition("<!-- kernels -->")[2].partition("<!-- end -->")[0]
+    return set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
+
+
+def test_each_kernel_once() -> None:
+    assert documented_kernels() <= software_gpu("--quick")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("arguments", [("--seed", "2"), ("--seed", "3", "--pdl")], ids=" ".join)
+def test_every_kernel(arguments: tuple[str, ...]) -> None:
+    assert documented_kernels() <= software_gpu(*arguments)
+
+
+@pytest.mark.slow
+def test_faults_planted_in_kernels_are_found() -> None:
+    software_gpu(PLANTED)
