@@ -1,5 +1,6 @@
-"""A random Llama in bfloat16, in the shape of Llama 3.2 1B unless told otherwise: speed does not depend on what
-the weights say."""
+"""Writes a Llama with random weights in bfloat16, in the shape of Llama 3.2 1B. Speed does not depend on the
+values of weights.
+"""
 
 from pathlib import Path
 
@@ -21,7 +22,7 @@ SHAPE = {
 
 
 def make(folder: Path) -> None:
-    """Writes config.json, model.safetensors and a tokenizer.json that only has to exist."""
+    """Write config.json, model.safetensors and a tokenizer.json with an artificial vocabulary."""
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE, eos_token_id=None, bos_token_id=None))

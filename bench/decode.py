@@ -1,9 +1,9 @@
-"""Load time, TTFT, prefill and decode speed of a 1B-parameter Llama in bfloat16, beside `transformers` on the same
-weights in the same run.
+"""Load time, TTFT, prefill and decode speed of a 1B-parameter Llama in bfloat16, compared with `transformers` on
+the same weights.
 
     python -m bench.decode [--prompt 512] [--answer 64] [--rounds 5] [--save]
 
-The two take turns, round by round, so that a noisy machine is noisy for both; medians are compared as ratios.
+The two alternate in every round, so that noise of the machine affects both; medians are compared as ratios.
 """
 
 import time
@@ -20,7 +20,7 @@ from localllm.arch.cost import parameter_count
 
 
 class TokenTimes(BaseStreamer):
-    """transformers hands over the prompt first and then every token."""
+    """Records when `transformers` passes the prompt and then every token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -32,24 +32,23 @@ class TokenTimes(BaseStreamer):
         pass
 
 
-def ours(llm: localllm.LLM, prompt: list[int], answer: int) -> Sample:
-    done = llm.generate(prompt, localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
-    m = done.metrics
+def measure_localllm(llm: localllm.LLM, prompt: list[int], answer: int) -> Sample:
+    m = llm.generate(prompt, localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)).metrics
     assert m.output_tokens == answer and m.cached_tokens == 0
     return {"ttft_s": m.ttft_s, "tokens_per_s": m.tokens_per_s, "prefill_tokens_per_s": m.prefill_tokens_per_s}
 
 
-def theirs(model: Any, prompt: list[int], answer: int) -> Sample:
-    times, start = TokenTimes(), time.perf_counter()
+def measure_transformers(model: Any, prompt: list[int], answer: int) -> Sample:
+    streamer, start = TokenTimes(), time.perf_counter()
     model.generate(
-        torch.tensor([prompt]), max_new_tokens=answer, min_new_tokens=answer, do_sample=False, streamer=times
+        torch.tensor([prompt]), max_new_tokens=answer, min_new_tokens=answer, do_sample=False, streamer=streamer
     )
-    tokens = times.times[1:]
-    assert len(tokens) == answer
-    ttft = tokens[0] - start
+    token_times = streamer.times[1:]
+    assert len(token_times) == answer
+    ttft = token_times[0] - start
     return {
         "ttft_s": ttft,
-        "tokens_per_s": (answer - 1) / (tokens[-1] - tokens[0]),
+        "tokens_per_s": (answer - 1) / (token_times[-1] - token_times[0]),
         "prefill_tokens_per_s": len(prompt) / ttft,
     }
 
@@ -59,20 +58,25 @@ def measure(folder: Path, prompt_tokens: int, answer: int, rounds: int) -> dict[
     for _ in range(3):
         start = time.perf_counter()
         LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-        between = time.perf_counter()
+        middle = time.perf_counter()
         localllm.load(folder, dtype="bfloat16").close()
-        loads.append({"localllm": time.perf_counter() - between, "transformers": between - start})
+        loads.append({"localllm": time.perf_counter() - middle, "transformers": middle - start})
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     llm = localllm.load(folder, dtype="bfloat16", draft="off")
 
-    def turn(i: int) -> dict[str, Sample]:
-        prompt = new_prompt(i, prompt_tokens)
-        return {"localllm": ours(llm, prompt, answer), "transformers": theirs(model, prompt, answer)}
+    def run_round(number: int) -> dict[str, Sample]:
+        prompt = new_prompt(number, prompt_tokens)
+        return {
+            "localllm": measure_localllm(llm, prompt, answer),
+            "transformers": measure_transformers(model, prompt, answer),
+        }
 
-    taken = take_turns(rounds, turn)
-    result: dict[str, Any] = {name: s | {"load_s": medians(loads)[name]} for name, s in taken.items()}
-    mine, rival = result["localllm"], result["transformers"]
-    ratios = {f"{key}_ratio": mine[key] / rival[key] for key in mine}
+    load_s = medians(loads)
+    result: dict[str, Any] = {
+        name: sample | {"load_s": load_s[name]} for name, sample in take_turns(rounds, run_round).items()
+    }
+    ours, theirs = result["localllm"], result["transformers"]
+    ratios = {f"{key}_ratio": ours[key] / theirs[key] for key in ours}
     sizes = {"parameters": parameter_count(llm.config), "prompt_tokens": prompt_tokens, "output_tokens": answer}
     llm.close()
     return sizes | {"rounds": rounds} | result | ratios

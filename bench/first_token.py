@@ -1,6 +1,5 @@
-"""How long `localllm run` takes to say its first word through a warm server: from the start of its process until
-the first byte on its stdout, beside what the same takes without a server. Python's compiled files are kept between
-runs, as those of an installed program are.
+"""Time from the start of a `localllm run` process to the first byte on its stdout, with a warm server and, for
+comparison, without one. Python's compiled files are cached between runs, like those of an installed program.
 
 `python bench/first_token.py [--model NAME] [--raw] [--runs N] [--local]` prints one JSON line.
 """
@@ -22,7 +21,7 @@ COMMAND = [sys.executable, "-m", "localllm"]
 
 @contextmanager
 def server(model):
-    """Its address."""
+    """Start a server with the model loaded, and yield its URL."""
     with subprocess.Popen(
         [*COMMAND, "serve", model, "--port", "0", "--log-format", "off"],
         cwd=ROOT,
@@ -36,21 +35,22 @@ def server(model):
             process.terminate()
 
 
-def first_byte(words, environment):
-    """Seconds of a run until its first byte."""
+def first_byte_s(arguments, environment):
+    """Run the command, and return the seconds until its first byte."""
     start = time.perf_counter()
     with subprocess.Popen(
-        [*COMMAND, *words], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
+        [*COMMAND, *arguments], cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
         process.stdout.read(1)
-        took = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         process.stdout.read()
     assert process.returncode == 0
-    return took
+    return seconds
 
 
-def empty_interpreter(_):
+def interpreter_s():
+    """Return the seconds that Python alone takes to start and print."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL, check=True)
     return time.perf_counter() - start
@@ -70,29 +70,36 @@ def main():
     parser.add_argument("--model", default="demo")
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--local", action="store_true", help="also time it without a server")
-    asked = parser.parse_args()
-    with TemporaryDirectory() as compiled:
+    parser.add_argument("--local", action="store_true", help="also measure without a server")
+    options = parser.parse_args()
+    with TemporaryDirectory() as pycache:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        os.environ["PYTHONPYCACHEPREFIX"] = compiled
-        print(json.dumps(measured(asked)))
+        os.environ["PYTHONPYCACHEPREFIX"] = pycache
+        print(json.dumps(measure(options)))
 
 
-def measured(asked):
-    words = ["run", asked.model, "Once upon a time", "--max-tokens", "8", *(["--raw"] if asked.raw else [])]
-    with server(asked.model) as url:
-        served = os.environ | {"LOCALLLM_HOST": url}
-        told = subprocess.run(
-            [*COMMAND, *words, "--verbose"], cwd=ROOT, env=served, capture_output=True, text=True, check=True
+def measure(options):
+    arguments = ["run", options.model, "Once upon a time", "--max-tokens", "8"]
+    arguments += ["--raw"] if options.raw else []
+    with server(options.model) as url:
+        environment = os.environ | {"LOCALLLM_HOST": url}
+        warm_up = subprocess.run(
+            [*COMMAND, *arguments, "--verbose"],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
         )
-        assert told.stderr.startswith(f"the server at {url}"), told.stderr
-        taken = [first_byte(words, served) for _ in range(asked.runs)]
-    found = {"model": asked.model, "raw": asked.raw, "runs": asked.runs, "first_byte_ms": in_ms(taken)}
-    found["python_alone_ms"] = in_ms(list(map(empty_interpreter, range(asked.runs))))
-    found["load_average"] = os.getloadavg()[0]
-    if asked.local:
-        found["without_server_ms"] = in_ms([first_byte([*words, "--local"], dict(os.environ)) for _ in range(3)])
-    return found
+        assert warm_up.stderr.startswith(f"using the server at {url}"), warm_up.stderr
+        times = [first_byte_s(arguments, environment) for _ in range(options.runs)]
+    result = {"model": options.model, "raw": options.raw, "runs": options.runs, "first_byte_ms": in_ms(times)}
+    result["python_alone_ms"] = in_ms([interpreter_s() for _ in range(options.runs)])
+    result["load_average"] = os.getloadavg()[0]
+    if options.local:
+        local_times = [first_byte_s([*arguments, "--local"], dict(os.environ)) for _ in range(3)]
+        result["without_server_ms"] = in_ms(local_times)
+    return result
 
 
 if __name__ == "__main__":

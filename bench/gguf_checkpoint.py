@@ -1,5 +1,6 @@
-"""A random Llama as a GGUF file, in the shape of `bench.checkpoint`: blocks of random codes under one scale, since
-speed does not depend on what the weights say. The vocabulary only has to exist."""
+"""Writes a Llama with random weights as a GGUF file, in the shape of `bench.checkpoint`: blocks of random codes
+with one scale, since speed does not depend on the values of weights. The vocabulary is artificial.
+"""
 
 from pathlib import Path
 
@@ -8,13 +9,15 @@ import numpy as np
 
 from bench.checkpoint import SHAPE
 
-Kind = gguf.GGMLQuantizationType
-SCALE = 0.004  # of a code of 4 bits: as random weights of a standard deviation of 0.02
+SCALE = 0.004  # of a 4-bit code, for weights with a standard deviation of 0.02
 
 
 def make(file: Path, form: str) -> None:
-    """form: `Q4_0` or `Q8_0`, of every matrix, or `Q4_K_M`: Q6_K for the embedding and, in half of the layers, for
-    v and down, else Q4_K; the head is the embedding."""
+    """Write the file. The head is tied to the embedding.
+
+    form: `Q4_0` or `Q8_0` for every matrix, or `Q4_K_M`: Q6_K for the embedding and, in half of the layers, for v
+    and down, otherwise Q4_K.
+    """
     hidden, ffn, vocabulary = SHAPE["hidden_size"], SHAPE["intermediate_size"], SHAPE["vocab_size"]
     queries = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
     keys = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
@@ -31,9 +34,8 @@ def make(file: Path, form: str) -> None:
     writer.add_vocab_size(vocabulary)
     writer.add_file_type(getattr(gguf.LlamaFileType, f"MOSTLY_{form}"))
     writer.add_tokenizer_model("llama")
-    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
-    tokens = ["<unk>", "<s>", "</s>", *bytes_, *(f"t{i}" for i in range(vocabulary - 259))]
-    writer.add_token_list(tokens)
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    writer.add_token_list(["<unk>", "<s>", "</s>", *byte_tokens, *(f"t{i}" for i in range(vocabulary - 259))])
     writer.add_token_scores([-float(i) for i in range(vocabulary)])
     writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * (vocabulary - 259)])
     writer.add_bos_token_id(1)
@@ -41,8 +43,9 @@ def make(file: Path, form: str) -> None:
     generator = np.random.default_rng(0)
 
     def matrix(name: str, rows: int, columns: int, *, larger: bool = False) -> None:
-        kind = {True: "Q6_K", False: "Q4_K"}[larger] if form == "Q4_K_M" else form
-        writer.add_tensor(name, blocks(generator, rows, columns, kind), raw_dtype=Kind[kind])
+        quant = form if form != "Q4_K_M" else "Q6_K" if larger else "Q4_K"
+        raw_dtype = gguf.GGMLQuantizationType[quant]
+        writer.add_tensor(name, random_blocks(generator, rows, columns, quant), raw_dtype=raw_dtype)
 
     matrix("token_embd.weight", vocabulary, hidden, larger=True)
     writer.add_tensor("output_norm.weight", np.ones(hidden, np.float32))
@@ -62,18 +65,18 @@ def make(file: Path, form: str) -> None:
     writer.close()
 
 
-def blocks(generator: np.random.Generator, rows: int, columns: int, form: str) -> np.ndarray:
-    """uint8 [rows, bytes of a row]"""
-    elements, size = gguf.GGML_QUANT_SIZES[Kind[form]]
+def random_blocks(generator: np.random.Generator, rows: int, columns: int, quant: str) -> np.ndarray:
+    """Random packed weights, uint8 [rows, bytes per row]."""
+    elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[quant]]
     packed = generator.integers(0, 256, (rows * columns // elements, size), dtype=np.uint8)
 
-    def put(at: int, number: float) -> None:
-        packed[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+    def set_float16(offset: int, value: float) -> None:
+        packed[:, offset : offset + 2] = np.array([value], np.float16).view(np.uint8)
 
-    if form == "Q6_K":
-        put(size - 2, SCALE / 4 / 64)  # codes of 6 bits under factors of up to 128
+    if quant == "Q6_K":
+        set_float16(size - 2, SCALE / 4 / 64)  # 6-bit codes, multiplied by factors of up to 128
     else:
-        put(0, {"Q4_0": SCALE, "Q8_0": SCALE / 16, "Q4_K": SCALE / 32}[form])
-    if form == "Q4_K":
-        put(2, SCALE / 4)  # of minima: 7.5 codes of the mean factor of 32
+        set_float16(0, {"Q4_0": SCALE, "Q8_0": SCALE / 16, "Q4_K": SCALE / 32}[quant])
+    if quant == "Q4_K":
+        set_float16(2, SCALE / 4)  # scale of the minima: 7.5 codes at the mean factor of 32
     return packed.reshape(rows, -1)

@@ -1,10 +1,10 @@
-"""What `localllm plan` predicts of a 1B-parameter Llama, beside what its answers reach.
+"""Compares the speed that `localllm plan` predicts for a 1B-parameter Llama with the speed of its answers.
 
     python -m bench.plan [--prompt 512] [--answer 64] [--rounds 5] [--save]
 
-Predictions come from matrices of the model's format and size alone: of earlier answers they know nothing. The two
-take turns, round by round, so that a noisy machine is noisy for both. A prediction must not promise more than was
-measured divided by 0.95, as medians.
+Predictions use only measurements of matrices of the model's format and size, not of earlier answers. Prediction
+and measurement alternate in every round, so that noise of the machine affects both. The median prediction must not
+exceed the median measurement divided by 0.95.
 """
 
 import os
@@ -21,38 +21,38 @@ from localllm.plan.plan import Plan, plan_model
 from localllm.plan.speed import Speed
 from localllm.settings import Settings
 
-TOLERANCE = 0.95  # of what was predicted must be reached
+TOLERANCE = 0.95  # fraction of the prediction that must be reached
 
 
 def predict(folder: Path, home: Path, prompt: int, answer: int) -> Plan:
-    """The plan of the model, with rates that are measured now."""
+    """Plan for the model, with rates that are measured now."""
     settings = Settings.from_environment({"LOCALLLM_HOME": str(home)})
-    header, wish = read_header(folder), LoadOptions(prompt + answer, dtype="bfloat16")
-    hardware, expectation = expect_on_device(header, wish, "cpu", settings, name="llama-1b")
-    return plan_model(header, hardware, wish, name="llama-1b", prompt=prompt, expectation=expectation)
+    header, options = read_header(folder), LoadOptions(prompt + answer, dtype="bfloat16")
+    hardware, expectation = expect_on_device(header, options, "cpu", settings, name="llama-1b")
+    return plan_model(header, hardware, options, name="llama-1b", prompt=prompt, expectation=expectation)
 
 
-def reached(llm: localllm.LLM, turn: int, prompt: int, answer: int) -> Sample:
-    """By an answer to a new prompt."""
+def measure_answer(llm: localllm.LLM, seed: int, prompt: int, answer: int) -> Sample:
+    """Measure one answer to a new prompt."""
     params = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-    metrics = llm.generate(new_prompt(turn, prompt), params).metrics
+    metrics = llm.generate(new_prompt(seed, prompt), params).metrics
     return {"tokens_per_s": metrics.tokens_per_s, "ttft_s": metrics.ttft_s}
 
 
 def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
     with localllm.load(folder, device="cpu", dtype="bfloat16", context=prompt + answer, draft="off") as llm:
 
-        def turn(i: int) -> dict[str, Sample]:
-            with tempfile.TemporaryDirectory() as home:  # a new one: nothing is known of earlier answers
+        def run_round(number: int) -> dict[str, Sample]:
+            with tempfile.TemporaryDirectory() as home:  # a new one, without measurements of earlier answers
                 predicted = predict(folder, Path(home), prompt, answer)
             assert predicted.expected
             return {
-                "ceiling": fields_of(predicted.chosen.ceiling),
-                "expected": fields_of(predicted.expected),
-                "measured": reached(llm, i, prompt, answer),
+                "ceiling": speed_sample(predicted.chosen.ceiling),
+                "expected": speed_sample(predicted.expected),
+                "measured": measure_answer(llm, number, prompt, answer),
             }
 
-        result = take_turns(rounds, turn)
+        result = take_turns(rounds, run_round)
     expected, measured = result["expected"], result["measured"]
     return {
         "prompt_tokens": prompt,
@@ -65,7 +65,7 @@ def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, An
     }
 
 
-def fields_of(speed: Speed) -> Sample:
+def speed_sample(speed: Speed) -> Sample:
     return {"tokens_per_s": speed.tokens_per_s, "ttft_s": speed.ttft_s}
 
 

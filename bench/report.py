@@ -1,4 +1,4 @@
-"""What every benchmark ends with: one JSON line on stdout, kept under bench/results/ when asked."""
+"""Prints the result of a benchmark as one JSON line, and optionally appends it to a file in bench/results."""
 
 import datetime
 import json
@@ -13,8 +13,8 @@ from localllm.hardware.device import device_name, resolve_device
 RESULTS = Path(__file__).parent / "results"
 
 
-def measured_on() -> str:
-    """The device by the name it gives itself; of a processor also how many cores work, and with what."""
+def describe_device() -> str:
+    """Name of the device; for a CPU also the number of threads and the instruction set."""
     device = resolve_device("auto")
     if device.type == "cuda":
         return device_name(device)
@@ -22,13 +22,13 @@ def measured_on() -> str:
 
 
 def finish(name: str, result: dict[str, Any], save: bool) -> None:
-    """Print the result with where and of what it was measured; `save` appends it to results/<name>.jsonl."""
+    """Print the result with date, device and versions. save: also append it to results/<name>.jsonl."""
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=RESULTS.parent, capture_output=True, text=True, check=True
     ).stdout.strip()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = {"benchmark": name, "date": now, "device": measured_on(), "torch": torch.__version__, "commit": commit}
-    line = json.dumps(where | result)
+    origin = {"benchmark": name, "date": now, "device": describe_device(), "torch": torch.__version__}
+    line = json.dumps(origin | {"commit": commit} | result)
     if save:
         RESULTS.mkdir(exist_ok=True)
         with (RESULTS / f"{name}.jsonl").open("a") as file:

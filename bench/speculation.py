@@ -1,29 +1,27 @@
-"""What guessing saves: decode speed with guesses over that without, and tokens a step.
+"""Speedup of speculative decoding, and tokens per step.
 
     python -m bench.speculation [--answer 96] [--rounds 5] [--quant int8] [--model FOLDER] [--save]
     python -m bench.speculation --texts FOLDER --small MODEL ...
 
-On a model of 1B parameters whose output is forced to be one token, guesses are right with a chance that is set; so
-it is known what can be won, and what is lost where nothing can be. `lookup, random` is prompt lookup with what a
-random model says to a random prompt. On small models of text, guesses are those of prompt lookup, on texts that
-are to be quoted, edited and repeated. Plain and guessing runs take turns, and medians of their ratios are told: of
-the time from the first token to the last, by the clock and of the processor, which others disturb less.
+A generated model of 1B parameters, whose output is forced to be one token, gets draft tokens that are correct with
+a given probability, which shows the possible gain, and the loss without any gain. `lookup, random` is prompt
+lookup on a random prompt and answer of that model. Small models of text use prompt lookup on prompts that ask to
+quote, edit and repeat a text. Runs with and without draft tokens alternate. Results are medians of their ratios of
+the time from the first token to the last: wall time, and CPU time, which other processes affect less.
 """
 
 import argparse
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import localllm
-from bench import checkpoint
 from bench.report import finish
-from bench.rounds import Sample, medians, new_prompt
+from bench.rounds import Sample, generated_model, medians, new_prompt
 from localllm.metrics import Metrics
 from localllm.plan.memory import MAX_VERIFIED_TOKENS
 from localllm.runtime.sequence import Sequence
@@ -33,168 +31,173 @@ from localllm.runtime.speculation.policy import DraftTrack, SpeculativeDrafter
 from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost
 from localllm.settings import Settings
 
-TOKEN, OTHER = 7, 8  # what the output is forced to be, and a wrong guess
-CHANCES = (0.8, 0.0, 0.5, 0.95)
+TOKEN, WRONG_TOKEN = 7, 8  # the forced output, and a draft token that is rejected
+ACCEPTANCE_RATES = (0.8, 0.0, 0.5, 0.95)
 SHORT, LONG = 300, 500  # characters of a prompt: stories260K has a context of 512 tokens
 
 
-class Controlled(PromptLookup):
-    """Always finds a match, and is right with a chance that is set."""
+class ControlledLookup(PromptLookup):
+    """Always finds a match, whose tokens are correct with a given probability."""
 
-    def __init__(self, token_ids: list[int], accepts: float):
+    def __init__(self, token_ids: list[int], acceptance_rate: float):
         super().__init__(token_ids)
-        self.accepts, self.rng = accepts, random.Random(0)
+        self.acceptance_rate, self.rng = acceptance_rate, random.Random(0)
 
     def match(self) -> int:
         return 8
 
     def continuation(self, max_tokens: int) -> list[int]:
-        return [TOKEN if self.rng.random() < self.accepts else OTHER for _ in range(max_tokens)]
+        return [TOKEN if self.rng.random() < self.acceptance_rate else WRONG_TOKEN for _ in range(max_tokens)]
 
 
-class ControlledSpeculation(SpeculativeDrafter):
-    def __init__(self, accepts: float):
+class ControlledDrafter(SpeculativeDrafter):
+    def __init__(self, acceptance_rate: float):
         super().__init__(StepCost(estimate_cpu_cost), MAX_VERIFIED_TOKENS["cpu"])
-        self.accepts = accepts
+        self.acceptance_rate = acceptance_rate
 
     def track(self, sequence: Sequence) -> DraftTrack:
         if sequence not in self.tracks:
             self.tracks[sequence] = DraftTrack(
-                Controlled(sequence.token_ids, self.accepts), DraftBudget(self.last_budget)
+                ControlledLookup(sequence.token_ids, self.acceptance_rate), DraftBudget(self.last_budget)
             )
         return self.tracks[sequence]
 
 
 @dataclass
 class Run:
-    tokens: list[int]
-    clock_s: float
+    token_ids: list[int]
+    wall_s: float  # from the first token to the last
     cpu_s: float
     metrics: Metrics
 
 
-def lookup() -> SpeculativeDrafter:
+def lookup_drafter() -> SpeculativeDrafter:
     return SpeculativeDrafter(StepCost(estimate_cpu_cost), MAX_VERIFIED_TOKENS["cpu"])
 
 
-def pairs(
+def compare(
     llm: localllm.LLM,
     drafter: SpeculativeDrafter,
-    prompts: Callable[[int], str | list[int]],
+    make_prompt: Callable[[int], str | list[int]],
     params: localllm.SamplingParams,
     rounds: int,
 ) -> dict[str, Any]:
-    """Medians over all rounds but the first, which warms up; plain steps and guesses take turns going first."""
+    """Return medians over all rounds except the first, which warms up.
+
+    In each round the model answers with the drafter and without, in alternating order. make_prompt: by round.
+    """
     samples: list[Sample] = []
 
-    def go(prompt: str | list[int], by: SpeculativeDrafter | None) -> Run:
-        def use() -> None:
-            llm.worker.engine.drafter = by
+    def answer(prompt: str | list[int], with_drafter: SpeculativeDrafter | None) -> Run:
+        def set_drafter() -> None:
+            llm.worker.engine.drafter = with_drafter
 
-        llm.worker.call(use)
-        tokens, times, last = [], [], None
+        llm.worker.call(set_drafter)
+        token_ids, times, metrics = [], [], None
         for event in llm.stream(prompt, params):
-            tokens += event.token_ids
+            token_ids += event.token_ids
             times.append((time.perf_counter(), time.process_time()))
-            last = event.metrics
-        assert last
-        return Run(tokens, times[-1][0] - times[0][0], times[-1][1] - times[0][1], last)
+            metrics = event.metrics
+        assert metrics
+        return Run(token_ids, times[-1][0] - times[0][0], times[-1][1] - times[0][1], metrics)
 
-    for turn in range(rounds + 1):
-        prompt = prompts(turn)
-        kinds = (None, drafter) if turn % 2 else (drafter, None)
-        done = {kind is None: go(prompt, kind) for kind in kinds}
-        plain, guessing = done[True], done[False]
+    for number in range(rounds + 1):
+        prompt = make_prompt(number)
+        order = (None, drafter) if number % 2 else (drafter, None)
+        runs = {with_drafter is not None: answer(prompt, with_drafter) for with_drafter in order}
+        plain, drafted = runs[False], runs[True]
         sample = {
-            "speedup": plain.clock_s / guessing.clock_s,
-            "cpu_speedup": plain.cpu_s / guessing.cpu_s,
-            "tokens_per_step": guessing.metrics.tokens_per_step,
-            "acceptance": guessing.metrics.acceptance_rate if guessing.metrics.draft_tokens else 0.0,
-            "same": float(plain.tokens == guessing.tokens),
+            "speedup": plain.wall_s / drafted.wall_s,
+            "cpu_speedup": plain.cpu_s / drafted.cpu_s,
+            "tokens_per_step": drafted.metrics.tokens_per_step,
+            "acceptance": drafted.metrics.acceptance_rate if drafted.metrics.draft_tokens else 0.0,
+            "same": float(plain.token_ids == drafted.token_ids),
         }
-        print(f"  {turn}: { ({key: round(value, 2) for key, value in sample.items()}) }", file=sys.stderr)
-        samples += [sample] if turn else []
-    prices = {str(count): round(price, 2) for count, price in sorted(drafter.step_cost.measured_costs(1).items())}
-    return {key: round(value, 3) for key, value in medians(samples).items()} | {"prices": prices}
+        print(f"  {number}: { ({key: round(value, 2) for key, value in sample.items()}) }", file=sys.stderr)
+        samples += [sample] if number else []
+    costs = {str(count): round(cost, 2) for count, cost in sorted(drafter.step_cost.measured_costs(1).items())}
+    return {key: round(value, 3) for key, value in medians(samples).items()} | {"prices": costs}
 
 
-def controlled(folder: Path, quant: str | None, chances: list[float], answer: int, rounds: int) -> dict[str, Any]:
+def compare_controlled(
+    folder: Path, quant: str | None, acceptance_rates: list[float], answer: int, rounds: int
+) -> dict[str, Any]:
+    """Measure a generated model with draft tokens of known acceptance rates, then with prompt lookup."""
     settings = Settings.from_environment()
     with localllm.load(folder, quant=quant, settings=settings) as llm:
-        forced = localllm.SamplingParams(
-            temperature=0, max_tokens=answer, ignore_eos=True, logit_bias={TOKEN: 10_000}
-        )
         free = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-        found = {}
-        for accepts in chances:
-            print(f"right with a chance of {accepts}", file=sys.stderr)
-            drafter = ControlledSpeculation(accepts)
-            found[f"accepts {accepts}"] = pairs(llm, drafter, lambda turn: new_prompt(turn, 64), forced, rounds)
+        forced = replace(free, logit_bias={TOKEN: 10_000})
+        results = {}
+        for rate in acceptance_rates:
+            print(f"acceptance rate {rate}", file=sys.stderr)
+            drafter = ControlledDrafter(rate)
+            results[f"accepts {rate}"] = compare(llm, drafter, lambda seed: new_prompt(seed, 64), forced, rounds)
         print("lookup, random", file=sys.stderr)
-        found["lookup, random"] = pairs(llm, lookup(), lambda turn: new_prompt(turn, 512), free, rounds)
-    return found
+        results["lookup, random"] = compare(
+            llm, lookup_drafter(), lambda seed: new_prompt(seed, 512), free, rounds
+        )
+    return results
 
 
-def tasks(texts: Path) -> dict[str, Callable[[int], str]]:
-    """Prompts of a turn, whose answers would hold much of what they say."""
+def copy_tasks(texts: Path) -> dict[str, Callable[[int], str]]:
+    """Prompts by task and round, whose answers repeat much of the prompt."""
     prose, code = (texts / "tiny.txt").read_text(), (texts / "code.txt").read_text()
 
-    def cut(text: str, turn: int, size: int) -> str:
-        return text[turn * 2 * size : turn * 2 * size + size]
+    def excerpt(text: str, number: int, size: int) -> str:
+        return text[number * 2 * size : number * 2 * size + size]
 
-    def items(turn: int) -> str:
-        sentences = [s.strip() for s in cut(prose, turn, LONG).replace("\n", " ").split(".") if len(s) > 20]
+    def bullet_list(number: int) -> str:
+        sentences = [s.strip() for s in excerpt(prose, number, LONG).replace("\n", " ").split(".") if len(s) > 20]
         return "\n".join(f"- {sentence}" for sentence in sentences[:6])
 
-    def begun(text: str, words: str) -> str:
-        return f"{text}\n\n{words}{text[: len(text) // 5]}"
+    def with_beginning(text: str, introduction: str) -> str:
+        return f"{text}\n\n{introduction}{text[: len(text) // 5]}"
 
     return {
-        "summarise with quotes": lambda turn: begun(cut(prose, turn, SHORT), 'The story says: "'),
-        "edit this code": lambda turn: begun(cut(code, turn, SHORT), ""),
-        "repeat this list": lambda turn: begun(items(turn), "The list again:\n"),
+        "summarise with quotes": lambda number: with_beginning(excerpt(prose, number, SHORT), 'The story says: "'),
+        "edit this code": lambda number: with_beginning(excerpt(code, number, SHORT), ""),
+        "repeat this list": lambda number: with_beginning(bullet_list(number), "The list again:\n"),
     }
 
 
-def copying(model: str, texts: Path, answer: int, rounds: int) -> dict[str, Any]:
+def compare_copying(model: str, texts: Path, answer: int, rounds: int) -> dict[str, Any]:
+    """Measure a model of text with prompt lookup."""
     params = localllm.SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-    found = {}
+    results = {}
     with localllm.load(model, dtype="float32") as llm:
-        for name, prompt in tasks(texts).items():
-            print(f"{llm.name}: {name}", file=sys.stderr)
-            found[f"{llm.name}: {name}"] = pairs(llm, lookup(), prompt, params, rounds)
-    return found
+        for task, make_prompt in copy_tasks(texts).items():
+            name = f"{llm.name}: {task}"
+            print(name, file=sys.stderr)
+            results[name] = compare(llm, lookup_drafter(), make_prompt, params, rounds)
+    return results
 
 
-def command() -> argparse.Namespace:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--answer", type=int, default=96, help="tokens")
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--quant", help="of the generated model: int8 or int4")
-    options.add_argument("--model", type=Path, help="keep the generated model here and use it again")
-    options.add_argument("--chances", type=float, nargs="*", default=CHANCES, help="that a guess is right")
-    options.add_argument("--texts", type=Path, help="folder with tiny.txt and code.txt")
-    options.add_argument("--small", nargs="*", default=[], help="models of text, to copy from --texts")
-    options.add_argument("--save", action="store_true", help="keep the result in bench/results/")
-    return options.parse_args()
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--answer", type=int, default=96, help="answer length in tokens")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quant", help="quantize the generated model to int8 or int4")
+    parser.add_argument("--model", type=Path, help="folder to store the generated model in, and to reuse it from")
+    parser.add_argument(
+        "--chances", type=float, nargs="*", default=ACCEPTANCE_RATES, help="acceptance rates of draft tokens"
+    )
+    parser.add_argument("--texts", type=Path, help="folder with tiny.txt and code.txt")
+    parser.add_argument("--small", nargs="*", default=[], help="models to measure with prompts from --texts")
+    parser.add_argument("--save", action="store_true", help="append the result to bench/results/speculation.jsonl")
+    return parser.parse_args()
 
 
 def main() -> None:
-    chosen = command()
-    result: dict[str, Any] = {"answer": chosen.answer, "rounds": chosen.rounds}
-    for model in chosen.small:
-        result |= copying(model, chosen.texts, chosen.answer, chosen.rounds)
-    if not chosen.small:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = chosen.model or Path(scratch)
-            if not (folder / "config.json").exists():
-                folder.mkdir(parents=True, exist_ok=True)
-                checkpoint.make(folder)
-            result |= {
-                "quant": chosen.quant,
-                **controlled(folder, chosen.quant, chosen.chances, chosen.answer, chosen.rounds),
-            }
-    finish("speculation", result, chosen.save)
+    options = parse_options()
+    result: dict[str, Any] = {"answer": options.answer, "rounds": options.rounds}
+    for model in options.small:
+        result |= compare_copying(model, options.texts, options.answer, options.rounds)
+    if not options.small:
+        with generated_model(options.model) as folder:
+            rates = options.chances
+            measured = compare_controlled(folder, options.quant, rates, options.answer, options.rounds)
+        result |= {"quant": options.quant, **measured}
+    finish("speculation", result, options.save)
 
 
 if __name__ == "__main__":

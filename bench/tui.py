@@ -1,12 +1,11 @@
-"""How long a key takes to be seen in the chat app while an answer streams: from the write of the key into the
-terminal until the program has written the changed prompt to it.
+"""Key latency of the chat app while an answer streams: the time from writing a key to the terminal until the app
+has written the changed prompt to it.
 
-The real app runs in a pseudo-terminal (what a terminal takes to draw is not in it), and an answer without an end
-comes meanwhile: paragraphs, lists, code and a table from a model that plays 200 tokens a second, with all that an
-engine reports of its steps; or the model in the box tells one story after the other, as fast as its engine does in
-the app's process. How many tokens came a second is told beside the times. Each key is another letter, which stands
-nowhere else on the screen, so the first time that it is written is its echo. A long conversation is one of 2,000
-messages and 1 MB.
+The app runs in a pseudo-terminal, so the time that a terminal takes to draw is not included. Meanwhile an endless
+answer streams: paragraphs, lists, code and a table from a scripted model, at 200 tokens per second and with step
+reports like an engine's, or one story after another from the model `demo`, as fast as its engine runs in the app's
+process. Tokens per second are reported, too. Every key is a different letter that occurs nowhere else on the
+screen, so its first occurrence in the output is its echo. The long conversation has 2,000 messages and 1 MB.
 
 `python bench/tui.py [--scene NAME] [--keys N] [--save]` prints one JSON line; all scenes take eight minutes.
 """
@@ -22,7 +21,7 @@ import sys
 import tempfile
 import termios
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,16 +34,16 @@ ESCAPE, CTRL_C, ENTER, TAB, BACK_TAB, INSPECTOR = "\x1b", "\x03", "\r", "\t", "\
 PAGE_UP, PAGE_DOWN = "\x1b[5~", "\x1b[6~"
 QUESTION = "Tell me a story"
 TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
-GAPS_S = (0.041, 0.071, 0.113)  # between keys: no multiple of a frame
+GAPS_S = (0.041, 0.071, 0.113)  # between keys; not multiples of a frame
 SMALL, LARGE = (24, 80), (50, 160)
 
 
 @dataclass(frozen=True)
 class Scene:
     model: str = "played"
-    turns: int = 0  # that the conversation has already
+    turns: int = 0  # of the resumed conversation
     size: tuple[int, int] = SMALL
-    view: str = ""  # of the inspector, by its key; "" while it is closed
+    view: str = ""  # key of the inspector's view; "" if it is closed
 
 
 SCENES = {
@@ -58,34 +57,38 @@ SCENES = {
 
 
 class Terminal:
-    def __init__(self, words: list[str], size: tuple[int, int]):
-        self.fd, inner = pty.openpty()
-        termios.tcsetwinsize(self.fd, size)
-        command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, APP, *words]
-        environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner, env=environment)
-        os.close(inner)
+    """A pseudo-terminal with the app running in it."""
 
-    def until(self, expected: str, seconds: float = 10.0) -> float:
-        """Seconds from now until the program writes this."""
+    def __init__(self, arguments: list[str], size: tuple[int, int]):
+        self.fd, app_side = pty.openpty()
+        termios.tcsetwinsize(self.fd, size)
+        command = [sys.executable, "-c", TAKE_TERMINAL, sys.executable, APP, *arguments]
+        environment = os.environ | {"TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(command, stdin=app_side, stdout=app_side, stderr=app_side, env=environment)
+        os.close(app_side)
+
+    def wait_for(self, text: str, timeout: float = 10.0) -> float:
+        """Return the seconds from now until the app writes the text. Raises TimeoutError."""
         start = time.perf_counter()
-        wanted, seen = expected.encode(), b""
-        while (left := start + seconds - time.perf_counter()) > 0:
-            if select.select([self.fd], [], [], left)[0]:
-                seen = seen[-16:] + os.read(self.fd, 1 << 16)
-                if wanted in seen:
+        expected, output = text.encode(), b""
+        while (remaining := start + timeout - time.perf_counter()) > 0:
+            if select.select([self.fd], [], [], remaining)[0]:
+                output = output[-16:] + os.read(self.fd, 1 << 16)
+                if expected in output:
                     return time.perf_counter() - start
-        raise TimeoutError(f"{expected!r} was not shown within {seconds} s")
+        raise TimeoutError(f"{text!r} was not shown within {timeout} s")
 
     def drain(self, seconds: float) -> None:
+        """Discard output for this time."""
         end = time.perf_counter() + seconds
-        while (left := end - time.perf_counter()) > 0:
-            if select.select([self.fd], [], [], left)[0]:
+        while (remaining := end - time.perf_counter()) > 0:
+            if select.select([self.fd], [], [], remaining)[0]:
                 os.read(self.fd, 1 << 16)
 
-    def settles(self, quiet: float = 0.25) -> tuple[float, float]:
-        """Seconds from now until the program writes anything, and until it has written all: nothing more comes
-        for `quiet` seconds."""
+    def settle(self, quiet: float = 0.25) -> tuple[float, float]:
+        """Return the seconds from now until the first output and until the last, which `quiet` seconds without
+        output follow.
+        """
         start = time.perf_counter()
         first, last = None, start
         while select.select([self.fd], [], [], quiet if first else 10)[0]:
@@ -112,50 +115,50 @@ class Terminal:
         os.close(self.fd)
 
 
-def in_ms(seconds: list[float]) -> dict[str, float]:
+def in_ms(seconds: Iterable[float]) -> dict[str, float]:
     ordered = sorted(seconds)
-    at = {f"p{part}": ordered[min(len(ordered) - 1, round(len(ordered) * part / 100))] for part in (95, 99)}
+    percentiles = {f"p{p}": ordered[min(len(ordered) - 1, round(len(ordered) * p / 100))] for p in (95, 99)}
     return {
         name: round(1e3 * value, 1)
-        for name, value in ({"median": statistics.median(ordered)} | at | {"max": ordered[-1]}).items()
+        for name, value in ({"median": statistics.median(ordered)} | percentiles | {"max": ordered[-1]}).items()
     }
 
 
 def type_letters(
     terminal: Terminal, keys: int, before: Callable[[], None], after: Callable[[], None]
 ) -> dict[str, float]:
-    """before and after: what is done around each time that all letters are typed."""
-    taken = list[float]()
-    while len(taken) < keys:
+    """Type this many letters and measure their echo. before, after: called around every pass over all letters."""
+    times = list[float]()
+    while len(times) < keys:
         before()
-        for letter in LETTERS[: keys - len(taken)]:
+        for letter in LETTERS[: keys - len(times)]:
             terminal.type(letter)
-            taken.append(terminal.until(letter))
-            terminal.drain(GAPS_S[len(taken) % len(GAPS_S)])
+            times.append(terminal.wait_for(letter))
+            terminal.drain(GAPS_S[len(times) % len(GAPS_S)])
         after()
-    return in_ms(taken)
+    return in_ms(times)
 
 
-def look_around(terminal: Terminal) -> dict[str, object]:
-    """Times until something is drawn, and until all is, of a conversation at rest."""
-    found = dict[str, object]()
-    for name, keys, times in (("page_up", PAGE_UP, 40), ("page_down", PAGE_DOWN, 40)):
-        taken = [pressed(terminal, keys) for _ in range(times)]
-        found[f"{name}_ms"] = in_ms([first for first, _ in taken])
-        found[f"{name}_whole_ms"] = in_ms([whole for _, whole in taken])
-    resized = list[tuple[float, float]]()
-    for size in (LARGE, SMALL) * 5:
+def scroll_and_resize(terminal: Terminal) -> dict[str, object]:
+    """Measure an idle conversation: times until the first output and until everything is drawn."""
+
+    def summarize(name: str, times: list[tuple[float, float]]) -> dict[str, object]:
+        firsts, lasts = zip(*times, strict=True)
+        return {f"{name}_ms": in_ms(firsts), f"{name}_whole_ms": in_ms(lasts)}
+
+    def press(key: str) -> tuple[float, float]:
+        terminal.type(key)
+        return terminal.settle()
+
+    def resize(size: tuple[int, int]) -> tuple[float, float]:
         terminal.resize(size)
-        resized.append(terminal.settles())
-    return found | {
-        "resize_ms": in_ms([first for first, _ in resized]),
-        "resize_whole_ms": in_ms([whole for _, whole in resized]),
+        return terminal.settle()
+
+    return {
+        **summarize("page_up", [press(PAGE_UP) for _ in range(40)]),
+        **summarize("page_down", [press(PAGE_DOWN) for _ in range(40)]),
+        **summarize("resize", [resize(size) for size in (LARGE, SMALL) * 5]),
     }
-
-
-def pressed(terminal: Terminal, keys: str) -> tuple[float, float]:
-    terminal.type(keys)
-    return terminal.settles()
 
 
 def measure(scene: Scene, keys: int) -> dict[str, object]:
@@ -163,13 +166,13 @@ def measure(scene: Scene, keys: int) -> dict[str, object]:
         start = time.perf_counter()
         terminal = Terminal([scene.model, str(scene.turns), home], scene.size)
         try:
-            terminal.until("Say something", 60)
-            found: dict[str, object] = {"opened_s": round(time.perf_counter() - start, 2)}
-            terminal.settles()
+            terminal.wait_for("Say something", 60)
+            result: dict[str, object] = {"opened_s": round(time.perf_counter() - start, 2)}
+            terminal.settle()
             if scene.turns:
-                found |= look_around(terminal)
+                result |= scroll_and_resize(terminal)
             if not scene.view:
-                found["idle_ms"] = type_letters(
+                result["idle_ms"] = type_letters(
                     terminal, len(LETTERS), lambda: None, lambda: terminal.press(CTRL_C)
                 )
             else:
@@ -180,29 +183,29 @@ def measure(scene: Scene, keys: int) -> dict[str, object]:
                 terminal.press(QUESTION, ENTER)
                 terminal.drain(1.0)
 
-            found["streaming_ms"] = type_letters(terminal, keys, ask, lambda: terminal.press(ESCAPE, CTRL_C))
+            result["streaming_ms"] = type_letters(terminal, keys, ask, lambda: terminal.press(ESCAPE, CTRL_C))
         finally:
             terminal.close()
         tokens, seconds = 0, 0.0
-        for line in (Path(home) / "came").read_text().splitlines():
+        for line in (Path(home) / "rates").read_text().splitlines():
             tokens, seconds = tokens + int(line.split()[0]), seconds + float(line.split()[1])
-    return found | {"tokens_per_s": round(tokens / seconds, 1)}
+    return result | {"tokens_per_s": round(tokens / seconds, 1)}
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--scene", choices=SCENES, action="append", help="instead of all")
-    options.add_argument("--keys", type=int, default=300, help="of each scene")
-    options.add_argument("--save", action="store_true", help="append the result to bench/results/tui.jsonl")
-    chosen = options.parse_args()
-    result: dict[str, object] = {"keys": chosen.keys, "load_average_before": os.getloadavg()[0]}
-    for name in chosen.scene or SCENES:
-        result[name] = measure(SCENES[name], chosen.keys)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scene", choices=SCENES, action="append", help="scene to measure; all by default")
+    parser.add_argument("--keys", type=int, default=300, help="keys to type in each scene")
+    parser.add_argument("--save", action="store_true", help="append the result to bench/results/tui.jsonl")
+    options = parser.parse_args()
+    result: dict[str, object] = {"keys": options.keys, "load_average_before": os.getloadavg()[0]}
+    for name in options.scene or SCENES:
+        result[name] = measure(SCENES[name], options.keys)
         print(name, result[name], file=sys.stderr)
     result["load_average_after"] = os.getloadavg()[0]
     from bench.report import finish
 
-    finish("tui", result, chosen.save)
+    finish("tui", result, options.save)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The chat app as `bench/tui.py` measures it: with a model whose answers have no end, in this process' terminal.
+"""The chat app in the terminal of this process, with endless answers, as `bench/tui.py` measures it.
 
-`python bench/tui_app.py MODEL TURNS HOME`; how many tokens came in how many seconds is written into HOME/came.
+`python bench/tui_app.py MODEL TURNS HOME`; tokens and seconds of every answer are appended to HOME/rates.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from localllm.conversation.turn import Turn
 from localllm.metrics import Candidate, StepReport
 from localllm.request import GenerationEvent
 from localllm.tui.app import ChatApp
-from tests.tui.scripted import Played, ScriptedMachine, ScriptedModel, saying
+from tests.tui.scripted import ScriptedAnswer, ScriptedMachine, ScriptedModel, saying
 
 PARAGRAPH = "Sorting is *stable* when equals keep their order, which `sorted` promises and **many** rely on. "
 ANSWER = (
@@ -34,8 +34,8 @@ RATE = 200.0  # tokens a second
 HOME = Path(sys.argv[3])
 
 
-def paced():
-    """Words with all that an engine reports of its steps, at their time."""
+def paced_events():
+    """Words at RATE, with step reports like an engine's."""
     began = time.perf_counter()
     candidates = tuple(Candidate(word, -1.0 - word, 0.3 / (1 + word)) for word in range(8))
     for number, step in enumerate(itertools.cycle(saying(ANSWER)[:-1])):
@@ -48,13 +48,13 @@ def paced():
         yield GenerationEvent(1, step.text, (number % 90 + 33,), step=report)
 
 
-class Counted:
-    """Answers one after the other, as one that has no end, and how many tokens they brought."""
+class EndlessAnswer:
+    """One answer after another as a single endless answer, with its tokens counted."""
 
     has_more = False
 
-    def __init__(self, ask):
-        self.ask, self.answer = ask, ask()
+    def __init__(self, begin_answer):
+        self.begin_answer, self.answer = begin_answer, begin_answer()
         self.began, self.tokens, self.closed = time.perf_counter(), 0, False
 
     def __iter__(self):
@@ -64,7 +64,7 @@ class Counted:
         while not self.closed:
             event = next(self.answer, None)
             if event is None:
-                self.answer = self.ask()
+                self.answer = self.begin_answer()
             elif event.metrics is None:
                 self.tokens += len(event.token_ids)
                 return event
@@ -74,21 +74,21 @@ class Counted:
         if not self.closed:
             self.closed = True
             self.answer.close()
-            with (HOME / "came").open("a") as file:
+            with (HOME / "rates").open("a") as file:
                 file.write(f"{self.tokens} {time.perf_counter() - self.began}\n")
 
 
-class Playing(ScriptedModel):
+class EndlessScriptedModel(ScriptedModel):
     context = 1 << 20
 
     def answer(  # pyright: ignore[reportIncompatibleMethodOverride] - it is read and closed in the same way
         self, chat
     ):
-        return Counted(lambda: Played(paced()))
+        return EndlessAnswer(lambda: ScriptedAnswer(paced_events()))
 
 
-class Endless:
-    """Answers the first question again and again."""
+class EndlessModel:
+    """Answers the first question repeatedly."""
 
     def __init__(self, model):
         self.model, self.prompt = model, None
@@ -98,11 +98,11 @@ class Endless:
 
     def answer(self, chat):
         self.prompt = self.prompt or chat.prompt
-        return Counted(lambda: self.model.answer(dataclasses.replace(chat, prompt=self.prompt)))
+        return EndlessAnswer(lambda: self.model.answer(dataclasses.replace(chat, prompt=self.prompt)))
 
 
 def begin(model: Any) -> Session:
-    """With a conversation of so many turns before: 1,000 are 2,000 messages and 1 MB."""
+    """Resume a conversation with the requested number of turns; 1,000 are 2,000 messages and 1 MB."""
     chat = Chat(model)
     for number in range(int(sys.argv[2])):
         turn = Turn(f"question {number}", chat.current, PARAGRAPH * 5 + ANSWER[400:900], model=model.name)
@@ -115,12 +115,12 @@ def begin(model: Any) -> Session:
 def open_model(name: str) -> Any:
     """Open `played`, a model by name, or with `free FOLDER` one that computes nothing (`bench/host.py`)."""
     if name == "played":
-        return Playing()
+        return EndlessScriptedModel()
     if name.startswith("free "):
         from bench.host import install_free_runner
 
         install_free_runner()
-    return Endless(localllm.load(name.removeprefix("free ")))
+    return EndlessModel(localllm.load(name.removeprefix("free ")))
 
 
 loaded = open_model(sys.argv[1])

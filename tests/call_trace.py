@@ -20,7 +20,7 @@ PACKAGE = f"{Path(__file__).parents[1] / 'localllm'}/"
 
 @contextmanager
 def counted_calls() -> Iterator[Counter[str]]:
-    """Calls by file below localllm/ and qualified name, on whatever thread."""
+    """Count the calls of all threads by file below localllm/ and qualified name."""
     calls: Counter[str] = Counter()
 
     def record(frame: FrameType, event: str, argument: object) -> None:

@@ -44,9 +44,10 @@ torch.set_num_threads(1)  # the models are so small that a second thread costs m
 
 @pytest.fixture(scope="session", autouse=True)
 def signals_as_of_a_terminal() -> Iterator[None]:
-    """Handle SIGINT and SIGHUP even if the tests were started with them ignored, as by nohup or in a script's
-    background: every process that they start would inherit that. A handler becomes the default in such a process,
-    and a hangup still does not end the tests."""
+    """Handle SIGINT and SIGHUP even if they are ignored at the start of the tests, as with nohup or in the
+    background of a script, since child processes inherit ignored signals. A handler becomes the default in child
+    processes, and a hangup still does not end the tests.
+    """
     wanted = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: lambda number, frame: None}
     ignored = [number for number in wanted if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
@@ -58,7 +59,7 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run kernels for GPUs: on a GPU if there is one, else under Triton's interpreter, or on a software GPU."""
+    """Run GPU kernels: on a GPU if there is one, otherwise under Triton's interpreter or on a software GPU."""
     if SOFTWARE_GPU:
         with software_gpu(SOFTWARE_GPU, request.node.nodeid):
             yield
@@ -93,8 +94,9 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before any are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark cases slow by `quick_every`, and run files with slow tests first, so that at the end no process works
-    through one while the others wait."""
+    """Mark cases as slow by `quick_every`, and run files with slow tests first, so that no single worker runs one
+    at the end while the others are idle.
+    """
     seen = Counter[str]()
     for item in items:
         if one_of := item.get_closest_marker("quick_every"):
@@ -108,8 +110,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Exclude the millions of objects that were imported and collected from garbage collection: they live to the
-    end, and tests of memory collect garbage often."""
+    """Exclude the millions of objects of imports and collection from garbage collection: they are never freed, and
+    tests of memory collect garbage often.
+    """
     gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # so that libraries find what they gave out when the interpreter ends

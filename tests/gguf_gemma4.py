@@ -34,7 +34,7 @@ def gemma4_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def full_layers(config: dict[str, Any]) -> dict[str, int]:
-    """The sizes that layers without a window have instead of the others'."""
+    """Sizes of the layers without a window, instead of those of the others."""
     sizes, kinds = config["per_layer_config"], config["layer_types"]
     return next(sizes[str(i)] for i, kind in enumerate(kinds) if kind == "full_attention")
 

@@ -75,7 +75,7 @@ def named(name: str, part: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def apart(tensor: Tensor, config: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Rows by key head and then by kind -> q, k and v of all heads, and z."""
+    """Convert rows by key head and type to q, k and v of all heads, and z."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     size, wide = config["linear_key_head_dim"], values // keys * config["linear_value_head_dim"]
     kinds = tensor.unflatten(0, (keys, -1)).split((size, size, wide, wide), 1)
@@ -84,7 +84,7 @@ def apart(tensor: Tensor, config: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def tiled(part: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
-    """Value heads by key head -> the first of each key head, then the second of each, ..."""
+    """Reorder value heads by key head: the first of each key head, then the second of each, ..."""
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     count = values * config["linear_value_head_dim"]  # of what belongs to value heads, at the end
 

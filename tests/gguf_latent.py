@@ -8,7 +8,7 @@ GATING = {"softmax": 1, "sigmoid": 2}
 
 
 def latent_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """As one head of keys and values, the latent; the sizes of the heads made from it stand beside."""
+    """Keys of latent attention: one KV head for the latent, and the sizes of the heads derived from it."""
     rank, turned, ropes = config["kv_lora_rank"], config["qk_rope_head_dim"], config["rope_parameters"]
     return {
         "attention.head_count_kv": 1,
@@ -26,7 +26,7 @@ def latent_keys(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def latent_tensors(tensors: dict[str, Tensor], config: dict[str, Any]) -> dict[str, Tensor]:
-    """Keys and values from the latent: apart and by head, those of the keys transposed."""
+    """Split the projections of keys and values from the latent by head; those of keys are transposed."""
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.endswith(".kv_b_proj.weight"):

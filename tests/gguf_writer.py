@@ -95,10 +95,11 @@ def write_gguf(
     changed: Mapping[str, Any] | None = None,
     tensors_per_file: int = 0,
 ) -> None:
-    """`kind`: of the matrices whose rows are whole blocks of it; everything else is float32.
+    """Write a GGUF file.
 
-    dequantized: float32, rounded to what blocks of `kind` can hold; without: keys (after the architecture) and
-    tensors to leave out; changed: whole keys, or tensors, with other values.
+    `kind`: of the matrices whose rows are complete blocks of it; all other tensors are float32. dequantized:
+    float32, rounded to values of `kind`; without: keys (after the architecture) and tensors to omit; changed:
+    further keys.
     """
     config = json.loads((folder / "config.json").read_text())
     family = config["architectures"][0].removesuffix("ForCausalLM")
@@ -151,7 +152,7 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Keys after the architecture; None is left out."""
+    """Keys after the architecture; None omits a key."""
     keys = {key: config[name] for name, key in KEYS.items() if name in config}
     if architecture == "GPT_OSS":
         keys["expert_feed_forward_length"] = config["intermediate_size"]
@@ -188,7 +189,7 @@ def keys_of(architecture: str, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, Any]) -> dict[str, Tensor]:
-    """The tensors as the converter stores them, by names that the package's table knows."""
+    """Return the tensors as the converter stores them, by the names in the gguf package's table."""
     if architecture in HYBRIDS:
         tensors = hybrid_tensors(tensors, architecture, config)
     if architecture == "DEEPSEEK2":
@@ -220,7 +221,7 @@ def converted(tensors: dict[str, Tensor], architecture: str, config: dict[str, A
 
 
 def side_by_side(rows: Tensor, heads: int) -> Tensor:
-    """LlamaModel.permute: the two values of a rotary pair become neighbours."""
+    """LlamaModel.permute: move the two values of each rotary pair next to each other."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -253,7 +254,7 @@ def rope_factors(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def divisors(ropes: dict[str, Any], size: int) -> Tensor:
-    """LlamaModel.generate_extra_tensors: what Llama 3.1's scaling divides each frequency by."""
+    """LlamaModel.generate_extra_tensors: divisors of the frequencies in Llama 3.1's scaling."""
     found = []
     for frequency in 1.0 / ropes["rope_theta"] ** (torch.arange(0, size, 2, dtype=torch.float32) / size):
         wavelength = 2 * math.pi / frequency.item()

@@ -1,5 +1,6 @@
-"""A torch function mode that moves the tensors of kernel tests to the GPU if there is one: they are made on the
-CPU with the same numbers."""
+"""A torch function mode that moves the tensors of kernel tests to the GPU if there is one. They are made on the
+CPU, so that their values are the same.
+"""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,7 +15,7 @@ MAKERS = (
 
 
 class OnDevice(TorchFunctionMode):
-    """What asks for the CPU, or for nothing, gets the device; `Tensor.cpu` still comes back from it."""
+    """Redirects CPU tensors and tensors without a device to `device`, except `Tensor.cpu`."""
 
     def __init__(self, device: torch.device):
         super().__init__()

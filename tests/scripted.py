@@ -1,6 +1,5 @@
-"""A model with scripted answers: each piece is the only likely token after the one before it.
-
-It has real weights in a real folder, so that a known answer goes through the whole engine.
+"""A model with scripted answers: each piece is by far the most likely token after the previous one. It has real
+weights in a real folder, so that a known answer passes through the whole engine.
 """
 
 import json
@@ -22,7 +21,7 @@ CHATML = (
 def write_scripted(
     folder: Path, script: Sequence[str], *, template: str = CHATML, before: str = "\n", special: Sequence[str] = ()
 ) -> Path:
-    """`before` is what prompts end with; no piece may stand twice. `special`: pieces that decoding leaves out."""
+    """`before`: end of the prompts. Pieces must be distinct. `special`: pieces that decoding omits."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}

@@ -1,4 +1,6 @@
-"""Real models, tokenizers and texts beside a checkout; tests that need them are skipped without them."""
+"""Real models, tokenizers and texts in `shared/`, next to a checkout; tests that need them are skipped if it is
+missing.
+"""
 
 from pathlib import Path
 
@@ -8,7 +10,7 @@ DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
 def shared(name: str) -> Path:
-    """A file or folder of the shared data, or the reason to skip."""
+    """Return a path in the shared data, or skip the test with the reason."""
     path = DATA / name
     if not path.exists():
         pytest.skip(f"shared/data/{name} is not beside this checkout")

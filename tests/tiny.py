@@ -1,6 +1,5 @@
-"""Tiny random checkpoints of every family, made by `transformers`, and engines over them.
-
-Weights, norms and biases are drawn so large that a mistake in any of them shows in the logits.
+"""Tiny random checkpoints of every family, made by `transformers`, and engines over them. Weights, norms and
+biases are so large that an error in any of them changes the logits visibly.
 """
 
 import shutil
@@ -52,7 +51,7 @@ LLAMA3_ROPE = {
 
 
 def rounded_copy(model: Path, folder: Path, dtype: torch.dtype) -> Path:
-    """Copy a checkpoint, with its floats rounded to `dtype`, unless it is there."""
+    """Copy a checkpoint with its floats rounded to `dtype`, unless the copy exists."""
     if not folder.exists():
         shutil.copytree(model, folder)
         file = folder / "model.safetensors"
@@ -77,7 +76,9 @@ def make_checkpoint(folder: Path, kind: str, seed: int = 0, **changes: Any) -> A
 
 
 def randomize(model: Any) -> None:
-    """Draw weights, norms and biases so large that a mistake in any of them shows in the logits."""
+    """Set weights, norms and biases to random values so large that an error in any of them changes the logits
+    visibly.
+    """
     with torch.no_grad():
         for weight in weights_of(model):
             if weight.dim() == 1:  # around what they begin as: norms around 1, or 0 where stored less one
@@ -111,7 +112,7 @@ def make_engine(
     """Return an engine over a checkpoint.
 
     rows: recurrent states, if the model has any; graphs: run steps as if they were captured; aside: blocks of the
-    host tier, as beside a GPU.
+    host tier, which otherwise only GPUs have.
     """
     header = read_header(folder)
     check_quantization(header.config)

@@ -1,7 +1,8 @@
-"""`python tools/catalog.py [NAME ...]` compares models.toml with the Hub and tells each fact that differs.
+"""`python tools/catalog.py [NAME ...]` compares models.toml with the Hub and prints every fact that differs.
 
-Reads listings, model cards and headers, by the code that `localllm pull` and `plan` use, and no weights. Of gated
-models only licence and gate, unless HF_TOKEN has access. Ends with 1 where anything differs or cannot be read.
+It reads listings, model cards and headers with the code of `localllm pull` and `plan`, and no weights. Of a gated
+model it compares only licence and gate, unless HF_TOKEN grants access. The exit code is 1 if anything differs or
+cannot be read.
 """
 
 import sys
@@ -25,52 +26,53 @@ from localllm.hub.catalog import CatalogEntry, catalog, catalog_entries
 from localllm.hub.http import translate_errors
 from localllm.hub.names import repo_of_entry
 
-AT_A_TIME = 4
+MAX_THREADS = 4
 UNITS = {"K": 1e3, "M": 1e6, "B": 1e9}
-PARAMETERS_WITHIN, BYTES_WITHIN = 0.02, 0.06  # of what is stated; bytes are stated in two digits
+PARAMETER_TOLERANCE, BYTE_TOLERANCE = 0.02, 0.06  # relative; bytes are stated in two digits
 
 
 def differences(entry: CatalogEntry) -> Iterator[str]:
-    """What the Hub says otherwise, a sentence for each. Raises what `pull` and `describe` raise."""
+    """Yield a sentence for each fact that differs on the Hub. Raises what `plan_pull` and `parse_config` raise."""
     repo = repo_of_entry(entry)
     assert repo
     with translate_errors(repo):
         page = HfApi().model_info(repo.repo, revision=repo.revision)
     license = stated_license(page.card_data)
-    yield from differing("license", entry.license, license or entry.license)  # copies often state none
-    yield from differing("gated", entry.gated, bool(page.gated))
+    yield from compare_fact("license", entry.license, license or entry.license)  # copies often state none
+    yield from compare_fact("gated", entry.gated, bool(page.gated))
     order = pull.plan_pull(repo, lambda text: None)
-    yield from differing("bytes", entry.bytes, order.total_bytes, BYTES_WITHIN)
+    yield from compare_fact("bytes", entry.bytes, order.total_bytes, BYTE_TOLERANCE)
     config = remote_header(order, lambda text: None).config
     check_quantization(config)
     model = parse_config(config)
     stated = entry.parameters and float(entry.parameters[:-1]) * UNITS[entry.parameters[-1]]
-    if list(differing("", stated, parameter_count(model), PARAMETERS_WITHIN)):
-        yield from differing("parameters", entry.parameters, format_count(parameter_count(model)))
-    yield from differing("context", entry.context, model.max_context)
+    if list(compare_fact("", stated, parameter_count(model), PARAMETER_TOLERANCE)):
+        yield from compare_fact("parameters", entry.parameters, format_count(parameter_count(model)))
+    yield from compare_fact("context", entry.context, model.max_context)
 
 
 def stated_license(card: Any) -> str | None:
-    """As `localllm show` names it."""
+    """Licence of a model card, as `localllm show` prints it."""
     license = card.get("license") if card else None
     return card.get("license_name", license) if license == "other" else license
 
 
-def differing(fact: str, stated: Any, found: Any, within: float = 0.0) -> Iterator[str]:
-    near = stated is not None and within and abs(stated - found) <= within * stated
-    if stated != found and not near:
+def compare_fact(fact: str, stated: Any, actual: Any, tolerance: float = 0.0) -> Iterator[str]:
+    """Yield a sentence if the stated value differs from that of the Hub."""
+    close = stated is not None and tolerance and abs(stated - actual) <= tolerance * stated
+    if stated != actual and not close:
         here = "not stated here" if stated is None else f"{stated} here"
-        yield f"{fact} is {here}, {found} on the Hub"
+        yield f"{fact} is {here}, {actual} on the Hub"
 
 
 def report(entry: CatalogEntry) -> list[str]:
-    """All differences of one entry; what cannot be read is one, too."""
-    found: list[str] = []
+    """Return the differences of one entry, and the error if it cannot be read."""
+    lines: list[str] = []
     try:
-        found.extend(differences(entry))  # keeps what came before an error
+        lines.extend(differences(entry))  # includes those before an error
     except LocalLLMError as error:
-        found.append(f"not read: {error}")
-    return [f"{entry.name}: {line}" for line in found]
+        lines.append(f"not read: {error}")
+    return [f"{entry.name}: {line}" for line in lines]
 
 
 def main(names: Sequence[str]) -> int:
@@ -78,16 +80,14 @@ def main(names: Sequence[str]) -> int:
     if unknown:
         print(f"models.toml has no {', '.join(unknown)}", file=sys.stderr)
         return 2
-    chosen = [catalog()[name] for name in names] or catalog_entries()
-    of_the_hub = [entry for entry in chosen if entry.repo]
-    with ThreadPoolExecutor(AT_A_TIME) as threads:
-        reports = []
-        for lines in threads.map(report, of_the_hub):
-            reports.append(lines)
+    entries = [entry for entry in [catalog()[name] for name in names] or catalog_entries() if entry.repo]
+    differing = 0
+    with ThreadPoolExecutor(MAX_THREADS) as threads:
+        for lines in threads.map(report, entries):
+            differing += bool(lines)
             print(*lines, sep="\n", end="\n" if lines else "", flush=True)
-    differ = sum(map(bool, reports))
-    print(f"{len(reports)} models, {differ} of them differ from the Hub or could not be read")
-    return 1 if differ else 0
+    print(f"{len(entries)} models, {differing} of them differ from the Hub or could not be read")
+    return 1 if differing else 0
 
 
 if __name__ == "__main__":

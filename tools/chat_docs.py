@@ -1,4 +1,4 @@
-"""`python tools/chat_docs.py` writes the keys of the app into docs/chat.md; a test fails when they are stale."""
+"""`python tools/chat_docs.py` writes the app's key bindings into docs/chat.md; a test fails if they are stale."""
 
 import re
 import sys
@@ -23,7 +23,7 @@ from localllm.tui.transcript.view import Transcript  # noqa: E402
 
 PAGE = ROOT / "docs" / "chat.md"
 SECTION = re.compile(r"(<!-- keys -->\n).*?(<!-- end -->)", re.DOTALL)
-PLACES = {
+WIDGETS = {  # by their description on the page
     "the conversation": ChatScreen,
     "the prompt": Prompt,
     "a turn that is chosen": Transcript,
@@ -34,44 +34,44 @@ PLACES = {
     "conversations, models": SessionsScreen,
     "`localllm top`": TopApp,
 }
-SIGNS = {
+KEY_LABELS = {
     **{"left": "←", "right": "→", "up": "↑", "down": "↓", "plus": "+", "equals_sign": "=", "minus": "-"},
     **{"escape": "Esc", "pageup": "Page up", "pagedown": "Page down", "enter": "Enter"},
 }
 
 
-def bindings(kind: type) -> Iterator[Binding]:
-    """Those of ours, of what a class inherits from and its own."""
-    for one in reversed(kind.__mro__):
-        if one.__module__.startswith("localllm.") and "BINDINGS" in vars(one):
-            yield from (b for b in Binding.make_bindings(vars(one)["BINDINGS"]) if b.description)
+def bindings(widget: type) -> Iterator[Binding]:
+    """Yield localllm's own bindings with a description, inherited ones first."""
+    for cls in reversed(widget.__mro__):
+        if cls.__module__.startswith("localllm.") and "BINDINGS" in vars(cls):
+            yield from (b for b in Binding.make_bindings(vars(cls)["BINDINGS"]) if b.description)
 
 
-def spelled(key: str) -> str:
-    """As people read it: `ctrl+r` is Ctrl+R."""
-    *held, last = key.split("+")
-    capital = last.capitalize() if held or len(last) > 1 else last
-    return "+".join([*(name.capitalize() for name in held), SIGNS.get(last, capital)])
+def key_label(key: str) -> str:
+    """Label of a key for people: Ctrl+R for `ctrl+r`."""
+    *modifiers, last = key.split("+")
+    capital = last.capitalize() if modifiers or len(last) > 1 else last
+    return "+".join([*(name.capitalize() for name in modifiers), KEY_LABELS.get(last, capital)])
 
 
-def keys() -> str:
-    """A row for each place, with what keys do there."""
+def key_table() -> str:
+    """Table with a row of keys and their actions for each widget."""
     rows = ["| in | keys |", "|---|---|"]
     palette = Binding(App.COMMAND_PALETTE_BINDING, "command_palette", "Command palette")
-    for place, kind in PLACES.items():
-        meanings: dict[str, list[str]] = {}
-        for binding in [*bindings(kind), *([palette] if kind is ChatScreen else [])]:
+    for description, widget in WIDGETS.items():
+        actions: dict[str, list[str]] = {}
+        for binding in [*bindings(widget), *([palette] if widget is ChatScreen else [])]:
             first, rest = binding.description[:1], binding.description[1:]
-            meaning = binding.description if rest[:1].isupper() else first.lower() + rest  # KV stays KV
-            meanings.setdefault(meaning, []).append(f"`{spelled(binding.key)}`")
-        told = "; ".join(f"{' '.join(names)} {meaning}" for meaning, names in meanings.items())
-        rows.append(f"| {place} | {told} |")
+            action = binding.description if rest[:1].isupper() else first.lower() + rest  # KV stays KV
+            actions.setdefault(action, []).append(f"`{key_label(binding.key)}`")
+        cell = "; ".join(f"{' '.join(keys)} {action}" for action, keys in actions.items())
+        rows.append(f"| {description} | {cell} |")
     return "\n".join(rows)
 
 
 def render(page: str) -> str:
-    """The page with a fresh table."""
-    return SECTION.sub(lambda m: f"{m[1]}{keys()}\n{m[2]}", page)
+    """The page with a current table."""
+    return SECTION.sub(lambda m: f"{m[1]}{key_table()}\n{m[2]}", page)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Generate from the commands what `--help` prints in docs/cli.md, localllm/cli/commands.json for the fast start
-and the Tab key, the JSON schemas in docs/schemas, and the manual in man. Tests fail when one of them is stale.
+"""Generates the help pages in docs/cli.md, localllm/cli/commands.json for the fast start and the Tab key, the JSON
+schemas in docs/schemas and the manual in man from the commands. Tests fail if one of them is stale.
 
 Usage: python tools/cli_docs.py
 """

@@ -1,4 +1,4 @@
-"""`python tools/hardware_docs.py` writes the catalogue into docs/hardware.md; a test fails when it is stale."""
+"""`python tools/hardware_docs.py` writes the device table into docs/hardware.md; a test fails if it is stale."""
 
 import re
 import sys
@@ -14,7 +14,7 @@ SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table() -> str:
-    """One row a device, in the order of the catalogue."""
+    """Table with one row per device, in the order of the catalogue."""
     rows = ["| device | memory, GB | bandwidth, GB/s | TFLOP/s | source |", "| --- | --- | --- | --- | --- |"]
     for device in map(find_device, device_names()):
         figures = (device.memory_bytes / 1e9, device.bandwidth / 1e9, device.flops / 1e12)
@@ -23,7 +23,7 @@ def table() -> str:
 
 
 def render(page: str) -> str:
-    """The page with a fresh table."""
+    """The page with a current table."""
     return SECTION.sub(lambda m: f"{m[1]}{table()}\n{m[2]}", page)
 
 

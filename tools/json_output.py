@@ -4,7 +4,7 @@ with the comments as descriptions, and tests validate the output of the commands
 
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
-from typing_extensions import TypedDict  # Pydantic takes no other before Python 3.12
+from typing_extensions import TypedDict  # Pydantic supports no other before Python 3.12
 
 from localllm.benchmark import result
 from localllm.benchmark.ceilings import Ceilings
@@ -65,7 +65,7 @@ class Distribution(TypedDict):
     high: float | None
 
 
-class Requests(TypedDict):
+class RequestTotals(TypedDict):
     """Requests of all streams and rounds."""
 
     requests: int
@@ -82,7 +82,7 @@ class Requests(TypedDict):
     prefill_tokens_per_s: Distribution
 
 
-class Roof(TypedDict):
+class RooflineComparison(TypedDict):
     """Comparison of a step with the roofline."""
 
     times: Annotated[Roofline, FLATTEN]
@@ -95,38 +95,38 @@ class Roof(TypedDict):
     bound: Bound
 
 
-class Stream(TypedDict):
+class StreamResult(TypedDict):
     arrival_s: float  # since the first arrival of the round
     measured: Annotated[Measurements, FLATTEN]
     begins_step: list[bool]
 
 
-class Found(TypedDict):
+class ScenarioResult(TypedDict):
     scenario: Annotated[Scenario, FLATTEN]
     prefill_tokens_per_s: Distribution  # over rounds
     decode_tokens_per_s: Distribution
-    requests: Requests
-    prefill: Roof
-    decode: Roof | None  # null if all streams decoded together in fewer than two steps
-    rounds: list[list[Stream]]
+    requests: RequestTotals
+    prefill: RooflineComparison
+    decode: RooflineComparison | None  # null if all streams decoded together in fewer than two steps
+    rounds: list[list[StreamResult]]
 
 
-class LeftOut(TypedDict):
+class SkippedScenario(TypedDict):
     scenario: Annotated[Scenario, FLATTEN]
     reason: str
 
 
-class Edition(TypedDict):
+class ModelResult(TypedDict):
     loaded: Annotated[result.Loaded, FLATTEN]
     peak_bytes: int | None
     ceilings: Ceilings
     drift: float  # difference of the ceilings before and after, as a fraction
-    scenarios: list[Found]
-    left_out: list[LeftOut]
+    scenarios: list[ScenarioResult]
+    left_out: list[SkippedScenario]
     products: list[ProductRate] | None  # with --explain
 
 
-class Compared(TypedDict):
+class ModelComparison(TypedDict):
     """Comparison of the first model with the second."""
 
     scenario: Annotated[Scenario, FLATTEN]
@@ -136,7 +136,7 @@ class Compared(TypedDict):
     verdict: str
 
 
-class Beside(TypedDict):
+class NoiseReport(TypedDict):
     noise: Annotated[Noise, FLATTEN]
     warning: str | None
 
@@ -147,23 +147,23 @@ class Benchmark(TypedDict):
     benchmark: Literal["localllm bench"]
     date: str
     machine: Machine
-    noise: Beside
+    noise: NoiseReport
     warnings: list[str]
     rounds: int
     seed: int
     prompts: str  # source of the prompts
     drafts: bool
-    editions: list[Edition]
-    compared: list[Compared]
+    editions: list[ModelResult]
+    compared: list[ModelComparison]
 
 
-class Rounds(TypedDict):
+class LoadShape(TypedDict):
     load: Annotated[Load, FLATTEN]
     rounds: int
     seed: int
 
 
-class Outcome(TypedDict):
+class RequestResult(TypedDict):
     """One request; seconds are since the start of the round."""
 
     arrival_s: float
@@ -176,13 +176,13 @@ class Outcome(TypedDict):
     error: str | None
 
 
-class Round(TypedDict):
+class RoundResult(TypedDict):
     wall_s: float
     in_flight: list[int]  # other requests in flight when each request was sent
-    requests: list[Outcome]
+    requests: list[RequestResult]
 
 
-class Server(TypedDict):
+class ServerResult(TypedDict):
     url: str
     api: str
     model: str
@@ -209,7 +209,7 @@ class Server(TypedDict):
     e2e_s: Distribution
     tokens_per_s: Distribution
     late_s: Distribution
-    rounds: list[Round]
+    rounds: list[RoundResult]
 
 
 class LoadTest(TypedDict):
@@ -220,7 +220,7 @@ class LoadTest(TypedDict):
     machine: Machine
     noise: Noise | None
     complete: bool  # the run was not interrupted
-    load: Rounds
+    load: LoadShape
     prompt: int  # length in units of `prompt_unit`
     prompt_unit: Literal["tokens", "words"]
     shared_prefix: int
@@ -228,72 +228,72 @@ class LoadTest(TypedDict):
     ignore_eos: bool
     objectives_s: dict[str, float] | None
     notes: list[str]
-    servers: list[Server]
+    servers: list[ServerResult]
 
 
-class File(TypedDict):
+class RemoteFile(TypedDict):
     path: str
     bytes: int
     here: int  # bytes that are downloaded
 
 
-class Begin(TypedDict):
+class PullBegin(TypedDict):
     event: Literal["begin"]
     repo: str
     commit: str
     bytes: int  # of all files
     missing: int  # bytes to download
-    files: list[File]
+    files: list[RemoteFile]
 
 
-class Progress(TypedDict):
+class PullProgress(TypedDict):
     event: Literal["progress"]
     path: str
     done: int  # bytes
 
 
-class Note(TypedDict):
+class PullNote(TypedDict):
     event: Literal["note"]
     text: str  # such as a retry, or waiting for another process
 
 
-class Verified(TypedDict):
+class PullVerified(TypedDict):
     event: Literal["verified"]
     path: str
     bytes: int
 
 
-class Pulled(TypedDict):
+class PullDone(TypedDict):
     event: Literal["done"]
     path: str  # of the model
 
 
-class Part(TypedDict):
+class QuantizeProgress(TypedDict):
     event: Literal["part"]
     part: str
     done: int
     of: int
 
 
-class Report(TypedDict):
+class QualityReport(TypedDict):
     """Comparison of a model with its reference: docs/quality.md."""
 
     version: int
     quality: Annotated[Quality, FLATTEN]
 
 
-class Quantized(TypedDict):
+class QuantizedModel(TypedDict):
     event: Literal["done"]
     path: str  # of the output
-    quality: Report | None  # null if the models do not fit into memory together
+    quality: QualityReport | None  # null if the models do not fit into memory together
 
 
-class Layers(TypedDict):
+class LayerCount(TypedDict):
     kind: str
     count: int
 
 
-class Listed(TypedDict):
+class ModelSummary(TypedDict):
     """A model; null where a value is not known."""
 
     name: str
@@ -305,7 +305,7 @@ class Listed(TypedDict):
     context: int | None  # tokens
     download_bytes: int | None  # approximate, from the catalog
     architecture: str | None
-    layers: list[Layers] | None
+    layers: list[LayerCount] | None
     hidden_size: int | None
     vocab_size: int | None
     parameters: int | None  # computed from the configuration
@@ -318,14 +318,14 @@ class Listed(TypedDict):
     quantization: str | None
     chat_templates: list[str] | None  # names
     sampling: dict[str, Any] | None  # recommended parameters that differ from the neutral ones
-    quality: Report | None
+    quality: QualityReport | None
 
 
-class Shown(Listed):
+class ModelDetails(ModelSummary):
     edition: edition.Edition | None  # of a model made by `create`
 
 
-class Place(TypedDict):
+class PlanDevice(TypedDict):
     name: str
     kind: Literal["cpu", "cuda"]
     memory_bytes: int
@@ -335,7 +335,7 @@ class Place(TypedDict):
     source: str
 
 
-class Choice(TypedDict):
+class QuantizationChoice(TypedDict):
     quant: str | None
     dtype: str
     weight_bytes: int
@@ -344,11 +344,11 @@ class Choice(TypedDict):
     ceiling: Speed
 
 
-class Planned(TypedDict):
+class PlanResult(TypedDict):
     """Estimated memory use and speed of a model: docs/plan.md."""
 
     model: str
-    device: Place
+    device: PlanDevice
     stored_as: str | None
     quant: str | None
     dtype: str
@@ -377,17 +377,17 @@ class Planned(TypedDict):
     ceiling: Speed  # limit of memory bandwidth and arithmetic
     expected: Speed | None
     expectation: str | None  # source of the expected speed
-    quantizations: list[Choice]
+    quantizations: list[QuantizationChoice]
     best: str | None
 
 
-class KeptFile(TypedDict):
+class RetainedFile(TypedDict):
     path: str
     bytes: int
     why: str
 
 
-class Removed(TypedDict):
+class RemovedModel(TypedDict):
     """A model removed from the cache."""
 
     name: str
@@ -396,11 +396,11 @@ class Removed(TypedDict):
     files: list[str]  # removed paths
     unfinished: int  # removed files of interrupted downloads
     freed_bytes: int  # disk space that is free again
-    kept: list[KeptFile]
+    kept: list[RetainedFile]
     dry_run: bool  # nothing was removed
 
 
-class RemovedName(TypedDict):
+class RemovedAlias(TypedDict):
     """An alias made by `cp`."""
 
     name: str
@@ -409,7 +409,7 @@ class RemovedName(TypedDict):
     dry_run: bool
 
 
-class RemovedQuant(TypedDict):
+class RemovedQuantization(TypedDict):
     """A cached quantization."""
 
     name: str
@@ -419,14 +419,14 @@ class RemovedQuant(TypedDict):
     dry_run: bool
 
 
-class CheckedFile(TypedDict):
+class VerifiedFile(TypedDict):
     path: str
     bytes: int
     state: verify.FileState
     fetched_again: bool
 
 
-class Checked(TypedDict):
+class VerifiedModel(TypedDict):
     """Result of verifying one cached model against its digests."""
 
     name: str
@@ -434,17 +434,17 @@ class Checked(TypedDict):
     revision: str | None
     commit: str
     path: str
-    files: list[CheckedFile]
+    files: list[VerifiedFile]
 
 
-class Named(TypedDict):
+class Alias(TypedDict):
     """An alias and the model that it stands for."""
 
     name: str
     source: str  # model that it stands for
 
 
-class Created(TypedDict):
+class CreatedModel(TypedDict):
     """A model made from a Modelfile."""
 
     name: str
@@ -457,14 +457,14 @@ class ToolCall(TypedDict):
     arguments: dict[str, Any]  # as generated by the model
 
 
-class Likely(TypedDict):
+class TokenLogprob(TypedDict):
     token_id: int
     token: str  # its text
     logprob: float | None  # null: minus infinity
 
 
-class Logprob(Likely):
-    top: list[Likely]  # the N most likely tokens
+class LogprobEntry(TokenLogprob):
+    top: list[TokenLogprob]  # the N most likely tokens
 
 
 class Receipt(TypedDict):
@@ -490,11 +490,11 @@ class Answer(TypedDict):
     seed: int | None  # used seed, given or drawn
     metrics: Measurements | None
     receipt: Receipt
-    logprobs: NotRequired[list[Logprob]]  # with --logprobs, one per token
-    prompt_logprobs: NotRequired[list[Logprob]]  # with --prompt-logprobs, one per token except the first
+    logprobs: NotRequired[list[LogprobEntry]]  # with --logprobs, one per token
+    prompt_logprobs: NotRequired[list[LogprobEntry]]  # with --prompt-logprobs, one per token except the first
 
 
-class Talk(TypedDict):
+class SavedConversation(TypedDict):
     """A saved conversation; null if its file is damaged."""
 
     id: str
@@ -507,7 +507,7 @@ class Talk(TypedDict):
     fault: str | None  # why the file cannot be read
 
 
-class Spot(TypedDict):
+class SearchMatch(TypedDict):
     question: int  # from 1; 0: the title or the system prompt
     part: str  # title, system, question, file, thoughts or answer
     before: str
@@ -515,17 +515,17 @@ class Spot(TypedDict):
     after: str
 
 
-class FoundTalk(Talk):
-    place: Spot
+class ConversationMatch(SavedConversation):
+    place: SearchMatch
 
 
-class Deleted(TypedDict):
+class DeletedConversation(TypedDict):
     """A conversation that --rm deleted."""
 
     id: str
 
 
-class Vector(TypedDict):
+class TextEmbedding(TypedDict):
     """Embedding of one text."""
 
     index: int  # of the text, from 0
@@ -534,7 +534,7 @@ class Vector(TypedDict):
     embedding: list[float]
 
 
-class Loaded(TypedDict):
+class LoadedModel(TypedDict):
     name: str
     path: str
     device: str
@@ -552,36 +552,36 @@ class Loaded(TypedDict):
     cached_blocks: int  # reusable by later requests through prefix caching
 
 
-class Served(TypedDict):
+class ServerModels(TypedDict):
     """Models loaded by a server."""
 
     server: str
     version: str
-    models: list[Loaded]
+    models: list[LoadedModel]
     loading: list[str]  # names
     events: list[ModelEvent]
 
 
-class Watched(TypedDict):
-    seen: Annotated[ModelSnapshot, FLATTEN]
+class WatchedModel(TypedDict):
+    snapshot: Annotated[ModelSnapshot, FLATTEN]
     pace: Throughput | None  # null: loaded during the interval
 
 
-class Looked(TypedDict):
+class ServerOverview(TypedDict):
     """Snapshot of a server, as `top` prints it."""
 
-    glance: Annotated[ServerSnapshot, FLATTEN]
-    models: list[Watched]
+    snapshot: Annotated[ServerSnapshot, FLATTEN]
+    models: list[WatchedModel]
 
 
-class Stopped(TypedDict):
+class StoppedModel(TypedDict):
     """A model that is unloaded, or will be."""
 
     name: str
     users: int  # running answers, which finish first
 
 
-class Replay(TypedDict):
+class ReplayResult(TypedDict):
     """Comparison of a recomputed answer with its receipt."""
 
     identical: bool
@@ -589,7 +589,7 @@ class Replay(TypedDict):
     margin: float | None  # log probability of the original token minus that of the new one
 
 
-class Summary(TypedDict):
+class BatchSummary(TypedDict):
     """Summary of a batch: tokens and times of this run, lines of the whole file."""
 
     lines: int
@@ -607,25 +607,25 @@ class Summary(TypedDict):
     tokens_per_step: float | None
 
 
-class Token(TypedDict):
+class PromptToken(TypedDict):
     id: int
     text: str
     kind: Literal["control", "added", "text"]  # `added`: an added token of the tokenizer
 
 
-class Prompt(TypedDict):
+class RenderedPrompt(TypedDict):
     """The rendered prompt of a conversation."""
 
     prompt: str
     token_ids: list[int]
-    tokens: list[Token]
+    tokens: list[PromptToken]
 
 
-class Health(TypedDict):
+class MachineHealth(TypedDict):
     """State of a machine, and findings."""
 
     fine: bool  # `localllm run` works
-    seen: Annotated[Examination, FLATTEN]
+    examination: Annotated[Examination, FLATTEN]
     findings: list[Finding]
 
 
@@ -636,24 +636,24 @@ class JsonOutput(NamedTuple):
 
 JSON_OUTPUTS = {
     "run": JsonOutput("object", Answer),
-    "chats": JsonOutput("array", Talk | FoundTalk | Deleted),
-    "embed": JsonOutput("lines", Vector),
-    "ps": JsonOutput("object", Served),
-    "top": JsonOutput("object", Looked),
-    "stop": JsonOutput("object", Stopped),
-    "replay": JsonOutput("object", Replay),
-    "pull": JsonOutput("lines", Begin | Progress | Note | Verified | Pulled),
-    "list": JsonOutput("array", Listed),
-    "show": JsonOutput("object", Shown),
-    "plan": JsonOutput("object", Planned),
+    "chats": JsonOutput("array", SavedConversation | ConversationMatch | DeletedConversation),
+    "embed": JsonOutput("lines", TextEmbedding),
+    "ps": JsonOutput("object", ServerModels),
+    "top": JsonOutput("object", ServerOverview),
+    "stop": JsonOutput("object", StoppedModel),
+    "replay": JsonOutput("object", ReplayResult),
+    "pull": JsonOutput("lines", PullBegin | PullProgress | PullNote | PullVerified | PullDone),
+    "list": JsonOutput("array", ModelSummary),
+    "show": JsonOutput("object", ModelDetails),
+    "plan": JsonOutput("object", PlanResult),
     "bench": JsonOutput("object", Benchmark | LoadTest),
-    "quantize": JsonOutput("lines", Part | Quantized),
-    "diff": JsonOutput("object", Report),
-    "batch": JsonOutput("object", Summary),
-    "rm": JsonOutput("array", Removed | RemovedName | RemovedQuant),
-    "verify": JsonOutput("array", Checked),
-    "cp": JsonOutput("object", Named),
-    "create": JsonOutput("object", Created),
-    "template": JsonOutput("object", Prompt),
-    "doctor": JsonOutput("object", Health),
+    "quantize": JsonOutput("lines", QuantizeProgress | QuantizedModel),
+    "diff": JsonOutput("object", QualityReport),
+    "batch": JsonOutput("object", BatchSummary),
+    "rm": JsonOutput("array", RemovedModel | RemovedAlias | RemovedQuantization),
+    "verify": JsonOutput("array", VerifiedModel),
+    "cp": JsonOutput("object", Alias),
+    "create": JsonOutput("object", CreatedModel),
+    "template": JsonOutput("object", RenderedPrompt),
+    "doctor": JsonOutput("object", MachineHealth),
 }

@@ -92,7 +92,7 @@ def options(command: Any) -> str:
 
 
 def names_of(option: Any) -> list[str]:
-    """Names in the order of their declaration; Typer keeps those of help in no fixed order."""
+    """Names in the order of their declaration; Typer's names of `--help` have no fixed order."""
     names = [*option.opts, *option.secondary_opts]
     return sorted(names, key=len) if option.name == "help" else names
 

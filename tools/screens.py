@@ -1,9 +1,10 @@
-"""Screens of a terminal as pictures in docs/images. `make screens` takes them anew: a person's session in tmux
-(`tests/tui/test_session_in_tmux.py`) is played, and what stood on the screen is drawn here.
+"""Renders terminal screens as the pictures in docs/images. `make screens` updates them: it plays a session in tmux
+(`tests/tui/test_session_in_tmux.py`) and renders its screens.
 
-The answers are the same each time and the times are not, so pictures are taken on order and not held to a pixel.
+Answers are reproducible, but times are not, so pictures are updated only on demand, and no test compares them.
 """
 
+from io import StringIO
 from pathlib import Path
 
 from rich.console import Console
@@ -12,8 +13,8 @@ from rich.text import Text
 
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 BACKGROUND, FOREGROUND = (18, 22, 27), (223, 229, 234)
-THEME = TerminalTheme(BACKGROUND, FOREGROUND, [(0, 0, 0)] + [FOREGROUND] * 7)  # the app names all other colours
-# As Rich's own, without the fonts that it fetches: a picture asks no other address.
+THEME = TerminalTheme(BACKGROUND, FOREGROUND, [(0, 0, 0)] + [FOREGROUND] * 7)  # the app sets all other colours
+# Rich's format without the fonts that it downloads: a picture must not send requests.
 FORMAT = """\
 <svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -40,9 +41,8 @@ FORMAT = """\
 """
 
 
-def picture(screen: str, columns: int, title: str) -> str:
-    """An SVG of lines with their escapes of colour, as `tmux capture-pane -e -p` prints them."""
-    with open("/dev/null", "w", encoding="utf-8") as nowhere:
-        console = Console(record=True, width=columns, file=nowhere, color_system="truecolor", force_terminal=True)
-        console.print(Text.from_ansi(screen), soft_wrap=True, end="")
-        return console.export_svg(title=title, theme=THEME, code_format=FORMAT, unique_id="screen")
+def render_svg(screen: str, columns: int, title: str) -> str:
+    """Render lines with ANSI colours, as `tmux capture-pane -e -p` prints them, as SVG."""
+    console = Console(record=True, width=columns, file=StringIO(), color_system="truecolor", force_terminal=True)
+    console.print(Text.from_ansi(screen), soft_wrap=True, end="")
+    return console.export_svg(title=title, theme=THEME, code_format=FORMAT, unique_id="screen")

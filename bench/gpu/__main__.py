@@ -1,5 +1,4 @@
-"""Runs parts one after another, each in a process of its own that is stopped when its time is over, and keeps what
-they found. bench/gpu.sh says how to call it."""
+"""Runs the parts of bench/gpu.sh, each in its own process with a time limit, and stores their results."""
 
 import argparse
 import contextlib
@@ -31,7 +30,7 @@ def budget_s(part: str) -> int:
 
 
 def run(part: str, device: str, tiny: bool, results: Results) -> str | None:
-    """Rows are kept as they come -> why the part did not come to its end."""
+    """Run a part, and store its rows as they arrive. Return the reason if the part did not complete."""
     results.begin(part)
     budget, start = budget_s(part), time.perf_counter()
     command = [sys.executable, "-m", "bench.gpu.part", part, device, *(["--tiny"] if tiny else [])]
@@ -40,7 +39,8 @@ def run(part: str, device: str, tiny: bool, results: Results) -> str | None:
 
         def stop() -> None:
             stopped.set()
-            end(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
         timer = threading.Timer(budget, stop)
         timer.start()
@@ -67,39 +67,34 @@ def with_kernels(parts: Sequence[str]) -> list[str]:
     return [*(["compile"] if compiling else []), *parts]
 
 
-def end(process_group: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process_group, signal.SIGKILL)
-
-
 def main(arguments: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
-    options.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all, if none is named")
-    options.add_argument("--device", default="cuda")
-    options.add_argument("--tiny", action="store_true", help="tiny shapes, and nothing is kept")
-    options.add_argument("--results", type=Path, help="keep the results in this folder")
-    chosen = options.parse_args(arguments)
-    if unknown := set(chosen.parts) - set(PARTS):
-        options.error(f"there is no part {unknown.pop()!r}: name some of {', '.join(PARTS)}")
+    parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run: {', '.join(PARTS)}; default: all")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="test the harness with tiny shapes; stores nothing")
+    parser.add_argument("--results", type=Path, help="folder to store the results in")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"there is no part {unknown.pop()!r}: use {', '.join(PARTS)}")
     try:
-        device = resolve_device(chosen.device)
+        device = resolve_device(options.device)
     except (NoSuchDevice, UsageError) as error:
-        remedy = "name a GPU that is here, or try the harness with --tiny --device cpu"
+        remedy = "name a GPU of this machine, or test the harness with --tiny --device cpu"
         print(f"error: {error.message}; {remedy}", file=sys.stderr)
         return 3
-    if device.type != "cuda" and not chosen.tiny:
-        options.error("a processor is measured with --tiny alone")
-    if chosen.tiny:
-        print("tiny models under the names of real ones: the harness is tried, nothing is measured", flush=True)
+    if device.type != "cuda" and not options.tiny:
+        parser.error("a CPU can only be used with --tiny")
+    if options.tiny:
+        print("tiny models under the names of real ones: a test of the harness, without measurements", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = chosen.results or (Path(scratch) if chosen.tiny else FOLDER)
+        folder = options.results or (Path(scratch) if options.tiny else FOLDER)
         results = Results(folder, device)
         problems = 0
-        for part in with_kernels(chosen.parts or PARTS):
-            problems += bool(run(part, chosen.device, chosen.tiny, results))
+        for part in with_kernels(options.parts or PARTS):
+            problems += bool(run(part, options.device, options.tiny, results))
             print(results.section(part), flush=True)
-        if not chosen.tiny:
-            print(f"kept in {results.file} and {results.table_file.name}")
+        if not options.tiny:
+            print(f"stored in {results.file} and {results.table_file.name}")
     return int(problems > 0)
 
 

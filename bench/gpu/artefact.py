@@ -1,5 +1,6 @@
-"""A generated INT4 model as an artefact on disk, as `localllm quantize` writes one: speed does not depend on what
-the weights say. Its vocabulary only has to exist."""
+"""Writes a generated INT4 model to disk, in the format of `localllm quantize`. Weights are random, since speed
+does not depend on their values, and the vocabulary is artificial.
+"""
 
 import functools
 import json
@@ -18,7 +19,7 @@ from localllm.quantize.compressed import StorageScheme, choose_scheme, quantizat
 
 
 def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
-    """Layer by layer into files of their own -> the bytes of all tensors."""
+    """Write one file per layer. Return the bytes of all tensors."""
     folder.mkdir(parents=True)
     source = RandomSource("int4", setting.device)
     hidden, ffn = shape["hidden_size"], shape["intermediate_size"]
@@ -30,18 +31,18 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
     }
     norms = ("input_layernorm", "post_attention_layernorm")
     schemes: dict[str, StorageScheme] = {}
-    places: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     size = 0
 
-    def keep(file: str, tensors: dict[str, Tensor]) -> None:
+    def save(file: str, tensors: dict[str, Tensor]) -> None:
         nonlocal size
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file, {"format": "pt"})
-        places.update(dict.fromkeys(tensors, file))
+        weight_map.update(dict.fromkeys(tensors, file))
         size += sum(tensor.nbytes for tensor in tensors.values())
 
-    @functools.cache  # packing takes longer than writing: all layers have the same numbers
+    @functools.cache  # packing takes longer than writing, so all layers have the same weights
     def packed(form: str, rows: int, columns: int) -> tuple[StorageScheme, dict[str, Tensor]]:
-        weight = on_cpu(source.packed(form, rows, columns))
+        weight = to_cpu(source.packed(form, rows, columns))
         scheme = choose_scheme(weight, activations=False)
         return scheme, to_stored_tensors(weight, scheme)
 
@@ -49,18 +50,18 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
         schemes[module], parts = packed(form, rows, columns)
         return {f"{module}.{part}": tensor for part, tensor in parts.items()}
 
-    def plain(*sizes: int) -> Tensor:
-        return source.tensor("", *sizes).cpu()
+    def dense(*shape: int) -> Tensor:
+        return source.tensor("", *shape).cpu()
 
     for i in range(shape["num_hidden_layers"]):
         name = f"model.layers.{i}"
-        layer = {f"{name}.{norm}.weight": plain(hidden) for norm in norms}
+        layer = {f"{name}.{norm}.weight": dense(hidden) for norm in norms}
         for module, (rows, columns) in matrices.items():
             layer |= quantized(f"{name}.{module}", INT4, rows, columns)
-        keep(f"layer-{i:02}.safetensors", layer)
-    outside = {"model.embed_tokens.weight": plain(shape["vocab_size"], hidden), "model.norm.weight": plain(hidden)}
-    keep("outside.safetensors", outside | quantized("lm_head", INT8, shape["vocab_size"], hidden))
-    index = {"metadata": {"total_size": size}, "weight_map": places}
+        save(f"layer-{i:02}.safetensors", layer)
+    others = {"model.embed_tokens.weight": dense(shape["vocab_size"], hidden), "model.norm.weight": dense(hidden)}
+    save("others.safetensors", others | quantized("lm_head", INT8, shape["vocab_size"], hidden))
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     widest = max(columns for _, columns in matrices.values())
     quantization = quantization_config(schemes, [], widest)
@@ -71,6 +72,6 @@ def write(folder: Path, shape: dict[str, Any], setting: Setting) -> int:
     return size
 
 
-def on_cpu(weight: QuantizedTensor) -> QuantizedTensor:
+def to_cpu(weight: QuantizedTensor) -> QuantizedTensor:
     parts = {name: part.cpu() for name, part in weight.parts.items()}
     return QuantizedTensor(weight.format, weight.shape, parts, weight.group)

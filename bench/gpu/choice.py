@@ -1,5 +1,4 @@
-"""Which kernels run, changed for a while: through the registry that the model asks, so that nothing of it is
-patched."""
+"""Temporarily changes which kernels run, through the kernel registry."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,25 +8,25 @@ from localllm.runtime.kernels.registry import KERNELS, Kernel, always_supported
 
 
 @contextmanager
-def first(
-    operation: str, run: Callable[..., Any], when: Callable[..., str | None] = always_supported
+def prefer_kernel(
+    operation: str, run: Callable[..., Any], unsupported: Callable[..., str | None] = always_supported
 ) -> Iterator[None]:
-    """`run` goes before all kernels of the operation where `when` accepts the call."""
-    added = Kernel(operation, "bench", when, run)
-    KERNELS[operation].insert(0, added)
+    """Try `run` before all other kernels of the operation. unsupported: as of `Kernel`."""
+    kernel = Kernel(operation, "bench", unsupported, run)
+    KERNELS[operation].insert(0, kernel)
     try:
         yield
     finally:
-        KERNELS[operation].remove(added)
+        KERNELS[operation].remove(kernel)
 
 
 @contextmanager
-def reference_of(operation: str, when: Callable[..., str | None] = always_supported) -> Iterator[None]:
-    """Calls that `when` accepts are computed by the reference, plain torch one operation after another."""
-    with first(operation, KERNELS[operation][-1].run, when):
+def prefer_reference(operation: str, unsupported: Callable[..., str | None] = always_supported) -> Iterator[None]:
+    """Compute the operation with its reference: torch, one operation after another."""
+    with prefer_kernel(operation, KERNELS[operation][-1].run, unsupported):
         yield
 
 
-def chosen(operation: str, arguments: tuple[Any, ...], after: Callable[..., Any]) -> Kernel:
-    """The kernel that would run without `after`, which is one of them."""
-    return next(k for k in KERNELS[operation] if k.run is not after and k.unsupported(*arguments) is None)
+def select_kernel(operation: str, arguments: tuple[Any, ...], excluded: Callable[..., Any]) -> Kernel:
+    """Return the kernel that runs if `excluded`, the function of another one, does not."""
+    return next(k for k in KERNELS[operation] if k.run is not excluded and k.unsupported(*arguments) is None)

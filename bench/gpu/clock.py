@@ -1,4 +1,4 @@
-"""Times of work on a device: by its own events, after a warm-up, as medians."""
+"""Measures work on a device: with its own events, after a warm-up, as medians."""
 
 import statistics
 import time
@@ -10,14 +10,14 @@ Work = Callable[[], object]
 
 
 def finished(device: torch.device) -> float:
-    """Waits for the device -> the time."""
+    """Wait for the device, and return the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def seconds(work: Work, device: torch.device, repeats: int = 20, warm_up: int = 3) -> float:
-    """The median of one run."""
+    """Return the median seconds of one run."""
     for _ in range(warm_up):
         work()
     if device.type != "cuda":
@@ -27,37 +27,39 @@ def seconds(work: Work, device: torch.device, repeats: int = 20, warm_up: int = 
             work()
             times.append(time.perf_counter() - start)
         return statistics.median(times)
-    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     with torch.cuda.device(device):
-        for start, end in marks:
+        for start, end in events:
             start.record()
             work()
             end.record()
     torch.cuda.synchronize(device)
-    return statistics.median(start.elapsed_time(end) for start, end in marks) / 1e3
+    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
 
 
-def captured(work: Work, device: torch.device) -> Work:
-    """The same work as a CUDA graph, so that the host's launches are not what is timed; on a CPU as it is."""
+def capture(work: Work, device: torch.device) -> Work:
+    """Capture the work as a CUDA graph, so that its time excludes launches. On a CPU, return it unchanged."""
     if device.type != "cuda":
         return work
     with torch.cuda.device(device):
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # kernels are compiled and workspaces made before the capture
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles kernels and allocates workspaces before the capture
             for _ in range(3):
                 work()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             work()
     return graph.replay
 
 
-def in_turns(works: dict[str, Work], device: torch.device, rounds: int = 5, repeats: int = 10) -> dict[str, float]:
-    """The median seconds of each; they take turns, so that a clock that changes changes for all."""
-    found: dict[str, list[float]] = {name: [] for name in works}
+def interleaved_seconds(
+    works: dict[str, Work], device: torch.device, rounds: int = 5, repeats: int = 10
+) -> dict[str, float]:
+    """Return the median seconds of each work. They alternate, so that a changing clock affects all of them."""
+    times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
-            found[name].append(seconds(work, device, repeats, warm_up=1))
-    return {name: statistics.median(times) for name, times in found.items()}
+            times[name].append(seconds(work, device, repeats, warm_up=1))
+    return {name: statistics.median(of_name) for name, of_name in times.items()}

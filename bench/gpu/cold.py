@@ -1,6 +1,6 @@
-"""From nothing to the first token of an 8B INT4 model: a process of its own each time, on an artefact that is
-generated and written here. The first process compiles kernels and fills the caches of kernels and of files; the
-others find both warm."""
+"""Cold start of an 8B INT4 model, up to the first token: a new process every time, with a generated model on disk.
+The first process compiles kernels and fills the kernel cache and the page cache; for the others both are warm.
+"""
 
 import json
 import os
@@ -26,40 +26,40 @@ NEEDED_BYTES = 8 * 10**9
 def measure(setting: Setting) -> Iterator[Row]:
     free = shutil.disk_usage(tempfile.gettempdir()).free
     if free < NEEDED_BYTES and not setting.tiny:
-        yield {"left out": f"{tempfile.gettempdir()} has {free / 1e9:.0f} GB, {NEEDED_BYTES / 1e9:.0f} are needed"}
+        needs = f"{tempfile.gettempdir()} has {free / 1e9:.0f} GB, but needs {NEEDED_BYTES / 1e9:.0f} GB"
+        yield {"left out": needs}
         return
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
         size = write(folder, TINY if setting.tiny else SHAPES["8B"], setting)
-        forget(folder)
+        drop_page_cache(folder)
         runs: list[dict[str, float]] = []
         for i in range(2 if setting.tiny else STARTS):
-            runs.append(started(folder, setting, Path(scratch) / "cache"))
+            runs.append(cold_start(folder, setting, Path(scratch) / "cache"))
             if i == 0:
-                yield from phases("nothing warm", runs[0], size)
-        middle = {name: statistics.median(run[name] for run in runs[1:]) for name in runs[1]}
-        yield from phases(f"all warm, median of {len(runs) - 1}", middle, size)
+                yield from phase_rows("nothing warm", runs[0], size)
+        medians = {name: statistics.median(run[name] for run in runs[1:]) for name in runs[1]}
+        yield from phase_rows(f"all warm, median of {len(runs) - 1}", medians, size)
 
 
-def forget(folder: Path) -> None:
-    """Have the system let go of what it keeps of the files: they were written a moment ago. Where they lie in
-    memory it cannot."""
-    for file in folder.iterdir():
-        with file.open("rb") as opened:
-            os.fsync(opened.fileno())  # only what is on the disk is let go of
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def drop_page_cache(folder: Path) -> None:
+    """Drop the files, which were just written, from the page cache. This has no effect on a tmpfs."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())  # only pages that are on the disk are dropped
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def started(folder: Path, setting: Setting, cache: Path) -> dict[str, float]:
-    """The seconds of each phase. cache: where compiled kernels are kept, and at first none are."""
+def cold_start(folder: Path, setting: Setting, cache: Path) -> dict[str, float]:
+    """Return the seconds of each phase. cache: folder of compiled kernels, empty before the first start."""
     command = [sys.executable, "-m", "bench.gpu.first_token", str(folder), str(setting.device)]
-    kept = {"XDG_CACHE_HOME": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
-    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | kept).stdout
-    found: dict[str, Any] = json.loads(told.splitlines()[-1])
-    return found
+    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}
+    stdout = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout
+    phases: dict[str, Any] = json.loads(stdout.splitlines()[-1])
+    return phases
 
 
-def phases(case: str, run: dict[str, float], size: int) -> Iterator[Row]:
+def phase_rows(case: str, run: dict[str, float], size: int) -> Iterator[Row]:
     for name, seconds in run.items():
         rate: Row = {"GB/s": size / seconds / 1e9} if name == "load" else {}
         yield {"case": case, "phase": name, "s": seconds, **rate}

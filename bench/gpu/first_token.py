@@ -1,5 +1,6 @@
-"""One cold start: imports, load with its phases, the first tokens, and those of a second prompt beside them; the
-seconds of each as JSON."""
+"""One cold start: prints as JSON the seconds of imports, of the phases of loading, of the first tokens, and of the
+first tokens of a second prompt.
+"""
 
 import argparse
 import json
@@ -11,16 +12,16 @@ MARKS = ("import", "load", "first two tokens", "two tokens of another prompt")
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("folder", type=Path)
-    options.add_argument("device")
-    chosen = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("device")
+    options = parser.parse_args()
     times = [time.perf_counter()]
     import localllm
 
     load = localllm.load  # imports torch and the rest
     times.append(time.perf_counter())
-    llm = load(chosen.folder, device=chosen.device, context=256)
+    llm = load(options.folder, device=options.device, context=256)
     times.append(time.perf_counter())
     for prompt in ([5, 6, 7], [8, 9, 10]):
         params = localllm.SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)

@@ -1,5 +1,6 @@
-"""Generated models: the shape of Llamas, random numbers made where they are needed. Speed does not depend on what
-weights say, and nothing has to be downloaded, stored or copied."""
+"""Generated models in the shapes of Llamas, with random weights made on the device. Speed does not depend on the
+values of weights, so nothing needs to be downloaded, stored or copied.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from localllm.runtime.weight_source import WeightSource
 
 Form = Literal["bf16", "int8", "int4"]
 GROUP = 128  # columns that share a scale in INT4
-CODE_SPREAD = {INT4: 4.6, INT8: 73.9}  # the standard deviation of random codes
+CODE_DEVIATION = {INT4: 4.6, INT8: 73.9}  # standard deviation of random codes
 
 
 def llama(
@@ -33,7 +34,7 @@ def llama(
     tied: bool = False,
     dim: int = 128,
 ) -> dict[str, Any]:
-    """Its config.json."""
+    """Content of config.json."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -63,8 +64,8 @@ TINY = llama(64, 128, 2, 4, 2, 320, dim=16)
 
 
 @dataclass
-class Made:
-    """Bytes of the weights that were made, as a step reads them; what laying them out adds is left out."""
+class WeightCounter:
+    """Bytes of the weights made so far, by how a step reads them, without padding of the packed layout."""
 
     layers: int = 0
     head: int = 0
@@ -84,8 +85,9 @@ class Made:
 
 
 class RandomSource(WeightSource):
-    """Random weights of any name and shape, made on the device. As `--quant` leaves them, the layers' matrices are
-    in `form`, a head is in INT8 wherever they are quantized, the embedding is not quantized."""
+    """Random weights of any name and shape, in the formats that `--quant` gives them: the matrices of layers are
+    in `form`, the head is in INT8 if they are quantized, and the embedding is not quantized.
+    """
 
     def __init__(
         self,
@@ -94,14 +96,14 @@ class RandomSource(WeightSource):
         dtype: torch.dtype = torch.bfloat16,
         tied: bool = False,
         prefix: str = "",
-        made: Made | None = None,
+        made: WeightCounter | None = None,
     ):
-        nothing = Header(Path("generated"), {}, {}, {}, TensorLayout())
-        super().__init__(Weights(nothing), device, dtype)
+        header = Header(Path("generated"), {}, {}, {}, TensorLayout())  # without tensors
+        super().__init__(Weights(header), device, dtype)
         self.form: Form = form
         self.tied = tied
         self.prefix = prefix
-        self.made = made or Made()
+        self.made = made or WeightCounter()
 
     def under(self, name: str) -> "RandomSource":
         return RandomSource(self.form, self.device, self.dtype, self.tied, f"{self.prefix}{name}.", self.made)
@@ -116,8 +118,8 @@ class RandomSource(WeightSource):
         return self.counted(name, torch.randn(shape, device=self.device) / 10)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        found = torch.empty(shape, device=self.device, dtype=self.dtype)
-        return self.counted(name, found.normal_(std=shape[-1] ** -0.5))
+        tensor = torch.empty(shape, device=self.device, dtype=self.dtype)
+        return self.counted(name, tensor.normal_(std=shape[-1] ** -0.5))
 
     def lookup_table(self, name: str, rows: int, columns: int) -> Tensor:
         return self.tensor(name, rows, columns)
@@ -125,7 +127,7 @@ class RandomSource(WeightSource):
     def matrices(
         self, names: dict[str, int], columns: int, order: object = None
     ) -> tuple[Tensor | QuantizedTensor]:
-        """Stacked, as a checkpoint of one format is read."""
+        """Return one stacked matrix, like a checkpoint with a single format."""
         return (self.matrix(next(iter(names)), sum(names.values()), columns),)
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
@@ -139,21 +141,24 @@ class RandomSource(WeightSource):
         return self.tensor(name, rows, columns)
 
     def packed(self, form: str, rows: int, columns: int) -> QuantizedTensor:
-        """As round-to-nearest leaves it: INT4 in groups, INT8 with a scale a row, both without zero points."""
+        """Random codes in the formats of round-to-nearest quantization, without zero points: INT4 with one scale
+        per group, INT8 with one per row.
+        """
         group = min(GROUP, columns) if form == INT4 else None
-        lowest, highest = (0, 256) if form == INT4 else (-127, 128)
-        width, kind = (columns // 2, torch.uint8) if form == INT4 else (columns, torch.int8)
-        codes = torch.randint(lowest, highest, (rows, width), device=self.device, dtype=kind)
+        low, high = (0, 256) if form == INT4 else (-127, 128)
+        width, dtype = (columns // 2, torch.uint8) if form == INT4 else (columns, torch.int8)
+        codes = torch.randint(low, high, (rows, width), device=self.device, dtype=dtype)
         scale = torch.rand(rows, columns // (group or columns), device=self.device) + 0.5
-        scale = (scale * columns**-0.5 / CODE_SPREAD[form]).to(torch.bfloat16)
+        scale = (scale * columns**-0.5 / CODE_DEVIATION[form]).to(torch.bfloat16)
         return QuantizedTensor(form, (rows, columns), {"q": codes, "scale": scale}, group)
 
     def counted(self, name: str, tensor: Tensor) -> Tensor:
+        """Count the tensor's bytes, and return it."""
         self.made.add(self.prefix + name, tensor.nbytes, self.tied)
         return tensor
 
 
 def config_of(shape: dict[str, Any], form: Form) -> ModelConfig:
-    """Of a model whose head is quantized it is apart from the embedding."""
+    """Parse the configuration. A quantized head is not tied to the embedding."""
     config = parse_config(shape)
     return config if form == "bf16" else replace(config, tie_embeddings=False)

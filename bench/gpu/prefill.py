@@ -1,5 +1,6 @@
-"""A prompt of 4,096 tokens through the engine: the operations of its products over the time to the first token, as
-a share of what a large product reaches; and the attention kernel beside those of torch on the same numbers."""
+"""Prefill of 4,096 tokens through the engine: operations divided by the time to the first token, as a fraction of
+the rate of a large product; and the attention kernel compared with those of torch on the same numbers.
+"""
 
 import statistics
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu.ceilings import matmul_peak
-from bench.gpu.clock import Work, finished, in_turns
+from bench.gpu.clock import Work, finished, interleaved_seconds
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import DTYPE, Model, ask, generate, let_go, needed_bytes, prompt_of, until
 from bench.gpu.setting import Row, Setting, judged, release
@@ -24,9 +25,9 @@ from localllm.runtime.kv_cache.tensors import KVCache
 
 BUDGET_S = 45
 PROMPT, TINY_PROMPT = 4096, 40  # tokens
-CHUNKS = (2048, 4096)  # of it in a step, beside what a step may take where nobody says otherwise
+CHUNKS = (2048, 4096)  # tokens per step, besides the default
 ROUNDS = 4
-LINES: dict[Form, float] = {"bf16": 0.70, "int4": 0.60}  # of the measured peak
+LINES: dict[Form, float] = {"bf16": 0.70, "int4": 0.60}  # fraction of the measured peak to reach
 BACKENDS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION, "math": SDPBackend.MATH}
 
 
@@ -41,11 +42,11 @@ def measure(setting: Setting) -> Iterator[Row]:
         model = generate(shape, form, setting, tokens, sequences=ROUNDS + 1)
         for chunk in sorted({TOKEN_BUDGET[setting.device.type], *CHUNKS}):
             model.engine.scheduler.token_budget = chunk
-            taken = first_token_seconds(model, tokens, chunk)
-            rate = flops(model.config, (SequenceStep(tokens, tokens),)) / taken
+            ttft_s = measure_ttft(model, tokens, chunk)
+            rate = flops(model.config, (SequenceStep(tokens, tokens),)) / ttft_s
             yield {
-                **{"what": f"8B {form}", "tokens": tokens, "tokens a step": chunk, "ms": taken * 1e3},
-                **{"tokens/s": tokens / taken, "TFLOP/s": rate / 1e12, "of peak": rate / peak},
+                **{"what": f"8B {form}", "tokens": tokens, "tokens a step": chunk, "ms": ttft_s * 1e3},
+                **{"tokens/s": tokens / ttft_s, "TFLOP/s": rate / 1e12, "of peak": rate / peak},
                 **judged(rate / peak, line),
             }
         del model
@@ -54,13 +55,14 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 @torch.inference_mode()
-def first_token_seconds(model: Model, tokens: int, seeds: int) -> float:
-    """From the request to its token, each time with another prompt; the first round compiles and is left out.
+def measure_ttft(model: Model, tokens: int, first_seed: int) -> float:
+    """Return the median TTFT in seconds over all rounds except the first, which compiles.
 
-    seeds: of the prompts; others for each call."""
+    first_seed: of the prompts, which differ in every round; distinct for every call.
+    """
     times = []
-    for seed in range(ROUNDS + 1):
-        prompt = prompt_of(model, tokens, 1000 * seeds + seed)
+    for number in range(ROUNDS + 1):
+        prompt = prompt_of(model, tokens, 1000 * first_seed + number)
         start = finished(model.engine.device)
         sequence = ask(model, prompt, 2)
         until(model.engine, [sequence], 1)
@@ -71,7 +73,9 @@ def first_token_seconds(model: Model, tokens: int, seeds: int) -> float:
 
 @torch.inference_mode()
 def attention_rows(setting: Setting, tokens: int, peak: float) -> Iterator[Row]:
-    """One layer of the 8B model, causal: keys and values over a block table here, as they are in memory there."""
+    """Compare the attention of one layer of the 8B model, causal: localllm reads keys and values through a block
+    table, torch contiguous tensors.
+    """
     heads, kv_heads, dim = (4, 2, 16) if setting.tiny else (32, 8, 128)
     config = AttentionConfig(heads, kv_heads, dim, None, dim**-0.5)
     pool = BlockPool(blocks_for(tokens), BLOCK_SIZE)
@@ -82,30 +86,28 @@ def attention_rows(setting: Setting, tokens: int, peak: float) -> Iterator[Row]:
     k, v = (torch.randn(tokens, kv_heads, dim, device=setting.device, dtype=DTYPE) for _ in range(2))
     cache.append(k, v, batch.slot_mapping)
     q = torch.randn(tokens, heads, dim, device=setting.device, dtype=DTYPE)
-    whole = [x.transpose(0, 1)[None].contiguous() for x in (q, k, v)]  # [1, heads, T, dim]
+    qs, ks, vs = (x.transpose(0, 1)[None].contiguous() for x in (q, k, v))  # [1, heads, T, dim]
 
-    def theirs(backend: SDPBackend) -> Tensor:
+    def torch_attention(backend: SDPBackend) -> Tensor:
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(
-                whole[0], whole[1], whole[2], is_causal=True, scale=config.scale, enable_gqa=True
-            )
+            return F.scaled_dot_product_attention(qs, ks, vs, is_causal=True, scale=config.scale, enable_gqa=True)
 
     works: dict[str, Work] = {"localllm": lambda: kernels.attention(q, cache, batch, config)}
     expected = kernels.attention(q, cache, batch, config).float()
     for name, backend in BACKENDS.items():
         if name == "math" and not setting.tiny:
-            continue  # it writes all scores to memory
+            continue  # writes all scores to memory
         try:
-            got = theirs(backend)[0].transpose(0, 1).float()
-        except RuntimeError as error:  # this backend is not for this device
+            result = torch_attention(backend)[0].transpose(0, 1).float()
+        except RuntimeError as error:  # the backend does not support this device
             yield {"what": f"attention, torch {name}", "left out": str(error).partition("\n")[0]}
             continue
-        assert (got - expected).norm() < 0.02 * expected.norm(), f"torch {name} gives something else"
-        works[f"torch {name}"] = lambda backend=backend: theirs(backend)
+        assert (result - expected).norm() < 0.02 * expected.norm(), f"torch {name} differs"
+        works[f"torch {name}"] = lambda backend=backend: torch_attention(backend)
     count = 4 * heads * dim * query_key_pairs(config, SequenceStep(tokens, tokens))
-    for name, taken in in_turns(works, setting.device).items():
-        rate = count / taken
+    for name, time in interleaved_seconds(works, setting.device).items():
+        rate = count / time
         yield {
-            **{"what": f"attention, {name}", "tokens": tokens, "ms": taken * 1e3},
+            **{"what": f"attention, {name}", "tokens": tokens, "ms": time * 1e3},
             **{"TFLOP/s": rate / 1e12, "of peak": rate / peak},
         }

@@ -1,6 +1,8 @@
-"""What a run found, kept as it comes in bench/results/<date>-<device>.json, and as tables in a .md beside it.
+"""Stores the results of a run as they arrive, in bench/results/<date>-<device>.json and as tables in <same
+name>.md.
 
-Each part states its own time, commit and clocks, so that one that runs again on the same day replaces only itself.
+Every part has its own time, commit and clocks, so that a part that runs again on the same day replaces only
+itself.
 """
 
 import datetime
@@ -44,7 +46,7 @@ class Results:
     def begin(self, part: str) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.content["parts"][part] = {
-            **{"began": now, "commit": commit(), "clocks_before": clocks(self.device), "rows": []},
+            **{"began": now, "commit": current_commit(), "clocks_before": clocks(self.device), "rows": []},
         }
         self.write()
 
@@ -53,13 +55,13 @@ class Results:
         self.write()
 
     def end(self, part: str, seconds: float, problem: str | None) -> None:
-        """problem: why the part did not come to its end."""
-        found = {"seconds": round(seconds, 1), "problem": problem, "clocks_after": clocks(self.device)}
-        self.content["parts"][part] |= found
+        """problem: the reason if the part did not complete."""
+        outcome = {"seconds": round(seconds, 1), "problem": problem, "clocks_after": clocks(self.device)}
+        self.content["parts"][part] |= outcome
         self.write()
 
     def write(self) -> None:
-        """Whole or not at all, whenever the run is killed."""
+        """Write both files atomically, since the run may be killed at any time."""
         for file, text in (
             (self.file, json.dumps(self.content, indent=1) + "\n"),
             (self.table_file, self.report()),
@@ -78,28 +80,26 @@ class Results:
         return head + "".join(self.section(part) for part in c["parts"])
 
     def section(self, part: str) -> str:
-        """One part as a table."""
-        found = self.content["parts"][part]
-        told = f"{found['seconds']} s" if "seconds" in found else "not finished"
-        clock = [found.get(name, {}).get("clocks.sm", "?") for name in ("clocks_before", "clocks_after")]
-        text = (
-            f"\n## {part}\n\n{told}, commit {found['commit']}, SM clock {clock[0]} before and {clock[1]} after.\n"
-        )
-        if found.get("problem"):
-            text += f"\n**{found['problem']}**\n"
-        return text + (f"\n{table(found['rows'])}" if found["rows"] else "")
+        """One part in Markdown."""
+        content = self.content["parts"][part]
+        time = f"{content['seconds']} s" if "seconds" in content else "not finished"
+        before, after = (content.get(f"clocks_{when}", {}).get("clocks.sm", "?") for when in ("before", "after"))
+        text = f"\n## {part}\n\n{time}, commit {content['commit']}, SM clock {before} before and {after} after.\n"
+        if content.get("problem"):
+            text += f"\n**{content['problem']}**\n"
+        return text + (f"\n{table(content['rows'])}" if content["rows"] else "")
 
 
 def table(rows: list[Row]) -> str:
-    """In Markdown; columns in the order in which they first come, empty where a row has none."""
+    """Markdown table, with columns in the order of their first occurrence."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [columns, ["---"] * len(columns), *([shown(row.get(name)) for name in columns] for row in rows)]
+    lines = [columns, ["---"] * len(columns), *([format_cell(row.get(name)) for name in columns] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
     return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
-def shown(value: str | float | None) -> str:
+def format_cell(value: str | float | None) -> str:
     match value:
         case None:
             return ""
@@ -110,10 +110,12 @@ def shown(value: str | float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def commit() -> str:
-    """With a + where files differ from it; COMMIT says it for a copy without a history."""
-    if told := os.environ.get("COMMIT"):
-        return told
+def current_commit() -> str:
+    """Current commit, with a + if files differ from it. The variable COMMIT overrides it, for copies without a
+    repository.
+    """
+    if commit := os.environ.get("COMMIT"):
+        return commit
     git = ["git", "-C", str(FOLDER.parent)]
     head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     if head.returncode:
@@ -123,17 +125,17 @@ def commit() -> str:
 
 
 def clocks(device: torch.device) -> dict[str, str]:
-    """As the driver tells them, with its version; nothing where it does not."""
+    """Clocks and limits reported by the driver, and its version; empty if nvidia-smi fails."""
     if device.type != "cuda":
         return {}
     query = ["nvidia-smi", f"--id={device.index or 0}", f"--query-gpu=driver_version,{','.join(CLOCKS)}"]
     try:
-        told = subprocess.run(
+        process = subprocess.run(
             [*query, "--format=csv,noheader"], capture_output=True, text=True, check=True, timeout=20
         )
     except (OSError, subprocess.SubprocessError):
         return {}
-    return dict(zip(("driver", *CLOCKS), told.stdout.strip().split(", "), strict=False))
+    return dict(zip(("driver", *CLOCKS), process.stdout.strip().split(", "), strict=False))
 
 
 def triton_version() -> str | None:

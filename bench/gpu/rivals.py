@@ -1,5 +1,6 @@
-"""The 8B model's decode beside others on the same device in the same run, taking turns: transformers with a
-static cache and torch.compile; in localllm's own loop, torch's INT4 product and cuBLAS in place of its kernels."""
+"""Decode of the 8B model compared, in alternation, with transformers with a static cache and torch.compile, and
+with torch's INT4 product and cuBLAS instead of localllm's kernels in its own loop.
+"""
 
 import statistics
 from collections.abc import Callable, Iterator
@@ -9,11 +10,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.choice import first, reference_of
+from bench.gpu.choice import prefer_kernel, prefer_reference
 from bench.gpu.generated import SHAPES, TINY, Form
 from bench.gpu.loop import ANSWER, DTYPE, Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged, release
-from bench.gpu.static_cache import Compiled
+from bench.gpu.static_cache import CompiledLlama
 from bench.gpu.torch_int4 import FORMAT, TorchInt4Source, linear_int4pack
 
 BUDGET_S = 115
@@ -23,8 +24,8 @@ ROUNDS = 3
 FORMS: tuple[Form, ...] = ("bf16", "int4")
 
 
-Step = Callable[[], float]  # the seconds of a token
-Make = Callable[[Setting, dict[str, Any], int], Step]  # of a config.json and a context
+MeasureStep = Callable[[], float]  # returns the seconds of one token
+MakeRival = Callable[[Setting, dict[str, Any], int], MeasureStep]  # takes config.json and the context length
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -33,17 +34,17 @@ def measure(setting: Setting) -> Iterator[Row]:
     if not setting.room_for(need := 3 * needed_bytes(shape, "bf16", context)):
         yield {"left out": f"needs {need / 1e9:.0f} GB"}
         return
-    mine = {form: ours(setting, shape, form, context) for form in FORMS}
-    for name, (form, make) in RIVALS.items():
+    ours = {form: localllm_step(setting, shape, form, context) for form in FORMS}
+    for name, (form, make_rival) in RIVALS.items():
         case: Row = {"weights": form, "contestant": name}
         try:
-            theirs = make(setting, shape, context)
+            theirs = make_rival(setting, shape, context)
             theirs()  # compiles and captures
-            times = [(mine[form](), theirs()) for _ in range(ROUNDS)]
-        except Exception as error:  # a rival that does not run here is named, and the others are measured
+            times = [(ours[form](), theirs()) for _ in range(ROUNDS)]
+        except Exception as error:  # a rival that fails is reported, and the others are measured
             yield case | {"left out": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
         else:
-            our_s, their_s = (statistics.median(each) for each in zip(*times, strict=True))
+            our_s, their_s = map(statistics.median, zip(*times, strict=True))
             yield case | {
                 **{"ms/token": their_s * 1e3, "tokens/s": 1 / their_s},
                 **{"localllm, ms/token": our_s * 1e3, "localllm, tokens/s": 1 / our_s},
@@ -60,59 +61,62 @@ def steps(setting: Setting) -> int:
 
 def in_our_loop(
     setting: Setting, model: Model, context: int, kernels: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> Step:
-    """kernels: in force whenever the model runs, so also when its graph is captured."""
+) -> MeasureStep:
+    """kernels: context in which the model runs and its graph is captured."""
 
-    def step() -> float:
+    def measure_step() -> float:
         with kernels():
             return step_seconds(model, context, 1, steps(setting))[0]
 
-    return step
+    return measure_step
 
 
-def ours(setting: Setting, shape: dict[str, Any], form: Form, context: int) -> Step:
-    step = in_our_loop(setting, generate(shape, form, setting, context), context)
-    step()
-    return step
+def localllm_step(setting: Setting, shape: dict[str, Any], form: Form, context: int) -> MeasureStep:
+    measure_step = in_our_loop(setting, generate(shape, form, setting, context), context)
+    measure_step()  # compiles and captures
+    return measure_step
 
 
-def cublas(setting: Setting, shape: dict[str, Any], context: int) -> Step:
-    def plain(_: Tensor, weight: object, *__: object) -> str | None:
+def cublas(setting: Setting, shape: dict[str, Any], context: int) -> MeasureStep:
+    def unless_dense(_: Tensor, weight: object, *__: object) -> str | None:
         return None if isinstance(weight, Tensor) else "a packed weight"
 
     @contextmanager
     def kernels() -> Iterator[None]:
-        with reference_of("fused_linear"), first("linear", F.linear, plain):
+        with prefer_reference("fused_linear"), prefer_kernel("linear", F.linear, unless_dense):
             yield
 
     return in_our_loop(setting, generate(shape, "bf16", setting, context), context, kernels)
 
 
-def torch_int4(setting: Setting, shape: dict[str, Any], context: int) -> Step:
-    def packed(_: Tensor, weight: object, *__: object) -> str | None:
+def torch_int4(setting: Setting, shape: dict[str, Any], context: int) -> MeasureStep:
+    def unless_int4pack(_: Tensor, weight: object, *__: object) -> str | None:
         weights = weight if isinstance(weight, tuple) else (weight,)
         return None if all(getattr(w, "format", "") == FORMAT for w in weights) else "another format"
 
     @contextmanager
     def kernels() -> Iterator[None]:
-        with reference_of("fused_linear", packed), first("linear", linear_int4pack, packed):
+        with (
+            prefer_reference("fused_linear", unless_int4pack),
+            prefer_kernel("linear", linear_int4pack, unless_int4pack),
+        ):
             yield
 
     model = generate(shape, "int4", setting, context, source=TorchInt4Source)
     return in_our_loop(setting, model, context, kernels)
 
 
-def transformers_step(setting: Setting, shape: dict[str, Any], context: int) -> Step:
-    model = Compiled(setting, shape, context, context + ANSWER, DTYPE)
+def transformers_step(setting: Setting, shape: dict[str, Any], context: int) -> MeasureStep:
+    model = CompiledLlama(setting, shape, context, context + ANSWER, DTYPE)
     return lambda: model.step_s(steps(setting))
 
 
-def transformers_generate(setting: Setting, shape: dict[str, Any], context: int) -> Step:
-    model = Compiled(setting, shape, context, context + ANSWER, DTYPE)
+def transformers_generate(setting: Setting, shape: dict[str, Any], context: int) -> MeasureStep:
+    model = CompiledLlama(setting, shape, context, context + ANSWER, DTYPE)
     return lambda: model.generate_s(steps(setting))
 
 
-RIVALS: dict[str, tuple[Form, Make]] = {
+RIVALS: dict[str, tuple[Form, MakeRival]] = {
     "cuBLAS in localllm's loop": ("bf16", cublas),
     "torch's int4pack_mm in localllm's loop": ("int4", torch_int4),
     "transformers, a compiled step": ("bf16", transformers_step),

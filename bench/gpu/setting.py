@@ -1,4 +1,4 @@
-"""Where a part measures and what of: the one thing that all parts are given, and the rows that they give back."""
+"""Interface of the parts: the setting that they measure in, and the rows that they return."""
 
 import gc
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Protocol
 
 import torch
 
-Row = dict[str, str | float | None]  # one line of a part's table, by column, which names the unit
-# The wheels that a part needs, besides those of all: torch, triton, numpy, safetensors, psutil and llvmlite. They
-# are imported by the same names.
+Row = dict[str, str | float | None]  # a row of a part's table, by column; column names include the unit
+# Wheels that a part needs besides those of all parts (torch, triton, numpy, safetensors, psutil and llvmlite).
+# Their modules have the same names.
 WHEELS = {
     "correct": ("pytest",),
     "rivals": ("transformers",),
@@ -19,17 +19,17 @@ WHEELS = {
 
 
 def missing_wheels(part: str) -> str:
-    """Their names, as `pip install` takes them; nothing, if the part can run."""
+    """Names of missing wheels for `pip install`; empty if the part can run."""
     return " ".join(wheel for wheel in WHEELS.get(part, ()) if find_spec(wheel) is None)
 
 
 @dataclass(frozen=True)
 class Setting:
     device: torch.device
-    tiny: bool = False  # shapes that a processor can run, to see that the harness works
+    tiny: bool = False  # use shapes that a CPU can run, to test the harness
 
     def room_for(self, size: int) -> bool:
-        """Are so many bytes free, once torch has given back what it caches of the models before?"""
+        """Whether this many bytes are free on the device, after releasing torch's cache of earlier models."""
         if self.tiny or self.device.type != "cuda":
             return True
         release()
@@ -37,7 +37,7 @@ class Setting:
 
 
 def release() -> None:
-    """Give back the memory of what nobody refers to any more, which torch's allocator caches."""
+    """Release unreferenced memory that torch's allocator caches."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -46,14 +46,14 @@ def release() -> None:
 class Part(Protocol):
     """A module of this package that measures something."""
 
-    BUDGET_S: int  # of its process, from its start
+    BUDGET_S: int  # time limit of its process
 
     def measure(self, setting: Setting) -> Iterator[Row]:
-        """Rows as soon as they are known."""
+        """Yield each row as soon as it is measured."""
         ...
 
 
 def judged(value: float, accept: float, goal: float | None = None) -> Row:
-    """Beside the lines that it is held against; larger is better."""
+    """Columns that compare a value with the lines to reach; larger is better."""
     verdict = "goal" if goal is not None and value >= goal else "accepted" if value >= accept else "below"
     return {"accept": accept, "goal": goal, "verdict": verdict}

@@ -1,4 +1,6 @@
-"""transformers as its documentation makes it fast: a static cache, the forward pass compiled with CUDA graphs."""
+"""A Llama in transformers with the settings that its documentation recommends for speed: a static cache, and the
+forward pass compiled with CUDA graphs.
+"""
 
 from typing import Any
 
@@ -10,24 +12,23 @@ from bench.gpu.clock import finished
 from bench.gpu.setting import Setting
 
 
-class Compiled:
-    """A random Llama with a context that it has computed."""
+class CompiledLlama:
+    """A Llama with random weights, and a random prompt of `context` tokens."""
 
-    def __init__(self, setting: Setting, shape: dict[str, Any], context: int, longest: int, dtype: torch.dtype):
+    def __init__(self, setting: Setting, shape: dict[str, Any], context: int, max_len: int, dtype: torch.dtype):
         self.device = setting.device
         self.context = context
-        kept = {name: value for name, value in shape.items() if name not in ("architectures", "dtype")}
-        before = torch.get_default_dtype()
+        fields = {name: value for name, value in shape.items() if name not in ("architectures", "dtype")}
+        default_dtype = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
             with setting.device:
-                self.model: Any = LlamaForCausalLM(LlamaConfig(**kept, eos_token_id=None, bos_token_id=None))
+                self.model: Any = LlamaForCausalLM(LlamaConfig(**fields, eos_token_id=None, bos_token_id=None))
         finally:
-            torch.set_default_dtype(before)
+            torch.set_default_dtype(default_dtype)
         self.model.eval()
-        self.cache = StaticCache(config=self.model.config, max_cache_len=longest)
-        # On a processor the harness alone is looked at.
-        self.forward: Any = (
+        self.cache = StaticCache(config=self.model.config, max_cache_len=max_len)
+        self.forward: Any = (  # not compiled in a test of the harness
             self.model.forward
             if setting.tiny
             else torch.compile(self.model.forward, mode="reduce-overhead", fullgraph=True)
@@ -42,12 +43,12 @@ class Compiled:
 
     @torch.no_grad()
     def step_s(self, steps: int) -> float:
-        """The mean seconds of a greedy step whose tokens stay on the device."""
+        """Return the mean seconds of a greedy step whose tokens stay on the device."""
         self.cache.reset()
         logits = self.model(input_ids=self.prompt, past_key_values=self.cache, use_cache=True).logits
         token = logits[:, -1].argmax(-1, keepdim=True)
         position = torch.full((1, 1), self.context, device=self.device)
-        for _ in range(1 if self.warm else 4):  # the first compile and record
+        for _ in range(1 if self.warm else 4):  # the first steps compile and capture
             token, position = self.step(token, position)
         self.warm = True
         start = finished(self.device)
@@ -62,7 +63,7 @@ class Compiled:
         return logits[:, -1].argmax(-1, keepdim=True).clone(), position + 1
 
     def generate_s(self, steps: int) -> float:
-        """Of a token of its own `generate`: the difference of a longer and a shorter answer."""
+        """Return the seconds per token of `generate`: the difference between a long and a short answer."""
         times = []
         for count in (steps, 3 * steps):
             start = finished(self.device)

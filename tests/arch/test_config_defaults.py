@@ -37,7 +37,7 @@ CLASSES = [
 
 
 def whole(kind: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """What the class of `kind` makes of a config.json with these fields."""
+    """Content of config.json with all defaults of the class of `kind`."""
     family = getattr(transformers, f"{kind}ForCausalLM")
     return family.config_class(**fields).to_dict() | {"architectures": [family.__name__], "eos_token_id": 2}
 

@@ -1,5 +1,6 @@
-"""Parameters and cache sizes by `arch.cost`, and its bytes and operations of a step beside what torch's dispatcher
-sees in a step without compiled kernels."""
+"""Parameters, cache sizes, bytes and operations by `arch.cost`, compared with what torch's dispatcher records in a
+step without compiled kernels.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ KINDS = ("Llama 3.x", "Gemma 3", "Gemma 4, like E2B", "DeepSeek-V3", "Qwen3-Next
 
 
 def decode(engine: Engine, mode: Any) -> None:
-    """One step of one token under `mode`, after CONTEXT - 1 tokens."""
+    """Run a step of one token under `mode`, after CONTEXT - 1 tokens."""
     state = SequenceState(engine.pool)
     ids = [i * 7 % 300 + 3 for i in range(CONTEXT)]
     with torch.inference_mode():

@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def answer_all(source: Path, out: Path, stop_after: int = 100, ran: Any = RAN, **asked: Any) -> Job:
-    """Every request is answered with an error of its own number."""
+    """Answer every request with an error that contains its number."""
     opened = OutputFile(out)
     try:
         with source.open("rb") as file:

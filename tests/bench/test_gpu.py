@@ -19,7 +19,7 @@ import torch
 from bench.gpu import __main__ as driver
 from bench.gpu import correct, setting
 from bench.gpu.artefact import write
-from bench.gpu.correct import told
+from bench.gpu.correct import report_rows
 from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
 from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
@@ -205,18 +205,18 @@ def test_a_part_that_runs_again_replaces_itself_alone(tmp_path: Path) -> None:
 
 
 def test_the_command_refuses_what_it_cannot_measure(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in ((["cooking"], "no part 'cooking'"), (["--device", "cpu"], "with --tiny alone")):
+    for arguments, words in (
+        (["cooking"], "no part 'cooking'"),
+        (["--device", "cpu"], "only be used with --tiny"),
+    ):
         with pytest.raises(SystemExit):
             driver.main(arguments)
         assert words in capsys.readouterr().err
     for device in ("cuda:99", "tpu"):
         assert driver.main(["ceilings", "--device", device]) == 3
-        told = capsys.readouterr()
-        assert (
-            re.match("error: (there is no |'tpu' is not a device)", told.err)
-            and "--tiny --device cpu" in told.err
-            and not told.out
-        )
+        output = capsys.readouterr()
+        assert re.match("error: (there is no |'tpu' is not a device)", output.err) and not output.out
+        assert "--tiny --device cpu" in output.err
 
 
 def test_generated_weights_are_counted_as_a_step_reads_them() -> None:
@@ -256,7 +256,7 @@ def test_processes_of_tests_fit_into_the_memory_of_the_gpu(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (gigabytes * 2**30, gigabytes * 2**30))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    assert correct.workers(Setting(torch.device("cuda", 0))) == processes
+    assert correct.worker_count(Setting(torch.device("cuda", 0))) == processes
 
 
 def test_what_torch_caches_of_a_model_before_is_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +272,7 @@ def test_pytest_outcomes_become_rows() -> None:
         '<testsuite><testcase name="good"/><testcase name="bad"><failure message="it is&#10;wrong"/></testcase>'
         '<testcase name="not here"><skipped message="no GPU"/></testcase></testsuite>'
     )
-    assert list(told("loop", report)) == [
+    assert list(report_rows("loop", report)) == [
         {"tests": "loop", "passed": 1, "failed": 1, "skipped": 1},
         {"tests": "  bad", "fault": "it is"},
     ]

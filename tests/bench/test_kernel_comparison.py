@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu.choice import first
+from bench.gpu.choice import prefer_kernel
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.kv_cache.tensors import KVCache
@@ -30,8 +30,8 @@ def test_right_kernels_pass(engine: Engine) -> None:
     product = KERNELS["fused_linear"][-1].run
     append = KERNELS["rope_append"][-1].run
     with (
-        first("fused_linear", lambda *a: product(*a).clone()),
-        first("rope_append", lambda *a: append(*a)),
+        prefer_kernel("fused_linear", lambda *a: product(*a).clone()),
+        prefer_kernel("rope_append", lambda *a: append(*a)),
         compared() as findings,
     ):
         walk(engine)
@@ -41,7 +41,7 @@ def test_right_kernels_pass(engine: Engine) -> None:
 
 def test_a_wrong_result_is_detected(engine: Engine) -> None:
     product = KERNELS["fused_linear"][-1].run
-    with first("fused_linear", lambda *a: product(*a) * 1.001), compared() as findings:
+    with prefer_kernel("fused_linear", lambda *a: product(*a) * 1.001), compared() as findings:
         walk(engine)
     assert findings.wrong
 
@@ -54,7 +54,7 @@ def test_a_cache_that_is_written_wrongly_is_detected(engine: Engine) -> None:
         cache.v *= 1.001
         return found
 
-    with first("rope_append", skewed), compared() as findings:
+    with prefer_kernel("rope_append", skewed), compared() as findings:
         walk(engine)
     assert findings.wrong and all(fault.startswith("rope_append") for fault in findings.wrong)
 

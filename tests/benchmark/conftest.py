@@ -16,7 +16,7 @@ assert DEMO
 
 @pytest.fixture(scope="package", autouse=True)
 def small_ceilings() -> Iterator[None]:
-    """Rates of little matrices: what they are does not matter here."""
+    """Measure ceilings with small matrices, since their values do not matter in these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "COLUMNS", 128)
         patch.setattr(measure, "MATRIX_ROWS", {"cpu": 64})
@@ -32,7 +32,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Writes a tiny model of a family of `tests/models/families.py` with the demo's tokenizer."""
+    """Write a tiny model of a family of `tests/models/families.py` with the demo's tokenizer."""
 
     def write(family: str) -> Path:
         folder = tmp_path_factory.mktemp("model") / "tiny"

@@ -21,7 +21,7 @@ DELIVERY = 1e-5  # seconds between tokens of one step
 def answer(
     arrival: float, tokens: list[tuple[float, bool]], prompt: int, drafts: int, cached: int = 0
 ) -> StreamResult:
-    """tokens: when each came, and whether a step was run for it."""
+    """tokens: time of each token, and whether a step was run for it."""
     times = [time for time, _ in tokens]
     metrics = Metrics(
         prompt_tokens=prompt,
@@ -41,8 +41,9 @@ def answer(
 
 
 def simulate(drawn: random.Random, streams: int, output: int, accepted: float) -> tuple[Round, list[float]]:
-    """Streams that begin one step after the other and then share each step; and when each step ended. Each step
-    has a draft a stream, which is right with the probability `accepted`."""
+    """Simulate streams that begin in successive steps and then share each step; return them with the end of each
+    step. Each stream has one draft token per step, which is accepted with the probability `accepted`.
+    """
     came: list[list[tuple[float, bool]]] = [[] for _ in range(streams)]
     now, ends, step = 0.0, [], 0
     while any(len(tokens) < output for tokens in came):

@@ -95,13 +95,13 @@ def test_every_number_follows_from_the_gaps_of_the_report(measured: tuple[Subjec
 
 
 def prefill_s(answers: list[dict[str, Any]]) -> float:
-    """Of a round: from the first scheduling to the last first token."""
+    """Seconds of a round from the first scheduling to the last first token."""
     begin = min(a["arrival_s"] + a["queue_s"] for a in answers)
     return max(a["arrival_s"] + a["ttft_s"] for a in answers) - begin
 
 
 def whole_s(answers: list[dict[str, Any]]) -> float:
-    """Of a round: from the first arrival to the last token."""
+    """Seconds of a round from the first arrival to the last token."""
     return max(a["arrival_s"] + a["e2e_s"] for a in answers)
 
 
@@ -143,8 +143,8 @@ def test_the_page_states_the_run_and_the_actual_counts(measured: tuple[Subject, 
     assert row[-3:] == ["45", "32", "6"]
 
 
-class Guesses:
-    """A draft a step: what `said` holds of the same prompt, else any token."""
+class KnownAnswerDrafter:
+    """One draft token per step, from a known answer to the same prompt, otherwise any token."""
 
     def __init__(self) -> None:
         self.said: dict[tuple[int, ...], list[int]] = {}
@@ -169,7 +169,7 @@ class Guesses:
 
 
 class Repeating(PromptSource):
-    """The same prompt again and again."""
+    """Always returns the same prompt."""
 
     def make_prompt(self, length: int) -> list[int]:
         return list(range(100, 100 + length))
@@ -178,7 +178,7 @@ class Repeating(PromptSource):
 def test_bytes_are_counted_by_step_and_not_by_token(tiny: Write, settings: Settings) -> None:
     edition, scenario = of(tiny("Llama 3.x"), settings), Scenario(20, 0, 1, 13)
     with edition.load(64) as llm:
-        llm.worker.engine.drafter = Guesses()
+        llm.worker.engine.drafter = KnownAnswerDrafter()
         contestant = BenchmarkedModel(edition, llm, Repeating(3072, (), 0), [scenario])
         for _ in range(3):
             contestant.run_round(scenario)
@@ -203,7 +203,7 @@ def test_drafts_are_made_only_on_request(tiny: Write, settings: Settings, drafts
 
     def load(context: int) -> LLM:
         llm = edition.load(context)
-        llm.worker.engine.drafter = Guesses()
+        llm.worker.engine.drafter = KnownAnswerDrafter()
         return llm
 
     result = run_benchmark(

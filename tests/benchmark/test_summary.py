@@ -79,12 +79,12 @@ def normal(drawn: random.Random, place: int) -> float:
 
 
 def drifting(drawn: random.Random, place: int) -> float:
-    """Both of a pair are slower and slower, and each has some noise of its own."""
+    """Both measurements of a pair slow down over time, each with its own noise."""
     return -0.2 * place
 
 
 def interrupted(drawn: random.Random, place: int) -> float:
-    """Now and then another program takes half of the time."""
+    """Occasionally, another program uses half of the time."""
     return -0.7 if drawn.random() < 0.15 else 0.0
 
 

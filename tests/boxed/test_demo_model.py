@@ -44,7 +44,7 @@ def model():
 
 
 def answer(model, tokenizer: Tokenizer, prompt: str, seed: int | None = None) -> str:
-    """The answer up to its end token; greedy, or sampled as `generation_config.json` says."""
+    """Return the answer up to its end token, greedy, or sampled according to `generation_config.json`."""
     ids, _ = encode(tokenizer, [{"role": "user", "content": prompt}])
     ids.append(token_id(tokenizer, ASSISTANT))
     sampling = json.loads((FOLDER / "generation_config.json").read_text())

@@ -28,7 +28,7 @@ def array(name: str, kind: int, count: int, content: bytes) -> bytes:
 def tensor(
     name: str | bytes, shape: tuple[int, ...], kind: int, offset: int, dimensions: int | None = None
 ) -> bytes:
-    """`shape`: innermost first, as the file has it."""
+    """`shape`: innermost first, like the file."""
     count = len(shape) if dimensions is None else dimensions
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", count, *shape, kind, offset)
 
@@ -42,7 +42,7 @@ def file(
     counts: tuple[int, int] | None = None,
     alignment: int = 32,
 ) -> bytes:
-    """`counts`: of tensors and keys, where they should not be true."""
+    """`counts`: of tensors and keys, if the header should declare wrong ones."""
     keys, tensors = list(keys), list(tensors)
     stated = counts or (len(tensors), len(keys))
     header = magic + struct.pack("<IQQ", version, *stated) + b"".join(keys) + b"".join(tensors)

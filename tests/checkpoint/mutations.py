@@ -1,7 +1,7 @@
-"""Mutated files, thousands of them, given to a reader in a process with little memory and little time.
+"""Reads thousands of mutated files in a process with limited memory and time.
 
 Run as a program: `python -m tests.checkpoint.mutations gguf|safetensors COUNT SEED FILE`. Prints one JSON line.
-Every case has a seed of its own, `SEED + number`, so that one that fails can be had again.
+Every case has its own seed, `SEED + number`, so that failures are reproducible.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Quantized checkpoints as they lie on the Hub, written from the published descriptions of their layouts, word by
-word; and folders of the numbers that they mean, for transformers to load.
+"""Writes quantized checkpoints with the layouts of the Hub, after their published descriptions, and checkpoints of
+the dequantized values for transformers.
 
-A writer takes a weight [out, in] and gives the tensors by which a module stores it, and what they stand for.
+A writer takes a weight [out, in] and returns the stored tensors of a module and their dequantized values.
 """
 
 import json
@@ -26,7 +26,7 @@ MATRIX = r".*(_proj|_qkvz|\.w[123])\.weight"
 
 
 def in_words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """[n, m] codes -> int32 [n, ceil(m * bits / 32)], the first of a word in its lowest bits, or in `order`."""
+    """Pack codes [n, m] to int32 [n, ceil(m * bits / 32)], first code in the lowest bits, or in `order`."""
     run = 32 // bits
     padded = np.pad(codes, ((0, 0), (0, -codes.shape[1] % run))).astype(np.uint32)
     words = np.zeros((len(codes), padded.shape[1] // run), np.uint32)
@@ -38,7 +38,9 @@ def in_words(codes: np.ndarray, bits: int, order: tuple[int, ...] | None = None)
 def rounded(
     weight: Tensor, bits: int, group_of: Tensor, symmetric: bool, scale_dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
-    """Codes from 0 [out, in], scales and zero points [out, groups], and what they stand for. group_of: [in]"""
+    """Return codes from 0 [out, in], scales and zero points [out, groups], and the dequantized weight. group_of:
+    [in]
+    """
     groups, highest = [weight[:, group_of == group] for group in group_of.unique()], 2**bits - 1
     low = torch.stack([group.amin(1).clamp(max=0) for group in groups], 1)
     high = torch.stack([group.amax(1).clamp(min=0) for group in groups], 1)
@@ -148,7 +150,7 @@ def per_row(weight: Tensor) -> Stored:
 
 
 def stack_of_float8(weight: Tensor) -> Stored:
-    """weight: [experts, out, in], as transformers writes them."""
+    """Stack experts like transformers. weight: [experts, out, in]."""
     each = [float8(expert, (40, 40)) for expert in weight]
     parts = {"": [tensors["weight"] for tensors, _ in each], "_scale_inv": [t["weight_scale"] for t, _ in each]}
     exact = torch.stack([meant for _, meant in each])
@@ -246,8 +248,9 @@ def write(
     kind: str = "Llama",
     **changes: Any,
 ) -> Any:
-    """A checkpoint in `folder`, and the transformers model of what it means. writer: of all matrices of layers, or
-    by the pattern of the tensors it writes."""
+    """Write a checkpoint to `folder`, and return the transformers model with the dequantized weights. writer: for
+    all matrices of layers, or by the pattern of tensor names.
+    """
     writers = writer if isinstance(writer, dict) else {MATRIX: writer}
     exact = folder / "exact"
     model = make_checkpoint(exact, kind, **SIZES | changes)

@@ -1,4 +1,6 @@
-"""A damaged or hostile model folder gives one sentence that names the fault, and the documented exit code."""
+"""A damaged or hostile model folder causes a one-sentence error that names the fault, and the documented exit
+code.
+"""
 
 import json
 import random

@@ -16,7 +16,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def large(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model whose weights are too large to be hashed whole: 300 KB where 100 are the limit."""
+    """A model whose weights are too large to be hashed completely: 300 KB, with a limit of 100 KB."""
     monkeypatch.setattr(digest, "SMALL_FILE_BYTES", 100_000)
     monkeypatch.setattr(digest, "HEAD_BYTES", 5_000)
     (model / "model.safetensors").write_bytes(bytes(range(250)) * 1200)

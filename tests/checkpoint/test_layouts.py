@@ -29,7 +29,7 @@ ROWS, COLUMNS = 24, 64
 
 
 def load(tensors: dict[str, Tensor], quantization: Any, rows: int, columns: int) -> Tensor | QuantizedTensor:
-    """The matrix that a file with these tensors holds."""
+    """Load the matrix from a file with these tensors."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         save_file({f"x.{name}": tensor.contiguous() for name, tensor in tensors.items()}, file)
@@ -81,7 +81,7 @@ def test_words_are_those_of_the_published_layouts() -> None:
 
 
 def test_zero_points_of_version_1_are_read_as_they_were_written() -> None:
-    """Zero points 0 and 5, less one from the whole word: the first borrows from the second."""
+    """Zero points 0 and 5, minus 1 in the packed word, so that the first borrows from the second."""
     word = (0x50 - 0x11111111) & 0xFFFFFFFF
     qzeros = torch.tensor([[word - 2**32 if word >= 2**31 else word]], dtype=torch.int32)
     tensors, _ = published.gptq(torch.ones(8, 32))

@@ -16,7 +16,7 @@ TIME_LIMIT = 240  # seconds for all, which take five alone; a hang that no signa
 
 
 def write_gguf(file: Path) -> None:
-    """A whole tiny Llama, and a key of every kind."""
+    """Write a complete tiny Llama with keys of every type."""
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(32)

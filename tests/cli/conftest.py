@@ -16,7 +16,7 @@ LAUNCHER = Path(__file__).with_name("launch.py")
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path, monkeypatch):
-    """No model, chat or setting of the person who runs the tests."""
+    """Hide the models, chats and settings of the developer."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -38,15 +38,16 @@ def base(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch) -> ModuleType:
-    """The fake engine in the place of `localllm.llm.loader`; `engine.loaded` lists what was loaded, and how."""
+    """The fake engine instead of `localllm.llm.loader`; `engine.loaded` records the loaded models and options."""
     monkeypatch.setitem(sys.modules, "localllm.llm.loader", None)  # so that it is taken out again
     return fake_engine.install()
 
 
 @pytest.fixture
 def real(monkeypatch, capsys):
-    """Run the program in this process, which has loaded torch already: arguments and piped text in; exit code,
-    stdout and stderr out."""
+    """Run the program in this process, which has already loaded torch. Takes arguments and piped input; returns
+    exit code, stdout and stderr.
+    """
 
     def run(*arguments, piped=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
@@ -59,13 +60,13 @@ def real(monkeypatch, capsys):
 
 @pytest.fixture
 def localllm(engine, real):
-    """The same with the fake engine."""
+    """Run the program in this process with the fake engine."""
     return real
 
 
 @pytest.fixture
 def program():
-    """Run the program, with the fake engine, as a process of its own."""
+    """Run the program with the fake engine in its own process."""
 
     def run(*arguments, **options):
         options = {"input": b"", "capture_output": True} | options

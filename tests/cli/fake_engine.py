@@ -47,7 +47,7 @@ SETUP = Setup(
 
 
 class FakeTokenizer:
-    """One token a character."""
+    """Tokenizer with one token per character."""
 
     def encode(self, text):
         return [ord(character) for character in text]
@@ -56,8 +56,8 @@ class FakeTokenizer:
         return "".join(chr(token) for token in ids)
 
 
-class Told:
-    """An answer that may be closed from another thread, as those of an engine may."""
+class ClosableEvents:
+    """An answer that another thread may close, like those of the engine."""
 
     has_more = False
 
@@ -80,7 +80,7 @@ class Told:
 
 
 class FakeLLM:
-    """Says back what it was sent. Some prompts make it do other things: see `stream`."""
+    """Repeats the prompt. Some prompts cause other behaviour: see `stream`."""
 
     path = Path("fake")
     device = "cpu"
@@ -131,7 +131,7 @@ class FakeLLM:
         return {"linear": ("fake",)}
 
     def answer(self, chat):
-        return Told(self.events(chat.prompt, chat.params, chat.tools, chat.template_arguments))
+        return ClosableEvents(self.events(chat.prompt, chat.params, chat.tools, chat.template_arguments))
 
     def events(self, prompt, params, tools, template_arguments):
         params = params or self.default_params
@@ -208,7 +208,7 @@ class FakeLLM:
 
 
 def install():
-    """Stand in for `localllm.llm.loader`; names ending in `base` get a model without a chat template."""
+    """Replace `localllm.llm.loader`; models with names ending in `base` have no chat template."""
     module = ModuleType("localllm.llm.loader")
     module.loaded = []
 

@@ -28,7 +28,7 @@ STEP = [GenerationEvent(1, "a", (1,), drafted=3), GenerationEvent(1, "b", (2,), 
 
 
 class Screen(io.StringIO):
-    """A terminal of ten columns that keeps what it was sent."""
+    """A terminal with ten columns that records its output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def test_control_characters_reach_a_pipe_untouched(program, model):
 
 
 def interrupt(arguments, ready):
-    """Ctrl-C once `ready(its stdout)` is over; gives exit code, and stdout and stderr since then."""
+    """Send Ctrl-C after `ready(stdout)` returns; return the exit code, and stdout and stderr since then."""
     command = [sys.executable, LAUNCHER, *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, start_new_session=True) as process:

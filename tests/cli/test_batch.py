@@ -33,7 +33,9 @@ def chat(text: str, **fields: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Chats and texts, so warm that every seed says something else; one line in a hundred is at fault."""
+    """Chats and prompts at a high temperature, so that every seed gives another answer; one line in a hundred is
+    invalid.
+    """
     draw = random.Random(1)
     rows = []
     for place in range(LINES):
@@ -69,7 +71,7 @@ def rows_of(text: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def answers(model: str, source: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Of one run that nobody interrupts."""
+    """Output of one uninterrupted run."""
     out = tmp_path_factory.mktemp("whole") / "out.jsonl"
     code, _, err = finish(start(source, "-o", out, "--model", model))
     assert code == 9, err

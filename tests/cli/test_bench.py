@@ -18,7 +18,7 @@ SHORT = ("--prompt", "12,20", "--output", 4, "--repeat", 2)
 
 @pytest.fixture
 def bench(capsys, monkeypatch):
-    """Arguments in; exit code, stdout and stderr out. What ceilings are does not matter here."""
+    """Run `bench` with small ceilings; return exit code, stdout and stderr."""
     monkeypatch.setattr(measure, "BUFFER_BYTES", {"cpu": 2**22})
     monkeypatch.setattr(measure, "MATRIX_ROWS", {"cpu": 64})
     monkeypatch.setattr(measure, "MAX_DURATION_S", 0.01)

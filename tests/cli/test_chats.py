@@ -14,7 +14,7 @@ def home(tmp_path):
 
 @pytest.fixture
 def names(home):
-    """Two kept conversations, the older first."""
+    """Save two conversations, and return their names, the older first."""
     found = []
     for began, question in ((1e9, "a story about a fox"), (1.1e9, "count to ten")):
         session = Session(FakeLLM(), Chat(FakeLLM()), home, began=began)

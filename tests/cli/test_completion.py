@@ -22,7 +22,7 @@ CTRL_A = "\x01"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty folder to stand in."""
+    """An empty working directory."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -186,7 +186,7 @@ def test_a_shell_never_sees_an_error(tmp_path):
 
 @pytest.fixture
 def shell(tmp_path, here):
-    """A shell in a terminal that knows how to complete."""
+    """Start a shell with completion in a terminal."""
     opened = []
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "localllm"

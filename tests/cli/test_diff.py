@@ -15,7 +15,7 @@ from tests.shared import shared
 
 @pytest.fixture
 def diff(capsys):
-    """Arguments in; exit code, stdout and stderr out."""
+    """Run `diff`; return exit code, stdout and stderr."""
 
     def run(*arguments):
         code = main(["diff", *map(str, arguments)])
@@ -57,7 +57,7 @@ def header_bytes():
 
 @pytest.mark.slow
 def test_the_program_compares_safetensors_with_gguf():
-    """As a process of its own."""
+    """Run the comparison in its own process."""
     done = subprocess.run(
         [sys.executable, "-m", "localllm", "diff", shared("stories260K"), shared("stories260K-f32.gguf")],
         input=b"",

@@ -36,13 +36,13 @@ SECRETS = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where nothing is."""
+    """An empty folder."""
     return tmp_path_factory.mktemp("doctor")
 
 
 @pytest.fixture(scope="module")
 def doctor(place: Path):
-    """Run it with nothing of the person who runs the tests."""
+    """Run the doctor without the developer's settings."""
 
     def run(*arguments: str, code: str | None = None, **variables: str) -> Finished:
         kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -56,7 +56,7 @@ def doctor(place: Path):
 
 @pytest.fixture(scope="module")
 def printed(doctor) -> str:
-    """The page for a person who has secrets."""
+    """Output in an environment with secrets."""
     done = doctor(**SECRETS)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout

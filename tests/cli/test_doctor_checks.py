@@ -44,7 +44,7 @@ FINE = Examination(
 
 
 def but(**changes: Any) -> Examination:
-    """FINE, where `cache__writable=False` changes a field of a field."""
+    """Return FINE with changes; `cache__writable=False` changes a nested field."""
     seen = FINE
     for name, value in changes.items():
         outer, _, inner = name.partition("__")

@@ -1,4 +1,4 @@
-"""The edition that a catalogue name without a format stands for."""
+"""Choice of the edition for a catalogue name without a format."""
 
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def original(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def ggufs(original) -> dict[str, bytes]:
-    """The model as files of GGUF, by the format in their names."""
+    """GGUF files of the model, by format."""
     for tag, kind in KINDS.items():
         write_gguf(original, original.with_name(f"{tag}.gguf"), kind)
     return {tag: original.with_name(f"{tag}.gguf").read_bytes() for tag in KINDS}
@@ -55,7 +55,7 @@ def ggufs(original) -> dict[str, bytes]:
 
 @pytest.fixture
 def published(hub, original, ggufs):
-    """qwen3:0.6b on the Hub in three repositories, each a small model."""
+    """qwen3:0.6b in three repositories on the Hub, each with a small model."""
     hub.add(IN_4_BITS, {f"Qwen3-0.6B-{tag}.gguf": ggufs[tag] for tag in ("Q3_K_S", "Q4_K_M")})
     hub.add(IN_8_BITS, {"Qwen3-0.6B-Q8_0.gguf": ggufs["Q8_0"]})
     hub.add(PUBLISHED, original)
@@ -98,7 +98,7 @@ def test_pull_chooses_an_edition_by_memory_and_speed(
 
 
 def sum_of_sizes(hub, repo) -> int:
-    """Bytes of the files that are pulled of a repository."""
+    """Bytes of the files that a pull of a repository downloads."""
     return plan_pull(repo, print).total_bytes
 
 

@@ -37,7 +37,7 @@ LINE = st.lists(st.one_of(WORD.map(lambda word: [word]), st.tuples(FLAGS, VALUES
 
 
 def read_by_the_library(words, name="run"):
-    """What the command would be called with."""
+    """Arguments of the command as Typer parses them."""
     program = typer.main.get_command(app).make_context("localllm", [name, *words])
     command = program.command.get_command(program, name)
     return command.make_context(name, list(words), parent=program).params

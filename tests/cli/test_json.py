@@ -29,7 +29,7 @@ def validator(command):
 
 @pytest.fixture
 def checked(real):
-    """Run a command with --json and hold each object that it prints against its schema; gives them."""
+    """Run a command with --json, validate every printed object against its schema, and return the objects."""
 
     def run(*words, code=0, piped=b""):
         got, out, err = real(*words, "--json", piped=piped)

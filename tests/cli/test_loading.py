@@ -20,7 +20,7 @@ AWQ = json.dumps(
 
 @pytest.fixture
 def little_memory(monkeypatch):
-    """A machine with 3 MB, all in use but 1 MB."""
+    """A machine with 3 MB of memory, of which 1 MB is free."""
     monkeypatch.setenv("LOCALLLM_DTYPE", "float32")
     monkeypatch.setattr(pull, "total_memory", lambda device: FreeMemory("cpu", 3_000_000))
     monkeypatch.setattr(loading, "free_memory", lambda device: FreeMemory("cpu", 1_000_000))

@@ -29,8 +29,8 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-class Told:
-    """A `Watch` that keeps what it is told, and breaks off where `until` says so."""
+class RecordingWatch:
+    """A `Watch` that records all reports, and cancels when `until` returns true."""
 
     def __init__(self, until=lambda told: False):
         self.until = until
@@ -78,14 +78,14 @@ PHASES = ["import", "header", "tokenizer", "device", "weights", "cache", "compil
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_loading_can_be_cancelled_in_any_phase_and_leaves_nothing(phase):
-    connect_or_load({**FLAGS, "model": "demo"}, observer=Told()).close()
+    connect_or_load({**FLAGS, "model": "demo"}, observer=RecordingWatch()).close()
     before = {thread.name for thread in threading.enumerate()}
-    told = Told(lambda told: told.phases[-1:] == [phase])
+    told = RecordingWatch(lambda told: told.phases[-1:] == [phase])
     with pytest.raises(Cancelled):
         connect_or_load({**FLAGS, "model": "demo"}, observer=told)
     assert told.phases[-1] == phase
     assert {thread.name for thread in threading.enumerate()} <= before
-    connect_or_load({**FLAGS, "model": "demo"}, observer=Told()).close()
+    connect_or_load({**FLAGS, "model": "demo"}, observer=RecordingWatch()).close()
 
 
 def layers():
@@ -102,20 +102,20 @@ def test_weights_that_were_read_are_let_go_when_loading_is_interrupted():
         return False
 
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "demo"}, observer=Told(half))
+        connect_or_load({**FLAGS, "model": "demo"}, observer=RecordingWatch(half))
     gc.collect()
     assert made
     assert not [reference for reference in made if reference() is not None]
 
 
 def stored_bytes(path):
-    """Return the bytes behind the header, whose length the first 8 bytes have."""
+    """Bytes of tensors, without the header, whose length is in the first 8 bytes."""
     with path.open("rb") as file:
         return path.stat().st_size - 8 - int.from_bytes(file.read(8), "little")
 
 
 def test_progress_covers_all_weight_bytes():
-    told = Told()
+    told = RecordingWatch()
     with connect_or_load({**FLAGS, "model": "demo"}, observer=told):
         done = [done for phase, done, _ in told.parts if phase == "weights"]
         [total] = {total for phase, _, total in told.parts if phase == "weights"}
@@ -130,9 +130,11 @@ def test_a_cancelled_pull_resumes(hub, cache):
     hub.add("org/tiny", DEMO)
     hub.rate = 20_000_000
     with pytest.raises(Cancelled):
-        connect_or_load({**FLAGS, "model": "org/tiny"}, observer=Told(lambda told: told.came > 2_000_000))
+        connect_or_load(
+            {**FLAGS, "model": "org/tiny"}, observer=RecordingWatch(lambda told: told.came > 2_000_000)
+        )
     assert list(cache.rglob(f"*{PARTIAL_SUFFIX}"))
-    again = Told()
+    again = RecordingWatch()
     connect_or_load({**FLAGS, "model": "org/tiny"}, observer=again).close()
     assert 0 < again.order.missing_bytes < again.order.total_bytes - 1_000_000
     assert again.came == again.order.missing_bytes
@@ -143,10 +145,10 @@ def test_a_cancelled_pull_resumes(hub, cache):
 def test_cancelled_quantization_resumes(home):
     flags = {**FLAGS, "model": str(shared("TinyStories-656K-hf")), "quant": "int8"}
     with pytest.raises(Cancelled):
-        connect_or_load(flags, observer=Told(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
+        connect_or_load(flags, observer=RecordingWatch(lambda told: told.parts[-1:] and told.parts[-1][1] == 2))
     [left] = list_artefacts(home)
     assert not left.complete
-    again = Told()
+    again = RecordingWatch()
     connect_or_load(flags, observer=again).close()
     [left] = list_artefacts(home)
     assert left.complete
@@ -156,19 +158,19 @@ def test_cancelled_quantization_resumes(home):
 
 
 def test_a_wrong_name_is_reported_before_anything_is_loaded():
-    told = Told()
+    told = RecordingWatch()
     with pytest.raises(ModelNotFound):
         connect_or_load({**FLAGS, "model": "qwen3:0.6"}, observer=told)
     assert not told.phases
 
 
 def test_the_flags_of_the_command_count_for_each_model_that_is_opened():
-    with this_machine(context=64, dtype="float32").open("demo", Told()) as model:
+    with this_machine(context=64, dtype="float32").open("demo", RecordingWatch()) as model:
         assert (model.context, model.dtype) == (64, "float32")
 
 
 def test_a_slow_server_is_waited_for_and_its_model_not_loaded_again(monkeypatch):
-    """It accepts at once and answers later than a connection may take."""
+    """It accepts connections at once, but answers later than the connection timeout."""
     monkeypatch.setattr(client_server, "CONNECT_TIMEOUT_S", 0.2)
     reply = b'{"error": {"kind": "ModelNotFound", "message": "not loaded"}}'
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -51,7 +51,7 @@ def home(tmp_path, monkeypatch, cache):
 
 @pytest.fixture
 def here(home, monkeypatch):
-    """The offers of a machine with so many bytes free."""
+    """Offers of a machine with the given free memory."""
 
     def found(free: int = 16 * GB, **wish):
         monkeypatch.setattr(module, "free_bytes", lambda device: free)
@@ -61,7 +61,7 @@ def here(home, monkeypatch):
 
 
 def candidate(name, billions, gigabytes, active=None, gated=False, **fields):
-    """In memory with 16 GB free, at no known speed."""
+    """Candidate for a memory with 16 GB free, without a known speed."""
     known = {"needs_bytes": int((gigabytes + 1) * GB), "free_bytes": 16 * GB, "tokens_per_s": None} | fields
     return Candidate(offer(name, **known), billions, active or billions, int(gigabytes * GB), gated)
 

@@ -15,7 +15,7 @@ from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of, write_sparse
 
 @pytest.fixture
 def llama(tmp_path):
-    """A folder that holds what a plan reads of Llama 3.1 8B, and as many bytes as the model."""
+    """A folder with the files of Llama 3.1 8B that a plan reads, and a sparse file of the model's size."""
     folder = write_sparse(tmp_path / "llama-8b", LLAMA_8B)
     (folder / "tokenizer.json").write_text("{}")
     return str(folder)

@@ -16,7 +16,7 @@ from tests.hub.models import model_files, weights
 
 
 class Proxy(ThreadingHTTPServer):
-    """Hands requests for http://hub.invalid on to the loopback hub, redirects and all."""
+    """Forwards requests for http://hub.invalid to the loopback hub, including redirects."""
 
     daemon_threads = True
 

@@ -40,7 +40,7 @@ def big(hub):
 
 @pytest.fixture
 def environment(hub, tmp_path):
-    """Of a process with an empty cache and this hub, and without the settings of who runs the tests."""
+    """Environment of a process with an empty cache and this hub, without the developer's settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "LOCALLLM_"))}
     places = {"HF_HOME": str(tmp_path / "hf"), "LOCALLLM_HOME": str(tmp_path / "home")}
     return kept | places | {"HF_ENDPOINT": hub.url, "HF_HUB_DOWNLOAD_TIMEOUT": "2", "COLUMNS": "100"}
@@ -239,7 +239,7 @@ def test_ctrl_c_does_not_wait_for_a_hub_that_is_silent(big, start, environment, 
 
 @pytest.mark.slow
 def test_a_pull_killed_repeatedly_resumes(big, start, localllm):
-    """Fetched again is at most what was under way."""
+    """Downloads at most the interrupted parts again."""
     times, choose = 6, random.Random(8)
     big.rate = RATE
     for _ in range(times):
@@ -269,7 +269,7 @@ def test_two_processes_share_the_work(big, start):
 class TestDisks:
     @pytest.fixture
     def on_tmpfs(self, environment, tmp_path):
-        """A pull whose cache is a small file system, and a shell line that runs meanwhile."""
+        """Pull into a small file system, and run a shell command meanwhile."""
 
         def run(size, options="", meanwhile="true"):
             cache = tmp_path / "disk"

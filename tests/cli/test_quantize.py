@@ -42,7 +42,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> list[str]:
-    """The flags that name short texts to calibrate and to measure on."""
+    """Flags that set short texts for calibration and evaluation."""
     whole = shared("text/tiny.txt").read_text(encoding="utf-8")
     (tmp_path / "calib.txt").write_text(whole[:12_000], encoding="utf-8")
     (tmp_path / "eval.txt").write_text(whole[20_000:22_000], encoding="utf-8")
@@ -67,7 +67,7 @@ def events(out: str) -> list[dict[str, Any]]:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """All but the report, in which times stand."""
+    """Contents of all files except the report, which contains times."""
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != "quality.json"}
 
 

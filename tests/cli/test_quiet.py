@@ -54,7 +54,7 @@ def escapes(text):
     [({}, True, True), ({"NO_COLOR": "1"}, False, True), ({"TERM": "dumb"}, False, False)],
 )
 def test_colours_and_moves_are_for_terminals_that_have_them(environment, colours, moves):
-    """With the spinner of loading."""
+    """Checked with the spinner that loading shows."""
     words = ("run", "demo", "hi", "--local", "--temperature", "0", "--max-tokens", "5")
     program = (sys.executable, "-m", "localllm")
     one = Terminal(*words, program=program, **{"NO_COLOR": "", "COLORTERM": ""} | environment)

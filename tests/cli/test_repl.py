@@ -23,7 +23,7 @@ CTRL_C, CTRL_D = "\x03", "\x04"
 
 
 class Terminal:
-    """A program with its three streams in one terminal of 80x24."""
+    """A program with stdin, stdout and stderr in a terminal of 80x24."""
 
     def __init__(self, *arguments, program=(sys.executable, str(LAUNCHER)), **environment):
         self.fd, inner = pty.openpty()
@@ -38,7 +38,7 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def see(self, expected, seconds=20):
-        """Wait until the text appears after what was seen before; gives all up to there."""
+        """Wait until the text appears after previously seen text; return everything up to it."""
         end = time.monotonic() + seconds
         while expected not in self.text:
             ready = select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]
@@ -48,7 +48,7 @@ class Terminal:
         return before + expected
 
     def raw_until(self, expected, seconds=20):
-        """The same with every escape, of what has not been read yet."""
+        """Like `see`, but with escape sequences, for output that has not been read yet."""
         end, text = time.monotonic() + seconds, ""
         while expected not in text:
             ready = select.select([self.fd], [], [], max(0, end - time.monotonic()))[0]
@@ -57,7 +57,7 @@ class Terminal:
         return text
 
     def leave(self):
-        """Wait for the end; gives the exit code."""
+        """Wait for the end of the program; return its exit code."""
         while True:
             try:
                 if not os.read(self.fd, 65536):

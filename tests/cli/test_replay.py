@@ -16,7 +16,7 @@ ASKED = ("run", "demo", "Tell me a story about a fox", "--seed=3", "--max-tokens
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The receipt of an answer, which the first test that wants one makes."""
+    """The receipt of an answer, made by the first test that uses it."""
     return tmp_path_factory.mktemp("receipts") / "fox.json"
 
 
@@ -29,7 +29,7 @@ def receipt(real, written):
 
 @pytest.fixture
 def replay(real, tmp_path):
-    """Have a receipt computed again: flags in; exit code, stdout and stderr out."""
+    """Run `replay` with flags; return exit code, stdout and stderr."""
 
     def run(content, *flags):
         file = tmp_path / "receipt.json"
@@ -216,7 +216,7 @@ def test_a_token_outside_the_vocabulary_is_reported(receipt, replay):
 
 
 def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
-    """The last of those with a real model: its kernels count for what this process has called from here on."""
+    """Runs last of the tests with a real model, since its kernels count as used by this process afterwards."""
     file = tmp_path / "receipt.json"
     flags = ("--deterministic", "--draft-model", "demo")
     assert real(*ASKED, *flags, "--receipt", str(file))[0] == 0
@@ -226,7 +226,7 @@ def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
 
 
 class TestWriting:
-    """With the fake engine: where it is written, and how."""
+    """Writing receipts, with the fake engine."""
 
     def test_a_receipt_is_for_this_user_alone_and_stdout_stays_the_text(self, localllm, model, tmp_path):
         file = tmp_path / "new" / "receipt.json"

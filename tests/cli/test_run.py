@@ -6,7 +6,7 @@ from localllm.request import SamplingParams
 
 
 def asked(engine):
-    """Prompt and parameters of the last question."""
+    """Prompt and parameters of the last request."""
     return engine.loaded[-1][0].asked[-1]
 
 
@@ -182,7 +182,7 @@ def test_log_probabilities_are_in_the_json_only_on_request(localllm, model):
 
 @pytest.mark.parametrize("flag", ["--json", "--receipt={}"])
 def test_a_receipt_fixes_the_seed_before_sampling(localllm, engine, model, tmp_path, flag):
-    """A draft model's guesses are drawn otherwise where none is given."""
+    """A draft model samples differently without a seed."""
     code, out, _ = localllm("run", model, "hi", flag.format(tmp_path / "receipt"))
     told = json.loads(out if flag == "--json" else (tmp_path / "receipt").read_text())
     seed = told.get("receipt", told)["question"]["params"]["seed"]
@@ -261,7 +261,7 @@ def test_json_separates_the_parts_of_an_answer(localllm, model):
 
 
 def given(engine):
-    """Tools and template arguments of the last question."""
+    """Tools and template arguments of the last request."""
     return engine.loaded[-1][0].given[-1]
 
 

@@ -31,7 +31,7 @@ def home(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def serve(home):
-    """Start a server; its process and its address."""
+    """Start a server; return its process and URL."""
     started = []
 
     def start(*words):
@@ -51,13 +51,13 @@ def serve(home):
 
 @pytest.fixture(scope="module")
 def url(serve):
-    """Of a server that has loaded demo."""
+    """URL of a server that has loaded demo."""
     return serve("demo", "--log-format", "off")[1]
 
 
 @pytest.fixture
 def localllm(url, home):
-    """Run the program as a person does who has the server."""
+    """Run the program in the environment of a user with the running server."""
 
     def run(*words, host=url, **options):
         environment = os.environ | {"LOCALLLM_HOST": host, "LOCALLLM_HOME": str(home)}
@@ -157,7 +157,7 @@ def test_flags_of_loading_load_the_model_locally(localllm, url):
 
 @contextmanager
 def long_answer(url, home):
-    """A run whose answer has begun."""
+    """A process whose answer has begun."""
     with subprocess.Popen(
         [sys.executable, "-m", "localllm", "run", "demo", *LONG],
         cwd=ROOT,

@@ -25,7 +25,7 @@ ONE = "{{ . ./block-{n}.sh; }} > out-{n} 2> err-{n} < /dev/null; echo $? > code-
 
 @pytest.fixture(scope="module", params=["bash", "zsh"])
 def page(request, tmp_path_factory):
-    """The folder where a shell has run the page."""
+    """Run the page in a shell; return its folder."""
     if not shutil.which(request.param):
         pytest.skip(f"{request.param} is not installed here")
     folder = tmp_path_factory.mktemp(request.param)

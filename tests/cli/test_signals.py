@@ -24,7 +24,7 @@ RUN = f"{shlex.quote(sys.executable)} {shlex.quote(str(LAUNCHER))} run"
 
 @contextmanager
 def under_way(*arguments, **options):
-    """The program once its answer has begun."""
+    """Start the program, and wait until its answer begins."""
     command = [sys.executable, LAUNCHER, "run", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
     with subprocess.Popen(command, **pipes) as process:
@@ -38,7 +38,7 @@ def in_bash(command, **options):
 
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_ends_the_program_silently_and_keeps_the_output(model, number):
-    """Away from a terminal Ctrl-C is an exit code, as nobody sits there whose loop has to end."""
+    """Without a terminal, Ctrl-C causes an exit code, since there is no interactive loop to end."""
     with under_way(model, SLOWLY, start_new_session=True) as process:
         process.send_signal(number)
         out, err = process.communicate(timeout=100)
@@ -54,7 +54,7 @@ def test_shells_see_128_and_the_number(model):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_cleans_up_and_a_second_one_kills_at_once(number):
-    """In a process of its own, as the program dies of it."""
+    """Runs in its own process, which the signal kills."""
     check = f"""
 import os, time
 from localllm.cli.exits import run_with_exit_code
@@ -119,7 +119,7 @@ def test_nohup_lets_the_answer_go_on(model):
 
 @pytest.mark.slow
 def test_time_spent_stopped_counts_as_a_gap(model):
-    """Nothing else would be true: whoever waited for that token did wait so long."""
+    """The gap is reported, since the user did wait that long for the token."""
     # A group of its own, whose parent is in the same session: others ignore SIGTSTP.
     with under_way(model, "slowly " * 9, "--verbose", process_group=0) as process:
         process.send_signal(signal.SIGTSTP)
@@ -133,7 +133,7 @@ def test_time_spent_stopped_counts_as_a_gap(model):
 
 
 def test_ctrl_c_in_a_terminal_ends_the_loop_of_a_script(model):
-    """bash goes on with the next round after a command that ends with exit code 130."""
+    """After exit code 130, bash would continue with the next iteration."""
     script = f"for round in 1 2 3; do {RUN} {model} '{SLOWLY}'; done; echo went on"
     shell = Terminal("-c", script, program=("/bin/bash",))
     try:
@@ -146,7 +146,7 @@ def test_ctrl_c_in_a_terminal_ends_the_loop_of_a_script(model):
 
 @pytest.mark.slow
 def test_jobs_of_a_shell(model):
-    """Ctrl-Z stops the program and fg goes on, a job in the background needs no terminal, Ctrl-C ends a loop."""
+    """Ctrl-Z stops the program and fg resumes it, a background job needs no terminal, and Ctrl-C ends a loop."""
     shell = Terminal("--norc", "--noprofile", "-i", program=("/bin/bash",), HISTFILE="")
     try:
         shell.type(f"PS1='> '; stty -echo; run() {{ {RUN} {model} \"$@\"; }}; echo rea''dy\r")

@@ -17,7 +17,7 @@ GGUF = {f"tiny-{quant}.gguf": b"GGUF" + weights(seed=i) for i, quant in enumerat
 
 @pytest.fixture
 def tiny(hub):
-    """The folder of a model that another program has downloaded."""
+    """Folder of a model that another program has downloaded."""
     return download(hub, "org/tiny", FILES)
 
 

@@ -124,7 +124,7 @@ def test_a_bad_file_is_reported_before_a_model_is_pulled(content, flag, said, tm
 
 
 def test_an_engine_that_violates_the_schema_is_detected(localllm, model):
-    """The engine of these tests knows no grammar, and repeats the question."""
+    """The fake engine ignores grammars, and repeats the question."""
     code, out, err = localllm("run", model, "--choice", "yes,no", "Which?")
     assert (code, out) == (5, "1:Which?")
     assert "error: the answer is none of 2 choices" in err

@@ -33,7 +33,7 @@ def served(demo_url):
 
 
 def joined(events):
-    """What pieces come to, without times."""
+    """Text, ids and log probabilities of all events together, without times."""
     events = list(events)
     return {
         "text": "".join(event.text for event in events),
@@ -190,7 +190,7 @@ def test_a_server_without_step_reports_is_another_version(demo_url):
 
 
 def reading(stream):
-    """A thread that reads it, and what it read."""
+    """Start a thread that reads the stream; return it and the list of events it has read."""
     events = []
     thread = threading.Thread(target=lambda: events.extend(stream))
     thread.start()
@@ -199,7 +199,7 @@ def reading(stream):
 
 @pytest.mark.parametrize("said", [0, 3])
 def test_closing_from_another_thread_unblocks_the_reader(served: RemoteModel, demo: LLM, said):
-    """Also while the engine does nothing for it."""
+    """Works even while the engine is idle."""
     stream = served.answer(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=900, ignore_eos=True)))
     for _ in range(said):
         next(stream)
@@ -236,7 +236,7 @@ def test_closing_from_another_thread_unblocks_the_reader(served: RemoteModel, de
     ],
 )
 def test_a_request_during_a_stream_leaves_the_answer_intact(served: RemoteModel, demo: LLM, request_beside):
-    """What the settings of the app do, or a receipt, while an answer comes."""
+    """The app's settings, or a receipt, send requests while an answer streams."""
     params = SamplingParams(temperature=0, seed=1, max_tokens=24, ignore_eos=True)
     stream = served.answer(ChatRequest("Once upon a time", params))
     events = [next(stream)]
@@ -269,7 +269,7 @@ def test_unloaded_names_are_reported(stories_url):
 
 
 def answering(status, content, kind="application/json", broken=False):
-    """A server that answers everything so."""
+    """A server that answers everything with this."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):

@@ -233,7 +233,7 @@ def test_safetensors_and_gguf_of_one_model_agree(find: Find, settings: Settings)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama3.2-bpe", "stories260K"])
 def test_editions_of_one_tokenizer_are_equal(name: str, find: Find) -> None:
-    """As a tokenizer.json and inside a GGUF file."""
+    """Compare a tokenizer.json with the same tokenizer in a GGUF file."""
     file = shared("llama3.2-bpe/vocab.gguf" if name == "llama3.2-bpe" else "stories260K-f32.gguf")
     folder = Tokenizer.from_folder(shared(name))
     demo = find("demo")

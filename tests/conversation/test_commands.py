@@ -18,7 +18,7 @@ def session(tmp_path):
 
 
 def execute(session, line):
-    """What the command shows."""
+    """Execute a slash command, and return its text."""
     return commands.execute(session, line).text
 
 

@@ -19,7 +19,7 @@ from tests.cli.fake_engine import FakeLLM
 
 
 def tree(root):
-    """All that a file is to bring back of a tree of turns."""
+    """All properties of a tree of turns that a file stores."""
     return [
         (
             turn.question,
@@ -180,7 +180,7 @@ def test_a_damaged_turn_is_refused(chat, tmp_path, turn, field, value, message):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp_path, seed):
-    """It is refused in a sentence, or read as a conversation that can be written again."""
+    """The file is refused with one sentence, or read as a conversation that can be written again."""
     text, chance = session_file.to_text(SavedSession.from_chat(chat, "", 0, 0)), random.Random(seed)
     values = [None, True, -1, 1e400, 2**70, "x", [], {}, [[]], {"a": 1}]
     for _ in range(200):
@@ -252,7 +252,7 @@ def test_a_reformatted_file_is_read(chat, tmp_path):
 
 
 def test_a_long_conversation_is_written_and_read_at_once(tmp_path):
-    """2,000 messages in one branch, 1 MB: nothing recurses, and nothing is slow."""
+    """2,000 messages in one branch, 1 MB: no recursion, and no slow operation."""
     root = at = Turn("", None)
     for number in range(1000):
         turn = Turn(
@@ -281,7 +281,7 @@ STEPS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(steps=STEPS)
 def test_any_conversation_stays_consistent_and_survives_a_round_trip(steps, tmp_path_factory):
-    """Against a model of it: nothing that was said is ever lost or moved but by `clear`."""
+    """Compared with a model: no turn is ever lost or moved except by `clear`."""
     llm = FakeLLM()
     chat, said = Chat(llm), []
     for asked, (what, number) in enumerate(steps):

@@ -19,7 +19,7 @@ def sessions(tmp_path):
 
 
 def held(sessions, *questions, changed=0.0, title="", system=None, name=None):
-    """Keep a conversation; gives its name."""
+    """Save a conversation, and return its name."""
     chat = Chat(FakeLLM(), system=system)
     for question in questions:
         list(chat.ask(question))

@@ -1,8 +1,8 @@
-"""Every call that a model makes of an operation, computed by its reference as well: kernels are compared at the
-shapes, and on the tensors, that models really give them.
+"""Compares every operation of a model with its reference, so that kernels are tested with the shapes and tensors
+that models use.
 
-The bound is twice that of tests/runtime/kernels/harness.py, as the unluckiest of hundreds of calls counts: no
-further from the exact answer than four times plain torch in the same dtype. What a call changes in place is
+The bound is twice that of tests/runtime/kernels/harness.py, since the worst of hundreds of calls counts: the error
+may be at most four times that of plain torch in the same dtype. Arguments that a call changes in place are
 compared, too.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.gpu.choice import chosen, first
+from bench.gpu.choice import prefer_kernel, select_kernel
 from localllm.quant.vectors import DTYPE_MAX
 from localllm.runtime.kernels.registry import KERNELS, Kernel
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, RecurrentCache
@@ -34,7 +34,9 @@ class Findings:
 
 @contextmanager
 def compared() -> Iterator[Findings]:
-    """For as long as it lasts, kernels are launched one by one and never by a graph."""
+    """Compare all calls inside the context, and yield the findings. Kernels are launched individually, without
+    graphs.
+    """
     findings, inside = Findings(), False
 
     def beside(operation: str) -> Callable[..., Any]:
@@ -42,7 +44,7 @@ def compared() -> Iterator[Findings]:
 
         def run(*arguments: Any) -> Any:
             nonlocal inside
-            kernel = chosen(operation, arguments, run)
+            kernel = select_kernel(operation, arguments, run)
             if inside or kernel is reference:
                 return (reference if inside else kernel).run(*arguments)
             exactly, plainly = converted(arguments, torch.float64), converted(arguments, None)
@@ -69,12 +71,12 @@ def compared() -> Iterator[Findings]:
 
     with ExitStack() as added:
         for operation in list(KERNELS):
-            added.enter_context(first(operation, beside(operation)))
+            added.enter_context(prefer_kernel(operation, beside(operation)))
         yield findings
 
 
 def in_float64(reference: Kernel, exactly: tuple[Any, ...]) -> Any:
-    """None where objects among the arguments (experts) hold weights in a dtype of their own."""
+    """Run the reference in float64; None if arguments (experts) contain weights with their own dtype."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch has no fast way for such a mixture
@@ -86,7 +88,7 @@ def in_float64(reference: Kernel, exactly: tuple[Any, ...]) -> Any:
 
 
 def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
-    """Why `got` is not as near to `exact` as it must be; `plain` is what torch gives in the same dtype."""
+    """Return why `got` is not close enough to `exact`, or None. plain: torch's result in the same dtype."""
     if got.shape != exact.shape or got.dtype != plain.dtype:
         return f"{got.dtype} {list(got.shape)} for {plain.dtype} {list(plain.shape)}"
     if not got.is_floating_point() or got.dtype in DTYPE_MAX:
@@ -107,8 +109,9 @@ def fault_of(got: Tensor, plain: Tensor, exact: Tensor) -> str | None:
 
 
 def converted(value: Any, dtype: torch.dtype | None) -> Any:
-    """A copy that shares no tensor with it; floats in `dtype`, but for caches in 8 bits, whose scales go with
-    them, and for what is never changed and read as it is: norms, packed weights, the batch, experts."""
+    """Return a copy that shares no tensor. Floats are converted to `dtype`, except 8-bit caches with their scales,
+    and objects that are never changed: norms, packed weights, the batch, experts.
+    """
     return _converted(value, dtype, {})
 
 
@@ -136,12 +139,12 @@ def _converted(value: Any, dtype: torch.dtype | None, seen: dict[int, Any]) -> A
 
 
 def written(arguments: tuple[Any, ...]) -> list[Any]:
-    """What a call may change: caches, and the states of recurrent layers."""
+    """Return the arguments that a call may change: caches, and the states of recurrent layers."""
     return [a for a in arguments if isinstance(a, CHANGING) or (isinstance(a, Tensor) and a.numel() < LARGE)]
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
-    """All in it, in the same order for a value and its copy."""
+    """Yield all tensors in it, in the same order for a value and its copy."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""The memory that a captured graph computes in, and what is put there between two replays."""
+"""The memory pool of a captured graph, overwritten between two replays."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Bytes:
-    """Device memory at an address, for torch to look at."""
+    """Device memory at an address, in a form that torch accepts."""
 
     def __init__(self, address: int, size: int):
         self.__cuda_array_interface__ = {
@@ -16,8 +16,7 @@ class Bytes:
 
 
 def free_parts(pool: tuple[int, int], device: torch.device) -> Iterator[Tensor]:
-    """What lies in a graph's pool and belongs to nobody now: whatever a replay reads there it must have written
-    before. uint8 each."""
+    """Yield the free blocks of a graph's pool as uint8 tensors, which a replay must write before it reads."""
     for segment in torch.cuda.memory_snapshot():
         if tuple(segment.get("segment_pool_id", ())) != tuple(pool) or segment["device"] != (device.index or 0):
             continue
@@ -30,7 +29,7 @@ def free_parts(pool: tuple[int, int], device: torch.device) -> Iterator[Tensor]:
 
 
 def poison(pool: tuple[int, int], device: torch.device) -> int:
-    """Every byte 255, which is NaN in bfloat16, float16 and float32 -> how many bytes."""
+    """Set every byte to 255, which is NaN in bfloat16, float16 and float32; return the number of bytes."""
     total = 0
     for part in free_parts(pool, device):
         part.fill_(255)

@@ -1,4 +1,4 @@
-"""A model and steps of every kind that an engine takes: prompts, chunks, several sequences, one token of each."""
+"""A model, and all kinds of steps of an engine: prompts, chunks, several sequences, one token of each."""
 
 import torch
 
@@ -10,7 +10,7 @@ ROUNDS = 10_000
 
 
 def run(engine: Engine, sequences: list[Sequence]) -> list[list[tuple[int, float]]]:
-    """The tokens of each with the log probability that the model gave them."""
+    """Return the tokens of each sequence with their log probabilities."""
     said: dict[int, list[tuple[int, float]]] = {s.request.id: [] for s in sequences}
     for each in sequences:
         engine.add_sequence(each)

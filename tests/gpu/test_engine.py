@@ -53,7 +53,7 @@ def test_graphs_match_single_launches(model: Model) -> None:
 
 
 def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
-    """Sequences end at different times, so that each number of rows occurs."""
+    """Sequences end at different times, so that every batch size occurs."""
     prompts = [prompt_of(model, CONTEXT, seed) for seed in range(MORE)]
     alone = [run(model.engine, [greedy(prompt, 10 + i)])[0] for i, prompt in enumerate(prompts)]
     for count in SAME_BITS:

@@ -29,7 +29,7 @@ def walk(engine: Engine, vocabulary: int, longest: int) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_those_of_every_family(family: str, tmp_path: Path, device: torch.device) -> None:
-    """In bfloat16; test_families.py has float32."""
+    """Uses bfloat16; test_families.py uses float32."""
     pytest.importorskip("transformers")
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)

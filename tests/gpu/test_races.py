@@ -43,7 +43,7 @@ def answers(model: Model, context: int, batch: int) -> list[list[tuple[int, floa
 
 @contextmanager
 def poisoned(model: Model) -> Iterator[list[int]]:
-    """Before each step; how many bytes."""
+    """Overwrite the free memory of the graphs before each step; yield the numbers of bytes."""
     runner = model.engine.runner
     assert runner.graphs is not None, runner.no_graphs_reason
     plain, counts = runner.run, []

@@ -74,6 +74,6 @@ def test_no_spelling_names_two_devices_and_no_source_is_left_over() -> None:
 
 
 def test_geforce_cards_sum_in_32_bits_at_half_the_rate() -> None:
-    """The whitepapers' figures are 4 operations a cycle and core, as rows computed by us have it."""
+    """Whitepapers count 4 operations per cycle and core, and so do rows computed by us."""
     for name, cores, gigahertz in [("3090", 10496, 1.695), ("4090", 16384, 2.52), ("5090", 21760, 2.407)]:
         assert find_device(name).flops == pytest.approx(4 * cores * gigahertz * 1e9, rel=0.01)

@@ -73,7 +73,7 @@ def test_the_reason_for_no_gpu_is_explained(
 
 
 def test_a_gpu_is_resolved_exactly_or_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine with two GPUs, the second of which is older than this torch."""
+    """Simulates a machine with two GPUs, the second of which this torch does not support."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: [(9, 0), (5, 2)][index])

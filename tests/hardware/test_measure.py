@@ -33,7 +33,7 @@ def settings(tmp_path: Path) -> Settings:
 
 
 class TensorBytes(TorchDispatchMode):
-    """Bytes of all tensors that operations read or write, those of vectors aside."""
+    """Counts the bytes of all tensors that operations read or write, except vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_this_machine_is_measured_once(settings: Settings) -> None:
 
 
 def edit(settings: Settings, **setup: object) -> None:
-    """Give the only kept rates recognizable values, and maybe another setup."""
+    """Set the single stored entry to recognizable rates, and optionally another setup."""
     file = settings.home / "rates.json"
     kept = json.loads(file.read_text())
     [entry] = kept["kept"]
@@ -155,7 +155,7 @@ def test_rates_with_little_memory_are_not_saved(settings: Settings, monkeypatch:
 
 @pytest.mark.slow
 def test_other_load_lowers_the_cpu_share() -> None:
-    """Beside an endless loop on the only core."""
+    """Measures on the only core, next to an endless loop."""
     code = (
         "import os, subprocess, sys, torch; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
         "from localllm.hardware.measure import measure\n"

@@ -21,7 +21,7 @@ BYTES = re.compile(r"bytes=(\d*)-(\d*)")
 
 
 class End(Enum):
-    """What becomes of the connection after the body."""
+    """State of the connection after the body."""
 
     KEEP = auto()
     CLOSE = auto()
@@ -66,18 +66,18 @@ class File:
 
     @cached_property
     def oid(self) -> str:
-        """The hash of what git keeps: the file, or the pointer to it."""
+        """Hash of the git object: the file, or its LFS pointer."""
         text = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {len(self.body)}\n"
         kept = text.encode() if self.lfs else self.body
         return sha1(b"blob %d\0" % len(kept) + kept).hexdigest()
 
     @property
     def etag(self) -> str:
-        """What the cache of `huggingface_hub` calls the blob."""
+        """Name of the blob in the cache of `huggingface_hub`."""
         return self.sha256 if self.lfs else self.oid
 
     def facts(self, oid: str, hash_name: str) -> dict[str, object]:
-        """The same facts have other names in the model's description than in its tree."""
+        """Fields of the file, which have other names in the model's description than in its tree."""
         lfs = {hash_name: self.sha256, "size": len(self.body), "pointerSize": 134}
         return {"size": len(self.body), oid: self.oid} | ({"lfs": lfs} if self.lfs else {})
 
@@ -94,7 +94,7 @@ class Repository:
 
 @dataclass
 class Answers:
-    """`large_files`: on another host, behind a relative redirect, or at once, as mirrors have them."""
+    """`large_files`: on another host, behind a relative redirect, or sent directly, like mirrors do."""
 
     url: str
     cdn: str
@@ -112,7 +112,7 @@ class Answers:
         large: tuple[str, ...] = LARGE,
         **access: object,
     ) -> str:
-        """A commit, made the newest of `refs`; gives its hash. `access`: gated, private, readers."""
+        """Add a commit as the newest of `refs`, and return its hash. `access`: gated, private, readers."""
         if isinstance(files, Path):
             found = (path for path in sorted(files.rglob("*")) if path.is_file())
             files = {path.relative_to(files).as_posix(): path.read_bytes() for path in found}
@@ -126,7 +126,7 @@ class Answers:
         return commit
 
     def hub(self, target: str, headers: Mapping[str, str]) -> Reply:
-        """The answer of huggingface.co; names of headers are in small letters."""
+        """Answer like huggingface.co; names of headers are in lower case."""
         path, _, query = target.partition("?")
         for pattern, answer in ROUTES.items():
             if found := re.fullmatch(pattern, path):
@@ -136,7 +136,7 @@ class Answers:
         return Reply.refusal(404, None, "Sorry, we can't find the page you are looking for.")
 
     def store(self, target: str, headers: Mapping[str, str]) -> Reply:
-        """The answer of the host with the large files."""
+        """Answer like the host of large files."""
         trees = (tree for repository in self.repositories.values() for tree in repository.commits.values())
         files = (file for tree in trees for file in tree.values() if file.lfs)
         stored = next((file for file in files if urlsplit(target).path == f"/cdn/{file.sha256}"), None)
@@ -145,8 +145,7 @@ class Answers:
     def _of_a_repository(
         self, answer: Callable[..., Reply], target: str, headers: Mapping[str, str], asked: dict[str, str]
     ) -> Reply:
-        """Who may know of it comes first, then whether there is such a revision. A token that begins with hf_ is
-        that of somebody, another that of nobody."""
+        """Check access first, then the revision. Tokens that begin with hf_ are valid, all others are not."""
         name = asked["repo"]
         if name in self.moved:
             return Reply.of(307, headers={"Location": target.replace(name, self.moved[name], 1)})
@@ -247,7 +246,7 @@ def _no_entry(commit: str) -> Reply:
 
 
 def _part(file: File, headers: Mapping[str, str], facts: Mapping[str, str]) -> Reply:
-    """The file, or the range of it that was asked for."""
+    """Reply with the file or the requested range."""
     etag, size = f'"{file.oid}"', len(file.body)  # of a large file a hash that the client cannot check
     facts = {**facts, "ETag": etag, "Accept-Ranges": "bytes"}
     asked = BYTES.fullmatch(headers.get("range", ""))

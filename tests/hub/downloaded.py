@@ -7,7 +7,7 @@ from huggingface_hub.utils import disable_progress_bars
 
 
 def download(hub, repo, files, revision="main", **options):
-    """Give the hub a commit, fetch it into the cache, and give its folder there."""
+    """Add a commit to the hub, download it into the cache, and return its folder."""
     disable_progress_bars()
     hub.add(repo, files, refs=[revision])
     cache = constants.HF_HUB_CACHE

@@ -26,17 +26,17 @@ class Fault:
 
 
 def reset(at: int) -> Change:
-    """The connection is reset where byte `at` of the file would come."""
+    """Reset the connection at byte `at` of the file."""
     return _cut(at, End.RESET)
 
 
 def truncated(at: int) -> Change:
-    """The connection is closed there as if all had been said, though Content-Length says more."""
+    """Close the connection at this byte, before the end according to Content-Length."""
     return _cut(at, End.CLOSE)
 
 
 def stalled(at: int) -> Change:
-    """Nothing comes any more from there on."""
+    """Stop sending at this byte, and keep the connection open."""
     return _cut(at, End.STALL)
 
 
@@ -49,12 +49,12 @@ def _has(reply: Reply, at: int) -> bool:
 
 
 def silent(reply: Reply) -> Reply:
-    """A connection is made, and no answer comes."""
+    """Accept the connection, and send nothing."""
     return replace(reply, status=0, body=b"", end=End.STALL)
 
 
 def flipped(at: int) -> Change:
-    """One bit of byte `at` of the file is another."""
+    """Flip one bit of byte `at` of the file."""
 
     def change(reply: Reply) -> Reply | None:
         here = at - reply.offset
@@ -65,7 +65,7 @@ def flipped(at: int) -> Change:
 
 
 def longer(extra: bytes) -> Change:
-    """A body with more bytes than were asked for, and a Content-Length that says so."""
+    """Append bytes to the body, with a matching Content-Length."""
 
     def change(reply: Reply) -> Reply | None:
         body = reply.body + extra
@@ -79,7 +79,7 @@ def longer(extra: bytes) -> Change:
 
 
 def ranges_ignored(reply: Reply) -> Reply | None:
-    """The whole file, whatever part of it was asked for."""
+    """Reply with the complete file instead of the requested range."""
     if reply.status != 206:
         return None
     headers = {name: value for name, value in reply.headers.items() if name != "Content-Range"}
@@ -87,7 +87,7 @@ def ranges_ignored(reply: Reply) -> Reply | None:
 
 
 def announced(size: int) -> Change:
-    """Another size of the file in X-Linked-Size and in the total of Content-Range."""
+    """Declare another size of the file in X-Linked-Size and in the total of Content-Range."""
 
     def change(reply: Reply) -> Reply | None:
         headers = dict(reply.headers)
@@ -101,29 +101,28 @@ def announced(size: int) -> Change:
 
 
 def headed(headers: Mapping[str, str | None]) -> Change:
-    """Other headers; None takes one away."""
+    """Change headers; None removes one."""
     return lambda r: replace(r, headers={k: v for k, v in {**r.headers, **headers}.items() if v is not None})
 
 
 def redirected(location: str) -> Change:
-    """To another place, with the headers of this one; `?` leads back to itself for ever."""
+    """Redirect to another location, with the same headers; `?` redirects to itself endlessly."""
     return lambda r: Reply.of(302, headers={**r.headers, "Location": location})
 
 
 def refused(status: int, code: str | None = None, message: str | None = None, **headers: str) -> Change:
-    """An error, with the code by which the Hub says which: RepoNotFound, RevisionNotFound, EntryNotFound or
-    GatedRepo."""
+    """Reply with an error and the Hub's error code: RepoNotFound, RevisionNotFound, EntryNotFound or GatedRepo."""
     return lambda _: Reply.refusal(status, code, message, **headers)
 
 
 def busy(retry_after: int | None = None) -> Change:
-    """429, with or without a Retry-After in seconds."""
+    """Reply with 429, with or without a Retry-After in seconds."""
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     return refused(429, None, "We had to rate limit you.", **headers)
 
 
 def edited(edit: Callable[[Any], object]) -> Change:
-    """The model's facts or its listing after `edit` has changed them in place."""
+    """Change the JSON of a reply with `edit`, which works in place."""
 
     def change(reply: Reply) -> Reply:
         facts = json.loads(reply.body)

@@ -29,7 +29,7 @@ def write_model(folder, **config):
 
 
 def write_cached(cache, repo, **config):
-    """A repository as the Hugging Face cache keeps it."""
+    """Write a repository in the layout of the Hugging Face cache."""
     root = cache / f"models--{repo.replace('/', '--')}"
     (root / "refs").mkdir(parents=True)
     (root / "refs" / "main").write_text(SNAPSHOT)

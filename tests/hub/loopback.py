@@ -29,7 +29,7 @@ CHUNK = 2**16
 
 @dataclass
 class Request:
-    """One that came, and how much was said in answer."""
+    """A received request, with the number of bytes sent in reply."""
 
     server: str  # `hub` or `cdn`
     method: str
@@ -60,13 +60,14 @@ class LoopbackHub(Answers):
     def disturb(
         self, change: Change, match: str = "", *, method: str | None = "GET", times: int | None = 1
     ) -> Fault:
-        """Let `change` befall the next answers to what `match` names: a regular expression for a part of the
-        target, such as a file's name, `/tree/` or `/cdn/.*model`. Of several faults, the first that applies."""
+        """Apply `change` to the next replies whose target contains a match of the regular expression `match`, such
+        as a file name, `/tree/` or `/cdn/.*model`. The first of several matching faults applies.
+        """
         self.faults.append(Fault(change, match, method, times))
         return self.faults[-1]
 
     def sent(self, match: str = "") -> int:
-        """Bytes of bodies that were sent of what `match` names."""
+        """Bytes of bodies sent for targets that match."""
         return sum(request.sent for request in self.requests if re.search(match, unquote(request.target)))
 
     def __enter__(self) -> "LoopbackHub":

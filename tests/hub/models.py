@@ -10,7 +10,7 @@ from tests.hub.folders import CONFIG
 
 
 def weights(size=40_000, seed=0):
-    """A safetensors file of about so many bytes that no compression shortens."""
+    """Content of a safetensors file of approximately this size, which does not compress."""
     values = numpy.random.default_rng(seed).integers(0, 256, size, dtype=numpy.uint8)
     return save({"a": values})
 
@@ -34,7 +34,7 @@ def sha256(content):
 
 
 class Watcher:
-    """Follows a pull and keeps what it was told."""
+    """Records the progress of a pull."""
 
     def __init__(self):
         self.came = 0

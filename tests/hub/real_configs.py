@@ -1,10 +1,10 @@
-"""What `config.json` says in repositories of the catalogue, shortened to what counts parameters.
+"""Configurations of models of the catalogue, shortened to the fields that determine parameter counts.
 
-Those of `tests/arch/test_published_configs.py` are not repeated here. The values are those of the repositories as
-others have copied them: [l] Lightning-AI/litgpt's config.py, which names the file of each; [k]
-kvcache-ai/kvcache-blog, read from the repositories in May 2026; [t] the defaults of the class in `transformers`
-where it names the checkpoint; [o] ollama's tests of its own readers; [d] configurations or model cards quoted
-whole in documents. Where a source leaves a field open, the parameters that its model card states decided.
+Those of `tests/arch/test_published_configs.py` are not repeated here. The values are copied from: [l]
+Lightning-AI/litgpt's config.py, which names the file of each; [k] kvcache-ai/kvcache-blog, read from the
+repositories in May 2026; [t] defaults of the class in `transformers` that names the checkpoint; [o] ollama's tests
+of its own readers; [d] configurations or model cards quoted in full in documents. Fields that a source omits are
+chosen so that the parameters match the model card.
 """
 
 from typing import Any
@@ -32,7 +32,7 @@ def dense(
 
 
 def seeing(family: str, text: dict[str, Any]) -> dict[str, Any]:
-    """The frame that a model with further senses has around the part that reads text."""
+    """Wrap the configuration of a text model in that of a multimodal one."""
     return {
         "architectures": [f"{family}ForConditionalGeneration"],
         "tie_word_embeddings": text["tie_word_embeddings"],
@@ -63,7 +63,7 @@ YARN: dict[str, Any] = {
 
 
 def qwen3_5(hidden: int, inner: int, layers: int, heads: int, kv: int, values: int, **more: Any) -> dict[str, Any]:
-    """values: heads of the delta nets' values."""
+    """values: number of value heads of the delta nets."""
     text = dense("", hidden, inner, layers, heads, kv, 248320, 262144, linear_num_value_heads=values, **more)
     return seeing("Qwen3_5", text | {"head_dim": 256})
 
@@ -80,7 +80,7 @@ def ministral3(hidden: int, inner: int, layers: int, **more: Any) -> dict[str, A
 
 
 def lfm2(hidden: int, inner: int, layers: int, heads: int, attending: list[int]) -> dict[str, Any]:
-    """inner: the width as it is, not the one that LFM2's own files shorten to it."""
+    """inner: the actual width, not the larger value in LFM2's own files."""
     return {
         **dense("Lfm2", hidden, inner, layers, heads, 8, 65536, 128_000),
         "block_auto_adjust_ff_dim": False,

@@ -27,7 +27,7 @@ SIZES_NOT_COUNTED = {"ibm-granite/granite-4.1-30b": "30B", "LiquidAI/LFM2-24B-A2
 
 
 def model_of(entry: CatalogEntry) -> str:
-    """The name under which `real_configs` knows the model of an entry."""
+    """Name of the entry's model in `real_configs`."""
     name = entry.repo.split("/")[1].removesuffix("-GGUF")
     name = re.sub("^(Meta-(?=Llama)|microsoft_|ibm-granite_)", "", name)
     return "Mistral-Small-24B" if name in SMALL_24B else name
@@ -116,14 +116,14 @@ def test_the_recommendation_follows_the_rule_in_the_head_of_the_file():
 
 
 def test_the_terms_of_meta_and_google_have_to_be_accepted():
-    """Those of Gemma 4 are a usual licence."""
+    """Gemma 4 has a common licence instead."""
     for entry in OF_THE_HUB:
         if (entry.license or "").startswith(("llama", "gemma")):
             assert entry.gated == entry.repo.startswith(("meta-llama/", "google/"))
 
 
 def test_no_plain_name_needs_a_login():
-    """A name with a size, and one without: what a person types first."""
+    """Covers names with and without a size, which people type first."""
     plain = {entry.name for entry in OF_THE_HUB if not entry.name.endswith("-bf16")}
     assert [name for name in plain if catalog()[name].gated] == []
     assert [entry.name for entry in OF_THE_HUB if entry.gated and ungated_name(entry.repo) is None] == []
@@ -244,7 +244,7 @@ OTHERS_INSTRUCT = [name.removesuffix("-instruct") for name in catalog() if name.
 
 @pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
 def test_names_accept_the_tags_of_ollama(entry):
-    """A format leaves nothing to choose; `qwen3:4b` without one is a later model than `qwen3:4b-q4_K_M`."""
+    """With a format, a name is unambiguous; `qwen3:4b` without one is a later model than `qwen3:4b-q4_K_M`."""
     name = entry.name.removesuffix("-q4_k_m")
     spellings = [f"{name}-q4_K_M", f"{name}-int4", f"{name}-it-qat", f"{name}-it-q4_K_M", f"{name}-chat-Q4_K_M"]
     if name not in OTHERS_INSTRUCT:

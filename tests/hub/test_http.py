@@ -56,7 +56,7 @@ def test_a_password_of_a_mirror_is_left_out(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("proxy", [None, "http://user:secret@127.0.0.1:9"])
 def test_without_a_network_one_line_says_so_at_once(monkeypatch, proxy):
-    """No name is resolved, or the proxy is not there: neither is gone in a moment."""
+    """Covers a name that does not resolve and an unreachable proxy; retries would not help."""
     monkeypatch.setattr(constants, "ENDPOINT", "https://nowhere.invalid")
     if proxy:
         monkeypatch.setenv("https_proxy", proxy)

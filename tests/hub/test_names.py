@@ -12,7 +12,7 @@ from tests.hub.folders import write_cached, write_model
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """An empty Hugging Face cache, and an empty folder to stand in."""
+    """An empty Hugging Face cache, and an empty working directory."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")

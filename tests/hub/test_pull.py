@@ -316,7 +316,7 @@ def test_a_gated_repository_names_the_next_step(tiny, cache, monkeypatch):
 
 
 def test_an_expired_url_is_requested_again(tiny, cache):
-    """The host of the files gives addresses that hold for an hour."""
+    """URLs of the file host are valid for an hour."""
     tiny.disturb(faults.reset(len(weights()) // 2), "/cdn/")
     expired = tiny.disturb(faults.refused(403, None, "Request has expired"), "/cdn/", times=3)
     folder, watcher = fetch()

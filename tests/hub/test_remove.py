@@ -162,7 +162,7 @@ def test_links_out_of_the_cache_are_not_followed(fill, cache, tmp_path):
 
 
 def test_contents_that_repositories_share_go_with_the_last_of_them(fill, cache, tmp_path):
-    """As `huggingface_hub` keeps what came over Xet: blobs are links into one store."""
+    """Simulates `huggingface_hub`'s storage of Xet downloads: blobs are links into a shared store."""
     from huggingface_hub.utils import _shared_blobs
 
     fill("org/one", model_files())

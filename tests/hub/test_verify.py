@@ -32,12 +32,12 @@ def fill(hub, cache):
 
 @pytest.fixture
 def tiny(fill):
-    """The folder of a model in the cache."""
+    """Folder of a model in the cache."""
     return fill("org/tiny", FILES)
 
 
 def look(repo=None):
-    """What is not good, by repository and path."""
+    """States of all files that are not good, by repository and path."""
     found = find_snapshots(repo)
     good = hash_all({path: digest for one in found for path, digest in known_digests(one).items()})
     every = {(str(one.repo), path): state for one in found for path, state in file_states(one, good).items()}
@@ -50,7 +50,7 @@ def mend(repo):
 
 
 def damage(file, at=0):
-    """One bit of the blob behind a name."""
+    """Flip one bit of the blob that a link points to."""
     content = bytearray(file.read_bytes())
     content[at] ^= 1
     file.resolve().write_bytes(content)

@@ -70,7 +70,7 @@ LAST: Pooling = {"pooling_mode_lasttoken": True, "include_prompt": True}
 
 
 def make_encoder(folder: Path, family: str, **changes: Any) -> Any:
-    """Writes a checkpoint with a WordPiece tokenizer; gives the transformers model."""
+    """Write a checkpoint with a WordPiece tokenizer, and return the transformers model."""
     kind, fields = FAMILIES[family]
     cls = getattr(transformers, kind)
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def make_encoder(folder: Path, family: str, **changes: Any) -> Any:
 
 
 def word_pieces(folder: Path) -> None:
-    """BERT's kind of tokenizer, with truncation and padding switched on, as published ones have them."""
+    """Tokenizer like BERT's, with truncation and padding enabled, as in published ones."""
     ids = {token: i for i, token in enumerate(VOCABULARY)}
     backend = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -101,7 +101,7 @@ def sentence_transformer(
     settings: Mapping[str, Any] | None = None,
     longest: int | None = None,
 ) -> None:
-    """What its library writes beside a checkpoint."""
+    """Write the files that sentence-transformers adds to a checkpoint."""
     kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
     names = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds))][: len(kinds) + 1]
     folders = ["" if kind == "Transformer" else names[i + 1] for i, kind in enumerate(kinds)]

@@ -23,7 +23,7 @@ def write_encoder(
     changed: dict[str, Any] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
 ) -> None:
-    """With the dense layers of `2_Dense` and `3_Dense`, where they are; kind: of the layers' matrices."""
+    """Write a GGUF file, including the dense layers of `2_Dense` and `3_Dense`. kind: of the layers' matrices."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
     arch = gguf.MODEL_ARCH[architecture]
@@ -96,7 +96,7 @@ def tokenizer_keys() -> dict[str, Any]:
 
 
 def phantom(token: str) -> str:
-    """BertModel.set_vocab: what begins a word is marked, what goes on is not."""
+    """Convert a token like BertModel.set_vocab: mark tokens that begin a word, instead of continuations."""
     if token.startswith("[") and token.endswith("]"):
         return token
     return token[2:] if token.startswith("##") else "▁" + token

@@ -39,7 +39,7 @@ def vectors(engine: Engine, texts: list[list[int]], pool: Pooler) -> Tensor:
 
 @torch.inference_mode()
 def last_layer(model: Any, ids: list[int]) -> Tensor:
-    """[T, hidden], what the head reads, by the way that logits are computed."""
+    """Input of the head [T, hidden], computed as for logits."""
     heard: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: heard.append(given[0][0]))
     logits_of_transformers(model, ids)

@@ -42,7 +42,7 @@ TEXTS = [ids_of(length, seed) for seed, length in enumerate([17, 1, 40, 17, 5, 4
 
 @torch.inference_mode()
 def theirs(model: Any, ids: list[int], pooling: str) -> np.ndarray:
-    """Of one text alone, without padding."""
+    """Pool the hidden states of one text without padding, with transformers."""
     x = model(torch.tensor([ids])).last_hidden_state[0]
     return {"mean": x.mean(0), "cls": x[0], "last": x[-1]}[pooling].numpy()
 
@@ -77,7 +77,7 @@ def test_embeddings_do_not_depend_on_the_batch(family: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_counted(family: str, tmp_path: Path) -> None:
-    """What `transformers` counts, without the poolers that nothing is pooled by."""
+    """Compares with `transformers`, without poolers that are not used."""
     model = make_encoder(tmp_path, family)
     counted = sum(weight.numel() for name, weight in model.named_parameters() if "pooler" not in name)
     assert summarize_model(tmp_path).parameters == counted
@@ -97,7 +97,7 @@ def test_dense_layers_follow_the_pooling(tmp_path: Path) -> None:
 
 
 def test_texts_are_tokenized_with_special_tokens(tmp_path: Path) -> None:
-    """Published tokenizers say that texts are cut and padded; neither happens unasked."""
+    """Published tokenizers enable truncation and padding; neither applies unless requested."""
     make_encoder(tmp_path, "BERT")
     text = "The cats sat on the red mat, running slowly under the blue sky."
     with localllm.load_embedder(tmp_path) as embedder:

@@ -50,7 +50,7 @@ def test_word_pieces_are_those_of_the_published_tokenizer(tmp_path: Path) -> Non
 
 
 def test_a_decoder_whose_file_names_a_pooling_is_an_embedder(tmp_path: Path) -> None:
-    """As Qwen3-Embedding is published: a decoder's architecture, the last token."""
+    """Covers the format of Qwen3-Embedding: a decoder's architecture with last-token pooling."""
     make_checkpoint(tmp_path, "Qwen3", vocab_size=len(VOCABULARY))
     write_gguf(tmp_path, tmp_path / "chat.gguf", changed=tokenizer_keys())
     write_gguf(tmp_path, tmp_path / "last.gguf", changed=tokenizer_keys() | {"qwen3.pooling_type": 3})
@@ -77,7 +77,7 @@ def test_invalid_files_are_refused(changed: Any, error: type[LocalLLMError], tmp
 
 @pytest.mark.parametrize("family", ["BERT, tanh GELU", "NomicBert", "EmbeddingGemma"])
 def test_vectors_and_word_pieces_are_those_of_llama_cpp(family: str, tmp_path: Path) -> None:
-    """It has no exact GELU, and rounds on the way."""
+    """llama.cpp approximates GELU, and rounds intermediate values."""
     llama_cpp = pytest.importorskip("llama_cpp")
     make_encoder(tmp_path, family)
     sentence_transformer(tmp_path, MEAN)

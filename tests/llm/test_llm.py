@@ -398,7 +398,7 @@ def test_end_tokens_come_from_all_three_files(tmp_path: Path) -> None:
 
 
 def program(code: str, **environment: str) -> str:
-    """What it prints, which must be on stdout alone."""
+    """Run the code in a new process, and return its output, which must be on stdout only."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
@@ -408,7 +408,7 @@ def program(code: str, **environment: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("interpreted", ["0", "1"])
 def test_without_triton_a_model_answers(interpreted: str) -> None:
-    """Also where its kernels would be used."""
+    """Includes devices where its kernels would be used."""
     hidden = "import sys; sys.modules['triton'] = None; import localllm; llm = localllm.load('demo');"
     asked = "llm.generate('Hi', localllm.SamplingParams(max_tokens=2, ignore_eos=True))"
     assert program(f"{hidden} print({asked}.finish_reason)", TRITON_INTERPRET=interpreted) == "length\n"

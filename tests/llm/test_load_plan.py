@@ -13,7 +13,7 @@ from tests.shared import shared
 
 
 def edition(folder: Path, **tokens: int) -> Tokenizer:
-    """A model's tokenizer with some tokens more."""
+    """Write a tokenizer with additional tokens."""
     shutil.copy(shared("tokenizers/qwen3") / "tokenizer_config.json", folder)
     described = json.loads((shared("tokenizers/qwen3") / "tokenizer.json").read_text())
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

@@ -125,7 +125,7 @@ def test_a_draft_model_follows() -> None:
 
 @pytest.mark.parametrize("family", ["Qwen3.5", "Phi-4-mini", "LFM2"])
 def test_logits_are_those_of_a_model_loaded_with_that_context(family: str, tmp_path: Path) -> None:
-    """Of one that rotates otherwise beyond its original context, and of two with recurrent layers."""
+    """Covers a model whose rotary embedding changes beyond its original context, and two with recurrent layers."""
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     vocabulary = {f"t{i}": i for i in range(320)}
@@ -161,7 +161,7 @@ def test_running_embeddings_restart_after_a_resize() -> None:
 
 
 def resizing(llm: LLM, context: int) -> Callable[[], bool]:
-    """Asked between two pieces of vectors, it changes the context."""
+    """Return a callback that changes the context at its third call, between two batches of embeddings."""
     asked = iter(range(3))
 
     def change() -> bool:

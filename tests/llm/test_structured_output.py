@@ -31,7 +31,7 @@ def demo() -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def ignorant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Random weights behind the tokenizer of `demo`."""
+    """Random weights with the tokenizer of `demo`."""
     folder = tmp_path_factory.mktemp("ignorant")
     make_checkpoint(folder, "Llama", vocab_size=3072, eos_token_id=4, num_hidden_layers=2)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -45,7 +45,7 @@ def of(schema: Schema) -> Grammar:
 
 
 def finished(llm: LLM, schemas: list[Schema]) -> int:
-    """How many answers came to an end, all of them at once in the engine's batch; those are what was asked for."""
+    """Generate all answers in one batch, check those that end against their schemas, and return their number."""
     tokens = llm.tokenizer.token_bytes(llm.config.vocab_size)
     bias = {index: 6.0 for index, token in enumerate(tokens) if token.strip() in CLOSERS[:4]}
     bias |= dict.fromkeys(llm.eos_ids, 8.0)
@@ -73,8 +73,9 @@ def test_a_random_model_satisfies_three_hundred_schemas(ignorant: LLM) -> None:
 
 
 def test_demo_answers_schemas(demo: LLM) -> None:
-    """It finishes nine of ten, and fewer than 20 of 30 by chance once in a thousand times: which ones,
-    rounding decides, and with it every kernel."""
+    """About nine of ten answers end. Which ones depends on rounding, and so on every kernel; fewer than 20 of 30
+    happen by chance once in a thousand times.
+    """
     assert finished(demo, SCHEMAS[1::10]) >= 20
 
 
@@ -129,7 +130,7 @@ def test_a_truncated_answer_is_distinguished(demo: LLM) -> None:
 
 
 def test_a_model_thinks_before_it_answers(tmp_path: Path) -> None:
-    """It would say "Sure: yes": the grammar takes away what is not asked for, and leaves the thoughts."""
+    """Without the grammar, it would say "Sure: yes". The grammar applies to the answer, not to the reasoning."""
     script = ["<think>", "I wonder.", "</think>", "Sure: ", "yes"]
     folder = write_scripted(tmp_path / "thinker", script)
     with localllm.load(folder, device="cpu") as llm:

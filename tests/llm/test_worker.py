@@ -25,7 +25,7 @@ def llm() -> Iterator[LLM]:
 
 @contextmanager
 def held(llm: LLM) -> Iterator[None]:
-    """The engine's thread does nothing meanwhile."""
+    """Block the engine's thread."""
     begun, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:

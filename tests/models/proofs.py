@@ -1,6 +1,5 @@
-"""The proofs of every family, each of which returns the largest difference of a logit.
-
-Chunks, verbs and batches are compared with one forward pass of the same engine over the same tokens.
+"""The proofs of every family, each of which returns the largest difference of a logit. Chunks, sequence operations
+and batches are compared with one forward pass of the same engine over the same tokens.
 """
 
 import random
@@ -58,7 +57,7 @@ def against_transformers(subject: Subject) -> float:
 
 
 def logits_of_transformers(model: Any, ids: list[int]) -> Tensor:
-    """Of a delta net token by token: its chunks there take differences of large sums, and are off by 3e-4."""
+    """Logits of transformers. A delta net runs token by token, since the error of its chunked form is 3e-4."""
     if not hasattr(model.config.get_text_config(), "linear_num_key_heads"):
         return model(torch.tensor([ids])).logits[0]
     past, logits = None, []
@@ -70,7 +69,7 @@ def logits_of_transformers(model: Any, ids: list[int]) -> Tensor:
 
 
 def from_gguf(subject: Subject) -> float | None:
-    """The same model as a GGUF file, against the transformers model. None where the format has no words for it."""
+    """Compare the model as a GGUF file with the transformers model. None if GGUF does not support the family."""
     from tests.gguf_writer import write_gguf  # imports gguf, which may be missing where a GPU alone is tested
 
     if subject.name in NOT_IN_GGUF:
@@ -87,7 +86,7 @@ def from_gguf(subject: Subject) -> float | None:
 
 
 def in_chunks(subject: Subject) -> float:
-    """Two sequences, brought in uneven chunks that take turns."""
+    """Compute two sequences in uneven, alternating chunks."""
     engine = make_engine(subject.folder, device=subject.device, block_size=4)
     rng = random.Random(0)
     texts = [token_ids(LENGTH, seed) for seed in (1, 2)]
@@ -104,7 +103,7 @@ def in_chunks(subject: Subject) -> float:
 
 
 def in_batches(subject: Subject) -> float:
-    """Four sequences in one step, of which some bring many tokens and some one."""
+    """Compute four sequences in one step, some with many tokens and some with one."""
     engine = make_engine(subject.folder, device=subject.device, block_size=4)
     texts = [token_ids(count, seed) for seed, count in enumerate((1, 9, 30, 23))]
     states = [SequenceState(engine.pool) for _ in texts]
@@ -115,7 +114,7 @@ def in_batches(subject: Subject) -> float:
 
 
 def under_the_verbs(subject: Subject) -> float:
-    """A random walk of the verbs over sequences that share beginnings."""
+    """Apply random operations to sequences with common prefixes."""
     engine = make_engine(subject.folder, device=subject.device, blocks=200, block_size=4)
     rng = random.Random(0)
     live: list[tuple[SequenceState, list[int]]] = []
@@ -159,7 +158,9 @@ def under_the_verbs(subject: Subject) -> float:
 def extend(
     engine: Engine, states: list[SequenceState], tokens: list[list[int]], saves: Iterable[int] = ()
 ) -> Tensor:
-    """Bring tokens in one step, in which the first state is saved at some lengths -> the logits of all of them."""
+    """Compute tokens in one step, in which the first state is saved at some lengths; return the logits of all
+    tokens.
+    """
     for state, new in zip(states, tokens, strict=True):
         state.extend(len(new))
     for length in saves:

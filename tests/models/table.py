@@ -14,7 +14,7 @@ NONE = "-"  # the proof makes no sense for the family
 
 
 def write(results: Results) -> None:
-    """Replaces the table. Every cell must have been measured."""
+    """Replace the table. Every cell must have been measured."""
     head = ["family", *(f"{proof.title} (≤ {proof.tolerance:.0e})" for proof in PROOFS)]
     lines = [head, ["---"] * len(head)]
     lines += [[name, *(shown(results[name, proof.title]) for proof in PROOFS)] for name in FAMILIES]
@@ -29,7 +29,7 @@ def shown(worst: float | None) -> str:
 
 
 def rows_of(document: str) -> set[tuple[str, str]]:
-    """The cells of the table that hold a number, or the sign for none."""
+    """Return (family, proof) of the cells that hold a number, or the sign for an unsupported proof."""
     table = document.partition(BEGIN)[2].partition(END)[0]
     head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     titles = [re.sub(r" \(.*", "", title) for title in head[1:]]

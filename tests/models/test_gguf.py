@@ -117,7 +117,7 @@ def test_weights_stay_packed() -> None:
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Path]]:
-    """A family as GGUF in a format, and once more with the numbers that those blocks stand for."""
+    """A family as GGUF in a format, and as the dequantized values of its blocks."""
 
     def make(family: str, kind: Kind, **sizes: int) -> tuple[Path, Path]:
         folder = tmp_path_factory.mktemp("packed")

@@ -42,7 +42,7 @@ def test_multi_token_prediction_layers_are_not_loaded(folder: Path) -> None:
 
 
 def test_up_projections_may_be_stored_apart(folder: Path) -> None:
-    """As GGUF has them: those of the keys transposed."""
+    """Covers GGUF's layout, in which the up-projections of keys are transposed."""
     heads, rank, nope, value = 6, LATENT["kv_lora_rank"], LATENT["qk_nope_head_dim"], LATENT["v_head_dim"]
 
     def split(tensors: dict[str, torch.Tensor]) -> None:
@@ -58,7 +58,7 @@ def test_up_projections_may_be_stored_apart(folder: Path) -> None:
 
 
 def test_gguf_files_of_before_the_split_have_one_up_projection(folder: Path) -> None:
-    """As llama.cpp's converter wrote them until April 2025."""
+    """Covers the layout of llama.cpp's converter before April 2025."""
     tensors = load_file(folder / "model.safetensors")
     file = folder / "old.gguf"
     write_gguf(

@@ -1,4 +1,4 @@
-"""The text part of a multimodal model gives the logits of transformers."""
+"""The text part of a multimodal model has the logits of transformers."""
 
 import json
 from pathlib import Path
@@ -65,7 +65,9 @@ def test_the_text_part_runs(tmp_path: Path, kind: str, text: str) -> None:
 
 
 def make_whole(folder: Path, kind: str, text: str, *, tied: bool | None = None) -> Any:
-    """Write a model that sees as well and return it. tied: what the whole says of its head, if not as its text."""
+    """Write a model with a vision part, and return it. tied: value of its own field, if it differs from the text
+    part's.
+    """
     whole = getattr(transformers, f"{kind}ForConditionalGeneration")
     name, changes = FAMILIES[text]
     text_config = getattr(transformers, f"{name}ForCausalLM").config_class(**SMALL | changes | {"pad_token_id": 0})
@@ -85,7 +87,7 @@ def compare_with_transformers(model: Any, folder: Path) -> None:
 
 
 def edit_config(folder: Path, **changes: Any) -> None:
-    """Change fields of config.json; `...` leaves one out."""
+    """Change fields of config.json; `...` removes one."""
     config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
 
@@ -119,7 +121,7 @@ def test_one_matrix_may_be_stored_under_the_name_of_the_head(tmp_path: Path, kin
 
 
 def test_layers_of_gemma_4_are_found_by_numbers_with_a_zero_before_them(tmp_path: Path) -> None:
-    """As transformers writes the numbers of models of ten layers and more."""
+    """transformers writes the numbers of models with ten or more layers in this form."""
     name, changes = FAMILIES["Gemma 4, like 31B"]
     changes = {k: v for k, v in changes.items() if k != "layer_types"} | {"num_hidden_layers": 12}
     model = make_checkpoint(tmp_path, name, **changes)

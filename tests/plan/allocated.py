@@ -1,4 +1,4 @@
-"""Tensors that torch has alive, and the peak of their bytes."""
+"""Live torch tensors, and the peak of their bytes."""
 
 import gc
 import weakref
@@ -17,7 +17,7 @@ def alive() -> list[Tensor]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Of memory that any of them covers; what several are views of counts once."""
+    """Bytes of the memory that the tensors cover; shared memory counts once."""
     spans = sorted((t.data_ptr(), t.data_ptr() + extent(t)) for t in tensors if t.numel())
     total = end = 0
     for begin, until in spans:
@@ -27,12 +27,12 @@ def bytes_of(tensors: Iterable[Tensor]) -> int:
 
 
 def extent(t: Tensor) -> int:
-    """Bytes from the first to the last of its numbers."""
+    """Bytes from the first to the last element."""
     return (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))) * t.itemsize
 
 
 class Peak(TorchDispatchMode):
-    """Counts the bytes of storages that operations made inside it, while they live."""
+    """Records the peak bytes of live storages that operations inside the mode create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Peak(TorchDispatchMode):
 
 
 class Reads(TorchDispatchMode):
-    """Notes what operations read of tensors that lived before: all but rows that are looked up, and writes."""
+    """Records what operations read of older tensors, except table lookups and writes."""
 
     LOOKS_UP = ("aten.index.Tensor", "aten.embedding.default")
     WRITES = ("aten.index_copy_.default", "aten.copy_.default", "aten.index_put_.default")

@@ -1,4 +1,4 @@
-"""Write the worked example into docs/plan.md (`python -m tests.plan.example`); a test fails when it is stale."""
+"""Writes the worked example into docs/plan.md (`python -m tests.plan.example`); a test fails if it is stale."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Published models without weights: their configurations, headers made of them, and files with a header alone."""
+"""Configurations of published models, headers derived from them, and files that contain only a header."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ DEEPSEEK_V3: dict[str, Any] = {
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """A Llama's tensors, as its files name them."""
+    """Shapes of a Llama's tensors, by the names in its files."""
     hidden, wide, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     of_layer = {
@@ -108,7 +108,7 @@ def header_of(config: dict[str, Any], dtype: str = "BF16") -> Header:
 
 
 def write_sparse(folder: Path, config: dict[str, Any], dtype: str = "BF16") -> Path:
-    """A folder as a plan needs it: the weights' file is as long as the real one, and a hole."""
+    """Write the files that a plan reads, and a sparse file of weights with the real length."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     entries, end = {}, 0

@@ -1,4 +1,4 @@
-"""Estimated activation memory of a step against the storages that torch has alive in one."""
+"""Estimated activation memory of a step, compared with live torch storages during a step."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,13 +39,13 @@ MOST_OF_MIXTURES = 1.4  # their busiest expert may get more tokens than it got
 
 @pytest.fixture(autouse=True)
 def no_gradients() -> Iterator[None]:
-    """Not in inference mode, where operations that are made of others would hide what those hold."""
+    """Disable gradients without inference mode, which would hide the memory of composite operations."""
     with torch.no_grad():
         yield
 
 
 def peak_of(engine: Engine) -> int:
-    """The most that a step holds while a prompt is computed and a token is drawn."""
+    """Peak bytes of a prefill step with sampling."""
     ids = tuple(torch.randint(3, 500, (PROMPT,)).tolist())
     params = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
     request = Request(ids, params, 0.0, False, ())
@@ -157,7 +157,7 @@ def test_the_workspace_of_split_contexts_is_reserved(tmp_path: Path) -> None:
 
 
 def check_peak(model: Path, dtype: str, kv_dtype: str | None = None, deterministic: bool = False) -> None:
-    """deterministic: such a step, which may hold less than told."""
+    """Check the planned peak memory of a step. deterministic: the step may use less than planned."""
     sizes = {"blocks": 200, "block_size": 16, "context": 2048}
     kept = KV_DTYPES[kv_dtype] if kv_dtype else None
     engine = make_engine(model, getattr(torch, dtype), kv_dtype=kept, deterministic=deterministic, **sizes)

@@ -49,7 +49,7 @@ KINDS = (
 
 
 def write_model(folder: Path, family: str) -> Path:
-    """A tiny model that `load` takes, tokenizer and all."""
+    """Write a complete tiny model, with a tokenizer."""
     kind, changes = FAMILIES[family]
     make_checkpoint(folder, kind, **changes)
     write_tokenizer(folder)
@@ -62,7 +62,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def check_held(model: str | Path, dtype: str, kv_dtype: str = "auto", rel: float = 0.005) -> None:
-    """Loads it; the tensors that are alive then and were not before take what was planned."""
+    """Load the model, and check that new live tensors have the planned size."""
     before = {id(tensor) for tensor in alive()}
     with localllm.load(model, device="cpu", dtype=dtype, kv_dtype=kv_dtype) as llm:
         held = bytes_of(tensor for tensor in alive() if id(tensor) not in before)

@@ -8,7 +8,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "quality.md"
 
 
 def fields(kind: type) -> set[str]:
-    """Of the class and all that its fields hold."""
+    """Names of all fields of a dataclass, including those of nested dataclasses."""
     found = set()
     for name, hint in get_type_hints(kind).items():
         found.add(name)

@@ -22,7 +22,7 @@ COMMON = torch.randn(VOCAB, VOCAB, generator=RANDOM)
 
 
 class Table:
-    """Logits of a window that depend on all its ids up to each row, in pieces; much alike for all seeds."""
+    """Returns logits of a window in pieces, which depend on all previous ids; similar for all seeds."""
 
     def __init__(self, seed: int, piece: int = 100):
         self.rows = COMMON + torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(seed))
@@ -38,7 +38,7 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def written_out(reference: Table, other: Table, windows: Windows) -> dict[str, list[float]]:
-    """Each position's numbers, one probability after the other."""
+    """Compute the measures of each position, one probability at a time."""
     found: dict[str, list[float]] = {name: [] for name in ("p", "q", "kl", "same")}
     for ids in windows.ids:
         ours, theirs = (torch.cat(table(ids)).tolist() for table in (reference, other))
@@ -110,7 +110,7 @@ def test_the_divergence_is_of_the_other_from_the_reference() -> None:
 
 
 def test_logits_far_apart_and_far_from_zero_keep_their_digits() -> None:
-    """exp(-2000) is 0 in every type, and float32 has no digits left for 1e-9 beside 10000."""
+    """exp(-2000) is 0 in every dtype, and float32 cannot represent 1e-9 next to 10000."""
     reference, other = torch.tensor([[0.0, -2000.0]]), torch.tensor([[-2000.0, 0.0]])
     rows = measure.score_rows(reference, other, torch.tensor([0]))
     assert (rows.divergence.item(), rows.other_logprob.item()) == (2000, -2000)
@@ -121,7 +121,7 @@ def test_logits_far_apart_and_far_from_zero_keep_their_digits() -> None:
 
 
 def test_the_smallest_divergences_keep_their_digits() -> None:
-    """Logarithms in float32 would err by a hundred times what is measured here."""
+    """Logarithms in float32 have an error of a hundred times the divergence."""
     random = torch.Generator().manual_seed(0)
     reference = torch.randn(3, 5000, generator=random) * 3
     other = reference + torch.randn(3, 5000, generator=random) * 1e-4

@@ -35,7 +35,7 @@ def test_nan_is_not_written(tmp_path: Path) -> None:
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The report as an object, with another value at a dotted path."""
+    """The report as JSON, with another value at a dotted path."""
     whole = json.loads(json.dumps(as_dict(QUALITY)))
     part: Any = whole
     *before, last = [int(key) if key.isdecimal() else key for key in path.split(".")]

@@ -18,13 +18,13 @@ BOS, EOS = 0, 4
 
 @pytest.fixture
 def plain() -> Tokenizer:
-    """Puts nothing before a text."""
+    """Tokenizer that adds nothing to a text."""
     return Tokenizer.from_folder(DEMO)
 
 
 @pytest.fixture
 def framed(tmp_path: Path) -> Tokenizer:
-    """Puts BOS before a text and EOS behind it."""
+    """Tokenizer that adds BOS before and EOS after a text."""
     source = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     bos, eos = source.id_to_token(BOS), source.id_to_token(EOS)
     source.post_processor = TemplateProcessing(f"{bos} $A {eos}", special_tokens=[(bos, BOS), (eos, EOS)])
@@ -33,7 +33,9 @@ def framed(tmp_path: Path) -> Tokenizer:
 
 
 def as_llama_cpp(stream: list[int], size: int, bos: int | None) -> list[tuple[int, ...]]:
-    """tools/perplexity/perplexity.cpp: chunks of the stream, whose first token becomes BOS; whole ones alone."""
+    """Split like tools/perplexity/perplexity.cpp: complete chunks of the text, with their first token replaced by
+    BOS.
+    """
     chunks = []
     for chunk in range(len(stream) // size):
         tokens = stream[chunk * size : (chunk + 1) * size]
@@ -57,7 +59,7 @@ def test_windows_are_those_of_llama_cpp_and_the_rest(plain: Tokenizer, framed: T
 
 
 def test_as_many_tokens_are_scored_as_by_llama_cpp(plain: Tokenizer) -> None:
-    """n_ctx - n_ctx / 2 - 1 of each whole chunk."""
+    """Scores n_ctx - n_ctx / 2 - 1 tokens of each complete chunk."""
     found = split_into_windows(TEXT, plain, window=100, max_tokens=1000, first_scored=51)
     assert found.scored == 10 * (100 - 50 - 1)
 

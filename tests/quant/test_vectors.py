@@ -12,7 +12,7 @@ SMALLEST = 2.0**-9  # step of e4m3 near zero; above, steps are an eighth of the 
 
 
 def half_steps(x: torch.Tensor, scale: torch.Tensor, form: torch.dtype) -> torch.Tensor:
-    """The most that rounding takes or adds; a thousandth more for what float32 rounds on the way."""
+    """Largest rounding error, plus a thousandth for intermediate rounding in float32."""
     scale = scale.double()[..., None]
     if form == torch.int8:
         return scale * 0.5005

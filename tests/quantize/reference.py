@@ -1,4 +1,4 @@
-"""Quantized matrices kept in memory and written as a plain checkpoint of their dequantized values."""
+"""Quantized matrices in memory, written as a checkpoint of their dequantized values."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from localllm.quant.dequantize import dequantize
 from localllm.quant.tensor import QuantizedTensor
 
 
-class Kept:
+class MemoryArtefact:
     """An artefact in memory."""
 
     def __init__(self) -> None:
@@ -37,14 +37,14 @@ class Kept:
 
 
 def plain(tensor: Tensor | QuantizedTensor) -> Tensor:
-    """float32"""
+    """Dequantized float32 matrix."""
     if isinstance(tensor, QuantizedTensor):
         return dequantize(tensor, torch.float32)
     return tensor.float()
 
 
-def write_plain(kept: Kept, header: Header, folder: Path) -> Path:
-    """A folder in float32, with the names of Llama's files: of families that store nothing stacked."""
+def write_plain(kept: MemoryArtefact, header: Header, folder: Path) -> Path:
+    """Write a checkpoint in float32 with Llama's tensor names, for families without stacked tensors."""
     folder.mkdir(parents=True)
     names = {name: entry.name for name, entry in header.tensors.items()}
     tensors = {names.get(name, name): plain(tensor).contiguous() for name, tensor in kept.tensors.items()}

@@ -21,7 +21,7 @@ from localllm.quantize.source import Recipe
 
 
 def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:
-    """weight: [out, in]; INT4 with or without zero points, INT8 symmetric."""
+    """Round weight [out, in] to INT4, with or without zero points, or symmetric INT8."""
     rows, columns = weight.shape
     if recipe.bits == 8:
         return quantize_int8(weight, weight.dtype, recipe.group)
@@ -42,7 +42,7 @@ def rounded(weight: torch.Tensor, recipe: Recipe) -> QuantizedTensor:
 
 
 def quantized_parts(header: Header, recipe: Recipe) -> dict[str, dict[str, QuantizedTensor]]:
-    """Every matrix of the layers as the recipe says, by layer, and the head in INT8."""
+    """Quantize the matrices of all layers according to the recipe, by layer, and the head to INT8."""
     weights, config = Weights(header), parse_config(header.config)
     parts: dict[str, dict[str, QuantizedTensor]] = {}
     for name, entry in header.tensors.items():

@@ -1,9 +1,9 @@
-"""Method by bits by group: what each costs in quality, on two real models.
+"""Measures the quality of each method by bits and group size, on two real models.
 
 python -m tests.quantize.table     prints the tables of docs/quantize.md
 
-Calibration and evaluation text are parts of one file that do not touch. The quantized model is written out as the
-float32 numbers that it stands for, and run by the engine like any model.
+Calibration and evaluation use disjoint parts of one file. The quantized model is written as dequantized float32,
+and run by the engine like any other model.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.text.tokenizer import Tokenizer
-from tests.quantize.reference import Kept, write_plain
+from tests.quantize.reference import MemoryArtefact, write_plain
 from tests.shared import DATA
 from tests.tiny import make_engine
 from tools.demo_model.chat import encode
@@ -62,8 +62,8 @@ class Quality:
 
 
 @dataclass
-class Judged:
-    """A model, and what it says of a text that it was not calibrated with."""
+class EvaluatedModel:
+    """A model with separate texts for calibration and evaluation."""
 
     folder: Path
     calibration: list[int]
@@ -85,7 +85,7 @@ class Judged:
         return self.logprobs(self.folder, rounds=False)
 
     def logprobs(self, folder: Path, rounds: bool) -> list[Tensor]:
-        """[T, vocab] of each window. rounds: the layers' inputs, to INT8."""
+        """Log probabilities [T, vocab] of each window. rounds: round inputs of layers to INT8."""
         engine = make_engine(folder)
         if rounds:
             for layer in engine.runner.model.layers:
@@ -100,7 +100,7 @@ class Judged:
         return loss[self.judged].mean().exp().item()
 
     def quality(self, recipe: Recipe) -> Quality:
-        header, kept = read_header(self.folder), Kept()
+        header, kept = read_header(self.folder), MemoryArtefact()
         windows = quantizer.calibration_windows(self.calibration, parse_config(header.config).max_context)
         quantize_layers(header, recipe, windows, kept, lambda *_: None)
         with tempfile.TemporaryDirectory() as folder:
@@ -111,13 +111,13 @@ class Judged:
 
 
 def in_windows(each: list[int] | list[bool]) -> Tensor:
-    """[windows, T]"""
+    """Split to [windows, T]."""
     count = min(WINDOWS, len(each) // WINDOW)
     return torch.tensor(each[: count * WINDOW]).view(count, WINDOW)
 
 
 class Rounding:
-    """A Linear of W8A8."""
+    """Linear layer with W8A8."""
 
     def __init__(self, linear: Linear):
         self.linear = linear
@@ -126,25 +126,25 @@ class Rounding:
         return self.linear(fake_quantize_tokens(norm(x) if norm else x), **behind)
 
 
-def of_stories(folder: Path) -> Judged:
+def of_stories(folder: Path) -> EvaluatedModel:
     text, tokenizer = (DATA / "text/tiny.txt").read_text(), Tokenizer.from_folder(folder)
     evaluation = tokenizer.encode(text[EVALUATION])
-    return Judged(folder, tokenizer.encode(text[CALIBRATION]), evaluation, [True] * len(evaluation))
+    return EvaluatedModel(folder, tokenizer.encode(text[CALIBRATION]), evaluation, [True] * len(evaluation))
 
 
-def of_conversations() -> Judged:
-    """The boxed model on its own answers in text of its own grammar."""
+def of_conversations() -> EvaluatedModel:
+    """The bundled model, evaluated on answers of its own grammar."""
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 
     def drawn(seed: int) -> tuple[list[int], list[bool]]:
         some = [encode(tokenizer, each.messages) for each in islice(conversations(seed, "everything"), 200)]
         return [token for ids, _ in some for token in ids], [own for _, learned in some for own in learned]
 
-    return Judged(DEMO, drawn(7001)[0], *drawn(7002))
+    return EvaluatedModel(DEMO, drawn(7001)[0], *drawn(7002))
 
 
-def rows(judged: Judged) -> Iterator[str]:
-    """Lines of Markdown."""
+def rows(judged: EvaluatedModel) -> Iterator[str]:
+    """Rows of the Markdown table."""
     yield "| method | bits | group | zero points | perplexity | change | mean KL (nats) | bytes of float32 |"
     yield "|---|---|---|---|---|---|---|---|"
     before = judged.perplexity(judged.exact)

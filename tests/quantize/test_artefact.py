@@ -215,7 +215,7 @@ def test_a_run_of_another_recipe_or_source_is_not_resumed(tmp_path: Path) -> Non
 
 
 def test_an_empty_partial_folder_is_reused(tmp_path: Path) -> None:
-    """As where memory did not suffice for one method, and another is tried."""
+    """Happens if memory did not suffice for one method, and another is used."""
     header, _ = make_model(tmp_path / "model")
     with Artefact(tmp_path / "small", header, Recipe("gptq", 4, 32)):
         pass

@@ -16,7 +16,7 @@ from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.resident import RecordedWeights
 from localllm.quantize.source import Recipe
 from tests.models.families import FAMILIES
-from tests.quantize.reference import Kept, plain
+from tests.quantize.reference import MemoryArtefact, plain
 from tests.tiny import make_checkpoint, make_engine
 
 KINDS = [
@@ -100,7 +100,7 @@ def kept_as_it_is(name: str) -> bool:
 @pytest.mark.quick_every(13)
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.method)
 def test_every_method_takes_every_family(header: Header, recipe: Recipe) -> None:
-    kept = Kept()
+    kept = MemoryArtefact()
     outcome = quantize_layers(header, recipe, text(), kept, lambda *_: None)
     made = kept.tensors
     missing = header.tensors.keys() - made.keys()

@@ -39,7 +39,7 @@ def with_tokenizer(folder: Path) -> Path:
 
 
 def stored(file: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """The tensors, dequantized by the `gguf` package."""
+    """Read the tensors, dequantized by the `gguf` package."""
     tensors = gguf.GGUFReader(file).tensors
     return {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in tensors}
 
@@ -57,7 +57,7 @@ def test_the_file_describes_the_same_model(name: str, tmp_path: Path) -> None:
 
 
 def described(config: Any) -> ModelConfig:
-    """Without what the format has no place for, numbers as float32, in which it keeps them."""
+    """Parse the configuration as GGUF stores it: with float32 numbers, and without fields that it lacks."""
     found = parse_config(config)
     return dataclasses.replace(
         found,

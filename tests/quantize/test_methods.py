@@ -20,7 +20,7 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 
 def correlated(rows: int, columns: int, seed: int = 1) -> Tensor:
-    """Inputs as models have them: some columns large, all of them mixed."""
+    """Inputs like those in models: all columns correlated, some large."""
     x = drawn(rows, columns, seed=seed) @ (torch.eye(columns) + 0.3 * drawn(columns, columns, seed=2))
     return x * (1 + 6 * (torch.arange(columns) % 9 == 0))
 
@@ -95,7 +95,7 @@ def test_moments_weigh_the_error_of_each_group() -> None:
     grid = Grid(4, 32)
 
     def felt(scale: Tensor) -> Tensor:
-        """The output's error group by group, written out."""
+        """Error of the output, computed group by group."""
         wide = scale.repeat_interleave(32, 1)
         off = (weight / wide).round().clamp(-8, 7) * wide - weight
         return torch.stack([(x[:, g : g + 32] @ off[:, g : g + 32].T).square().sum(0) for g in (0, 32)], 1)
@@ -106,7 +106,9 @@ def test_moments_weigh_the_error_of_each_group() -> None:
 
 
 def naive_gptq(weight: Tensor, hessian: Tensor, grid: Grid) -> Tensor:
-    """Column by column, the inverse taken anew of what is left (Frantar et al. 2022, equations 2 and 3)."""
+    """Quantize column by column, with a new inverse of the remainder for each (Frantar et al. 2022, equations 2
+    and 3).
+    """
     columns = weight.shape[1]
     group = grid.group or columns
     padded = torch.nn.functional.pad(hessian.diagonal(), (0, -columns % group)).view(-1, group)

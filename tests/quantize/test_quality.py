@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from localllm.quantize.source import Recipe
-from tests.quantize.table import DEMO, RECIPES, Judged, of_stories
+from tests.quantize.table import DEMO, RECIPES, EvaluatedModel, of_stories
 from tests.shared import shared
 
 pytestmark = pytest.mark.slow
@@ -20,12 +20,12 @@ MODELS = {
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def judged(request: pytest.FixtureRequest) -> Judged:
+def judged(request: pytest.FixtureRequest) -> EvaluatedModel:
     shared("text/tiny.txt")
     return MODELS[request.param]()
 
 
-def test_int8_is_within_half_a_percent_of_float32(judged: Judged) -> None:
+def test_int8_is_within_half_a_percent_of_float32(judged: EvaluatedModel) -> None:
     exact = judged.perplexity(judged.exact)
     for method in ("rtn", "gptq"):
         found = judged.quality(Recipe(method, 8, None))
@@ -33,20 +33,21 @@ def test_int8_is_within_half_a_percent_of_float32(judged: Judged) -> None:
         assert found.divergence < 0.002
 
 
-def test_gptq_and_awq_are_better_than_round_to_nearest(judged: Judged) -> None:
+def test_gptq_and_awq_are_better_than_round_to_nearest(judged: EvaluatedModel) -> None:
     nearest, gptq, awq = (judged.quality(Recipe(method, 4, 32)) for method in ("rtn", "gptq", "awq"))
     assert gptq.divergence < awq.divergence < nearest.divergence
     assert gptq.perplexity < nearest.perplexity  # of AWQ within chance of each other
 
 
-def test_smoothing_is_better_than_none(judged: Judged) -> None:
+def test_smoothing_is_better_than_none(judged: EvaluatedModel) -> None:
     plain, smooth = map(judged.quality, W8A8)
     assert smooth.divergence < plain.divergence
 
 
 def test_smoothing_compensates_outliers(tmp_path: Path) -> None:
-    """Large models have input columns that are a hundred times larger than others; here they are made, by scaling
-    norms and the columns behind them, which changes no result in float32."""
+    """Large models have input columns that are a hundred times larger than others. The test creates them by
+    scaling norms and the columns after them, which does not change results in float32.
+    """
     source = shared("stories260K")
     judged = of_stories(source)
     weights = load_file(source / "model.safetensors")

@@ -22,7 +22,7 @@ from localllm.quantize.quantizer import quantize_layers
 from localllm.quantize.source import Recipe
 from localllm.runtime.kernels.norm import Norm
 from tests.models.families import FAMILIES
-from tests.quantize.reference import Kept, plain, write_plain
+from tests.quantize.reference import MemoryArtefact, plain, write_plain
 from tests.tiny import make_checkpoint, make_engine
 
 CALIBRATED = [
@@ -50,8 +50,8 @@ class Killed(Exception):
     pass
 
 
-class Dying(Kept):
-    """An artefact that is killed before a part is whole."""
+class KilledArtefact(MemoryArtefact):
+    """An artefact that is killed before a part is complete."""
 
     def __init__(self, at: str):
         super().__init__()
@@ -64,7 +64,7 @@ class Dying(Kept):
         super().write(part, tensors)
 
 
-def same(a: Kept, b: Kept) -> bool:
+def same(a: MemoryArtefact, b: MemoryArtefact) -> bool:
     return a.tensors.keys() == b.tensors.keys() and all(
         torch.equal(plain(a.tensors[name]), plain(b.tensors[name])) for name in a.tensors
     )
@@ -78,16 +78,16 @@ def test_a_killed_run_resumes_at_its_layer(kind: str, recipe: Recipe, tmp_path: 
     make_checkpoint(tmp_path / "model", family, **changes)
     header = read_header(tmp_path / "model")
     count = len(parse_config(header.config).layers)
-    whole, at = Kept(), tmp_path / "states"
+    whole, at = MemoryArtefact(), tmp_path / "states"
     at.mkdir()
     expected = quantize_layers(header, recipe, text(), whole, silent)
     for part in ("layers.0", f"layers.{count - 1}", "head"):
-        dying = Dying(part)
+        dying = KilledArtefact(part)
         with pytest.raises(Killed):
             quantize_layers(header, recipe, text(), dying, silent, at)
         written: list[str] = []
 
-        class Noting(Kept):
+        class Noting(MemoryArtefact):
             def write(self, part: str, tensors: Mapping[str, Tensor | QuantizedTensor]) -> None:
                 written.append(part)  # noqa: B023 - used within the round
                 super().write(part, tensors)
@@ -105,10 +105,10 @@ def test_a_killed_run_resumes_at_its_layer(kind: str, recipe: Recipe, tmp_path: 
 
 def test_another_text_or_damaged_states_restart(header: Header, tmp_path: Path) -> None:
     other = torch.randint(1, 320, (4, 48), generator=torch.Generator().manual_seed(9))
-    expected = Kept()
+    expected = MemoryArtefact()
     quantize_layers(header, CALIBRATED[0], other, expected, silent)
     for damage in (False, True):
-        dying = Dying("layers.2")
+        dying = KilledArtefact("layers.2")
         with pytest.raises(Killed):
             quantize_layers(header, CALIBRATED[0], other if damage else text(), dying, silent, tmp_path)
         if damage:
@@ -119,7 +119,7 @@ def test_another_text_or_damaged_states_restart(header: Header, tmp_path: Path) 
 
 def test_progress_counts_every_part_once(header: Header) -> None:
     seen: list[tuple[str, int, int]] = []
-    quantize_layers(header, Recipe("rtn", 8, None), None, Kept(), lambda *step: seen.append(step))
+    quantize_layers(header, Recipe("rtn", 8, None), None, MemoryArtefact(), lambda *step: seen.append(step))
     assert seen == [
         (part, i + 1, 5) for i, part in enumerate(("tables", "layers.0", "layers.1", "layers.2", "head"))
     ]
@@ -130,7 +130,7 @@ def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(t
     model.bfloat16().save_pretrained(tmp_path / "model")
     header = read_header(tmp_path / "model")
     for recipe, has_head in ((Recipe("awq", 4, 32), True), (Recipe("rtn", 4, 32, head_bits=16), False)):
-        kept = Kept()
+        kept = MemoryArtefact()
         quantize_layers(header, recipe, text(), kept, silent)
         assert ("lm_head.weight" in kept.tensors) == has_head
         for name, tensor in kept.tensors.items():
@@ -139,7 +139,7 @@ def test_what_is_not_quantized_keeps_its_dtype_and_a_tied_head_becomes_its_own(t
                 assert tensor.format == ("int8" if name == "lm_head.weight" else "int4")
             else:
                 assert tensor.dtype == torch.bfloat16
-    head = Kept()
+    head = MemoryArtefact()
     quantize_layers(header, Recipe("rtn", 4, 32), None, head, silent)
     written = head.tensors["lm_head.weight"]
     embedding = load_file(tmp_path / "model/model.safetensors")["model.embed_tokens.weight"]
@@ -159,7 +159,7 @@ def test_what_is_not_quantized_keeps_every_bit_also_beside_narrower_weights(tmp_
     save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
     header = read_header(tmp_path)
     for recipe in (Recipe("rtn", 8, None), Recipe("gptq", 4, 32)):
-        kept = Kept()
+        kept = MemoryArtefact()
         quantize_layers(header, recipe, text(), kept, silent)
         plain = {name: tensor for name, tensor in kept.tensors.items() if isinstance(tensor, Tensor)}
         assert {
@@ -177,12 +177,12 @@ def test_matrices_of_zeros_are_off_by_nothing(header: Header) -> None:
     weights["model.layers.1.mlp.down_proj.weight"][:] = 0
     save_file(weights, header.path / "model.safetensors", {"format": "pt"})
     for recipe in (Recipe("rtn", 4, 32), *CALIBRATED):
-        outcome = quantize_layers(read_header(header.path), recipe, text(), Kept(), silent)
+        outcome = quantize_layers(read_header(header.path), recipe, text(), MemoryArtefact(), silent)
         assert outcome.errors["layers.1.mlp.down_proj"] == 0
 
 
 def test_a_run_that_was_killed_after_its_last_part_knows_every_error(header: Header, tmp_path: Path) -> None:
-    kept, at = Kept(), tmp_path / "states"
+    kept, at = MemoryArtefact(), tmp_path / "states"
     at.mkdir()
     expected = quantize_layers(header, CALIBRATED[0], text(), kept, silent, at)
     assert quantize_layers(header, CALIBRATED[0], text(), kept, silent, at) == expected
@@ -190,7 +190,7 @@ def test_a_run_that_was_killed_after_its_last_part_knows_every_error(header: Hea
 
 def test_a_model_in_float64_is_quantized_as_one_in_float32(header: Header) -> None:
     weights = load_file(header.path / "model.safetensors")
-    expected, made = Kept(), Kept()
+    expected, made = MemoryArtefact(), MemoryArtefact()
     quantize_layers(header, CALIBRATED[0], text(), expected, silent)
     save_file({n: t.double() for n, t in weights.items()}, header.path / "model.safetensors", {"format": "pt"})
     quantize_layers(read_header(header.path), CALIBRATED[0], text(), made, silent)
@@ -210,8 +210,8 @@ def test_moments_of_whole_rows_are_counted(header: Header, recipe: Recipe) -> No
 
 
 def test_layers_are_calibrated_on_quantized_outputs(header: Header, tmp_path: Path) -> None:
-    """The second layer's GPTQ, of inputs that the first layer as written gives in the engine's own layers."""
-    recipe, kept = Recipe("gptq", 4, 32, head_bits=16), Kept()
+    """GPTQ of the second layer uses inputs that the engine computes from the quantized first layer."""
+    recipe, kept = Recipe("gptq", 4, 32, head_bits=16), MemoryArtefact()
     quantize_layers(header, recipe, text(), kept, silent)
     engine = make_engine(write_plain(kept, header, tmp_path / "plain"))
     original = make_engine(header.path).runner.model
@@ -237,9 +237,9 @@ def test_layers_are_calibrated_on_quantized_outputs(header: Header, tmp_path: Pa
 def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Qwen3Moe", num_experts=16, num_experts_per_tok=1, moe_intermediate_size=40)
     header = read_header(tmp_path)
-    nearest = Kept()
+    nearest = MemoryArtefact()
     quantize_layers(header, Recipe("rtn", 4, 32), None, nearest, silent)
-    kept = Kept()
+    kept = MemoryArtefact()
     outcome = quantize_layers(header, CALIBRATED[0], text(8, 48), kept, silent)
     experts = [name for name in outcome.errors if ".mlp.experts." in name]
     assert 0 < len(outcome.rounded) < len(experts)
@@ -267,7 +267,7 @@ def test_experts_that_hardly_a_token_reached_are_rounded_and_named(tmp_path: Pat
     ids=str,
 )
 def test_impossible_requests_are_reported_before_reading(header: Header, recipe: Recipe, words: str) -> None:
-    kept = Kept()
+    kept = MemoryArtefact()
     with pytest.raises(UsageError, match=re.escape(words)):
         quantize_layers(header, recipe, None, kept, silent)
     assert not kept.parts
@@ -275,7 +275,7 @@ def test_impossible_requests_are_reported_before_reading(header: Header, recipe:
 
 def test_too_little_memory_is_reported_before_reading(header: Header, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check, "free_host_bytes", lambda: 10_000_000)
-    kept = Kept()
+    kept = MemoryArtefact()
     with pytest.raises(
         DoesNotFit, match=r"quantizing with awq takes \d+ MB, but 10.0 MB are free; free memory, or"
     ):
@@ -290,7 +290,7 @@ def test_activations_that_are_not_finite_name_their_matrix(tmp_path: Path, recip
     weights["model.layers.1.mlp.up_proj.weight"][:] = 3e38  # finite, but not what it gives
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(DamagedModel, match=r"inputs of layers.1.mlp.down_proj are NaN or infinite"):
-        quantize_layers(read_header(tmp_path), recipe, text(), Kept(), silent)
+        quantize_layers(read_header(tmp_path), recipe, text(), MemoryArtefact(), silent)
 
 
 MEASURED = """
@@ -325,7 +325,7 @@ print(peak() - before, required_memory_bytes(header, config, recipe, ids.numel()
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["rtn", "gptq"])
 def test_peak_memory_is_that_of_one_layer(method: str, tmp_path: Path) -> None:
-    """Mapped pages of the file count, too, as long as the system has no other use for them."""
+    """Mapped pages of the file count, too, unless the system reclaims them."""
     sizes = {"hidden_size": 640, "intermediate_size": 1792, "head_dim": 64, "num_attention_heads": 10}
     make_checkpoint(tmp_path / "model", "Llama", **sizes, num_hidden_layers=8)
     make_checkpoint(tmp_path / "small", "Llama")

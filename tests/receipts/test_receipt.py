@@ -55,7 +55,7 @@ def test_a_later_version_is_named() -> None:
 
 
 def changed(path: str, value: Any) -> str:
-    """The receipt with another value at a place; `...` takes it out."""
+    """The receipt as JSON with another value at this path; `...` removes it."""
     whole = json.loads(to_text(RECEIPT))
     *way, last = path.split(".")
     place = whole

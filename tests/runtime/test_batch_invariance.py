@@ -43,7 +43,7 @@ def two_threads() -> Iterator[None]:
 
 
 def begun(engine: Engine, text: list[int]) -> SequenceState:
-    """A sequence of whose tokens all are computed, in one step."""
+    """Compute a text in one step, and return its state."""
     state = SequenceState(engine.pool)
     extend(engine, [state], [text])
     return state
@@ -57,7 +57,7 @@ def one_by_one(engine: Engine, known: list[int], new: list[int]) -> Tensor:
 
 
 def verified(engine: Engine, known: list[int], new: list[int]) -> Tensor:
-    """All of the new ones in one step."""
+    """Logits of all new tokens, computed in one step."""
     state = begun(engine, known)
     found = extend(engine, [state], [new])
     state.free()
@@ -71,7 +71,7 @@ def check_verification(engine: Engine) -> None:
 
 
 def check_neighbours(engine: Engine, most: int) -> None:
-    """Sequences that bring a token or some, together as each alone."""
+    """Compare sequences with one or several new tokens in a batch with each alone."""
     rng = random.Random(0)
     for counts in ([1] * most, [1, 4, 2, 1], [3] * (most // 3)):
         known = [token_ids(rng.randrange(1, 40), seed) for seed in range(len(counts))]

@@ -8,7 +8,7 @@ from localllm.runtime.scheduler import MAX_SLOWDOWN, MIN_CHUNK_TOKENS, ChunkPoli
 
 
 def settle(chunk: ChunkPolicy, took: Callable[[int], float], steps: int = 40) -> int:
-    """took: seconds of a step with so many tokens of prompts."""
+    """Return the chunk length after many steps. took: seconds of a step by number of prompt tokens."""
     for _ in range(steps):
         chunk.record_step(0, took(0))
         size = chunk.chunk_len(streaming=True)

@@ -38,7 +38,7 @@ PROMPTS = ([7], [7, 8, 9], list(range(3, 60)), [5, 6, 7, 8] * 30)
 
 @pytest.fixture
 def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Names of the kernels that are compiled, with no kernel in memory or on disk before."""
+    """Names of compiled kernels, with empty caches in memory and on disk before."""
     if not cpu_supported():
         pytest.skip("no kernel is compiled for this processor")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

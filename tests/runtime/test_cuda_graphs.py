@@ -20,7 +20,7 @@ from localllm.runtime.sampler import MaskProvider, SamplingSpec
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Step
 from tests.models.families import FAMILIES
-from tests.runtime.speculation.test_verification import Told
+from tests.runtime.speculation.test_verification import FixedDrafter
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
@@ -29,14 +29,14 @@ OPERATIONS = ("attention", "latent_attention")
 
 @pytest.fixture(autouse=True)
 def from_the_block_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The references read what is on the device, as kernels for GPUs do; others go sequence by sequence."""
+    """Use only references, which read device buffers like GPU kernels; other kernels work sequence by sequence."""
     for operation in OPERATIONS:
         monkeypatch.setitem(KERNELS, operation, KERNELS[operation][-1:])
 
 
 @pytest.fixture(autouse=True)
 def where_the_last_step_left_its_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a replay does: the next one writes to the same memory."""
+    """Write the logits of every step to the same memory, like a replay."""
     capture = cuda_graphs.CudaGraphs.capture
 
     def captured(self: cuda_graphs.CudaGraphs, key: cuda_graphs.GraphKey) -> Callable[[], cuda_graphs.GraphOutput]:
@@ -236,7 +236,7 @@ def test_a_step_that_moves_to_the_host_counts_the_newest_token(
 
 
 def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
-    """As the verification of drafts has them."""
+    """Steps that verify draft tokens have this shape."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
     ids = list(range(3, 31))
     expected = plain.logits(ids)
@@ -258,7 +258,7 @@ def test_drafts_are_verified_in_one_launch_and_change_nothing(folder: Path) -> N
     [expected] = map(tokens, run(make_engine(folder), [sequence([3, 4, 5], **asked)]).values())
     engine = make_engine(folder, graphs=True)
     wrong = [token if place % 6 else (token + 1) % 320 for place, token in enumerate(expected)]
-    told = engine.drafter = Told(wrong, most=3)
+    told = engine.drafter = FixedDrafter(wrong, most=3)
     [answer] = run(engine, [sequence([3, 4, 5], **asked)]).values()
     assert tokens(answer) == expected
     assert len(set(told.accepted)) > 1 and 3 in told.accepted
@@ -288,7 +288,7 @@ def test_a_model_with_a_per_sequence_kernel_declines_capture(tmp_path: Path) -> 
 def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And another is captured still."""
+    """Later graphs are still captured."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
     launch = cuda_graphs.CudaGraphs.run
     tried: list[int] = []
@@ -309,7 +309,7 @@ def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
 
 
 def test_the_host_copy_equals_the_device_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what could not be sent, as no memory was left to be pinned."""
+    """Covers copies that fail because no memory can be pinned."""
 
     def no_memory(target: torch.Tensor, values: torch.Tensor) -> None:
         raise MemoryError

@@ -1,5 +1,6 @@
-"""Any mix of sequences, chunk sizes, budgets and block counts gives each sequence the tokens it gets alone, and
-leaks no block; also where a step is launched before the last one is read."""
+"""Any mix of sequences, chunk sizes, budgets and block counts gives each sequence the tokens that it gets alone,
+and leaks no block, including steps that are launched before the previous one is read.
+"""
 
 import random
 from dataclasses import replace
@@ -53,8 +54,8 @@ def tokens(answer: list[TokenEvent]) -> list[int]:
     return [e.token_id for e in answer if e.token_id is not None]
 
 
-class Guesses:
-    """Drafts what will come, as far as it was told, with mistakes, sometimes."""
+class MistakenDrafter:
+    """Drafts the known continuation, with random mistakes."""
 
     def __init__(self, rng: random.Random, told: dict[int, list[int]]):
         self.rng, self.told = rng, told
@@ -139,7 +140,9 @@ def mix(folder: Path, seed: int, asynchronous: bool) -> None:
     for s in together:
         s.request = replace(s.request, priority=rng.choice([0, 0, 1]))
     if seed % 2:
-        engine.drafter = Guesses(rng, {s.request.id: said for s, said in zip(together, alone, strict=True)})
+        engine.drafter = MistakenDrafter(
+            rng, {s.request.id: said for s, said in zip(together, alone, strict=True)}
+        )
     got = run(engine, together)
     for s in together:
         told = [p.token_id for e in got[s.request.id] for p in e.prompt_logprobs]
@@ -206,7 +209,7 @@ def test_a_preempted_sequence_reuses_its_blocks(folder: Path) -> None:
 
 def test_a_long_prompt_is_chunked_while_an_answer_streams(folder: Path) -> None:
     def play() -> tuple[list[int], list[list[int]]]:
-        """Tokens of the prompt in each step, and what both said."""
+        """Return the number of prompt tokens in each step, and the tokens of both sequences."""
         engine = make_engine(folder, token_budget=128)
         policy = engine.scheduler.chunk_policy
         assert policy
@@ -287,7 +290,7 @@ def test_why_an_answer_ends(folder: Path) -> None:
 
 
 def test_min_tokens_delays_the_end(folder: Path) -> None:
-    """Before it no end token and no stop id is sampled, whatever else is in the batch."""
+    """Until then, no end token and no stop id is sampled, independent of the batch."""
     asked = {"temperature": 0, "max_tokens": 12}
     free = sequence([3, 4, 5], **asked)
     said = tokens(run(make_engine(folder), [free])[free.request.id])
@@ -346,7 +349,7 @@ def test_logprobs_are_those_of_the_whole_sequence(folder: Path) -> None:
 
 
 def test_a_failed_pass_leaves_no_state_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what made room for it, copies to the other tier may be undone; a sequence that runs beside it goes on."""
+    """Evictions for the failed sequence may be undone, and concurrent sequences continue."""
     engine = make_engine(folder, blocks=8, aside=8)
     [alone] = run(make_engine(folder), [sequence(list(range(3, 20)), temperature=0, max_tokens=6)]).values()
     first = sequence(list(range(30, 62)), temperature=0, max_tokens=1)

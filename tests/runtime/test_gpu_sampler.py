@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks a row, and lists that hold the tokens of some rows only."""
+    """Use several chunks per row, and lists that hold the tokens of only some rows."""
     monkeypatch.setattr(sampling, "CHUNK_TOKENS", 128)
     monkeypatch.setattr(sampling, "MAX_CANDIDATES", 16)
     monkeypatch.setattr(sampling, "SEARCH_BLOCK", 128)
@@ -41,7 +41,7 @@ def logits(rows: int, seed: int = 0, vocabulary: int = VOCABULARY) -> Tensor:
 
 
 def on_device(values: Tensor, rows: list[SamplingSpec], bucket: int = 0) -> list[int]:
-    """One step of new draws; the bucket's further rows hold what must not be read."""
+    """Sample one step on the device; unused rows of the bucket contain NaN, which must not be read."""
     bucket, vocabulary = bucket or len(rows), values.shape[1]
     padded = torch.full((bucket, vocabulary), torch.nan)
     padded[: len(rows)] = values
@@ -83,7 +83,7 @@ def test_rows_get_the_tokens_of_the_reference(spread: float) -> None:
 
 
 def test_ties_are_kept_or_dropped_together() -> None:
-    """Logits of a model that computes in bfloat16."""
+    """A model that computes in bfloat16 has such logits."""
     kinds: list[dict[str, Any]] = [{"temperature": 0}, {"top_k": 3}, {"top_k": 30}, {"top_p": 0.6}, {"min_p": 0.3}]
     rows = [row(position=i, **params) for i, params in enumerate(kinds)]
     values = (logits(len(rows)).bfloat16() + 50).float()
@@ -112,7 +112,7 @@ def test_invalid_tokens_are_reported(temperature: float) -> None:
 
 @pytest.mark.slow
 def test_draws_follow_the_distribution() -> None:
-    """Chi-square with 3 degrees of freedom, of which 99.9% lie below 16.3."""
+    """Chi-square with 3 degrees of freedom, whose 99.9th percentile is 16.3."""
     values, count = torch.tensor([1.0, 0.5, 0.0, 1.5]), 60
     rows = [row(position=i, seed=9) for i in range(count)]
     drawn = torch.tensor(on_device(values.expand(count, -1), rows))
@@ -133,7 +133,9 @@ PENALTIES: list[dict[str, Any]] = [
 
 
 def test_penalties_count_tokens_that_only_the_device_knows() -> None:
-    """The host learns each token one step late, as in the engine; then sequences change places, some are gone."""
+    """The host receives each token one step late, as in the engine; then the order of sequences changes, and some
+    end.
+    """
     prompts = [((5, 6, 6, 200 - i) * (i + 1))[:30] for i in range(len(PENALTIES))]
     order = [3, 0, 5, 1, 2, 4, 7, 6]  # rows of the history
     known = [row(len(prompts[i]), i, prompts[i], history=order[i], **p) for i, p in enumerate(PENALTIES)]
@@ -201,7 +203,7 @@ def test_a_kind_says_which_kernels_a_step_takes_or_why_none() -> None:
 
 
 def test_end_tokens_are_forbidden_until_min_tokens_without_new_parameters() -> None:
-    """One bucket over six steps: the bias of the end tokens comes, stays and goes, next to a logit_bias."""
+    """Runs one bucket for six steps: the bias of the end tokens begins and ends, combined with a logit_bias."""
     values = logits(2)
     values[:, [7, 150]] += 20
     sampler_of = BucketSampler(2, VOCABULARY, CPU, TokenHistories(2, CONTEXT, VOCABULARY, CPU))

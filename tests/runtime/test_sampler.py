@@ -38,7 +38,7 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def drawn_from(values: torch.Tensor, count: int, **params: Any) -> torch.Tensor:
-    """How often each token is drawn at `count` positions."""
+    """Frequency of each token over `count` positions."""
     many = values.expand(count, -1).clone()
     choices = sample(many, [row(position=i, **params) for i in range(count)])
     return torch.bincount(choices, minlength=VOCABULARY) / count
@@ -53,7 +53,7 @@ WARPERS = {
 
 
 def expected_probs(values: torch.Tensor, **params: Any) -> torch.Tensor:
-    """Probabilities after the warpers of `transformers` that `params` names."""
+    """Probabilities after the logits warpers of `transformers` for `params`."""
     import transformers
 
     scores, ids = values[None].clone(), torch.tensor([[0]])

@@ -1,4 +1,4 @@
-"""The scheduler alone, over counts: thousands of traces, and after every step the same invariants."""
+"""The scheduler alone: thousands of random traces, with invariants checked after every step."""
 
 import random
 from dataclasses import replace
@@ -22,7 +22,7 @@ def sequence(prompt: int, answer: int, token: int = 0, priority: int = 0) -> Seq
 
 
 def run(scheduler: Scheduler, arrivals: dict[int, list[Sequence]], rng: random.Random) -> None:
-    """Plays the engine: every computed sequence gets one token, until all are done."""
+    """Simulate the engine until all sequences end: every computed sequence gets one token."""
     alive: list[Sequence] = []
     for step in range(20_000):
         new = arrivals.pop(step, [])
@@ -144,7 +144,7 @@ def test_a_preempted_sequence_is_not_in_the_step_that_took_its_blocks() -> None:
 
 
 def play(scheduler: Scheduler, sequences: list[Sequence]) -> dict[Sequence, int]:
-    """At which step each is done, where all come at once."""
+    """Return the step in which each sequence ends, if all arrive at once."""
     for s in sequences:
         scheduler.add(s)
     done: dict[Sequence, int] = {}
@@ -170,14 +170,14 @@ def play(scheduler: Scheduler, sequences: list[Sequence]) -> dict[Sequence, int]
 def test_nothing_is_preempted_when_all_lengths_are_declared(
     lengths: list[tuple[int, int]], budget: int, max_running: int
 ) -> None:
-    """Up to a quarter of the blocks each, which is 40 tokens here."""
+    """Each uses up to a quarter of the blocks, which are 40 tokens."""
     scheduler = Scheduler(BlockPool(40, BLOCK), budget, max_running)
     play(scheduler, [sequence(prompt, answer, i) for i, (prompt, answer) in enumerate(lengths)])
     assert scheduler.preemptions == 0
 
 
-class OfWhatIsKnown(Scheduler):
-    """Reserves nothing for what may still be said."""
+class UnreservedScheduler(Scheduler):
+    """A scheduler that reserves nothing for future tokens."""
 
     def reserved_answer_len(self, sequence: Sequence) -> int:
         return 0
@@ -186,7 +186,7 @@ class OfWhatIsKnown(Scheduler):
 @pytest.mark.parametrize("said", [True, False], ids=["lengths are said", "nobody knows them"])
 def test_a_reserve_for_answers_spares_putting_back(said: bool) -> None:
     counts: list[int] = []
-    for kind in (OfWhatIsKnown, Scheduler):
+    for kind in (UnreservedScheduler, Scheduler):
         scheduler = kind(BlockPool(40, BLOCK), 64, max_running=8)
         sequences = [sequence(8, 40, token) for token in range(24)]
         if not said:

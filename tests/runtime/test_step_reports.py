@@ -11,7 +11,7 @@ from localllm.metrics import StepReport
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
 from tests.models.families import FAMILIES
-from tests.runtime.test_engine import Answers, Guesses, sequence, tokens
+from tests.runtime.test_engine import Answers, MistakenDrafter, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
 
@@ -29,7 +29,7 @@ def asking(of: Sequence, count: int = 4) -> Sequence:
 
 
 def play(engine: Engine, sequences: list[Sequence]) -> Answers:
-    """As `run`, with what is told where they begin to wait."""
+    """Run the engine like `run`, including the events at submission."""
     answers: Answers = {s.request.id: engine.add_sequence(s) for s in sequences}
     while engine.has_unfinished_requests:
         for event in engine.step():
@@ -104,7 +104,7 @@ def test_reports_change_no_answer(folder: Path, seed: int, asynchronous: bool) -
     def answered(sequences: list[Sequence], told: dict[int, list[int]]) -> tuple[Engine, Answers]:
         engine = make_engine(folder, token_budget=24, blocks=30, max_running=3)
         engine.runner.asynchronous = asynchronous
-        engine.drafter = Guesses(random.Random(seed), told)
+        engine.drafter = MistakenDrafter(random.Random(seed), told)
         return engine, play(engine, sequences)
 
     without = fresh()
@@ -121,7 +121,7 @@ def test_reports_change_no_answer(folder: Path, seed: int, asynchronous: bool) -
 
 
 def check(answers: Answers, s: Sequence, place: int) -> None:
-    """The reports of one sequence account for all that came."""
+    """Check that the reports of one sequence account for all of its tokens."""
     events, found = answers[s.request.id], steps(answers, s)
     if place == 1:
         assert not found
@@ -145,7 +145,7 @@ def check(answers: Answers, s: Sequence, place: int) -> None:
 
 
 def pieces(answers: Answers, s: Sequence) -> Iterator[list[int]]:
-    """Tokens of each step that brought any."""
+    """Tokens of each step that generated any."""
     piece: list[int] = []
     for event in answers[s.request.id]:
         if event.token_id is None:

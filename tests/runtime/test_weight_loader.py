@@ -30,8 +30,8 @@ from tests.shared import shared
 from tests.tiny import CPU, make_checkpoint
 
 
-class Ended:
-    """A copy by another thread."""
+class CopyEvent:
+    """Event of a copy by another thread."""
 
     def __init__(self, copy: Future[None]):
         self.copy = copy
@@ -40,19 +40,19 @@ class Ended:
         self.copy.result()
 
 
-class Late(CpuCopier):
-    """Copies begin after `send` has come back, one after another, as on a GPU's stream."""
+class LateCopier(CpuCopier):
+    """Starts copies after `send` returns, one after another, like a GPU stream."""
 
     def __init__(self) -> None:
         self.stream = ThreadPoolExecutor(1)
 
-    def start_copy(self, target: Tensor, source: Tensor) -> Ended:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def start_copy(self, target: Tensor, source: Tensor) -> CopyEvent:  # pyright: ignore[reportIncompatibleMethodOverride]
         def copy() -> None:
             time.sleep(0.0005)
             with torch.inference_mode():
                 target.copy_(source)
 
-        return Ended(self.stream.submit(copy))
+        return CopyEvent(self.stream.submit(copy))
 
     def wait_for_copies(self, copies: Iterable[PendingCopy]) -> None:
         for each in copies:
@@ -109,7 +109,7 @@ def test_read_gguf_tensors_equal_mapped_tensors(file: str) -> None:
 def test_late_copies_hold_their_buffers_and_their_readers(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, "Llama")
     header = read_header(tmp_path)
-    way = Late()
+    way = LateCopier()
     with WeightLoader(header.tensors, way, 3000, 10**5) as transfer:
         check_same(header, transfer, header.tensors)
     way.stream.shutdown()

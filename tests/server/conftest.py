@@ -30,7 +30,7 @@ def answering(
     with_prompts: bool = False,
     strict: bool = False,
 ) -> Iterator[str]:
-    """The address of a server of these models; end: as of `Server`."""
+    """Yield the URL of a server with these models; end: as of `Server`."""
     ready, heard = threading.Event(), list[str]()
 
     def say(text: str) -> None:
@@ -60,13 +60,13 @@ def serving(
     with_prompts: bool = False,
     strict: bool = False,
 ) -> Iterator[str]:
-    """The address of a server of `llm`."""
+    """Yield the URL of a server with `llm`."""
     models = ModelPool(refuse_to_load)
     models.aliases[llm.name] = str(llm.path)
     loaded = models.add(llm.name, llm)
 
     async def keep() -> None:
-        """The test's own model, which others use after it."""
+        """Check that no lease is left, and keep the model loaded for other tests."""
         assert not loaded.users, "a lease was not given back"
 
     with answering(models, keep, access, limits, with_prompts=with_prompts, strict=strict) as url:
@@ -99,7 +99,7 @@ def stories_url(stories: LLM) -> Iterator[str]:
 
 @contextmanager
 def running() -> Iterator[str]:
-    """The address of a server that loads what it is asked for."""
+    """URL of a server that loads models on request."""
     models = ModelPool(lambda source, context: localllm.load(source, context=context))
     with answering(models, models.close) as url:
         yield url

@@ -22,13 +22,13 @@ ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_t
 
 @pytest.fixture
 def url(demo):
-    """Of a server that nobody has asked anything."""
+    """URL of a server without previous requests."""
     with serving(demo) as url:
         yield url
 
 
 def samples(url):
-    """Each by its name and labels."""
+    """Samples of the metrics by name and labels."""
     page = httpx2.get(f"{url}/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     return {

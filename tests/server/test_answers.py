@@ -1,4 +1,4 @@
-"""Answers read on an event loop, also several to one prompt."""
+"""Answers read on an event loop, including several to one prompt."""
 
 import asyncio
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_leaving_cancels_queued_answers_too(stories: LLM) -> None:
 
 
 def test_buffered_events_are_available_at_once(stories: LLM) -> None:
-    """So that it can be sent together."""
+    """Then they can be sent together."""
     requests = ParsedRequest("x", ("Once",), SamplingParams(max_tokens=40), is_chat=False).prepare(stories)
 
     async def lag() -> list[bool]:
@@ -70,7 +70,7 @@ def test_buffered_events_are_available_at_once(stories: LLM) -> None:
 
 
 def test_an_unread_answer_ends_with_an_error(demo: LLM) -> None:
-    """What came before is still told."""
+    """Earlier events are still delivered."""
     request = demo.prepare(ChatRequest("Once", SamplingParams(temperature=0, max_tokens=500, ignore_eos=True)))
 
     async def read_late() -> int:

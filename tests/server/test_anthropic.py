@@ -49,7 +49,7 @@ def client(demo_url: str) -> "Iterator[anthropic.Anthropic]":
 
 
 def greedy(**more: Any) -> dict[str, Any]:
-    """As the API has it; the client's newest edition names no temperature."""
+    """Arguments of a greedy request; the current version of the client has no temperature."""
     return {"model": "demo", "messages": HELLO, "system": SYSTEM, "max_tokens": 24, "extra_body": COLD, **more}
 
 

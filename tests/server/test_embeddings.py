@@ -50,7 +50,7 @@ def theirs(url: str) -> Iterator[ollama.Client]:
 
 
 def test_openai_gets_the_vectors_that_python_gets(client: openai.OpenAI, embedder: Embedder) -> None:
-    """Its client asks for base64 unless told otherwise, and both forms are the same numbers."""
+    """OpenAI's client requests base64 by default; both encodings contain the same numbers."""
     expected = embedder.embed(TEXTS)
     found = client.embeddings.create(model=embedder.name, input=TEXTS)
     plain = client.embeddings.create(model=embedder.name, input=TEXTS, encoding_format="float")

@@ -16,7 +16,7 @@ BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 1}).encode()
 
 
 def ask(url, headers, body=BODY, method="POST", path="/v1/completions", chunked=False):
-    """Status, headers and JSON of an answer to a request with exactly these headers."""
+    """Send a request with exactly these headers; return status, headers and JSON of the response."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
     try:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)

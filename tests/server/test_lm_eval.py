@@ -14,7 +14,7 @@ CLOSE = 1e-3
 
 @pytest.fixture(scope="module")
 def models(stories_url: str) -> tuple[Any, Any]:
-    """The harness's own model and its client of our server."""
+    """The harness's own model, and its client of our server."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
             patch.setenv(name, "1")
@@ -57,7 +57,7 @@ def test_log_likelihoods_of_continuations(models: tuple[Any, Any]) -> None:
 
 
 def test_the_likelihood_of_a_long_text(models: tuple[Any, Any]) -> None:
-    """As perplexity is measured. In one window: the client cuts longer ones in other places than the backend."""
+    """Measures perplexity in one window, since the client and the backend split longer texts differently."""
     theirs, ours = models
     asked: list[tuple[str, ...]] = [(shared("text/tiny.txt").read_text()[:900],)]
     [expected] = theirs.loglikelihood_rolling(instances("loglikelihood_rolling", asked))

@@ -24,7 +24,7 @@ ODD = [{"role": "assistant", "content": SECRET}, {"role": "tool", "content": SEC
 
 @pytest.fixture
 def lines(caplog):
-    """What the log has, as lines of a form."""
+    """Return the lines of the log in the requested format."""
     caplog.set_level(logging.INFO, "localllm")
 
     def shown(form=LogFormat.TEXT):

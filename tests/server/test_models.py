@@ -23,8 +23,8 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path))
 
 
-class Loads:
-    """Loads real models, counts, and holds up those that it is told to."""
+class ControlledLoads:
+    """Loads real models, counts them, and delays selected ones."""
 
     def __init__(self):
         self.begun, self.gates, self.faults = [], {}, []
@@ -47,8 +47,8 @@ def models_of(loads, **options):
 
 
 def in_loop(scenario, loads=None, **options):
-    """Run it with the models of a server, and let go of all at the end."""
-    loads = loads or Loads()
+    """Run the scenario with a server's model pool, and release all delayed loads at the end."""
+    loads = loads or ControlledLoads()
 
     async def run():
         models = models_of(loads, **options)

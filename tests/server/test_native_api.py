@@ -19,7 +19,7 @@ ASKED = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_t
 
 @pytest.fixture
 def url(demo):
-    """Of a server that nobody has asked anything."""
+    """URL of a server without previous requests."""
     with serving(demo) as url:
         yield url
 

@@ -161,7 +161,7 @@ def test_the_likeliest_of_best_of_are_returned(stories_client: openai.OpenAI) ->
 
 
 def test_likelihoods_of_texts_alone(stories_client: openai.OpenAI, stories: LLM) -> None:
-    """Lists of token ids, no answer."""
+    """The prompts are token ids, and no answer is generated."""
     prompts = [stories.tokenizer.encode(text) for text in (STORY, "One day")]
     asked: dict[str, Any] = {"model": "stories260K", "max_tokens": 0, "echo": True, "logprobs": 1}
     done = stories_client.completions.create(prompt=prompts, **asked)
@@ -252,7 +252,7 @@ def test_min_tokens_delays_end_tokens_and_stop_strings(stories_client: openai.Op
 
 
 def test_sixteen_concurrent_streams_match_single_ones(stories_url: str, stories: LLM) -> None:
-    """In float32: with fewer bits, two tokens that are all but equally likely may change places."""
+    """Uses float32: with fewer bits, two tokens of nearly equal probability may swap."""
     prompts = [f"Once upon a time there were many {thing}" for thing in THINGS]
     lengths = [20 + 5 * place for place in range(len(prompts))]
     alone = [

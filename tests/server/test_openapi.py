@@ -25,7 +25,7 @@ def document(demo_url: str) -> dict[str, Any]:
 
 
 def references(value: Any) -> set[str]:
-    """All of them, wherever they stand."""
+    """Yield all references at any depth."""
     if isinstance(value, dict):
         own = {value["$ref"]} if isinstance(value.get("$ref"), str) else set[str]()
         return own.union(*map(references, value.values()))
@@ -56,7 +56,7 @@ def test_every_body_is_described(document: dict[str, Any]) -> None:
 
 
 def short(body: Any, path: str) -> Any:
-    """For the model that is there, which stays as it is, and a few tokens."""
+    """Change the body to use the loaded model, which stays loaded, and few tokens."""
     if not isinstance(body, dict):
         return body
     few: dict[str, Any] = {name: 2 for name in {*LIMIT.values(), "max_completion_tokens"} & body.keys()}
@@ -70,7 +70,7 @@ def short(body: Any, path: str) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_responses_match_the_openapi_document(demo_url: str, mode: str) -> None:
-    """Requests that the document allows, and some that it does not, against the real server: nothing breaks it."""
+    """Sends valid and invalid requests to the real server, none of which may cause an internal error."""
     import schemathesis
 
     schema = schemathesis.openapi.from_url(f"{demo_url}/openapi.json")
@@ -84,7 +84,7 @@ def test_responses_match_the_openapi_document(demo_url: str, mode: str) -> None:
 
 
 def statuses(operation: Any, mode: str) -> set[int]:
-    """Of the answers to many requests, each of which is checked."""
+    """Status codes of many generated requests, each of which is checked."""
     from schemathesis import GenerationMode
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks

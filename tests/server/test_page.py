@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, demo_url: str) -> Iterator[Page]:
-    """The page, loaded anew. Fails where anything was written to the console or asked of another address."""
+    """A newly loaded page. Fails if anything is written to the console or requested from another host."""
     with browser.new_context(viewport={"width": 1280, "height": 800}) as context:
         page = context.new_page()
         page.set_default_timeout(15_000)
@@ -54,7 +54,7 @@ def send(page: Page, text: str) -> None:
 
 
 def ended(page: Page) -> dict[str, Any]:
-    """The last turn of the chat that is shown, once it has ended, as it is kept."""
+    """Wait for the end of the answer; return the last turn as stored."""
     expect(page.locator("#send")).to_be_visible()
     return turns(page)[-1]
 
@@ -65,7 +65,7 @@ def turns(page: Page) -> list[dict[str, Any]]:
 
 
 def setting(page: Page, **values: str) -> None:
-    """Write them into the panel."""
+    """Set values in the settings panel."""
     if not page.locator("#settings").is_visible():
         page.click("#toggle-settings")
     for name, value in values.items():
@@ -396,7 +396,7 @@ def test_a_lost_server_is_reported(browser: Browser, demo: LLM):
 
 
 def test_every_token_has_a_tick_and_drafts_a_colour(page):
-    """Nine tokens in seven moments: the third brings two drafts that were right."""
+    """Nine tokens arrive in seven steps; the third accepts two draft tokens."""
     measured = page.evaluate(
         """async () => {
             const { Stopwatch } = await import("/ui/stopwatch.js");

@@ -48,7 +48,7 @@ def url(llm: LLM) -> Iterator[str]:
 
 @contextmanager
 def waiting(llm: LLM, count: int) -> Iterator[None]:
-    """So many requests wait, as the engine's thread does something else."""
+    """Keep this many requests waiting while the engine's thread is blocked."""
     begun, go_on = threading.Event(), threading.Event()
 
     def wait() -> None:

@@ -73,7 +73,7 @@ def test_the_fallback_template_writes_roles(plain: ChatTemplate) -> None:
 
 
 def test_a_model_without_a_template_uses_the_fallback(stories_url: str, stories: LLM) -> None:
-    """Over each API; the header says so, and what is no chat needs none."""
+    """Covers every API; a header reports the fallback, and raw completions need none."""
     import anthropic  # takes a second
 
     name = stories.name

@@ -1,4 +1,4 @@
-"""Percentiles of the latest answers."""
+"""Percentiles of recent answers."""
 
 import math
 

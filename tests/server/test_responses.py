@@ -1,4 +1,4 @@
-"""`/v1/responses` through OpenAI's own client: whole, streamed, parsed, sent back."""
+"""`/v1/responses` through OpenAI's own client: complete, streamed, parsed and sent back."""
 
 import json
 from collections.abc import Iterator
@@ -163,7 +163,7 @@ def test_a_response_continues_a_stored_one(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_output_tokens": 40}
 
     def counted(**fields: Any) -> int:
-        """Tokens of the conversation."""
+        """Number of tokens of the conversation."""
         usage = client.responses.create(**asked, **fields).usage
         assert usage
         return usage.input_tokens
@@ -241,7 +241,7 @@ def test_custom_tools_are_called_by_their_type(
 
 
 def test_an_interrupted_stream_ends_with_an_error(demo: LLM) -> None:
-    """Closing the model in the middle."""
+    """Closes the model during the stream."""
     with localllm.load("demo") as own:
         for client in client_of(own):
             events = client.responses.create(

@@ -1,4 +1,4 @@
-"""Addresses that a server listens on, and start and end of its process."""
+"""Addresses that a server listens on, and the start and end of its process."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def test_sigterm_drains_a_running_answer_and_accepts_no_new_one(process):
 
 
 def what(line):
-    """Of a line of the log."""
+    """Event name in a line of the log."""
     return dict(word.split("=", 1) for word in shlex.split(line))["event"]
 
 

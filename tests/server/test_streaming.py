@@ -1,4 +1,4 @@
-"""Streams byte for byte, and clients that leave."""
+"""Streams byte for byte, and clients that disconnect."""
 
 import json
 import socket
@@ -21,7 +21,7 @@ LONG = ASKED | {"max_tokens": 1000}
 
 
 def check_cancelled(llm: LLM, sequences: list[Sequence]) -> None:
-    """The engine comes to rest before they are told to the end, and every block is free."""
+    """Check that the engine becomes idle before the answers end, and that all blocks are free."""
     deadline = time.monotonic() + 10
     while llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests):
         assert time.monotonic() < deadline

@@ -47,7 +47,7 @@ TOOLS = [tool("weather"), tool("get_news")]
 
 @pytest.fixture(scope="module")
 def ignorant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Random weights behind the tokenizer of `demo`; it has been told how Hermes writes calls."""
+    """Random weights with the tokenizer of `demo` and a template with Hermes tool calls."""
     folder = tmp_path_factory.mktemp("ignorant")
     make_checkpoint(
         folder, "Llama", vocab_size=3072, eos_token_id=4, num_hidden_layers=2, max_position_embeddings=2048
@@ -66,7 +66,7 @@ def client(ignorant: LLM) -> Iterator[openai.OpenAI]:
 
 
 def asked(llm: LLM, **more: Any) -> dict[str, Any]:
-    """With a liking for what ends something, so that answers end."""
+    """Body of a request with a bias towards closing tokens, so that answers end."""
     closers = {'"', "}", '"}', "]", "</"}
     tokens = llm.tokenizer.token_bytes(llm.config.vocab_size)
     bias = {str(i): 6 for i, token in enumerate(tokens) if token.decode(errors="replace").strip() in closers}
@@ -156,7 +156,7 @@ def test_a_model_without_markup_of_calls_can_be_made_to_call(demo_url: str, demo
 
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """It says something, and calls with arguments of the wrong kind."""
+    """A model that writes text, and then a call with arguments of the wrong type."""
     call = '{"name": "weather", "arguments": {"city": 5, "unit": "kelvin"}}'
     folder = write_scripted(tmp_path_factory.mktemp("caller") / "caller", ["Let me see.", "<tool_call>\n", call])
     with localllm.load(folder, device="cpu") as llm:
@@ -168,7 +168,7 @@ CALLS, SAYS = ("<", ">"), ("{", "}")  # how the two begin and end; the grammar l
 
 @pytest.mark.parametrize("script", [CALLS, SAYS])
 def test_with_a_schema_the_answer_is_a_call_or_valid_json(tmp_path: Path, script: tuple[str, ...]) -> None:
-    """On every API, of a model that wants the one or the other."""
+    """Covers every API, with a model that writes a call and one that writes JSON."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     function: dict[str, Any] = {"name": "f", "strict": True}
     functions: Any = [{"type": "function", "function": function}]

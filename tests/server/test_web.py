@@ -93,7 +93,7 @@ def test_no_text_becomes_html_or_a_program(name):
 
 
 def test_marked_is_the_file_that_was_published():
-    """Of version 18.2.1, as npm has it."""
+    """Digest of marked 18.2.1 on npm."""
     digest = hashlib.sha256((FOLDER / "marked/marked.esm.js").read_bytes()).hexdigest()
     assert digest == "5371fea86fd0656b4fc7bea7c94c663109d82789b69433eeee78d42895aa44de"
 

@@ -21,7 +21,7 @@ def field(number: int, value: int | float | bytes) -> bytes:
 
 
 def message(**values: int | float | bytes) -> bytes:
-    """Fields by number: message(f1=b"a", f3=2)."""
+    """Encode fields by number: message(f1=b"a", f3=2)."""
     return b"".join(field(int(name[1:]), value) for name, value in values.items())
 
 

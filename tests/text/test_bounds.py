@@ -1,4 +1,4 @@
-"""Tokenizers that would exhaust memory, at which the Rust library would abort the process."""
+"""Tokenizers that would exhaust memory, with which the Rust library would abort the process."""
 
 import base64
 import json

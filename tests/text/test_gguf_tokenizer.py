@@ -30,7 +30,7 @@ TEXTS = random_texts(20261121, 2000)
 
 @pytest.fixture(scope="module")
 def metadata() -> Callable[[str], dict[str, Any]]:
-    """A copy of a file's metadata, so that tests may change keys."""
+    """Copy of a file's metadata, in which tests may change keys."""
     read: dict[str, Mapping[str, Any]] = {}
 
     def of(name: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def test_ids_are_those_of_llama_cpp(gguf: Open, name: str, file: str):
     ],
 )
 def test_ids_of_random_texts_are_those_of_llama_cpp(gguf: Open, name: str, expected: str):
-    """Computed with llama-cpp-python 0.3.36."""
+    """Expected ids are from llama-cpp-python 0.3.36."""
     assert digest([gguf(name).encode(text, special=False) for text in TEXTS]) == expected
 
 
@@ -158,7 +158,7 @@ def test_tokens_around_a_text_are_put_once(
 
 
 def sentencepiece(**keys: Any) -> dict[str, Any]:
-    """Byte tokens, letters, `ab`, `abc` and `▁ab`."""
+    """Vocabulary of byte tokens, letters, `ab`, `abc` and `▁ab`."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokens += ["▁", "a", "b", "c", "ab", "abc", "▁ab"]
     fields = {
@@ -174,7 +174,7 @@ def sentencepiece(**keys: Any) -> dict[str, Any]:
 
 
 def byte_level(**keys: Any) -> dict[str, Any]:
-    """The visible letters of ASCII, the space, `ab` and `<|im_end|>`."""
+    """Vocabulary of the visible letters of ASCII, the space, `ab` and `<|im_end|>`."""
     tokens = [*map(chr, range(33, 127)), "Ġ", "ab", "<|im_end|>"]
     fields = {
         "model": "gpt2",

@@ -54,7 +54,7 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 def hard_texts(of: Tokenizer, seed: int, count: int) -> list[str]:
-    """Of the longest tokens, of strange characters, of both amid others."""
+    """Texts of the longest tokens, of unusual characters, and of mixtures."""
     rng = random.Random(seed)
     written = [of.decode([index], skip_special=False) for index in range(of.vocab_size)]
     longest = sorted(written, key=len)[-40:]

@@ -34,7 +34,9 @@ EXPECTED = {
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("expected", EXPECTED)
 def test_words_are_cut_as_llama_cpp_cuts_them(expected: str):
-    """But for combining marks (it leaves them out of the letters of `tekken` and `gpt-4o`) and wide spaces."""
+    """Without wide spaces, and without combining marks, which are not letters for llama.cpp in `tekken` and
+    `gpt-4o`.
+    """
     texts = [
         text
         for text in random_texts(20261121, 2000)

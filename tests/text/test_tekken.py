@@ -38,7 +38,7 @@ def build(folder: Path, content: dict[str, Any]) -> Tokenizer:
 
 
 def test_ids_are_those_of_the_same_vocabulary_as_tokenizer_json(tmp_path: Path, folder: Callable[[str], Path]):
-    """Llama 3's vocabulary is ranked as tiktoken's, and its tokenizer.json has merges by its authors."""
+    """Llama 3's vocabulary has the ranks of tiktoken, and its tokenizer.json has the merges of its authors."""
     content = json.loads((folder("llama3") / "tokenizer.json").read_text())
     content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = TEKKEN
     content["post_processor"] = None

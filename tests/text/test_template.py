@@ -86,7 +86,7 @@ def sandbox() -> Iterator[TemplateSandbox]:
 
 @pytest.fixture
 def template_of(sandbox: TemplateSandbox) -> Callable[..., ChatTemplate]:
-    """One process for them all, as starting one takes longer than a test."""
+    """Make templates that share one process, since starting one takes longer than a test."""
 
     def of(source: str, **arguments: Any) -> ChatTemplate:
         template = ChatTemplate({"default": source}, **arguments)
@@ -142,7 +142,7 @@ def test_real_templates_write_what_transformers_writes(data: Path, template_of: 
 
 
 def _expected(source: str, messages: Any, tools: Any, given: dict[str, Any]) -> str | None:
-    """What transformers writes; where the template cannot do with arguments as objects, with them as text."""
+    """Output of transformers; if the template does not support arguments as objects, with arguments as text."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     for chat in (messages, [convert_tool_arguments(message, as_text=True) for message in messages]):
@@ -207,7 +207,7 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def endangered() -> Iterator[ChatTemplate]:
-    """All hostile templates in turn share one process with a good one."""
+    """Run all hostile templates in one process, together with a good one."""
     template = ChatTemplate({"default": "", "tool_use": "{{ messages[0].content }}"})
     yield template
     template.close()

@@ -117,7 +117,7 @@ def test_a_damaged_tokenizer_json_is_named(tmp_path: Path, content: bytes):
 
 @pytest.mark.parametrize("key", ["precompiled_charsmap", "precompiled_charsma\\u0070"])
 def test_a_table_that_would_end_the_process_is_damage(model: Path, key: str):
-    """Of 8 GiB, by its first four bytes: where memory is limited, the library aborts."""
+    """Four bytes declare a table of 8 GiB; with limited memory, the library aborts the process."""
     content = (model / "tokenizer.json").read_text()
     steps = f'[{{"type": "Sequence", "normalizers": [{{"type": "Precompiled", "{key}": "/////w=="}}]}}]'
     whole = json.dumps({**json.loads(content), "normalizer": "HERE"})
@@ -151,7 +151,7 @@ def test_damage_that_shows_when_a_text_is_encoded_is_an_error_of_ours(model: Pat
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException: no Exception."""
+    """Like pyo3's PanicException, no subclass of Exception."""
 
 
 @pytest.mark.parametrize(("raised", "expected"), [(Panic, DamagedModel), (KeyboardInterrupt, KeyboardInterrupt)])

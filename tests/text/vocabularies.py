@@ -40,12 +40,12 @@ def random_texts(seed: int, count: int) -> list[str]:
 
 
 def digest(ids: list[list[int]]) -> str:
-    """What tells the ids of many texts from all others, short enough to be written down."""
+    """Short digest of the ids of many texts."""
     return hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
 
 
 def as_metadata(folder: Path, pre: str) -> dict[str, Any]:
-    """What a conversion to GGUF keeps of a byte-level tokenizer.json."""
+    """GGUF metadata converted from a byte-level tokenizer.json."""
     content = json.loads((folder / "tokenizer.json").read_text())
     added = {token["id"]: token for token in content["added_tokens"]}
     ids = content["model"]["vocab"] | {token["content"]: i for i, token in added.items()}

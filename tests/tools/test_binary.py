@@ -1,4 +1,4 @@
-"""The launcher of the single-file binary with a small program behind it, and the real binary if it was built."""
+"""The launcher of the single-file binary with a small program, and the real binary if it was built."""
 
 import os
 import platform
@@ -62,7 +62,9 @@ def one_file(launcher, tree, tmp_path):
 
 @pytest.fixture
 def cache(tmp_path):
-    """In memory where that can be: all is brought to the disk before it is used, also what others have written."""
+    """Cache folder, in memory if possible, since the program syncs the disk, including the writes of other
+    processes.
+    """
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else tmp_path) as made:
         yield Path(made)
@@ -70,7 +72,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def start(one_file, cache):
-    """Run it in an environment with nothing but a cache; gives the finished process."""
+    """Run the program with only a cache folder in its environment; return the finished process."""
 
     def run(*words, **environment):
         environment = {"XDG_CACHE_HOME": str(cache), **environment}
@@ -236,7 +238,7 @@ def test_an_older_glibc_is_refused_before_anything_is_unpacked(launcher, tree, t
 
 
 def places(one_file):
-    """Bytes of the launcher's payload: within its parts, its list and its end, and where the file may be cut."""
+    """Offsets of bytes to damage: in a part of the payload, in its index, at its end and in its magic number."""
     whole = one_file.read_bytes()
     listed = int.from_bytes(whole[-24:-16], "little")
     unpacked = subprocess.run(["zstd", "-dc"], input=whole[listed:-32], stdout=subprocess.PIPE, check=True).stdout
@@ -269,7 +271,7 @@ def test_an_unwritable_folder_names_the_remedy(start):
 
 
 def test_a_full_disk_is_reported_and_left_unchanged(one_file, launcher, tree, tmp_path):
-    """On a file system of its own with 1 MB, and a program of 2."""
+    """Runs a program of 2 MB on a file system of 1 MB."""
     (tree / "lib" / "large").write_bytes(bytes(2_000_000))
     pack(tree, launcher, one_file, PurePosixPath("bin/program"), level=1)
     disk = tmp_path / "disk"

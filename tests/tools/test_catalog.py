@@ -15,7 +15,7 @@ from tests.hub.faults import edited
 from tests.hub.folders import write_model
 from tests.hub.loopback import LoopbackHub
 from tests.tiny import make_checkpoint
-from tools.catalog import differing, stated_license
+from tools.catalog import compare_fact, stated_license
 
 ROOT = Path(__file__).parents[2]
 NAME, REPO = "smollm2:135m-bf16", "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -29,7 +29,7 @@ def hub():
 
 @pytest.fixture
 def compare(hub, tmp_path):
-    """Run the tool; gives its exit code and lines."""
+    """Run the tool; return its exit code, lines and stderr."""
 
     def run(*names):
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache")}
@@ -41,7 +41,7 @@ def compare(hub, tmp_path):
 
 
 def add(hub, tmp_path, repo=REPO, card=None, **access):
-    """A small Llama in the place of a model of the catalogue."""
+    """Add a small Llama under the name of a model of the catalogue."""
     make_checkpoint(tmp_path / "model", "Llama")
     (tmp_path / "model" / "tokenizer.json").write_text("{}")
     hub.add(repo, tmp_path / "model", **access)
@@ -109,12 +109,12 @@ def test_an_unknown_name_is_refused(compare):
 
 def test_rounded_values_do_not_differ():
     assert not [
-        *differing("bytes", 270, 271, 0.06),
-        *differing("context", 5, 5),
-        *differing("gated", False, False),
+        *compare_fact("bytes", 270, 271, 0.06),
+        *compare_fact("context", 5, 5),
+        *compare_fact("gated", False, False),
     ]
-    assert list(differing("bytes", 270, 300, 0.06)) == ["bytes is 270 here, 300 on the Hub"]
-    assert list(differing("bytes", None, 300, 0.06)) == ["bytes is not stated here, 300 on the Hub"]
+    assert list(compare_fact("bytes", 270, 300, 0.06)) == ["bytes is 270 here, 300 on the Hub"]
+    assert list(compare_fact("bytes", None, 300, 0.06)) == ["bytes is not stated here, 300 on the Hub"]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ import pytest
 
 from tools.demo_model.about import ABOUT
 from tools.demo_model.grammar import article, expand, join_and
-from tools.demo_model.noise import noisy
 from tools.demo_model.notes import anything, chores, report, shopping
 from tools.demo_model.plots import PLOTS
 from tools.demo_model.stories import request, tell
-from tools.demo_model.text import HELD_OUT_SEED, MIXES, TRAIN_SEED, conversations
+from tools.demo_model.text import HELD_OUT_SEED, MIXES, TRAIN_SEED, conversations, noisy
 from tools.demo_model.words import ANIMALS
 
 DRAWN = list(islice(conversations(TRAIN_SEED, "everything"), 2000))

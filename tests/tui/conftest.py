@@ -1,4 +1,4 @@
-"""Tests of the terminal app: coroutines are run, and each waits for what it expects on screen."""
+"""Tests of the terminal UI, which are coroutines that wait for expected screen contents."""
 
 import asyncio
 import inspect
@@ -18,7 +18,7 @@ from localllm.tui.chat_screen import ChatScreen
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs in an event loop of its own."""
+    """Run a coroutine test in its own event loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -28,15 +28,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path, monkeypatch):
-    """No chat, history, theme or colour of the person who runs the tests."""
+    """Hide the developer's chats, history, theme and colours."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("TEXTUAL_THEME", raising=False)
 
 
-class Kept:
-    """A model that further tests want as well: closing it does nothing."""
+class SharedModel:
+    """A model that other tests use, too, so that closing it does nothing."""
 
     def __init__(self, model: LLM):
         self.model = model
@@ -48,15 +48,15 @@ class Kept:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[Kept]:
-    """The model in the box."""
+def demo() -> Iterator[SharedModel]:
+    """The bundled model."""
     with localllm.load("demo") as loaded:
-        yield Kept(loaded)
+        yield SharedModel(loaded)
 
 
 @pytest.fixture
 def until():
-    """Waits until something is true, while the app lives on."""
+    """Wait until a condition is true while the app runs."""
 
     async def wait(pilot, condition: Callable[[], object], seconds: float = 20) -> None:
         end = time.monotonic() + seconds

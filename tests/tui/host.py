@@ -30,7 +30,7 @@ OFFER = ModelOffer(
 
 
 def this_machine(**flags: Any) -> LocalMachine:
-    """By the flags of `run`; no server is asked, whatever runs beside the tests."""
+    """A local machine with these flags of `run`, which ignores running servers."""
     return LocalMachine({**NO_FLAGS, "local": True, "verbose": False, **flags})
 
 
@@ -39,7 +39,7 @@ def offer(name: str, **fields: Any) -> ModelOffer:
 
 
 class Host(App[None]):
-    """Shows one screen; `given` is what it was dismissed with."""
+    """Shows one screen; `given` contains the results of dismissing it."""
 
     def __init__(self, screen: Callable[[], Screen[Any]]):
         super().__init__()
@@ -58,7 +58,7 @@ def loads(machine: Any, name: str) -> Host:
 
 
 class Clock:
-    """Seconds that pass when it is said."""
+    """A clock that advances only on demand."""
 
     now = 100.0
 
@@ -66,8 +66,8 @@ class Clock:
         return self.now
 
 
-class Played:
-    """A machine that does what it is told while a model is opened, and has these offers."""
+class FakeMachine:
+    """A machine that performs the given acts while a model loads, and has these offers."""
 
     def __init__(
         self, *acts: Callable[[LoadTask], object], offers: Sequence[ModelOffer] = (), model: Model | None = None

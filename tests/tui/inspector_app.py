@@ -1,4 +1,4 @@
-"""An app of inspector and metrics strip alone, with scripted answers and a scripted clock."""
+"""An app with only the inspector and the metrics strip, with scripted answers and a scripted clock."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,17 @@ from textual.app import App
 from localllm.tui.answer_thread import AnswerEnd, TimedEvent
 from localllm.tui.inspector.panel import Inspector
 from localllm.tui.metrics_strip import MetricsStrip
-from tests.tui.scripted_events import Told
+from tests.tui.scripted_events import FakeModel
 
 
 class Inspected(App[None]):
     def __init__(self, *answers: Sequence[TimedEvent], ended: bool = True):
-        """ended: also the last of them; else it is under way at the time of its last piece."""
+        """ended: whether the last answer has ended; otherwise it is running at the time of its last piece."""
         super().__init__()
         self.answers = answers
         self.ended = ended
-        self.inspector = Inspector(Told())
-        self.strip = MetricsStrip(Told(), clock=lambda: self.now)
+        self.inspector = Inspector(FakeModel())
+        self.strip = MetricsStrip(FakeModel(), clock=lambda: self.now)
         self.now = 100.0
 
     def compose(self):

@@ -38,8 +38,8 @@ OFFERS = [
 ]
 
 
-class Machine:
-    """go: the offers come when it is set; `fault` is raised in their place."""
+class FakeMachine:
+    """go: event that releases the offers; `fault` is raised instead of returning them."""
 
     def __init__(self, fault: Exception | None = None):
         self.go = threading.Event()
@@ -59,7 +59,7 @@ class Machine:
 
 
 def told(*pairs: tuple[str, str]) -> Turn:
-    """The last of these questions and answers, each after the one before."""
+    """Return the last turn of a branch with these questions and answers."""
     at = Turn("", None)
     for question, answer in pairs:
         turn = Turn(question, at, answer, model="scripted")
@@ -70,7 +70,7 @@ def told(*pairs: tuple[str, str]) -> Turn:
 
 
 def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
-    """A conversation of that day of January 2026; gives its id."""
+    """Save a conversation of this day in January 2026; return its id."""
     at, name = told(*pairs), f"202601{day:02}-100000-00000a"
     root = at.path[0].parent
     began = 1_767_261_600.0 + day * 86_400
@@ -81,10 +81,10 @@ def keep(folder: Path, day: int, *pairs: tuple[str, str]) -> str:
     return name
 
 
-class Talk(PanelScreen):
-    """`heard` are the wishes that came."""
+class ConversationScreen(PanelScreen):
+    """Conversation screen that records the panels' messages in `heard`."""
 
-    def __init__(self, home: Path, machine: Machine):
+    def __init__(self, home: Path, machine: FakeMachine):
         super().__init__()
         self.machine = machine
         model = ScriptedModel(saying("Blue."))
@@ -107,7 +107,7 @@ class Talk(PanelScreen):
 
 
 class Stage(App[None]):
-    """screen: what stands on it; `given` is what that was left with."""
+    """screen: the screen to show; `given` contains the results of dismissing it."""
 
     CSS = "#conversation { width: 1fr; } #middle { height: 1fr; } #prompt { height: 1; border: none; }"
 
@@ -125,11 +125,11 @@ class Stage(App[None]):
         self.push_screen(self.make(self), self.given.append)
 
 
-def talk(home: Path, machine: Machine | None = None) -> Stage:
-    return Stage(home, lambda stage: Talk(home, machine or Machine()))
+def talk(home: Path, machine: FakeMachine | None = None) -> Stage:
+    return Stage(home, lambda stage: ConversationScreen(home, machine or FakeMachine()))
 
 
 def said(app: App[Any]) -> str:
-    """All text that is on the screen."""
+    """All text on the screen."""
     lines = app.screen._compositor.render_strips()
     return "\n".join("".join(segment.text for segment in strip) for strip in lines)

@@ -30,7 +30,7 @@ METRICS = Metrics(
 
 
 def saying(text: str, thoughts: str = "", finish_reason: FinishReason = FinishReason.STOP) -> list[Step]:
-    """A whole answer, a word a token."""
+    """Events of a complete answer, with one token per word."""
     steps: list[Step] = []
     for kind, whole in ((EventType.REASONING, thoughts), (EventType.CONTENT, text)):
         words = re.findall(r"\s*\S+\s*$|\s*\S+", whole)
@@ -46,8 +46,8 @@ class ScriptedTokenizer:
         return "".join(map(chr, ids))
 
 
-class Played(Iterator[GenerationEvent]):
-    """An answer that ends at once where it is closed, also from another thread."""
+class ScriptedAnswer(Iterator[GenerationEvent]):
+    """An answer that ends immediately when it is closed, including by another thread."""
 
     def __init__(self, steps: Iterable[Step]):
         self.steps = iter(steps)
@@ -75,7 +75,7 @@ class Played(Iterator[GenerationEvent]):
 
 
 class ScriptedModel:
-    """Its answers in their order, the last one again and again; `asked` is what it was asked."""
+    """Returns scripted answers in order, repeating the last one; `asked` records the requests."""
 
     name = "scripted"
     context = 4096
@@ -97,11 +97,11 @@ class ScriptedModel:
         self.params: list[SamplingParams | None] = []
         self.closed = False
 
-    def answer(self, chat: ChatRequest) -> "Played":
+    def answer(self, chat: ChatRequest) -> "ScriptedAnswer":
         steps = self.answers[min(len(self.asked), len(self.answers) - 1)]
         self.asked.append(chat.prompt)
         self.params.append(chat.params)
-        return Played(steps)
+        return ScriptedAnswer(steps)
 
     def template_arguments(self, given, *, think=None, with_tools=False) -> dict[str, Any]:
         return dict(given) | ({} if think is None else {"enable_thinking": think})
@@ -127,7 +127,7 @@ class ScriptedModel:
 
 
 class ScriptedMachine:
-    """A machine that has one model, which is ready; `opened` are the names that were asked for."""
+    """A machine with one loaded model; `opened` records the requested names."""
 
     def __init__(self, model):
         self.model = model
@@ -142,7 +142,7 @@ class ScriptedMachine:
 
 
 def app_with(model, home: Path, system: str | None = None) -> ChatApp:
-    """The app as `localllm run` starts it, with this model behind it."""
+    """The app as `localllm run` starts it, with this model."""
     return ChatApp(
         ScriptedMachine(model),
         model.name,

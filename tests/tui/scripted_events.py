@@ -19,7 +19,7 @@ WORDS = STORY.split(" ")
 BLOCK = 16
 
 
-class Texts:
+class FakeTokenizer:
     def decode(self, ids: list[int], *, skip_special: bool) -> str:
         return "".join(text_of(token) for token in ids if not (skip_special and WORDS[token] == "<|end|>"))
 
@@ -29,17 +29,19 @@ def text_of(token: int) -> str:
     return word if word in ",.\n\n<|end|>" else " " + word
 
 
-class Told:
-    """What a strip and an inspector ask of a model."""
+class FakeModel:
+    """Attributes of a model that the metrics strip and the inspector use."""
 
     context = 4096
     block_tokens = BLOCK
     reads = StepReads(weights=1.2e9, per_token=65536, kept_per_token=65536, bandwidth=200e9)
-    tokenizer = Texts()
+    tokenizer = FakeTokenizer()
 
 
 def candidates(token: int, place: int) -> tuple[Candidate, ...]:
-    """Five, of which the third was cut by top_k and the others by top_p; the token is not always the likeliest."""
+    """Five candidates, the third of which top_k removed, and the last two top_p; the token is not always the most
+    likely.
+    """
     shares = [(0.96, 0.02), (0.61, 0.22), (0.45, 0.4), (0.3, 0.07)][place % 4]
     others = [(token + 3 + 5 * n) % (len(WORDS) - 1) for n in range(5)]
     first, second = (others[0], token) if place % 4 == 3 else (token, others[0])
@@ -56,8 +58,9 @@ def candidates(token: int, place: int) -> tuple[Candidate, ...]:
 
 
 def story(steps: int = 40, prompt: int = 600, found: int = 96, drafts: bool = True) -> Iterator[TimedEvent]:
-    """An answer that waited 50 ms, whose prompt was read in pieces of 256 tokens, and then a step every 8 ms or
-    so, every fifth with four drafts. Times are since 100.0."""
+    """Events of an answer: 50 ms in the queue, prefill in chunks of 256 tokens, and then a step about every 8 ms,
+    every fifth with four draft tokens. Times start at 100.0.
+    """
     chance = random.Random(7)
     now, computed, place = 0.05, found, 0
     clock = [0.0]

@@ -1,4 +1,4 @@
-"""A running answer can be stopped at any time, whatever it waits for."""
+"""A running answer can be stopped at any time, including while it waits."""
 
 import threading
 import time
@@ -14,8 +14,8 @@ def begun(chat: Chat, text: str) -> AnswerThread:
     return AnswerThread(lambda: chat.ask(text), chat.stop)
 
 
-class Slow(ScriptedModel):
-    """Takes its time before an answer can be stopped."""
+class SlowModel(ScriptedModel):
+    """An answer that is slow to stop."""
 
     def __init__(self, *answers):
         super().__init__(*answers)
@@ -28,7 +28,7 @@ class Slow(ScriptedModel):
 
 
 def ended(answering: AnswerThread):
-    """What came until the end."""
+    """Collect events until the end."""
     came, limit = [], time.monotonic() + 10
     while True:
         more, end = answering.drain()
@@ -60,7 +60,7 @@ def test_stopping_before_the_first_token_leaves_no_turn():
 
 
 def test_an_answer_stopped_before_it_starts_ends():
-    model = Slow([threading.Event()])
+    model = SlowModel([threading.Event()])
     chat = Chat(model)
     answering = begun(chat, "hello")
     assert model.asking.wait(10)
@@ -71,7 +71,7 @@ def test_an_answer_stopped_before_it_starts_ends():
 
 
 def test_leaving_before_the_start_waits_for_the_end():
-    model = Slow([threading.Event()])
+    model = SlowModel([threading.Event()])
     answering = begun(Chat(model), "hello")
     assert model.asking.wait(10)
     threading.Timer(0.2, model.go_on.set).start()

@@ -14,8 +14,8 @@ from localllm.tui.dialogs import Confirm, Dialog
 from localllm.tui.help_screen import HelpScreen
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.picker import Rows, Search
-from tools.chat_docs import PAGE, PLACES, bindings, render
-from tools.screens import FOLDER, picture
+from tools.chat_docs import PAGE, WIDGETS, bindings, render
+from tools.screens import FOLDER, render_svg
 
 SAYS_ITS_KEYS = {Confirm, Dialog, HelpScreen, LoadScreen, Rows, Search}  # where they count, so that no page need
 PAGES = [PAGE.parents[1] / "README.md", *sorted(PAGE.parent.glob("*.md"))]
@@ -32,7 +32,7 @@ def test_every_key_binding_is_documented():
         kind for m in modules for _, kind in inspect.getmembers(importlib.import_module(m.name), inspect.isclass)
     }
     with_keys = {kind for kind in kinds if "BINDINGS" in vars(kind) and [*bindings(kind)]}
-    shown = {inherited for kind in PLACES.values() for inherited in kind.__mro__}
+    shown = {inherited for kind in WIDGETS.values() for inherited in kind.__mro__}
     assert with_keys - shown == SAYS_ITS_KEYS
 
 
@@ -58,7 +58,7 @@ def test_pictures_contain_no_personal_data(path):
 
 
 def test_a_screen_is_drawn_with_colours_blocks_and_unusual_glyphs():
-    drawn = picture("\x1b[1;38;2;92;200;181m▄█<&\x1b[0m \x1b[7mwhat\x1b[0m", 20, "a <title>")
+    drawn = render_svg("\x1b[1;38;2;92;200;181m▄█<&\x1b[0m \x1b[7mwhat\x1b[0m", 20, "a <title>")
     texts = [
         element.text for element in ElementTree.fromstring(drawn).iter() if element.text and element.text.strip()
     ]

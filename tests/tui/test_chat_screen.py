@@ -19,28 +19,28 @@ from tests.tui.scripted import ScriptedMachine, ScriptedModel, app_with, saying
 
 
 def seen(app):
-    """The text on the screen, line by line."""
+    """Lines of text on the screen."""
     return "\n".join(strip.text.rstrip() for strip in app.screen._compositor.render_strips())
 
 
 def told(app):
-    """The words that go by themselves."""
+    """Text of the notifications."""
     return " ".join(notification.message for notification in app._notifications)
 
 
 def words(app):
-    """The same, wherever lines end."""
+    """The text with all whitespace normalized."""
     return " ".join(seen(app).split())
 
 
 def beside_the_scrollbar(app):
-    """Lines of the conversation without what stands at their end, which tells how much of all they are."""
+    """Lines of the conversation without the scrollbar."""
     return [line[:70].rstrip() for line in seen(app).splitlines()[2:16]]
 
 
 @pytest.fixture
 def talk(opened, until):
-    """Asks, and waits for the answer."""
+    """Send a question, and wait for the answer."""
 
     async def ask(pilot, text):
         pilot.app.screen.prompt.focus()
@@ -76,7 +76,7 @@ async def test_a_question_is_answered(tmp_path, opened, talk):
 
 @pytest.mark.slow
 async def test_the_bundled_model_answers_and_branches_share_the_prefix(demo, tmp_path, opened, talk):
-    """What two branches have in common is found in the cache, but for the block that is not full."""
+    """The common prefix of two branches is cached, except for its last partial block."""
     app = app_with(demo, tmp_path)
     async with opened(app) as pilot:
         chat = app.screen.chat
@@ -351,8 +351,8 @@ async def test_leaving_during_an_answer_saves_the_conversation(tmp_path, opened,
     assert "Half" in kept.read_text() and json.dumps("hi") in kept.read_text()
 
 
-class Slow(ScriptedMachine):
-    """Its model is ready when it is let go on."""
+class SlowMachine(ScriptedMachine):
+    """Its model becomes ready when `go` is set."""
 
     def __init__(self, model):
         super().__init__(model)
@@ -365,7 +365,7 @@ class Slow(ScriptedMachine):
 
 async def test_text_typed_during_loading_is_in_the_prompt(tmp_path, opened, until, talk):
     app = app_with(ScriptedModel(saying("Hello.")), tmp_path)
-    app.machine = machine = Slow(app.machine.model)
+    app.machine = machine = SlowMachine(app.machine.model)
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: isinstance(app.screen, LoadScreen))
         await pilot.press(*"yes nox", "backspace", "enter", *"more")
@@ -470,8 +470,8 @@ async def test_the_welcome_of_an_empty_conversation_fits_a_narrow_window(tmp_pat
         assert "Tell me a story about a fox.    ask anything" in seen(app)
 
 
-class Unmeasured(ScriptedModel):
-    """Its bandwidth is unknown until it is measured."""
+class UnmeasuredModel(ScriptedModel):
+    """Its bandwidth is unknown before the first measurement."""
 
     reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     measurements = 0
@@ -484,7 +484,7 @@ class Unmeasured(ScriptedModel):
 
 
 async def test_the_first_answer_has_a_roofline_since_the_machine_is_measured_before(tmp_path, opened, until, talk):
-    model = Unmeasured(saying("Hello to you."))
+    model = UnmeasuredModel(saying("Hello to you."))
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
         await until(pilot, lambda: model.measurements)
@@ -494,7 +494,7 @@ async def test_the_first_answer_has_a_roofline_since_the_machine_is_measured_bef
 
 
 async def test_a_busy_machine_is_measured_again_after_an_answer_but_not_forever(tmp_path, opened, until, talk):
-    model = Unmeasured(saying("Hello to you."))
+    model = UnmeasuredModel(saying("Hello to you."))
     model.is_busy = True
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:
@@ -507,7 +507,7 @@ async def test_a_busy_machine_is_measured_again_after_an_answer_but_not_forever(
 
 async def test_nothing_is_measured_during_an_answer(tmp_path, opened, until, talk):
     gate = threading.Event()
-    model = Unmeasured([GenerationEvent(1, "Half"), gate, *saying(" of it")])
+    model = UnmeasuredModel([GenerationEvent(1, "Half"), gate, *saying(" of it")])
     model.is_busy = True
     app = app_with(model, tmp_path)
     async with opened(app) as pilot:

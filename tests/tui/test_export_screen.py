@@ -12,7 +12,7 @@ from tests.tui.panels import EVIL, Stage, said, told
 
 
 def kept() -> SavedSession:
-    """Two branches, of which the second was last gone on with."""
+    """A conversation with two branches, the second of which was continued last."""
     at, other = told(("Why is the sky blue?", "Short waves.")), told(("And the sea?", "It mirrors."))
     root = at.parent
     other.parent = root
@@ -26,7 +26,7 @@ def app(tmp_path):
 
 
 def choose(app, label):
-    """The radio button of that name."""
+    """Press the radio button with this name."""
     button = next(one for one in app.screen.query(RadioButton) if str(one.label) == label)
     button.value = True
 

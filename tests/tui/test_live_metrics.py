@@ -9,7 +9,7 @@ from localllm.metrics import StepReads, StepReport
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.tui.answer_thread import AnswerThread
 from localllm.tui.metrics_strip import MAX_GAPS, AnswerPhase, LiveMetrics
-from tests.tui.scripted_events import Told, story
+from tests.tui.scripted_events import FakeModel, story
 
 NAMES = ("prompt_tokens", "cached_tokens", "output_tokens", "draft_tokens", "accepted_tokens")
 TIMES = ("queue_s", "prefill_s", "ttft_s", "tpot_s", "tokens_per_s", "e2e_s")
@@ -45,7 +45,7 @@ def test_the_queue_position_is_shown_until_the_first_step() -> None:
 
 def test_a_prompt_is_followed_while_it_is_read() -> None:
     events = list(story(prompt=600, found=96))
-    live = LiveMetrics(100.0, Told.reads)
+    live = LiveMetrics(100.0, FakeModel.reads)
     live.follow(events[:1])
     numbers = live.numbers(events[0][0])
     assert numbers.phase is AnswerPhase.PREFILL
@@ -62,7 +62,7 @@ def test_a_prompt_is_followed_while_it_is_read() -> None:
 def test_live_numbers_agree_with_the_engine(drafts: bool) -> None:
     events = list(story(drafts=drafts))
     measured = events[-1][1].metrics
-    live = LiveMetrics(100.0, Told.reads)
+    live = LiveMetrics(100.0, FakeModel.reads)
     for came in events[:-1]:
         live.follow([came])
     when, last = events[-1]
@@ -136,7 +136,9 @@ def test_gaps_for_drawing_are_bounded() -> None:
 
 
 def test_the_numbers_of_the_bundled_model_agree_with_its_own(demo) -> None:
-    """Until the engine's own come, those that the screen works out are within the time between two threads."""
+    """Before the engine reports its metrics, the computed ones differ from them by less than the delay between
+    threads.
+    """
     chat = Chat(demo, SamplingParams(temperature=0, max_tokens=60))
     assert list(chat.ask("hello"))  # else the time to make the template's process ready is a part of it
     chat.inspect = 0

@@ -28,7 +28,7 @@ def threads_of_models() -> list[str]:
 
 @pytest.fixture
 def slow(hub, cache):
-    """A hub whose model takes seconds to come."""
+    """A hub that takes seconds to send a model."""
     hub.add("org/tiny", DEMO)
     hub.rate = 2_000_000
     return hub

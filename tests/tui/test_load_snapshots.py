@@ -10,7 +10,7 @@ from localllm.hub.names import RepoName
 from localllm.hub.pull import PullPlan
 from localllm.tui.load_screen import LoadScreen
 from localllm.tui.models_screen import FirstRunScreen
-from tests.tui.host import OFFER, Clock, Host, Played, offer
+from tests.tui.host import OFFER, Clock, FakeMachine, Host, offer
 
 MIB = 2**20
 FILES = tuple(
@@ -95,7 +95,7 @@ def on_its_way(act):
     def then(watch):
         act(watch, clock)
 
-    machine = Played(then)
+    machine = FakeMachine(then)
     return Host(lambda: LoadScreen(machine, "org/large", clock)), machine
 
 
@@ -127,5 +127,5 @@ def test_the_choice_of_a_first_model(snap_compare, size):
         await pilot.pause(0.2)
 
     assert snap_compare(
-        Host(lambda: FirstRunScreen(Played(offers=OFFERS))), terminal_size=size, run_before=settled
+        Host(lambda: FirstRunScreen(FakeMachine(offers=OFFERS))), terminal_size=size, run_before=settled
     )

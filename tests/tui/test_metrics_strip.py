@@ -14,22 +14,22 @@ from localllm.tui.metrics_strip import (
     MetricsStrip,
     render_metrics,
 )
-from tests.tui.scripted_events import Told, story
+from tests.tui.scripted_events import FakeModel, story
 
 
 def numbers_of(steps: int, upto: int | None = None, **options) -> LiveNumbers:
     events = list(story(steps, **options))[:upto]
-    live = LiveMetrics(100.0, Told.reads)
+    live = LiveMetrics(100.0, FakeModel.reads)
     live.follow(events)
     return live.numbers(events[-1][0])
 
 
 def texts(numbers: LiveNumbers, width: int) -> list[str]:
-    return render_metrics(numbers, Told.context, width).plain.split("\n")
+    return render_metrics(numbers, FakeModel.context, width).plain.split("\n")
 
 
 def columns(line: str) -> list[int]:
-    """Where each name stands."""
+    """Column of each name."""
     return [
         line.index(name)
         for name in ("TTFT", "ITL", "p95", "KV", "roofline", "drafts", " of 4,096")
@@ -93,7 +93,7 @@ class Strip(App[None]):
         self.now = 100.0
 
     def compose(self):
-        yield MetricsStrip(Told(), clock=lambda: self.now)
+        yield MetricsStrip(FakeModel(), clock=lambda: self.now)
 
 
 async def test_the_strip_follows_an_answer_and_dims_when_it_has_ended(until) -> None:

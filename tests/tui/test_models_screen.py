@@ -5,11 +5,11 @@ from localllm.errors import NetworkError
 from localllm.tui.dialogs import Confirm
 from localllm.tui.models_screen import ModelsScreen
 from localllm.tui.picker import Rows
-from tests.tui.panels import EVIL, OFFERS, Machine, Stage, said
+from tests.tui.panels import EVIL, OFFERS, FakeMachine, Stage, said
 
 
 def stage(home, machine=None):
-    return Stage(home, lambda stage: ModelsScreen(machine or Machine()))
+    return Stage(home, lambda stage: ModelsScreen(machine or FakeMachine()))
 
 
 def listed(app) -> list[str]:
@@ -32,7 +32,7 @@ async def test_every_offer_is_listed_with_size_and_speed(tmp_path, until):
 
 
 async def test_the_screen_responds_while_offers_are_computed(tmp_path, until):
-    machine = Machine()
+    machine = FakeMachine()
     machine.go.clear()
     app = stage(tmp_path, machine)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -45,7 +45,7 @@ async def test_the_screen_responds_while_offers_are_computed(tmp_path, until):
 
 
 async def test_leaving_before_the_offers_arrive_is_safe(tmp_path, until):
-    machine = Machine()
+    machine = FakeMachine()
     machine.go.clear()
     app = stage(tmp_path, machine)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -137,7 +137,7 @@ async def test_without_colors_none_is_sent_and_the_cursor_is_seen(tmp_path, unti
 
 
 async def test_an_error_replaces_the_list(tmp_path, until):
-    app = stage(tmp_path, Machine(NetworkError("the [hub] is away", "come back later")))
+    app = stage(tmp_path, FakeMachine(NetworkError("the [hub] is away", "come back later")))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "the [hub] is away; come back later" in said(app))
         await pilot.press("escape")
@@ -145,7 +145,7 @@ async def test_an_error_replaces_the_list(tmp_path, until):
 
 
 async def test_an_error_does_not_shift_the_layout(tmp_path, until):
-    app = stage(tmp_path, Machine(NetworkError("away\x1b[2J")))
+    app = stage(tmp_path, FakeMachine(NetworkError("away\x1b[2J")))
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "away␛[2J" in said(app))
 

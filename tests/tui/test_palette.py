@@ -5,7 +5,7 @@ from textual.widgets import Input, OptionList
 from localllm.conversation.commands import COMMANDS
 from localllm.tui.help_screen import HelpScreen, key_bindings
 from localllm.tui.palette import fixed_part
-from tests.tui.panels import EVIL, Machine, keep, said, talk
+from tests.tui.panels import EVIL, FakeMachine, keep, said, talk
 
 
 def listed(app) -> list[str]:
@@ -13,7 +13,7 @@ def listed(app) -> list[str]:
 
 
 async def searched(app, pilot, until, text) -> None:
-    """Type that into the palette, and wait until it is found."""
+    """Type a text into the palette, and wait for a match."""
     await pilot.press("ctrl+p")
     await pilot.pause()
     app.screen.query_one(Input).value = text
@@ -78,7 +78,7 @@ async def test_every_key_and_command_is_shown_before_anything_is_typed(tmp_path,
 
 
 async def test_slow_model_lists_do_not_block(tmp_path, until):
-    machine = Machine()
+    machine = FakeMachine()
     machine.go.clear()
     app = talk(tmp_path, machine)
     async with app.run_test(size=(80, 24)) as pilot:

@@ -1,4 +1,4 @@
-"""The prompt in an app of its own, driven by keys."""
+"""The prompt in a minimal app, driven by keys."""
 
 import time
 from pathlib import Path
@@ -17,7 +17,7 @@ COMMANDS = [("/help", "this list"), ("/set", "how to draw"), ("/save", "keep it"
 
 
 class Writing(App):
-    """A prompt beneath an empty room."""
+    """An app with only a prompt."""
 
     CSS = "#room { height: 1fr; }"
     BINDINGS: ClassVar = [("ctrl+z", "note('ctrl+z')"), ("ctrl+d", "note('ctrl+d')"), ("escape", "note('escape')")]
@@ -112,7 +112,7 @@ async def test_keys_of_shells(app):
 
 
 async def test_keys_that_come_together_keep_their_order(app):
-    """As from a slow terminal, or a script: nobody waits between them."""
+    """A slow terminal or a script sends keys without pauses."""
     async with app.run_test() as pilot:
         await pilot.press(*"old")
         for key, character in (("ctrl+u", "\x15"), ("a", "a"), ("ctrl+a", "\x01"), ("b", "b"), ("enter", "\r")):

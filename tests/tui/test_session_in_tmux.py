@@ -1,6 +1,6 @@
 """One session with the app in a real terminal, from an empty cache to a resumed conversation.
 
-`make screens` plays it too, and saves its pictures in docs/images.
+`make screens` runs it, too, and saves its screens as pictures in docs/images.
 """
 
 import re
@@ -11,7 +11,7 @@ import pytest
 from localllm.hub.catalog import PACKAGE_FOLDER
 from tests.hub.loopback import LoopbackHub
 from tests.tui.tmux import Window
-from tools.screens import FOLDER, picture
+from tools.screens import FOLDER, render_svg
 
 COLUMNS, LINES = 120, 32
 RATE = 2_500_000  # bytes a second of each connection, so that a download can be seen
@@ -54,7 +54,7 @@ def test_a_session_from_the_download_to_the_day_after(request, window):
     pictures = {}
 
     def keep(name):
-        pictures[name] = picture(window.coloured, COLUMNS, "localllm run org/tiny")
+        pictures[name] = render_svg(window.coloured, COLUMNS, "localllm run org/tiny")
 
     window.see_shell()
     window.type("clear; stty -g > before; localllm run org/tiny --seed 1")
@@ -90,20 +90,20 @@ def download(window, keep):
 
 
 def send(window, text):
-    """Enter follows when the text can be seen in the prompt."""
+    """Type a text, and press Enter when it is visible in the prompt."""
     window.type(text)
     window.see(f"\n {text}")
     window.press("Enter")
 
 
 def ask(window, question):
-    """Gives the screen when the answer has ended."""
+    """Send a question; return the screen when the answer has ended."""
     send(window, question)
     return window.still(f"> {question}", PROMPT, when=has_ended)
 
 
 def has_ended(screen):
-    """While an answer is under way, the speed of now is that of the newest tokens, and falls while one is late."""
+    """While an answer streams, the current speed is that of the newest tokens, and decreases if one is late."""
     speeds = re.search(r"now +([0-9.]+) tokens/s +average +([0-9.]+)", screen)
     return speeds and speeds[1] == speeds[2]
 
@@ -120,7 +120,7 @@ def chat(window, keep):
 
 
 def stop(window):
-    """In mid-answer, of a model that would go on to the end of the context, in a window that is made smaller."""
+    """Stop an answer that would fill the context, after making the window smaller."""
     command(window, "/set parameter ignore_eos true", "ignore_eos = True")
     send(window, "Count the stars")
     window.see("> Count the stars", "tokens/s", "average")

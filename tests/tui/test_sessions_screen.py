@@ -12,7 +12,7 @@ from tests.tui.panels import EVIL, Stage, keep, said
 
 @pytest.fixture(autouse=True)
 def utc(monkeypatch):
-    """Times are shown as they are here."""
+    """Use UTC, since times are shown in the local time zone."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -22,7 +22,7 @@ def utc(monkeypatch):
 
 @pytest.fixture
 def chats(tmp_path):
-    """The folder of three conversations, the oldest first."""
+    """Folder of three conversations, the oldest first."""
     folder = tmp_path / "chats"
     keep(folder, 1, ("Why is the sky blue?", "Short waves are scattered more."), ("And at dusk?", "It is red."))
     keep(folder, 2, (EVIL, f"An answer to {EVIL}"))

@@ -10,8 +10,8 @@ from tests.tui.scripted import ScriptedModel, saying
 SWITCHES = [("on", {"enable_thinking": True}), ("off", {"enable_thinking": False}), ("default", {})]
 
 
-class Untold(ScriptedModel):
-    """One that continues text."""
+class TemplatelessModel(ScriptedModel):
+    """A model without a chat template."""
 
     has_chat_template = False
 
@@ -35,7 +35,7 @@ TYPED = {
 
 
 async def opened(app, pilot):
-    """The panel, when it is there."""
+    """Wait for the panel to open, and return it."""
     await pilot.pause()
     await pilot.press("f2")
     await pilot.app.workers.wait_for_complete()
@@ -145,7 +145,7 @@ async def test_a_model_without_a_template_has_no_switch_and_no_system_prompt(tmp
     app = talk(tmp_path)
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.pause()
-        app.screen.session.chat.model = model = Untold(saying("Blue."))
+        app.screen.session.chat.model = model = TemplatelessModel(saying("Blue."))
         model.name = "a[/b]"
         panel = await opened(app, pilot)
         assert not panel.query_one("#think").display and panel.query_one(TextArea).disabled

@@ -22,7 +22,7 @@ PAIRS = [
 
 
 def luminance(color: Color) -> float:
-    """Of WCAG 2.2."""
+    """Relative luminance as defined in WCAG 2.2."""
     parts = (part / 255 for part in (color.r, color.g, color.b))
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -47,7 +47,7 @@ class Dressed(App[None]):
 
 
 async def shown(home, choose=""):
-    """The theme that an app comes up with, and what it notes."""
+    """Theme with which an app starts, and its notifications."""
     app = Dressed(home)
     async with app.run_test() as pilot:
         await pilot.pause()

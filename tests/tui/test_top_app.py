@@ -29,8 +29,8 @@ MODEL = ModelSnapshot(
 )
 
 
-class Playing:
-    """A server that is further on at each look, and gone where `gone` says so."""
+class FakeServer:
+    """A server whose counters advance with every snapshot, and which does not respond if `gone`."""
 
     def __init__(self, model=MODEL, *others):
         self.models = (model, *others)
@@ -57,7 +57,7 @@ def app_of(look):
 
 
 async def settle(pilot):
-    """Thirty looks, whatever the clock has brought before."""
+    """Take thirty snapshots, after discarding earlier ones."""
     app = pilot.app
     app.paused = True
     await pilot.pause(0.1)
@@ -70,11 +70,11 @@ async def settle(pilot):
 
 
 def test_at_80_columns(snap_compare):
-    assert snap_compare(app_of(Playing()), terminal_size=(80, 24), run_before=settle)
+    assert snap_compare(app_of(FakeServer()), terminal_size=(80, 24), run_before=settle)
 
 
 async def test_activity_is_shown(until):
-    app = app_of(Playing())
+    app = app_of(FakeServer())
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: app.query(ModelBoard))
         shown = str(app.query_one(ModelBoard).render())
@@ -83,7 +83,7 @@ async def test_activity_is_shown(until):
 
 
 async def test_a_lost_server_is_reported_and_polled_again(until):
-    look = Playing()
+    look = FakeServer()
     app = app_of(look)
     async with app.run_test() as pilot:
         await until(pilot, lambda: app.query(ModelBoard))
@@ -94,7 +94,7 @@ async def test_a_lost_server_is_reported_and_polled_again(until):
 
 
 async def test_server_text_cannot_move_the_cursor(until):
-    look = Playing(dataclasses.replace(MODEL, name="[/a]\x1b[2J", device="\x1b]0;title\x07"))
+    look = FakeServer(dataclasses.replace(MODEL, name="[/a]\x1b[2J", device="\x1b]0;title\x07"))
     look.version = "\x9b1m"
     app = app_of(look)
     async with app.run_test(size=(80, 24)) as pilot:
@@ -109,7 +109,7 @@ async def test_server_text_cannot_move_the_cursor(until):
 
 
 async def test_models_come_and_go(until):
-    look = Playing()
+    look = FakeServer()
     app = app_of(look)
     async with app.run_test() as pilot:
         await until(pilot, lambda: len(app.query(ModelBoard)) == 1)
@@ -121,7 +121,7 @@ async def test_models_come_and_go(until):
 
 @pytest.mark.slow
 async def test_it_pauses_and_changes_its_pace(until):
-    look = Playing()
+    look = FakeServer()
     app = app_of(look)
     async with app.run_test() as pilot:
         await until(pilot, lambda: look.looks > 2)
@@ -140,7 +140,7 @@ async def test_it_pauses_and_changes_its_pace(until):
 
 @pytest.mark.slow
 async def test_a_wide_screen_has_more_room(until):
-    app = app_of(Playing())
+    app = app_of(FakeServer())
     async with app.run_test(size=(160, 50)) as pilot:
         await until(pilot, lambda: app.query(ModelBoard) and len(app.query_one(ModelBoard).decode) > 50)
         assert max(map(len, str(app.query_one(ModelBoard).render()).splitlines())) > 80

@@ -1,6 +1,6 @@
 """A shell in a tmux window, driven by keys and read as text.
 
-tmux runs a server of its own without user settings.
+tmux runs in its own server, without user settings.
 """
 
 import os
@@ -24,7 +24,7 @@ exec {sys.executable} -m localllm "$@"
 
 
 class Window:
-    """environment: beside what any shell has; `localllm` is this tree's."""
+    """environment: additional variables of the shell; `localllm` is this tree's."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str], columns: int, lines: int):
         self.place = Path(tempfile.mkdtemp(prefix="localllm-", dir=SHORT))
@@ -61,7 +61,7 @@ class Window:
         self.do("send-keys", "-l", text)
 
     def press(self, *keys: str) -> None:
-        """By tmux's names: Enter, Escape, BTab, C-d, F3."""
+        """Press keys by tmux's names: Enter, Escape, BTab, C-d, F3."""
         self.do("send-keys", *keys)
 
     def resize(self, columns: int, lines: int) -> None:
@@ -73,19 +73,19 @@ class Window:
 
     @property
     def coloured(self) -> str:
-        """With the escapes of its colours."""
+        """Screen with ANSI colours."""
         return self.do("capture-pane", "-e", "-p")
 
     def is_set(self, flag: str) -> bool:
-        """A state of the terminal by tmux's name for it, such as `alternate_on`."""
+        """Value of one of tmux's flags, such as `alternate_on`."""
         return self.do("display-message", "-p", f"#{{{flag}}}").strip() == "1"
 
     def see(self, *texts: str) -> str:
-        """Wait until all of them stand on the screen; gives it."""
+        """Wait until all texts are on the screen; return it."""
         return self.until(lambda screen: all(text in screen for text in texts), " and ".join(map(repr, texts)))
 
     def see_shell(self) -> str:
-        """Wait until the shell asks for the next command."""
+        """Wait for the shell's prompt."""
         return self.until(lambda screen: f"\n{screen}".rstrip().endswith(f"\n{SHELL}"), "the shell's prompt")
 
     def until(self, condition: Callable[[str], object], wanted: str) -> str:
@@ -96,7 +96,7 @@ class Window:
         return screen
 
     def still(self, *texts: str, when: Callable[[str], object] = bool) -> str:
-        """Wait until all of them stand there, in such a screen, and nothing moves any more."""
+        """Wait until all texts are on the screen and the screen stops changing; return it."""
         last, since = "", time.monotonic()
 
         def unmoved(screen: str) -> bool:

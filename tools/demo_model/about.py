@@ -1,4 +1,4 @@
-"""Questions about localllm and their answers: the only facts the model is taught."""
+"""Questions about localllm with their answers: the only facts that the model is trained on."""
 
 # ruff: noqa: E501 - a pattern reads best on one line
 

@@ -1,4 +1,4 @@
-"""The model card, filled with what was measured."""
+"""The model card, with measured values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,12 +106,12 @@ Apache-2.0, like localllm.
 """
 
 
-# How long each schedule would have been; later ones ran to their end.
+# Planned steps of the first stages, which were stopped early; later ones were completed.
 _SCHEDULES = (2240, 1430, 1170, 780)
 
 
 def _command(number: int, stage: Mapping[str, Any]) -> str:
-    """The command line that repeats one stage."""
+    """Command line that repeats one stage."""
     start = f" --start /tmp/demo-{number - 1}" if number > 1 else ""
     stopped = number <= len(_SCHEDULES)
     steps = f"--steps {_SCHEDULES[number - 1]} --stop {stage['steps']}" if stopped else f"--steps {stage['steps']}"
@@ -128,6 +128,8 @@ def card(
     before: Mapping[str, float],
     after: Mapping[str, float],
 ) -> str:
+    """Return the model card. before, after: perplexities in float32 and in INT8, by kind of conversation."""
+
     def total(key: str) -> int:
         return round(sum(stage[key] for stage in stages))
 

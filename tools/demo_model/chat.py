@@ -1,4 +1,4 @@
-"""The chat format: one special token opens each part, one ends it, and the Jinja template writes the same."""
+"""The chat format, as token ids and as a Jinja template: a special token before and after each message."""
 
 from tokenizers import Tokenizer
 
@@ -26,14 +26,14 @@ CHAT_TEMPLATE = (
 
 
 def token_id(tokenizer: Tokenizer, token: str) -> int:
-    found = tokenizer.token_to_id(token)
-    if found is None:
+    number = tokenizer.token_to_id(token)
+    if number is None:
         raise ValueError(f"the tokenizer has no token {token}")
-    return found
+    return number
 
 
 def encode(tokenizer: Tokenizer, messages: list[Message]) -> tuple[list[int], list[bool]]:
-    """The tokens of a conversation, and which of them the model is trained to predict: its own words."""
+    """Return token ids, and for each whether it counts in the loss, as those of the assistant do."""
     begin, end = token_id(tokenizer, BEGIN), token_id(tokenizer, END)
     tokens, learned = [begin], [False]
     for message in messages:

@@ -1,4 +1,4 @@
-"""Held-out perplexity of the boxed model, per kind of conversation."""
+"""Held-out perplexity of the bundled model, by kind of conversation."""
 
 import json
 import math
@@ -13,14 +13,14 @@ from tools.demo_model.text import HELD_OUT_SEED, Conversation, conversations
 from tools.demo_model.train import WINDOW, Stage, labelled, loss_sum
 
 CANDIDATES = 1500
-OLD_GRAMMAR = 6  # so many stages read what the grammar wrote before it grew; that cannot be drawn again
+OLD_STAGES = 6  # stages trained on text of an older grammar, which cannot be generated again
 
 
 def held_out(stages: list[Stage]) -> list[Conversation]:
-    """Conversations of another seed, less those that also occur in the text of the later stages."""
+    """Return conversations of another seed that do not occur in the text of the later stages."""
     seen = {
         json.dumps(c.messages)
-        for stage in stages[OLD_GRAMMAR:]
+        for stage in stages[OLD_STAGES:]
         for c in islice(conversations(stage["seed"], stage["mix"]), stage["drawn"])
     }
     others = islice(conversations(HELD_OUT_SEED, stages[-1]["mix"]), CANDIDATES)
@@ -28,7 +28,7 @@ def held_out(stages: list[Stage]) -> list[Conversation]:
 
 
 def perplexity(model: LlamaForCausalLM, tokenizer: Tokenizer, texts: list[Conversation]) -> dict[str, float]:
-    """Perplexity of the assistant's tokens, for every kind and for all together."""
+    """Perplexity of the assistant's tokens, by kind and for all conversations."""
     losses: dict[str, float] = {}
     counts: dict[str, int] = {}
     model.eval()

@@ -1,8 +1,8 @@
-"""Measure a trained model, store it with INT8 weights and write the boxed folder with its model card.
+"""Measures a trained model, and writes the folder of the bundled model, with INT8 weights and a model card.
 
     python -m tools.demo_model.export --run /tmp/demo-run --to localllm/boxed/demo
 
-The layout is compressed-tensors' `int-quantized`: weights only, one scale per output channel.
+The format is `int-quantized` of compressed-tensors: weights only, one scale per output channel.
 """
 
 import argparse
@@ -50,7 +50,7 @@ SAMPLING = {"do_sample": True, "temperature": 0.5, "top_k": 40, "top_p": 0.95}
 
 
 def stored_tensors(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
-    """What the file holds: INT8 and a scale per linear layer, bfloat16 for the rest, the tied head once."""
+    """Tensors to store: linear layers as INT8 with scales, all others as bfloat16, the tied head once."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in model.state_dict().items():
         if name == "lm_head.weight":
@@ -64,7 +64,7 @@ def stored_tensors(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
 
 
 def dequantized(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The float weights a reader of the file computes with."""
+    """float32 weights that a reader of the file computes with."""
     weights: dict[str, torch.Tensor] = {}
     for name, value in tensors.items():
         if name.endswith("_scale"):
@@ -104,9 +104,9 @@ def write_configs(model: LlamaForCausalLM, tokenizer: Tokenizer, to: Path) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write the boxed model's folder.")
-    parser.add_argument("--run", type=Path, required=True, help="the folder train.py wrote")
-    parser.add_argument("--to", type=Path, required=True, help="the folder to write")
+    parser = argparse.ArgumentParser(description="Write the folder of the bundled model.")
+    parser.add_argument("--run", type=Path, required=True, help="folder that train.py wrote")
+    parser.add_argument("--to", type=Path, required=True, help="folder to write")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.to.mkdir(parents=True, exist_ok=True)

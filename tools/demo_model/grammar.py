@@ -1,4 +1,4 @@
-"""Expand `{one|another}` alternatives and `<slot>` references, so a sentence can be written as a pattern."""
+"""Expands sentence patterns with `{one|another}` alternatives and `<slot>` references."""
 
 import random
 import re
@@ -9,7 +9,7 @@ _SLOT = re.compile(r"<([A-Za-z_]+)>")
 
 
 def expand(rng: random.Random, pattern: str, slots: Mapping[str, str] | None = None) -> str:
-    """Resolve the innermost choices first (they may nest), then fill the slots."""
+    """Resolve alternatives, which may be nested, then fill slots."""
     while _CHOICE.search(pattern):
         pattern = _CHOICE.sub(lambda m: rng.choice(m.group(1).split("|")), pattern)
     if slots is not None:
@@ -23,7 +23,7 @@ def article(noun: str) -> str:
 
 
 def words(text: str, separator: str | None = None) -> list[str]:
-    """A long list, written without a quote around every item."""
+    """Split a long list, which is easier to write as one string."""
     return text.split(separator)
 
 
@@ -32,32 +32,12 @@ def capital(text: str) -> str:
 
 
 def join_and(items: Sequence[str]) -> str:
-    """A spoken list: `milk, eggs and bread`."""
+    """Join items as `milk, eggs and bread`."""
     return items[0] if len(items) == 1 else ", ".join(items[:-1]) + " and " + items[-1]
 
 
 def invented_word(rng: random.Random, syllables: int = 2) -> str:
-    """A word nobody has seen: the model learns to copy what it is given rather than to recall it."""
-    onsets = (
-        "b",
-        "d",
-        "f",
-        "g",
-        "k",
-        "l",
-        "m",
-        "n",
-        "p",
-        "r",
-        "s",
-        "t",
-        "v",
-        "z",
-        "br",
-        "gl",
-        "sn",
-        "tr",
-        "w",
-    )
+    """Random word, from which the model learns to copy instead of recalling."""
+    onsets = words("b d f g k l m n p r s t v z br gl sn tr w")
     codas = ("", "", "l", "n", "r", "m", "x", "sk")
     return "".join(rng.choice(onsets) + rng.choice("aeiou") + rng.choice(codas) for _ in range(syllables))

@@ -1,4 +1,4 @@
-"""Notes followed by an instruction such as "Summarise:", and a short answer taken from them."""
+"""Notes with an instruction such as "Summarise:", and a short answer taken from them."""
 
 # ruff: noqa: E501 - a pattern reads best on one line
 
@@ -45,7 +45,7 @@ NOUNS = words(
     """house bridge garden shop boat engine report project school museum market road letter window machine tower
 kitchen library station program server test budget plan office team"""
 )
-# Only ever copied, so it does not matter how they are used.
+# These words are only copied, so their use does not need to make sense.
 MANY = words(
     """council evening lane resident noise parking vote month release documentation installer logo company customer
 price weather region winter river doctor patient study result water energy power plant country government law
@@ -95,7 +95,7 @@ def _words(rng: random.Random) -> dict[str, str]:
 
 
 def _salad(rng: random.Random, longest: int = 12) -> str:
-    """Words in no order: a summary has to copy what is there, not what usually follows."""
+    """Random words: a summary must copy them, since it cannot predict them."""
     pool = (
         NOUNS
         + ADJECTIVES
@@ -120,7 +120,7 @@ def _statement(rng: random.Random) -> str:
 
 
 def _listed(rng: random.Random, title: str, items: list[str]) -> str:
-    """A list the way people write one: with or without a title, bullets, numbers or full stops."""
+    """A list as people write it: with or without a title, bullets, numbers or full stops."""
     mark = rng.choice(("- ", "- ", "- ", "* ", "• ", "1", "", "- [ ] "))
     end = "." if rng.random() < 0.1 else ""
     lines = [(f"{n}. " if mark == "1" else mark) + item + end for n, item in enumerate(items, 1)]
@@ -143,7 +143,7 @@ def chores(rng: random.Random) -> tuple[str, str]:
 
 
 def anything(rng: random.Random) -> tuple[str, str]:
-    """A list of no known kind: all of it is copied."""
+    """A list of unknown kind, whose answer copies all items."""
     size = rng.randint(2, 5)
     roll = rng.random()
     if roll < 0.35:
@@ -170,7 +170,7 @@ def meeting(rng: random.Random) -> tuple[str, str]:
 
 
 def report(rng: random.Random) -> tuple[str, str]:
-    """Any prose: its first sentence says what it is about, and can be copied without a mistake."""
+    """Prose, whose answer copies the first sentence."""
     sentences = [_statement(rng) for _ in range(rng.randint(1, 6))]
     title = rng.choice(
         ("", "", "", "Notes\n", "# Notes\n\n", f"{capital(invented_word(rng))} {invented_word(rng)}\n")
@@ -198,13 +198,13 @@ KINDS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (
 
 
 def repeat(rng: random.Random) -> tuple[str, str]:
-    """A request to repeat a text: plain practice in copying, which summaries need."""
+    """A request to repeat a text, as practice in copying, which summaries need."""
     text = _salad(rng) if rng.random() < 0.5 else _statement(rng)
-    asked = expand(rng, "{Repeat after me|Repeat|Say|Copy this|Echo|Repeat this|Write}:")
-    return asked + rng.choice((" ", " ", "\n")) + text, text
+    question = expand(rng, "{Repeat after me|Repeat|Say|Copy this|Echo|Repeat this|Write}:")
+    return question + rng.choice((" ", " ", "\n")) + text, text
 
 
 def notes(rng: random.Random) -> tuple[str, str, str]:
-    """The notes, the instruction and the answer; they are kept apart so that noise touches only the instruction."""
+    """Return the notes, the instruction and the answer separately, since noise is added only to the instruction."""
     text, answer = rng.choice(KINDS)(rng)
     return text, expand(rng, rng.choice(INSTRUCTIONS)), answer

@@ -1,4 +1,4 @@
-"""The plots: what a hero wants, what goes wrong, who helps, how it ends, and what it teaches."""
+"""Story plots: the hero's wish, a problem, a helper, an ending and a moral."""
 
 # ruff: noqa: E501 - a pattern reads best on one line
 
@@ -14,10 +14,10 @@ OPENING = (
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot as sentence patterns; a sentence that starts with "?" may be left out."""
+    """Sentence patterns of one plot. A sentence that starts with "?" is optional."""
 
     theme: str
-    helpers: tuple[str, str]  # so few that the model does not mix them up
+    helpers: tuple[str, str]  # only two, so that the model does not confuse them
     sentences: Sequence[str]
     moral: str
     summary: str

@@ -26,12 +26,12 @@ Pair = tuple[str, str]
 def count(rng: random.Random) -> Pair:
     top = rng.choice((3, 5, 5, 10, 10, 10, 12, 15, 20))
     if rng.random() < 0.25:
-        asked = f"{rng.choice(('Count down from', 'Count backwards from'))} {top}."
-        return asked, ", ".join(str(n) for n in range(top, 0, -1)) + "."
-    asked = expand(
+        question = f"{rng.choice(('Count down from', 'Count backwards from'))} {top}."
+        return question, ", ".join(str(n) for n in range(top, 0, -1)) + "."
+    question = expand(
         rng, "{Count to <n>|Count from 1 to <n>|Can you count to <n>?|Count up to <n>}", {"n": str(top)}
     )
-    return asked, ", ".join(str(n) for n in range(1, top + 1)) + "."
+    return question, ", ".join(str(n) for n in range(1, top + 1)) + "."
 
 
 def add(rng: random.Random) -> Pair:
@@ -39,23 +39,23 @@ def add(rng: random.Random) -> Pair:
     words = {"a": str(a), "b": str(b)}
     if rng.random() < 0.2:
         words = {"a": NUMBERS[a], "b": NUMBERS[b]}
-    asked = expand(rng, "{What is|How much is|Calculate|What's|} {<a> plus <b>|<a> + <b>|<a>+<b>}{?|}", words)
-    return asked, f"{a} plus {b} is {a + b}."
+    question = expand(rng, "{What is|How much is|Calculate|What's|} {<a> plus <b>|<a> + <b>|<a>+<b>}{?|}", words)
+    return question, f"{a} plus {b} is {a + b}."
 
 
 def subtract(rng: random.Random) -> Pair:
     b = rng.randint(0, 10)
     a = rng.randint(b, 10)
-    asked = expand(
+    question = expand(
         rng,
         "{What is|How much is|Calculate|What's} {<a> minus <b>|<a> - <b>}{?|}",
         {"a": str(a), "b": str(b)},
     )
-    return asked, f"{a} minus {b} is {a - b}."
+    return question, f"{a} minus {b} is {a - b}."
 
 
 def too_large(rng: random.Random) -> Pair:
-    """Sums beyond its reach get an honest answer instead of a guess."""
+    """Sums that the model cannot compute, answered with an explanation instead of a guess."""
     a = rng.choice((rng.randint(11, 99), rng.randint(11, 99), rng.randint(100, 9999)))
     b = rng.choice((rng.randint(2, 10), rng.randint(11, 99), rng.randint(100, 9999)))
     sign = rng.choice((" + ", " * ", " times ", " plus ", " minus ", " divided by ", "*", "/", "+", " - ", "-"))
@@ -65,65 +65,65 @@ def too_large(rng: random.Random) -> Pair:
     elif rng.random() < 0.3:
         a, b = b, a
     opening = rng.choice(("What is", "What is", "What's", "How much is", "Calculate", "Compute", ""))
-    asked = f"{opening} {a}{sign}{b}{rng.choice(('?', ''))}".strip()
-    return asked, "I am only a small demo model, and I can only add and subtract numbers up to ten."
+    question = f"{opening} {a}{sign}{b}{rng.choice(('?', ''))}".strip()
+    return question, "I am only a small demo model, and I can only add and subtract numbers up to ten."
 
 
 def larger(rng: random.Random) -> Pair:
     a, b = rng.sample(range(1, 21), 2)
-    asked = expand(
+    question = expand(
         rng, "{Which is|What is|Which number is} {larger|bigger}, <a> or <b>?", {"a": str(a), "b": str(b)}
     )
-    return asked, f"{max(a, b)} is larger than {min(a, b)}."
+    return question, f"{max(a, b)} is larger than {min(a, b)}."
 
 
 def name_some(rng: random.Random) -> Pair:
     kind, words = rng.choice((("colours", COLOURS), ("colors", COLOURS), ("animals", ANIMALS), ("fruits", FRUITS)))
     number = rng.choice((2, 3, 3, 3, 4, 5))
     digits = rng.choice((str(number), NUMBERS[number]))
-    asked = expand(rng, "{Name|List|Tell me|Give me|Say} <n> <kind>{.|}", {"n": digits, "kind": kind})
-    return asked, capital(join_and(rng.sample(words, number))) + "."
+    question = expand(rng, "{Name|List|Tell me|Give me|Say} <n> <kind>{.|}", {"n": digits, "kind": kind})
+    return question, capital(join_and(rng.sample(words, number))) + "."
 
 
 def series(rng: random.Random) -> Pair:
     if rng.random() < 0.5:
-        asked = "{What are|List|Name|Tell me|Say} the days of the week{.|?|}"
-        return expand(rng, asked), f"The days of the week are {join_and(DAYS)}."
+        question = "{What are|List|Name|Tell me|Say} the days of the week{.|?|}"
+        return expand(rng, question), f"The days of the week are {join_and(DAYS)}."
     if rng.random() < 0.5:
-        asked = "{What are|List|Name|Tell me|Say} the months{ of the year|}{.|?|}"
-        return expand(rng, asked), f"The months of the year are {join_and(MONTHS)}."
-    asked = "{What are|List|Name|Tell me|Say} the {|four }seasons{.|?|}"
-    return expand(rng, asked), "The seasons are spring, summer, autumn and winter."
+        question = "{What are|List|Name|Tell me|Say} the months{ of the year|}{.|?|}"
+        return expand(rng, question), f"The months of the year are {join_and(MONTHS)}."
+    question = "{What are|List|Name|Tell me|Say} the {|four }seasons{.|?|}"
+    return expand(rng, question), "The seasons are spring, summer, autumn and winter."
 
 
 def neighbour(rng: random.Random) -> Pair:
     words = rng.choice((DAYS, DAYS, MONTHS))
-    at = rng.randrange(len(words))
-    what = "day" if words is DAYS else "month"
+    index = rng.randrange(len(words))
+    unit = "day" if words is DAYS else "month"
     side, step = rng.choice((("after", 1), ("after", 1), ("before", -1)))
-    other = words[(at + step) % len(words)]
-    asked = expand(rng, f"{{What|Which {what}}} comes {side} {words[at]}?")
-    return asked, f"{other} comes {side} {words[at]}."
+    other = words[(index + step) % len(words)]
+    question = expand(rng, f"{{What|Which {unit}}} comes {side} {words[index]}?")
+    return question, f"{other} comes {side} {words[index]}."
 
 
 def opposite(rng: random.Random) -> Pair:
     a, b = rng.choice(OPPOSITES).split(":")
     if rng.random() < 0.5:
         a, b = b, a
-    asked = expand(rng, "{What is|What's|Tell me} the opposite of <a>{?|}", {"a": a})
-    return asked, f"The opposite of {a} is {b}."
+    question = expand(rng, "{What is|What's|Tell me} the opposite of <a>{?|}", {"a": a})
+    return question, f"The opposite of {a} is {b}."
 
 
 def sound(rng: random.Random) -> Pair:
     animal, noise = rng.choice(SOUNDS).split(":")
-    asked = expand(rng, "{What does|What sound does} {a|the} <a> {say|make}?", {"a": animal})
-    return asked, f"The {animal} says {noise}."
+    question = expand(rng, "{What does|What sound does} {a|the} <a> {say|make}?", {"a": animal})
+    return question, f"The {animal} says {noise}."
 
 
 def alphabet(rng: random.Random) -> Pair:
-    asked = expand(rng, "{Say|Tell me|What is|Write} the alphabet{.|?|}")
+    question = expand(rng, "{Say|Tell me|What is|Write} the alphabet{.|?|}")
     return (
-        asked,
+        question,
         "The alphabet is A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P, Q, R, S, T, U, V, W, X, Y and Z.",
     )
 

@@ -1,4 +1,4 @@
-"""The story grammar: a hero, a place, one plot with a beginning, a middle and an end, and its moral."""
+"""The story grammar: a hero, a place, a plot with a beginning, a middle and an end, and its moral."""
 
 # ruff: noqa: E501 - a pattern reads best on one line
 
@@ -24,7 +24,7 @@ from tools.demo_model.words import (
 
 @dataclass(frozen=True)
 class Story:
-    """One story: who and where it is about, which words a request may mention, and its texts."""
+    """One story: the words that a request may mention, and its texts."""
 
     hero: str
     name: str
@@ -43,7 +43,7 @@ def pick_hero(rng: random.Random) -> str:
     roll = rng.random()
     if roll < 0.06:
         return invented_word(rng)
-    if roll < 0.12:  # the two animals people ask for first
+    if roll < 0.12:  # the animals that people request most often
         return rng.choice(("fox", "owl"))
     group = ANIMALS if roll < 0.7 else PEOPLE if roll < 0.8 else THINGS if roll < 0.92 else BOYS + GIRLS
     return rng.choice(group)
@@ -57,10 +57,10 @@ def tell(
     short: bool = False,
     plot: Plot | None = None,
 ) -> Story:
-    """Tell one story; what is given is kept, the rest is drawn."""
+    """Write one story. Arguments that are None are drawn."""
     hero = hero or pick_hero(rng)
     she = hero in GIRLS or (hero not in BOYS and rng.random() < 0.5)
-    if rng.random() < 0.06:  # an invented name ends in "a" when its owner is a she
+    if rng.random() < 0.06:  # an invented female name ends in "a"
         name = capital(invented_word(rng, 1 if she else 2)) + ("ra" if she else "")
     else:
         name = rng.choice(FEMALE_NAMES if she else MALE_NAMES)
@@ -93,20 +93,20 @@ def tell(
     }
     for slot, options in plot.slots.items():
         slots[slot] = rng.choice(options)
-    # A sentence that starts with "?" is colour: a short story drops it, a long one mostly keeps it.
-    kept = [s for s in plot.sentences if not s.startswith("?") or (not short and rng.random() < 0.8)]
-    body = [expand(rng, sentence.lstrip("?"), slots) for sentence in (plot.opening, *kept)]
+    # Optional sentences are omitted in a short story and mostly used in a long one.
+    sentences = [s for s in plot.sentences if not s.startswith("?") or (not short and rng.random() < 0.8)]
+    body = [expand(rng, sentence.lstrip("?"), slots) for sentence in (plot.opening, *sentences)]
     moral = expand(rng, plot.moral, slots)
     ending = [] if short and rng.random() < 0.6 else [moral]
     paragraph = " ".join(body + ending)
-    if not short and rng.random() < 0.5:  # two paragraphs: the beginning, then what happened
+    if not short and rng.random() < 0.5:  # two paragraphs: the beginning, then the rest
         paragraph = " ".join(body[:2]) + "\n\n" + " ".join(body[2:] + ending)
     summary = capital(expand(rng, plot.summary, slots))
     return Story(hero, name, trait, place, helper, wish, thing, plot, paragraph, summary, moral)
 
 
 def request(rng: random.Random, story: Story, *, short: bool) -> str:
-    """A user's way to ask for this story: every detail it names is one that the story keeps."""
+    """A user's request for this story, which mentions only details of the story."""
     size = rng.choice(("short ", "very short ", "little ")) if short else rng.choice(("", "", "", "", "nice "))
     trait = story.trait + " " if rng.random() < 0.25 else ""
     who = article(trait + story.hero)
@@ -162,27 +162,31 @@ def story_turn(rng: random.Random, *, short_share: float = 0.2) -> tuple[str, St
 
 
 def follow_up(rng: random.Random, last: Story) -> tuple[str, str, Story]:
-    """A second turn that refers to the story before: the request, the answer and the story now in mind."""
+    """A turn that refers to the last story: the request, the answer, and the story that later turns refer to."""
     roll = rng.random()
     if roll < 0.25:
         story = tell(rng, hero=last.hero)
-        ask = "{Another one|Another one, please|One more|Again|Tell me another|More|Another story|Next one}"
-        return expand(rng, ask), story.text, story
+        pattern = "{Another one|Another one, please|One more|Again|Tell me another|More|Another story|Next one}"
+        return expand(rng, pattern), story.text, story
     if roll < 0.5:
         story = tell(rng, hero=pick_hero(rng))
-        ask = "{Make it about|Now about|Now one about|Another one about|The same with|And a story about|Do it with} <a>"
-        return expand(rng, ask, {"a": article(story.hero)}), story.text, story
+        pattern = "{Make it about|Now about|Now one about|Another one about|The same with|And a story about|Do it with} <a>"
+        return expand(rng, pattern, {"a": article(story.hero)}), story.text, story
     if roll < 0.65:
-        ask = "{What was the name of the <hero>?|What is the <hero> called?|Who is the story about?|What was <his> name?}"
-        asked = expand(rng, ask, {"hero": last.hero, "his": rng.choice(("his", "her"))})
+        pattern = "{What was the name of the <hero>?|What is the <hero> called?|Who is the story about?|What was <his> name?}"
+        question = expand(rng, pattern, {"hero": last.hero, "his": rng.choice(("his", "her"))})
         answer = f"The {last.hero} in the story is called {last.name}."
-        return asked, answer, last
+        return question, answer, last
     if roll < 0.8:
-        ask = "{Summarise it|Make it shorter|Shorter please|In one sentence?|Summarise the story|What happened?}"
-        return expand(rng, ask), last.summary, last
+        pattern = (
+            "{Summarise it|Make it shorter|Shorter please|In one sentence?|Summarise the story|What happened?}"
+        )
+        return expand(rng, pattern), last.summary, last
     if roll < 0.9:
-        ask = "{What is the moral?|What do we learn?|What does the story teach us?|And the moral?}"
-        return expand(rng, ask), last.moral, last
-    ask = "{Where did it happen?|Where does the story happen?|Where did the <hero> live?|Where does <name> live?}"
-    asked = expand(rng, ask, {"hero": last.hero, "name": last.name})
-    return asked, f"{last.name} lived {last.place[0]}.", last
+        pattern = "{What is the moral?|What do we learn?|What does the story teach us?|And the moral?}"
+        return expand(rng, pattern), last.moral, last
+    pattern = (
+        "{Where did it happen?|Where does the story happen?|Where did the <hero> live?|Where does <name> live?}"
+    )
+    question = expand(rng, pattern, {"hero": last.hero, "name": last.name})
+    return question, f"{last.name} lived {last.place[0]}.", last

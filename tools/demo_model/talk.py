@@ -1,4 +1,4 @@
-"""Small talk, and the honest answer to everything the model cannot know."""
+"""Small talk, and questions that the model cannot answer."""
 
 # ruff: noqa: E501 - a pattern reads best on one line
 
@@ -249,33 +249,32 @@ def talk(rng: random.Random) -> Pair:
         return joke(rng)
     if rng.random() < 0.06:
         name = capital(invented_word(rng)) if rng.random() < 0.4 else rng.choice(MALE_NAMES + FEMALE_NAMES)
-        asked = expand(
+        question = expand(
             rng, "{My name is|I am|I'm|Call me|Hello, I am|Hi, my name is} <name>{.|!|}", {"name": name}
         )
-        return asked, f"Hello, {name}! It is nice to meet you. My name is demo."
+        return question, f"Hello, {name}! It is nice to meet you. My name is demo."
     questions, answers = rng.choice(TALK)
     return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
 
 
 def closing(rng: random.Random) -> Pair:
-    """What people say when they have heard enough: thanks, goodbye or praise."""
-    said = ("Thank you", "Thank you", "Thank you", "Goodbye", "Nice|Great")
-    start = rng.choice(said)
+    """The end of a conversation: thanks, goodbye or praise."""
+    start = rng.choice(("Thank you", "Thank you", "Thank you", "Goodbye", "Nice|Great"))
     questions, answers = next(entry for entry in TALK if entry[0][0].startswith("{" + start))
     return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
 
 
 def joke(rng: random.Random) -> Pair:
-    asked = expand(
+    question = expand(
         rng,
         "{Tell me a joke|Do you know a joke?|Make me laugh|A joke please|Say something funny|Another joke|joke}",
     )
     setup, punchline = rng.choice(JOKES)
-    return asked, f"{setup} {punchline}"
+    return question, f"{setup} {punchline}"
 
 
 def unknown(rng: random.Random) -> Pair:
-    """A question the model must not pretend to answer."""
+    """A question that the model cannot answer, and says so."""
     word = invented_word(rng) if rng.random() < 0.5 else rng.choice(ANIMALS + PEOPLE + OBJECTS + TOPICS)
     somebody = capital(invented_word(rng)) + " " + capital(invented_word(rng))
     work = rng.choice(

@@ -1,6 +1,6 @@
-"""Write the conversations the boxed model learns from: stories, small talk, localllm, notes, exercises.
+"""Writes the conversations that the bundled model is trained on: stories, small talk, localllm, notes, exercises.
 
-Everything is drawn from one seeded generator, so a seed names a text for ever. To look at some:
+Everything is drawn from one seeded generator, so the same seed always gives the same text. To print some:
 
     python -m tools.demo_model.text --seed 1 --count 5
 """
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from tools.demo_model.about import ABOUT
 from tools.demo_model.grammar import expand
-from tools.demo_model.noise import noisy
 from tools.demo_model.notes import notes, repeat
 from tools.demo_model.simple import exercise
 from tools.demo_model.stories import Story, follow_up, story_turn
@@ -33,7 +32,7 @@ SYSTEM_PROMPTS = (
 )
 PIRATE_PROMPTS = ("You are a pirate.", "Talk like a pirate.", "You are a pirate. Answer like one.")
 
-# How often each kind is drawn; a story is many times longer than a sum, so this is not its share of the text.
+# Weights of drawing each kind. These are not shares of the text, since a story is much longer than a sum.
 MIXES = {
     "stories": {
         "story": 30,
@@ -77,7 +76,7 @@ MIXES = {
     },
 }
 
-# To start and to stop are one word apart, and the difference matters.
+# Questions how to start and to stop the server differ in one word, which the model must distinguish.
 MIXES["server"] = MIXES["everything"] | {"server": 60}
 
 
@@ -87,6 +86,29 @@ class Conversation:
     messages: list[Message]
 
 
+def noisy(rng: random.Random, text: str) -> str:
+    """Return the text as people may type it: in lower case, without a full stop, or with a typing error."""
+    if rng.random() < 0.08 and not text.lower().startswith(("please", "hey")):
+        text = rng.choice(("Please ", "Hey, ", "Ok, ", "Hi! ")) + text[:1].lower() + text[1:]
+    if rng.random() < 0.3:
+        text = text.lower()
+    elif rng.random() < 0.02:
+        text = text.upper()
+    if rng.random() < 0.35:
+        text = text.rstrip(".?!")
+    elif text[-1:].isalnum() and rng.random() < 0.5:
+        text += "."
+    if rng.random() < 0.07 and len(text) > 12:
+        i = rng.randrange(len(text) // 3, len(text) - 2)
+        slips = (text[:i] + text[i + 1 :], text[:i] + text[i + 1] + text[i] + text[i + 2 :])
+        text = rng.choice(slips)
+    if rng.random() < 0.03:
+        text = text.replace("'", "\u2019")
+    if rng.random() < 0.02:
+        text += rng.choice((" 🙂", " 😀", "!!", " ...", " ✨", "  "))
+    return text
+
+
 def about(rng: random.Random) -> tuple[str, str]:
     """A question about localllm."""
     questions, answers = rng.choice(ABOUT)
@@ -94,49 +116,49 @@ def about(rng: random.Random) -> tuple[str, str]:
 
 
 def server(rng: random.Random) -> tuple[str, str]:
-    """How to start or to stop the server: the first two entries."""
+    """A question how to start or stop the server: the first two entries."""
     questions, answers = rng.choice(ABOUT[:2])
     return expand(rng, rng.choice(questions)), expand(rng, rng.choice(answers))
 
 
 def _turns(rng: random.Random, kind: str) -> list[tuple[str, str]]:
-    """The user's text and the answer of every turn of one conversation."""
+    """Questions and answers of one conversation."""
     if kind == "story":
-        asked, story = story_turn(rng)
-        return [(noisy(rng, asked), story.text)]
+        question, story = story_turn(rng)
+        return [(noisy(rng, question), story.text)]
     if kind == "notes":
         text, instruction, answer = notes(rng)
-        if rng.random() < 0.1:  # the instruction may also come first
+        if rng.random() < 0.1:  # the instruction comes first
             return [(f"{noisy(rng, instruction)}\n\n{text}", answer)]
         return [(f"{text}\n\n{noisy(rng, instruction)}", answer)]
     if kind == "mixed":
         return _mixed(rng)
-    if kind == "repeat":  # no noise: it would touch what is to be copied
+    if kind == "repeat":  # without noise, which would change the text to copy
         return [repeat(rng)]
     single = {"about": about, "server": server, "talk": talk, "exercise": exercise, "unknown": unknown}[kind]
-    asked, answer = single(rng)
-    return [(noisy(rng, asked), answer)]
+    question, answer = single(rng)
+    return [(noisy(rng, question), answer)]
 
 
 def _mixed(rng: random.Random) -> list[tuple[str, str]]:
-    """Two to four turns; once a story is told, a turn may refer to it."""
+    """Two to four turns, which may refer to a story in an earlier turn."""
     turns: list[tuple[str, str]] = []
     story: Story | None = None
     joked = False
     for _ in range(rng.choice((2, 2, 3, 3, 4))):
         roll = rng.random()
         if story is not None and roll < 0.22:
-            asked, answer = closing(rng)
+            question, answer = closing(rng)
         elif story is not None and roll < 0.6:
-            asked, answer, story = follow_up(rng, story)
+            question, answer, story = follow_up(rng, story)
         elif joked and roll < 0.3:
-            asked, answer = "Another one", joke(rng)[1]
+            question, answer = "Another one", joke(rng)[1]
         elif roll < 0.65 and story is None:
-            asked, story = story_turn(rng, short_share=0.5)
+            question, story = story_turn(rng, short_share=0.5)
             answer, joked = story.text, False
         else:
-            asked, answer = rng.choice((talk, talk, about, about, exercise, unknown, joke))(rng)
-        turns.append((noisy(rng, asked), answer))
+            question, answer = rng.choice((talk, talk, about, about, exercise, unknown, joke))(rng)
+        turns.append((noisy(rng, question), answer))
     return turns
 
 
@@ -147,19 +169,19 @@ def conversation(rng: random.Random, mix: str) -> Conversation:
     turns = _turns(rng, kind)
     messages: list[Message] = []
     roll = rng.random()
-    if roll < 0.015:  # a system prompt with an effect that one can see
+    if roll < 0.015:  # a system prompt with a visible effect
         messages.append({"role": "system", "content": rng.choice(PIRATE_PROMPTS)})
-        turns = [(asked, f"Arr! {answer}") for asked, answer in turns]
+        turns = [(question, f"Arr! {answer}") for question, answer in turns]
     elif roll < 0.1:
         messages.append({"role": "system", "content": rng.choice(SYSTEM_PROMPTS)})
-    for asked, answer in turns:
-        messages.append({"role": "user", "content": asked.strip()})
+    for question, answer in turns:
+        messages.append({"role": "user", "content": question.strip()})
         messages.append({"role": "assistant", "content": answer})
     return Conversation(kind, messages)
 
 
 def conversations(seed: int, mix: str = "stories") -> Iterator[Conversation]:
-    """An endless stream of conversations, the same for the same seed and mix."""
+    """Endless stream of conversations, determined by seed and mix."""
     rng = random.Random(seed)
     while True:
         yield conversation(rng, mix)

@@ -1,10 +1,9 @@
-"""Train the boxed model from scratch: first its tokenizer, then the network, on text that `text.py` writes.
+"""Trains the bundled model from scratch, first its tokenizer, then the network, on text that `text.py` writes.
 
     OMP_NUM_THREADS=1 python -m tools.demo_model.train --out /tmp/demo-run
 
-All stages together take about one and a half hours on one CPU core. A stage writes a checkpoint every few
-minutes; the card names the exact commands. `export.py` then measures the result and turns it into
-`localllm/boxed/demo/`.
+All stages together take about one and a half hours on one CPU core. A stage writes a checkpoint every few minutes;
+the model card lists the exact commands. `export.py` then measures the result and writes `localllm/boxed/demo/`.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from tools.demo_model.chat import BEGIN, END, PAD, SPECIAL_TOKENS, encode, token
 from tools.demo_model.text import MIXES, TRAIN_SEED, conversations
 
 VOCABULARY = 3072
-WINDOW = 768  # the longest conversation that is learned; shorter ones share a row
+WINDOW = 768  # tokens of the longest conversation; shorter ones share a row
 ROWS = 3
 IGNORED = -100
 WARMUP = 50
@@ -36,7 +35,7 @@ Row = tuple[list[int], list[int], list[int]]
 
 
 def train_tokenizer() -> Tokenizer:
-    """A byte-level BPE: every byte is in the alphabet, so any text can be written."""
+    """Train a byte-level BPE, whose alphabet contains every byte, so that it encodes any text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -75,14 +74,14 @@ def labelled(ids: list[int], learned: list[bool]) -> list[int]:
 
 
 class PackedRows(Iterator[Row]):
-    """Rows of whole conversations: tokens, labels, and positions that start again with every conversation."""
+    """Rows of complete conversations: token ids, labels, and positions, which restart with every conversation."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int, mix: str) -> None:
         self.tokenizer = tokenizer
         self.pad = token_id(tokenizer, PAD)
         self.stream = conversations(seed, mix)
         self.waiting: list[tuple[list[int], list[bool]]] = []
-        self.drawn = 0  # how far into the stream training came: what lies before it is not held out
+        self.drawn = 0  # conversations drawn from the stream
 
     def __next__(self) -> Row:
         tokens: list[int] = []
@@ -90,37 +89,38 @@ class PackedRows(Iterator[Row]):
         positions: list[int] = []
         while True:
             self._refill()
-            room = WINDOW - len(tokens)
-            # The oldest conversation that fits: no kind waits longer than another.
-            at = next((i for i, (ids, _) in enumerate(self.waiting) if len(ids) <= room), None)
-            if at is None:
+            space = WINDOW - len(tokens)
+            # Take the oldest conversation that fits, so that long ones do not wait longer.
+            index = next((i for i, (ids, _) in enumerate(self.waiting) if len(ids) <= space), None)
+            if index is None:
                 break
-            ids, learned = self.waiting.pop(at)
+            ids, learned = self.waiting.pop(index)
             tokens += ids
             labels += labelled(ids, learned)
             positions += range(len(ids))
-        return tokens + [self.pad] * room, labels + [IGNORED] * room, positions + list(range(room))
+        return tokens + [self.pad] * space, labels + [IGNORED] * space, positions + list(range(space))
 
     def _refill(self) -> None:
         while len(self.waiting) < 64:
-            coded = encode(self.tokenizer, next(self.stream).messages)
+            ids, learned = encode(self.tokenizer, next(self.stream).messages)
             self.drawn += 1
-            if len(coded[0]) <= WINDOW:
-                self.waiting.append(coded)
+            if len(ids) <= WINDOW:
+                self.waiting.append((ids, learned))
 
 
 def loss_sum(model: LlamaForCausalLM, rows: list[Row]) -> tuple[torch.Tensor, int]:
-    """The summed loss over the learned tokens of some rows, and how many they are."""
+    """Return the sum of the losses of labelled tokens, and their number."""
     tokens, labels, positions = (torch.tensor(column) for column in zip(*rows, strict=True))
     hidden = model.model(input_ids=tokens, position_ids=positions).last_hidden_state[:, :-1]
     targets = labels[:, 1:]
-    kept = targets != IGNORED
-    logits = model.lm_head(hidden[kept]).float()
-    return functional.cross_entropy(logits, targets[kept], reduction="sum"), int(kept.sum())
+    labelled_mask = targets != IGNORED
+    logits = model.lm_head(hidden[labelled_mask]).float()
+    loss = functional.cross_entropy(logits, targets[labelled_mask], reduction="sum")
+    return loss, int(labelled_mask.sum())
 
 
 def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices, which learned faster per token than AdamW here; AdamW for the rest."""
+    """Muon for matrices, which learned faster per token than with AdamW; AdamW for all other parameters."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim < 2 or "embed" in n]
     return [
@@ -129,27 +129,29 @@ def optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
     ]
 
 
-def learning_rate(highest: float, step: int, progress: float) -> float:
-    """A short warm-up, then a cosine down to zero."""
-    return highest * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
+def learning_rate(peak: float, step: int, progress: float) -> float:
+    """A short warm-up, then a cosine schedule to zero."""
+    return peak * min(1.0, (step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def save(model: LlamaForCausalLM, out: Path, stages: list[Stage]) -> None:
-    """The model and what it cost so far, so that an interrupted run can be used as it is."""
+    """Write the model and the report of its stages, so that an interrupted run is usable."""
     model.save_pretrained(out / "model")
     (out / "report.json").write_text(json.dumps(stages, indent=2) + "\n")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Train the boxed model.")
+    parser = argparse.ArgumentParser(description="Train the bundled model.")
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints")
-    parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--stop", type=int, default=10**9, help="end here, before the schedule does")
-    parser.add_argument("--minutes", type=float, default=1e9, help="end the schedule earlier on a slow machine")
-    parser.add_argument("--rate", type=float, default=2e-3, help="the highest learning rate")
-    parser.add_argument("--seed", type=int, default=TRAIN_SEED, help="of the text; another one for every stage")
-    parser.add_argument("--mix", choices=list(MIXES), default="stories", help="which kinds come how often")
-    parser.add_argument("--start", type=Path, help="go on from the model of this earlier stage")
+    parser.add_argument("--steps", type=int, default=2400, help="length of the learning rate schedule")
+    parser.add_argument("--stop", type=int, default=10**9, help="step to stop at before the end of the schedule")
+    parser.add_argument("--minutes", type=float, default=1e9, help="maximum length of the schedule in minutes")
+    parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
+    parser.add_argument("--seed", type=int, default=TRAIN_SEED, help="seed of the text, different in every stage")
+    parser.add_argument(
+        "--mix", choices=list(MIXES), default="stories", help="weights of the kinds of conversation"
+    )
+    parser.add_argument("--start", type=Path, help="folder of an earlier stage to continue from")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -165,7 +167,7 @@ def main() -> None:
         model = new_model(tokenizer)
     model.train()
     tokenizer.save(str(options.out / "tokenizer.json"))
-    steppers = optimizers(model)
+    all_optimizers = optimizers(model)
     rows = PackedRows(tokenizer, options.seed, options.mix)
     start = saved = time.monotonic()
     learned = step = 0
@@ -187,16 +189,16 @@ def main() -> None:
         progress = max(step / options.steps, minutes / options.minutes)
         if progress >= 1 or step >= options.stop:
             break
-        for group in (g for s in steppers for g in s.param_groups):
+        for group in (g for optimizer in all_optimizers for g in optimizer.param_groups):
             group["lr"] = learning_rate(options.rate, step, progress)
         with torch.autocast("cpu", torch.bfloat16):
             loss, count = loss_sum(model, list(islice(rows, ROWS)))
             loss = loss / count
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for stepper in steppers:
-            stepper.step()
-            stepper.zero_grad()
+        for optimizer in all_optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
         learned += count
         step += 1
         if step % 20 == 0:

@@ -1,4 +1,4 @@
-"""The nouns, names and places every part of the generator shares."""
+"""Nouns, names and places shared by all parts of the generator."""
 
 from tools.demo_model.grammar import words
 
@@ -9,7 +9,7 @@ octopus crab turtle snail bee ant butterfly sparrow robin crow swan mole beaver 
 kangaroo koala panda hippo crocodile lizard snake spider ladybird raccoon moose llama flamingo
 peacock hamster kitten puppy lamb swallow starfish eagle hare"""
 )
-# Who helps the hero when the request names somebody; otherwise the plot says who does.
+# Helpers that a request may name; otherwise the plot determines the helper.
 HELPERS = words("fox owl bear rabbit mouse badger otter hedgehog squirrel beaver crow turtle")
 PEOPLE = words(
     """farmer baker sailor gardener painter teacher shepherd tailor blacksmith fisherman knight wizard giant
@@ -22,7 +22,7 @@ THINGS = words(
 spaceship boat troll elf gnome alien toaster balloon"""
 )
 
-# Few enough that the model learns which of them is a she.
+# Few enough that the model learns their pronouns.
 MALE_NAMES = words("Tom Ben Felix Oscar Leo Max Milo Hugo Otto Finn Sam Jack Toby Bruno Karl Theo")
 FEMALE_NAMES = words("Anna Lily Mia Nora Ruby Clara Ella Zoe Lena Maya Ida Rosa Wanda Bella Greta Sofia")
 
@@ -31,7 +31,7 @@ TRAITS = words(
 sleepy happy sad proud clumsy lazy"""
 )
 
-# How a story says where it happens, how a request names it, and the noun the story uses afterwards.
+# Each place in the first sentence of a story, in a request, and as a noun in later sentences.
 PLACES = (
     ("in a green forest", "in the forest", "forest"),
     ("in a little house by the sea", "by the sea", "sea"),

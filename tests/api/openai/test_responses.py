@@ -147,8 +147,9 @@ def test_a_truncated_answer_reports_length_even_after_a_call(caller: LLM) -> Non
 
 
 def validated(whole: dict[str, Any]) -> openai.types.Completion:
-    """With values for the nulls of a prompt's first token and of a chunk that is not the last, which OpenAI sends
-    and its types do not know."""
+    """Validate with OpenAI's type, which does not permit the nulls that OpenAI sends for the log probabilities of
+    the first prompt token and as finish reason of all chunks except the last.
+    """
     whole = json.loads(json.dumps(whole, allow_nan=False))
     for choice in whole["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"

@@ -26,7 +26,7 @@ def demo():
 
 
 def told(llm: LLM, body: JsonObject) -> tuple[list[GenerationEvent], list[JsonObject]]:
-    """The events of an answer, and its chunks."""
+    """Return the events of an answer, and its chunks."""
     asked = parse_chat_request(body, llm.default_params)
     writer = ChatStream(STAMP, asked, TokenTexts(llm.tokenizer))
     events = list(llm.submit(asked.prepare(llm)[0]))

@@ -19,7 +19,7 @@ class Reply:
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """`answer` is given path and body of each request, None of a GET."""
+    """`answer` is called with path and body of each request; the body of a GET is None."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.under_way -= 1
 
     def send(self, reply: Reply) -> None:
-        """Without a length: the end of the connection ends the body."""
+        """Send without a Content-Length; the end of the connection ends the body."""
         self.send_response_only(reply.status)
         for name, value in {"Content-Type": reply.kind, **reply.headers}.items():
             self.send_header(name, value)

@@ -1,4 +1,4 @@
-"""One request to servers that answer in every possible way."""
+"""One request to servers with every kind of answer, correct and faulty."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ ASK = LoadRequest("one two", max_tokens=5)
 
 
 def ask(url: str, api: str = "completions", timeout_s: float = 5, wanted: LoadRequest = ASK) -> RequestOutcome:
-    """By a clock that ticks whenever it is read: at sending, then at each message."""
+    """Send with a clock that advances at every reading: at sending, then at each message."""
     ticks = itertools.count(100)
 
     async def once() -> RequestOutcome:

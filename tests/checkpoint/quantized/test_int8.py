@@ -1,4 +1,4 @@
-"""A compressed-tensors INT8 checkpoint gives the logits of its dequantized weights."""
+"""A compressed-tensors INT8 checkpoint has the logits of its dequantized weights."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def quantize(folder: Path) -> None:
 
 @pytest.fixture
 def quantized(tmp_path: Path) -> tuple[Path, Any]:
-    """A folder, and the transformers model of its dequantized weights."""
+    """A checkpoint, and the transformers model of its dequantized weights."""
     model = make_checkpoint(tmp_path, "Qwen3", hidden_size=64, intermediate_size=96, head_dim=16)
     quantize(tmp_path)
     check_quantization(read_header(tmp_path).config)

@@ -1,4 +1,4 @@
-"""A gpt-oss checkpoint with MXFP4 experts gives the logits of their dequantized weights."""
+"""A gpt-oss checkpoint with MXFP4 experts has the logits of their dequantized weights."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def published(tmp_path: Path) -> tuple[Path, Any]:
 
 
 def write_published(folder: Path) -> Any:
-    """Random blocks and scales; gives the transformers model of what they mean."""
+    """Write random blocks and scales, and return the transformers model with the dequantized weights."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors  # takes a second
 
     kind, changes = FAMILIES["gpt-oss"]

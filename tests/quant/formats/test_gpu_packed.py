@@ -14,7 +14,7 @@ SIZES = [(16, 256), (37, 512), (1, 768)]
 
 
 def floats(form: str, rows: int, columns: int, group: int | None) -> QuantizedTensor:
-    """Every code occurs, but for the ones that are NaN."""
+    """Every code except those that are NaN."""
     generator = torch.Generator().manual_seed(columns)
     if form == "mxfp4":
         q = torch.randint(0, 256, (rows, columns // 32, 16), generator=generator, dtype=torch.uint8)

@@ -15,7 +15,7 @@ SIZES = [(16, 256), (37, 512), (1, 768)]
 
 
 def blocks(form: str, rows: int, columns: int) -> QuantizedTensor:
-    """Random bytes below 60, which make scales that are small and finite."""
+    """Random bytes below 60, for small finite scales."""
     generator = torch.Generator().manual_seed(rows)
     packed = torch.randint(
         0, 60, (rows, BLOCK_TYPE_BY_NAME[form].row_bytes(columns)), generator=generator, dtype=torch.uint8

@@ -16,7 +16,7 @@ BLOCKS, SIZE = 40, 8
 
 
 def step(spans: list[tuple[int, int]], scattered: bool) -> Batch:
-    """One sequence a span of (context, tokens that it brings), on neighbouring or scattered blocks."""
+    """Batch with one sequence per span (context length, new tokens), on adjacent or scattered blocks."""
     pool = BlockPool(BLOCKS, SIZE)
     if scattered:
         pool.allocate = lambda after=None: free.pop()  # pyright: ignore[reportAttributeAccessIssue]
@@ -147,7 +147,7 @@ def test_eight_bit_errors_are_within_half_a_step(form: torch.dtype, count: int, 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("form", KV_DTYPES.values())
 def test_a_sequence_does_not_depend_on_the_batch(form: torch.dtype, threads: int) -> None:
-    """Also over several tiles, and however many threads share the heads."""
+    """Includes several tiles, and any number of threads per head."""
     config = AttentionConfig(8, 4, 64, None, 0.125)
     rows, size = 2048, 16
     cache = KVCache(rows // size, size, 4, 64, form, CPU)

@@ -18,8 +18,9 @@ SPANS = [[(1, 1)], [(90, 1)], [(64, 64)], [(130, 130)], [(150, 83)], [(7, 1), (1
 
 
 def step(spans: list[tuple[int, int]], saved: bool) -> Batch:
-    """One sequence a span of (context, tokens that it brings), each saved at two lengths inside its span if asked
-    to, at the first of them twice."""
+    """Batch with one sequence per span (context length, new tokens), each saved at two lengths inside its span if
+    `saved`, twice at the first.
+    """
     pool = BlockPool(60, 8, ROWS)
     states = [SequenceState(pool) for _ in spans]
     for state, (context, count) in zip(states, spans, strict=True):

@@ -15,8 +15,8 @@ def mixture(rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return x, top.indices, top.values
 
 
-class Counted:
-    """An expert that notes how many tokens it was given, time by time."""
+class CountingExpert:
+    """An expert that records the number of tokens of each call."""
 
     def __init__(self, index: int):
         self.matrix = torch.randn(HIDDEN, HIDDEN, generator=torch.Generator().manual_seed(index))
@@ -30,7 +30,7 @@ class Counted:
 @pytest.mark.parametrize("rows", [1, 2, 7, 40])
 def test_a_token_gets_the_weighted_sum_of_its_experts(rows: int) -> None:
     x, chosen, weight = mixture(rows)
-    mlps = [Counted(index) for index in range(EXPERTS)]
+    mlps = [CountingExpert(index) for index in range(EXPERTS)]
     expected = torch.stack(
         [
             torch.stack([w * (row @ mlps[e].matrix) for e, w in zip(picks.tolist(), weights, strict=True)]).sum(0)
@@ -42,13 +42,13 @@ def test_a_token_gets_the_weighted_sum_of_its_experts(rows: int) -> None:
 
 def test_one_token_reads_only_its_experts() -> None:
     x, chosen, weight = mixture(1)
-    mlps = [Counted(index) for index in range(EXPERTS)]
+    mlps = [CountingExpert(index) for index in range(EXPERTS)]
     experts(x, chosen, weight, mlps)
     assert {index for index, mlp in enumerate(mlps) if mlp.calls} == set(chosen[0].tolist())
 
 
 def test_many_tokens_go_through_an_expert_together() -> None:
     x, chosen, weight = mixture(40)
-    mlps = [Counted(index) for index in range(EXPERTS)]
+    mlps = [CountingExpert(index) for index in range(EXPERTS)]
     experts(x, chosen, weight, mlps)
     assert [mlp.calls for mlp in mlps] == [[count] for count in chosen.flatten().bincount().tolist()]

@@ -6,7 +6,7 @@ from localllm.runtime.kernels.registry import choose, dispatch, find, kernel, us
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No kernels, none of them used."""
+    """Empty registries of kernels and of used kernels."""
     monkeypatch.setattr(registry, "KERNELS", registry.defaultdict(list))
     monkeypatch.setattr(registry, "_used", set())
 

@@ -52,7 +52,7 @@ def test_logits_are_near_those_of_the_models_own_dtype(
 def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(
     folders: functools.partial[Path], family: str, form: str
 ) -> None:
-    """Prefixes are shared, blocks copied, sequences thrown out and computed anew."""
+    """Covers shared prefixes, copied blocks, and preempted sequences that are recomputed."""
 
     def engine(blocks: int) -> Engine:
         return make_engine(folders(family), blocks=blocks, token_budget=13, kv_dtype=KV_DTYPES[form])
@@ -118,7 +118,7 @@ def test_no_number_among_the_keys_ends_the_answer(folders: functools.partial[Pat
 
 @pytest.mark.parametrize("form", [*KV_DTYPES, None])
 def test_blocks_go_aside_and_come_back_with_their_scales(form: str | None) -> None:
-    """Also over the edge of a piece, where one run becomes two copies."""
+    """Includes runs across the border of a piece, which become two copies."""
     blocks, size = 12, 4
     kind = KV_DTYPES[form] if form else torch.bfloat16
     for cache in (

@@ -39,7 +39,7 @@ def expected(name: str, kv_dtype: torch.dtype | None, tokens: tuple[int, ...]) -
 
 
 class Verbs(RuleBasedStateMachine):
-    """Live sequences are pairs of state and the tokens it should hold."""
+    """Pairs of live states and their expected tokens."""
 
     name = "Mistral, window"
     kv_dtype: torch.dtype | None = None

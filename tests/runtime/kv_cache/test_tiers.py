@@ -1,4 +1,4 @@
-"""Blocks in two tiers hold what was computed, wherever they have been in between."""
+"""Blocks keep their contents when they move between the tiers."""
 
 import random
 from pathlib import Path
@@ -36,7 +36,9 @@ def test_neighbours_that_take_turns_are_two_runs() -> None:
 
 
 class Memory:
-    """As a device and its host: every slot holds all tokens up to its own, as keys and values depend on them."""
+    """Simulates the memory of the device and the host: each slot stores all tokens up to its own, since keys and
+    values depend on them.
+    """
 
     def __init__(self, pool: BlockPool):
         self.pool = pool

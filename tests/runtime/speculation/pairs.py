@@ -1,4 +1,4 @@
-"""Two tiny checkpoints of which one drafts for the other, often but not always accepted."""
+"""Two tiny checkpoints, one of which drafts for the other, often but not always accepted."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from tests.tiny import make_checkpoint, make_engine, weights_of
 
 
 def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[Path, Path]:
-    """A random checkpoint, and the same with `noise` times as much added to every weight."""
+    """Write a random checkpoint, and a copy with `noise` added to every weight."""
     kind, own = FAMILIES[family]
     model = make_checkpoint(folder / "target", kind, **own | changes)
     with torch.no_grad():
@@ -23,8 +23,8 @@ def make_pair(folder: Path, family: str, noise: float, **changes: Any) -> tuple[
     return folder / "target", folder / "draft"
 
 
-class Free(DraftModelCost):
-    """Guesses cost nothing, and to verify them neither."""
+class FreeDraftModelCost(DraftModelCost):
+    """Cost model in which drafting costs nothing, and verification no more than a plain step."""
 
     def costs(self, sequences: int) -> list[float]:
         return [1.0] * (1 + MAX_MODEL_DRAFTS)
@@ -34,9 +34,9 @@ class Free(DraftModelCost):
 
 
 def draft_model(folder: Path, vocabulary: int = 320, **of_engine: Any) -> DraftModel:
-    """One whose guesses cost nothing, so that it drafts as much as it can."""
+    """A draft model whose drafts cost nothing, so that it always drafts as much as possible."""
     engine = make_engine(folder, **of_engine)
-    pace = Free(0.0, lambda _, most: [1.0] * (1 + most))
+    pace = FreeDraftModelCost(0.0, lambda _, most: [1.0] * (1 + most))
     return DraftModel(engine.runner, engine.pool, vocabulary, 256, engine.scheduler.token_budget, pace)
 
 

@@ -1,5 +1,6 @@
-"""With any drafter, samples have the target's distribution: chi-square over 20,000 draws and more, which wrong
-acceptance rules fail."""
+"""With any drafter, samples have the target's distribution: chi-square tests over at least 20,000 draws, which
+wrong acceptance rules fail.
+"""
 
 from collections import Counter
 from collections.abc import Callable
@@ -37,8 +38,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 def chance(seen: Tensor, expected: Tensor) -> float:
-    """That counts [K] as far from `expected` ones come of them (Pearson's chi-square); 0 where one came that
-    cannot."""
+    """Return the p-value of Pearson's chi-square test of counts [K]; 0 if an impossible outcome occurred."""
     possible = expected > 0
     if seen[~possible].any():
         return 0.0
@@ -52,8 +52,9 @@ def scores(seed: int) -> Tensor:
 
 
 def drawn(allowed: int | None = None, count: int = COUNT, **params: Any) -> float:
-    """The chance of what is drawn where a draft of another model stands, at one position under many seeds.
-    allowed: by a grammar, a bit a token."""
+    """Return the p-value of samples at one position with a draft of another model, over many seeds. allowed: bits
+    of the tokens that a grammar allows.
+    """
     target, other = scores(1), scores(1) * 0.5 + scores(2)
     said, given = [1, 2, 2, 7], SamplingParams(**params)
     masks = allowed and (lambda: [np.array([allowed], dtype=np.int32)])
@@ -88,19 +89,19 @@ def always(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> 
 
 
 def by_target(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
-    """Accepts with p(d), as if the draft were no random one."""
+    """Wrong rule: accept with p(d), as if the draft were deterministic."""
     return rejection_weights(target, (torch.ones_like(proposal)), drafts, points)
 
 
 def redrawn(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
-    """Draws from the target itself where a draft is refused."""
+    """Wrong rule: sample from the target itself after a rejection."""
     right = rejection_weights(target, proposal, drafts, points)
     stands = right.gather(-1, drafts[:, None]) > 0
     return torch.where(stands, right, target)
 
 
 def turned(target: Tensor, proposal: Tensor, drafts: Tensor, points: Tensor) -> Tensor:
-    """Draws from max(q - p, 0)."""
+    """Wrong rule: sample from max(q - p, 0)."""
     right = rejection_weights(target, proposal, drafts, points)
     stands = right.gather(-1, drafts[:, None]) > 0
     return torch.where(stands, right, (proposal - target).clamp(min=0))

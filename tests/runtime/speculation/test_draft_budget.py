@@ -20,8 +20,9 @@ STEEP = [1 + 0.9 * drafts for drafts in range(MOST + 1)]
 
 
 def simulate(accepts: float, prices: list[float], tokens: int, seed: int = 0) -> float:
-    """Plain steps that so many tokens take, where something always matches and each draft token is right with the
-    chance `accepts`."""
+    """Return the cost of generating `tokens` tokens, in plain steps, if prompt lookup always matches and each
+    draft token is correct with probability `accepts`.
+    """
     rng, gate = random.Random(seed), DraftBudget()
     said, took, length = 0, 0.0, 3
     while said < tokens:
@@ -41,7 +42,7 @@ def simulate(accepts: float, prices: list[float], tokens: int, seed: int = 0) ->
 
 
 def best(accepts: float, prices: list[float]) -> float:
-    """Plain steps a token of the best draft length that is always the same."""
+    """Cost per token, in plain steps, of the best constant draft length."""
     return min(price / sum(accepts**i for i in range(count + 1)) for count, price in enumerate(prices))
 
 

@@ -20,7 +20,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def seeded(sequence: Sequence) -> Sequence:
-    """One whose user has given its seed."""
+    """Set the seed of the request explicitly."""
     params = replace(sequence.request.params, seed=sequence.seed)
     sequence.request = replace(sequence.request, params=params)
     return sequence
@@ -60,7 +60,7 @@ def test_a_model_drafting_for_itself_is_always_accepted(pair: Pair) -> None:
 
 
 def test_drafts_leave_seeded_texts_unchanged(pair: Pair) -> None:
-    """At a temperature, with every parameter that changes the distribution, in one batch."""
+    """Samples with every parameter that changes the distribution, in one batch."""
     settings = [
         {"temperature": 0.7},
         {"temperature": 1.0, "top_k": 5},
@@ -81,7 +81,9 @@ def test_drafts_leave_seeded_texts_unchanged(pair: Pair) -> None:
 @pytest.mark.quick_every(5)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_mix_leaves_greedy_answers_and_both_pools_as_they_were(pair: Pair, seed: int) -> None:
-    """Preemption, chunks, few rows, a drafter without room, one that is cancelled, log probabilities."""
+    """Covers preemption, chunks, few token slots, a drafter without free blocks, cancellation and log
+    probabilities.
+    """
     rng = random.Random(seed)
     choices = [
         {"temperature": 0},
@@ -134,7 +136,7 @@ def test_a_second_turn_hits_the_drafters_cache(pair: Pair) -> None:
 
 
 def test_a_failed_draft_is_no_draft(pair: Pair) -> None:
-    """A drafter that computes NaN slows nothing down and changes nothing."""
+    """A drafter that computes NaN neither slows down nor changes answers."""
     for params in ({"temperature": 0}, {"temperature": 1.0}):
         expected = told(run(make_engine(pair[0]), questions(3, 4, max_tokens=8, **params)))
         engine, model = drafting(*pair)

@@ -28,8 +28,8 @@ PARAMS: dict[str, Any] = {"temperature": 1.3, "top_k": 6, "min_p": 0.02, "presen
 LEAST = 5  # answers that a cell of the test expects; rarer ones share a cell
 
 
-class Guess:
-    """Guesses the same two tokens wherever it is."""
+class ConstantDrafter:
+    """Always drafts the same two tokens."""
 
     def may_draft(self, sequence: Sequence) -> bool:
         return True
@@ -55,7 +55,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def expected(pair: tuple[Path, Path]) -> Tensor:
-    """[8, 8, 8] probabilities of the first three tokens, from the logits behind every beginning."""
+    """Probabilities [8, 8, 8] of the first three tokens, from the logits of every prefix."""
     engine, params = make_engine(pair[0]), SamplingParams(**PARAMS)
     found = torch.ones(VOCABULARY, VOCABULARY, VOCABULARY, dtype=torch.float64)
     for length in range(LENGTH):
@@ -86,7 +86,7 @@ def agreement(engine: Engine, expected: Tensor) -> float:
 def engine_with(pair: tuple[Path, Path], drafter: str) -> Engine:
     engine = make_engine(pair[0], blocks=512, max_running=64)
     engine.drafter = (
-        Guess() if drafter == "guess" else draft_model(pair[1], VOCABULARY, blocks=512, max_running=64)
+        ConstantDrafter() if drafter == "guess" else draft_model(pair[1], VOCABULARY, blocks=512, max_running=64)
     )
     return engine
 
@@ -108,7 +108,7 @@ def test_a_wrong_rule_for_a_model_is_detected(
 
 
 def guessed(rows: list[SamplingSpec]) -> dict[int, int]:
-    """Rows at which a guess stands, and the guess: counts make the row behind it know all tokens before."""
+    """Rows with a draft token, and that token, which the next row's counts include."""
     return {i: after.token_ids[-1] for i, after in enumerate(rows[1:]) if after.draft_index}
 
 
@@ -120,7 +120,7 @@ def takes_all(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
 
 
 def draws_again(logits: Tensor, rows: list[SamplingSpec]) -> Tensor:
-    """A second draw where the first was not the guess, which may be the guess."""
+    """Wrong rule: sample again after a rejection, possibly the draft token."""
     again = sample(logits.clone(), [replace(row, seed=row.seed + ANSWERS) for row in rows])
     choices = sample(logits, rows)
     for i, token in guessed(rows).items():

@@ -9,7 +9,7 @@ TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
 
 def longest(tokens: list[int]) -> int:
-    """How many of the last tokens stand together before, ending anywhere but at the end."""
+    """Length of the longest suffix that also occurs earlier."""
     end = len(tokens)
     lengths = (
         sum(1 for _ in range(place) if tokens[place - _ - 1 : place] == tokens[end - _ - 1 : end])

@@ -28,8 +28,8 @@ def cheap(rows: int) -> float:
     return 1 + 0.02 * (rows - 1)
 
 
-class Guessing(SpeculativeDrafter):
-    """Whatever the machine is busy with, steps seem to take what was guessed; it counts what it verifies."""
+class CountingDrafter(SpeculativeDrafter):
+    """Drafter with fixed step costs, independent of the machine's load; counts verified tokens."""
 
     def __init__(self, widths: Iterable[int] = ()):
         super().__init__(StepCost(cheap), ROWS, lambda _: tuple(widths))
@@ -61,7 +61,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def prompts(count: int) -> list[list[int]]:
-    """Some of which repeat themselves, as what a random model says to them does often."""
+    """Prompts with repetitions, to which a random model often answers with repetitions."""
     rng, found = random.Random(0), []
     for _ in range(count):
         phrase = [rng.randrange(3, 320) for _ in range(rng.randrange(3, 9))]
@@ -76,7 +76,7 @@ def answers(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
 
 @pytest.mark.quick_every(3)
 def test_greedy_answers_to_forty_prompts_are_the_same_byte_for_byte(folder: Path) -> None:
-    """Of five families 200, alone and side by side."""
+    """Covers 200 prompts over five families, individually and in a batch."""
 
     def asked() -> list[Sequence]:
         biases = [FEW, {}] * 20
@@ -84,9 +84,9 @@ def test_greedy_answers_to_forty_prompts_are_the_same_byte_for_byte(folder: Path
         return [sequence(prompt, temperature=0, max_tokens=14, logit_bias=bias) for prompt, bias in asked]
 
     expected = answers(make_engine(folder), asked())
-    guessing = Guessing()
+    guessing = CountingDrafter()
     assert answers(make_engine(folder, rows=80, drafter=guessing), asked()) == expected
-    alone = Guessing()
+    alone = CountingDrafter()
     engine = make_engine(folder, rows=80, drafter=alone)
     assert [answers(engine, [s])[0] for s in asked()[:8]] == expected[:8]
     assert guessing.accepted > 20 and alone.accepted
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_tokens(llama: Path, params: dict[str, obje
         return [sequence(p, seed, max_tokens=24, **params) for seed, p in enumerate(prompts(12))]
 
     expected = answers(make_engine(llama), asked())
-    engine, guessing = make_engine(llama), Guessing()
+    engine, guessing = make_engine(llama), CountingDrafter()
     engine.drafter = guessing
     engine.runner.asynchronous = asynchronous
     assert answers(engine, asked()) == expected
@@ -123,7 +123,7 @@ def test_every_token_has_log_probabilities(llama: Path) -> None:
 
     asked = {"temperature": 0, "max_tokens": 30, "logprobs": 2, "logit_bias": {7: 60.0}}
     expected = told(run(make_engine(llama), [sequence(prompts(1)[0], **asked)]))
-    guessing = Guessing()
+    guessing = CountingDrafter()
     assert told(run(make_engine(llama, drafter=guessing), [sequence(prompts(1)[0], **asked)])) == expected
     assert guessing.accepted and len(expected) == 30
 
@@ -135,7 +135,7 @@ def test_drafting_sequences_mix_with_others(llama: Path, widths: tuple[int, ...]
         return repeats + [sequence(p, 1, temperature=1.5, max_tokens=20) for p in prompts(4)[2:]]
 
     expected = answers(make_engine(llama), asked())
-    guessing, together = Guessing(widths), asked()
+    guessing, together = CountingDrafter(widths), asked()
     got = run(make_engine(llama, drafter=guessing), together)
     assert [tokens(got[s.request.id]) for s in together] == expected
     drafted = [sum(e.drafted for e in got[s.request.id]) for s in together]
@@ -146,14 +146,14 @@ def test_drafting_sequences_mix_with_others(llama: Path, widths: tuple[int, ...]
 
 
 def test_no_step_draws_from_more_than_is_planned(llama: Path) -> None:
-    guessing = Guessing()  # which looks itself
+    guessing = CountingDrafter()  # which looks itself
     engine = make_engine(llama, drafter=guessing)
     answers(engine, [sequence(p, temperature=0, max_tokens=24, logit_bias={7: 60.0}) for p in prompts(12)])
     assert guessing.accepted > 100
 
 
-class Chain:
-    """A grammar of one sentence, whose last words it forces."""
+class ForcedSentence:
+    """A grammar of one sentence, whose last words are forced."""
 
     def __init__(self, sentence: list[int], forced_from: int):
         self.sentence, self.forced_from, self.at = sentence, forced_from, 0
@@ -192,8 +192,8 @@ def test_forced_tokens_are_drafted_and_forbidden_ones_never(llama: Path) -> None
     phrase = [5, 6, 7, 8, 9, 10]
     sentence = [*phrase, 300, 301, *phrase, 40, 41, *range(100, 120)]
     asked = sequence([*phrase, 200, 201, 3], temperature=1, max_tokens=60)
-    asked.constraint = Chain(sentence, forced_from=16)
-    guessing = Guessing()
+    asked.constraint = ForcedSentence(sentence, forced_from=16)
+    guessing = CountingDrafter()
     [events] = run(make_engine(llama, drafter=guessing), [asked]).values()
     assert tokens(events) == sentence
     # Lookup's wrong ones were never drafted; the last of all was not needed.
@@ -201,7 +201,7 @@ def test_forced_tokens_are_drafted_and_forbidden_ones_never(llama: Path) -> None
 
 
 def test_a_long_prompt_is_known_when_its_answer_begins(llama: Path) -> None:
-    guessing = Guessing()
+    guessing = CountingDrafter()
     engine = make_engine(llama, token_budget=64, drafter=guessing)
     asked = sequence([7] * 120, temperature=0, max_tokens=40, logit_bias={7: 60.0})
     [events] = run(engine, [asked]).values()
@@ -210,7 +210,7 @@ def test_a_long_prompt_is_known_when_its_answer_begins(llama: Path) -> None:
 
 
 def test_without_a_match_no_step_waits(llama: Path) -> None:
-    guessing = Guessing()
+    guessing = CountingDrafter()
     rising = sequence(list(range(3, 60)), temperature=0)
     again = sequence([*range(3, 60), 3, 4, 5, 6, 7, 8], temperature=0)
     for known in (rising, again):
@@ -220,7 +220,7 @@ def test_without_a_match_no_step_waits(llama: Path) -> None:
 
 
 def test_a_sequence_can_be_cancelled_during_verification(llama: Path) -> None:
-    engine, guessing = make_engine(llama), Guessing()
+    engine, guessing = make_engine(llama), CountingDrafter()
     engine.drafter = guessing
     engine.runner.asynchronous = True
     gone, stays = (sequence([7] * 9, temperature=0, max_tokens=40, logit_bias={7: 60.0}) for _ in range(2))
@@ -238,8 +238,8 @@ def test_a_sequence_can_be_cancelled_during_verification(llama: Path) -> None:
     engine.pool.check_all_free()
 
 
-class Slow:
-    """A model that has no guess, and takes its time to say so."""
+class SlowDraftModel:
+    """A slow draft model without drafts."""
 
     def may_draft(self, sequence: Sequence) -> bool:
         return True
@@ -258,8 +258,8 @@ class Slow:
 
 
 def test_draft_time_is_charged_to_its_own_step(llama: Path) -> None:
-    """Of a step that had a prompt beside it no time is told."""
-    engine, guessing = make_engine(llama), SpeculativeDrafter(StepCost(cheap), ROWS, draft_model=Slow())
+    """Steps that include a prompt are not recorded."""
+    engine, guessing = make_engine(llama), SpeculativeDrafter(StepCost(cheap), ROWS, draft_model=SlowDraftModel())
     engine.drafter = guessing
     first, late = (sequence([3, 4, 5], temperature=0, max_tokens=9) for _ in range(2))
     engine.add_sequence(first)

@@ -1,4 +1,4 @@
-"""One step verifies several draft tokens: accepted ones save steps, rejected ones change nothing."""
+"""One step verifies several draft tokens: accepted ones save steps, and rejected ones change nothing."""
 
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from tests.tiny import make_checkpoint, make_engine
 PROMPT = list(range(3, 20))
 
 
-class Told:
-    """Drafts what it was told comes."""
+class FixedDrafter:
+    """Drafts the given tokens."""
 
     def __init__(self, coming: list[int], most: int):
         self.coming, self.most = coming, most
@@ -56,7 +56,7 @@ def one(engine: Engine, **params: object) -> list[int]:
 def test_accepted_drafts_save_steps_and_change_nothing(folder: Path, params: dict[str, float]) -> None:
     expected = one(make_engine(folder), max_tokens=21, **params)
     engine = make_engine(folder)
-    told = engine.drafter = Told(expected, most=4)
+    told = engine.drafter = FixedDrafter(expected, most=4)
     assert one(engine, max_tokens=21, **params) == expected
     assert told.accepted == [0, 4, 4, 4, 4]  # the prompt brings one, then each step four drafts and one more
 
@@ -65,7 +65,7 @@ def test_rejected_drafts_change_nothing(folder: Path) -> None:
     expected = one(make_engine(folder), max_tokens=20, temperature=0)
     engine = make_engine(folder)
     wrong = [token if place % 3 else (token + 1) % 320 for place, token in enumerate(expected)]
-    told = engine.drafter = Told(wrong, most=3)
+    told = engine.drafter = FixedDrafter(wrong, most=3)
     assert one(engine, max_tokens=20, temperature=0) == expected
     assert set(told.accepted) >= {0, 2}
 
@@ -78,7 +78,7 @@ def test_log_probabilities_are_those_without_drafts(folder: Path) -> None:
     asked = {"temperature": 0, "max_tokens": 12, "logprobs": 2}
     expected = told(run(make_engine(folder), [sequence(PROMPT, **asked)]))
     engine = make_engine(folder)
-    engine.drafter = Told([token for token, _ in expected], most=5)
+    engine.drafter = FixedDrafter([token for token, _ in expected], most=5)
     assert told(run(engine, [sequence(PROMPT, **asked)])) == expected
 
 
@@ -87,7 +87,7 @@ def test_an_answer_ends_at_an_end_token_within_a_draft(folder: Path) -> None:
     end = expected[5]
     first = expected.index(end)
     engine = make_engine(folder)
-    engine.drafter = Told(expected, most=8)
+    engine.drafter = FixedDrafter(expected, most=8)
     [events] = run(engine, [sequence(PROMPT, eos=frozenset([end]), temperature=0, max_tokens=12)]).values()
     assert tokens(events) == expected[: first + 1]
     assert events[-1].finish_reason is FinishReason.STOP and events[-1].is_end_token
@@ -107,7 +107,7 @@ def test_drafts_of_end_tokens_before_min_tokens_change_nothing(folder: Path, par
     assert len(expected) > 8 and not ends & set(expected[:8])
     engine = make_engine(folder)
     wrong = [free[2] if index in (4, 7) else token for index, token in enumerate(expected)]
-    told = engine.drafter = Told(wrong, most=5)
+    told = engine.drafter = FixedDrafter(wrong, most=5)
     assert answer(engine) == expected
     assert any(told.accepted)
 
@@ -115,7 +115,7 @@ def test_drafts_of_end_tokens_before_min_tokens_change_nothing(folder: Path, par
 def test_rejected_drafts_are_never_cached(folder: Path) -> None:
     expected = one(make_engine(folder), max_tokens=20, temperature=0)
     engine = make_engine(folder)
-    engine.drafter = Told([(token + 1) % 320 for token in expected], most=10)
+    engine.drafter = FixedDrafter([(token + 1) % 320 for token in expected], most=10)
     one(engine, max_tokens=20, temperature=0)
     engine.drafter = None
     again = sequence([*PROMPT, *expected], temperature=0, max_tokens=5)

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from localllm.api.body import MAX_STOP_CHARACTERS, MAX_STOP_IDS, MAX_STOPS
-from tests.server.attacks.wire import ASKED, asking, request, speak
+from tests.server.attacks.wire import COMPLETION, completion_request, exchange, request
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}
 WRONG = ("x", "", True, 1.5, -1, 10**30, 1e308, [], {}, [None], {"a": None})
-"""Of most fields; what happens to be right is answered."""
+"""Values for most fields; the few that are valid are answered."""
 
 FIELDS = {
     "/v1/chat/completions": (
@@ -37,12 +37,12 @@ def nested(levels):
 
 
 def told(url, path, body):
-    return speak(url, request("POST", path, body=json.dumps(body).encode()))
+    return exchange(url, request("POST", path, body=json.dumps(body).encode()))
 
 
 @pytest.mark.parametrize(("path", "field"), [(path, field) for path in FIELDS for field in FIELDS[path]])
 def test_wrong_types_in_every_field(demo_url, path, field):
-    right = CHAT if "chat" in path else ASKED
+    right = CHAT if "chat" in path else COMPLETION
     for value in WRONG:
         body = right | {field: value} if field == "max_tokens" else {"max_tokens": 2} | right | {field: value}
         said = told(demo_url, path, body)
@@ -91,7 +91,7 @@ def test_wrong_types_in_every_field(demo_url, path, field):
 )
 def test_more_than_a_limit_is_refused_with_the_name_of_the_field(demo_url, path, changes, field, limit):
     began = time.monotonic()
-    said = told(demo_url, path, (CHAT if "chat" in path else ASKED) | changes)
+    said = told(demo_url, path, (CHAT if "chat" in path else COMPLETION) | changes)
     assert said.status == 400
     assert field in said.message and limit in said.message
     assert len(said.message) < 300
@@ -101,7 +101,7 @@ def test_more_than_a_limit_is_refused_with_the_name_of_the_field(demo_url, path,
 def test_requests_at_the_limits_are_answered(demo_url):
     stop = [chr(0x4E00 + place) * MAX_STOP_CHARACTERS for place in range(MAX_STOPS)]
     bias = {str(token): 0 for token in range(200)}
-    said = speak(demo_url, asking(stop=stop, logit_bias=bias, stop_token_ids=[1] * MAX_STOP_IDS))
+    said = exchange(demo_url, completion_request(stop=stop, logit_bias=bias, stop_token_ids=[1] * MAX_STOP_IDS))
     assert said.status == 200
 
 
@@ -128,14 +128,14 @@ def test_requests_at_the_limits_are_answered(demo_url):
 )
 def test_json_that_is_none_or_that_two_readers_understand_differently(demo_url, body):
     began = time.monotonic()
-    said = speak(demo_url, request(body=body))
+    said = exchange(demo_url, request(body=body))
     assert said.status == 400 and len(said.message) < 300
     assert time.monotonic() - began < 10
 
 
 def test_ten_thousand_keys_and_large_numbers_of_digits_are_read_in_time(demo_url):
-    """Neither hashes that collide nor digits that take the square of their number."""
+    """Covers hash collisions, and numbers whose parsing takes quadratic time."""
     began = time.monotonic()
-    said = told(demo_url, "/v1/completions", ASKED | {f"x{number}": number for number in range(100_000)})
+    said = told(demo_url, "/v1/completions", COMPLETION | {f"x{number}": number for number in range(100_000)})
     assert said.status == 200 and len(str(said.headers)) < 1000
     assert time.monotonic() - began < 10

@@ -5,7 +5,15 @@ import json
 import pytest
 
 from localllm.server.guard import ConnectionLimits
-from tests.server.attacks.wire import BODY, asking, connect, heard, request, rest, speak
+from tests.server.attacks.wire import (
+    BODY,
+    completion_request,
+    connect,
+    exchange,
+    read_response,
+    read_to_end,
+    request,
+)
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -60,7 +68,7 @@ LENGTH = f"Content-Length: {len(BODY)}\r\n".encode()
     ],
 )
 def test_an_invalid_request_is_one_error_message(demo_url, capfd, caplog, sent, status):
-    said = speak(demo_url, sent)
+    said = exchange(demo_url, sent)
     assert said.status == status
     assert said.headers["content-type"] == "application/json"
     assert "\n" not in said.message and 10 < len(said.message) < 400 and "Traceback" not in said.message
@@ -72,19 +80,19 @@ def test_an_invalid_request_is_one_error_message(demo_url, capfd, caplog, sent, 
     "sent", [CHUNKED + b"5\r\nhelloxx", HEAD + b"Content-Length: abc\r\n\r\n", b"\0\0\r\n\r\n"]
 )
 def test_an_invalid_request_closes_the_connection(demo_url, sent):
-    """Else what follows could be read as a request that somebody else has sent."""
+    """Otherwise the remaining bytes could be parsed as another user's request."""
     with connect(demo_url) as connection:
         connection.sendall(sent + request("GET", "/health", body=b""))
-        assert heard(connection).headers["connection"] == "close"
-        assert rest(connection) == b""
+        assert read_response(connection).headers["connection"] == "close"
+        assert read_to_end(connection) == b""
 
 
 def test_an_invalid_pipelined_request_leaves_the_first_answer_intact(demo_url, caplog):
     with connect(demo_url) as connection:
-        connection.sendall(asking(max_tokens=300, stream=True))
+        connection.sendall(completion_request(max_tokens=300, stream=True))
         connection.recv(1, 2)
         connection.sendall(b"\0\0\0\r\n\r\n")
-        came = rest(connection)
+        came = read_to_end(connection)
     answer, refusal = came.split(b"HTTP/1.1 400")
     assert answer.startswith(b"HTTP/1.1 200") and b"[DONE]" in answer and b"malformed HTTP request" in refusal
     assert not caplog.records
@@ -92,7 +100,7 @@ def test_an_invalid_pipelined_request_leaves_the_first_answer_intact(demo_url, c
 
 def test_an_upgrade_to_another_protocol_is_not_made(demo_url, caplog):
     lines = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: eA==")
-    assert speak(demo_url, request("GET", "/health", *lines, body=b"")).status == 200
+    assert exchange(demo_url, request("GET", "/health", *lines, body=b"")).status == 200
     assert not caplog.records
 
 
@@ -102,14 +110,14 @@ def test_expect_continue_is_answered_or_refused(demo_url):
         connection.sendall(head)
         assert connection.recv(len(b"HTTP/1.1 100 ")) == b"HTTP/1.1 100 "
     foreign = head.replace(b"Host: localhost", b"Host: evil.example")
-    assert speak(demo_url, foreign).status == 403
+    assert exchange(demo_url, foreign).status == 403
 
 
 @pytest.mark.parametrize(
     "name", ["demo\r\nX-Evil: 1", "demo%0d%0aX-Evil: 1", "demo\n\nHTTP/1.1 200 OK", "\u0000", "\x7f"]
 )
 def test_no_header_is_injected_by_the_name_of_a_model(demo_url, name):
-    said = speak(demo_url, request(body=json.dumps({"model": name, "prompt": "x"}).encode()))
+    said = exchange(demo_url, request(body=json.dumps({"model": name, "prompt": "x"}).encode()))
     assert said.status == 404 and "x-evil" not in said.headers
 
 
@@ -117,5 +125,5 @@ def test_no_header_is_injected_by_the_name_of_a_model(demo_url, name):
     "path", ["/v1/models/demo%0d%0aX-Evil:%201", "/v1/models/%0d%0a%0d%0aevil", "/v1/models//"]
 )
 def test_no_header_is_injected_by_a_path(demo_url, path):
-    said = speak(demo_url, request("GET", path, body=b""))
+    said = exchange(demo_url, request("GET", path, body=b""))
     assert said.status == 404 and "x-evil" not in said.headers and "location" not in said.headers

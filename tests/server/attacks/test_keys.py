@@ -10,7 +10,7 @@ import pytest
 from localllm.errors import UsageError
 from localllm.server import access
 from localllm.server.access import access_warnings, make_access_policy, read_keys
-from tests.server.attacks.wire import KEY, request, speak, wide
+from tests.server.attacks.wire import KEY, exchange, public_policy, request
 from tests.server.conftest import serving
 
 SECOND = "another-key-of-this-server"
@@ -18,7 +18,7 @@ SECOND = "another-key-of-this-server"
 
 @pytest.fixture(scope="module")
 def url(demo):
-    with serving(demo, wide(keys=(KEY, SECOND))) as url:
+    with serving(demo, public_policy(keys=(KEY, SECOND))) as url:
         yield url
 
 
@@ -32,7 +32,7 @@ def url(demo):
     ],
 )
 def test_one_key_of_the_list_is_enough(url, line):
-    assert speak(url, request("POST", "/v1/completions", line)).status == 200
+    assert exchange(url, request("POST", "/v1/completions", line)).status == 200
 
 
 @pytest.mark.parametrize(
@@ -67,24 +67,24 @@ def test_one_key_of_the_list_is_enough(url, line):
     ],
 )
 def test_without_a_key_nothing_is_revealed(url, line, method, path):
-    said = speak(url, request(method, path, line, body=b""))
+    said = exchange(url, request(method, path, line, body=b""))
     assert (said.status, said.headers["www-authenticate"]) == (401, "Bearer")
     assert "Authorization: Bearer KEY" in said.message and KEY not in said.message
 
 
 @pytest.mark.parametrize("path", ["/health", "/", "/ui", "/ui/app.js"])
 def test_public_routes_need_no_key(url, path):
-    assert speak(url, request("GET", path, body=b"")).status != 401
+    assert exchange(url, request("GET", path, body=b"")).status != 401
 
 
 def test_without_a_key_health_reveals_only_the_status(url):
-    assert json.loads(speak(url, request("GET", "/health", body=b"")).body) == {"status": "ok"}
-    known = speak(url, request("GET", "/health", f"x-api-key: {KEY}", body=b""))
+    assert json.loads(exchange(url, request("GET", "/health", body=b"")).body) == {"status": "ok"}
+    known = exchange(url, request("GET", "/health", f"x-api-key: {KEY}", body=b""))
     assert json.loads(known.body)["models"] == ["demo"]
 
 
 def test_a_key_in_the_address_is_none(url):
-    assert speak(url, request("GET", f"/v1/models?api_key={KEY}&key={KEY}", body=b"")).status == 401
+    assert exchange(url, request("GET", f"/v1/models?api_key={KEY}&key={KEY}", body=b"")).status == 401
 
 
 def test_each_api_reports_it_in_its_own_form(url):
@@ -99,17 +99,19 @@ def test_each_api_reports_it_in_its_own_form(url):
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     with client, pytest.raises(anthropic.AuthenticationError):
         client.messages.create(**asked)
-    assert "the API key is wrong" in speak(url, request("POST", "/api/chat", "x-api-key: none")).message
+    assert "the API key is wrong" in exchange(url, request("POST", "/api/chat", "x-api-key: none")).message
 
 
 def test_a_long_body_of_a_stranger_is_not_read(url):
     head = request("POST", "/v1/completions", "Content-Length: 10000000", body=b"")
-    said = speak(url, head)  # and nothing of the body
+    said = exchange(url, head)  # and nothing of the body
     assert (said.status, said.headers["connection"]) == (401, "close")
 
 
 def test_keys_are_compared_as_full_digests(monkeypatch):
-    """Each with each by `compare_digest`, whichever matches, and never as texts."""
+    """The sent key is compared with every configured one by `compare_digest`, even after a match, and never as
+    text.
+    """
     compared, compare = [], hmac.compare_digest
 
     def noted(one, other):
@@ -117,7 +119,7 @@ def test_keys_are_compared_as_full_digests(monkeypatch):
         return compare(one, other)
 
     monkeypatch.setattr(access.hmac, "compare_digest", noted)
-    checked = wide(keys=(KEY, SECOND))
+    checked = public_policy(keys=(KEY, SECOND))
     checked.check_key([(b"authorization", f"Bearer {KEY}".encode()), (b"x-api-key", b"none")])
     assert len(compared) == 4
     assert all(len(part) == 32 for pair in compared for part in pair)

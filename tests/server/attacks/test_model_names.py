@@ -6,7 +6,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.server.attacks.wire import ASKED, request, speak
+from tests.server.attacks.wire import COMPLETION, exchange, request
 
 NAMES = [
     ".",
@@ -61,11 +61,11 @@ NAMES = [
 def test_no_name_leaves_the_store(demo_url, name):
     began = time.monotonic()
     for sent in (
-        request(body=json.dumps(ASKED | {"model": name}).encode()),
+        request(body=json.dumps(COMPLETION | {"model": name}).encode()),
         request("GET", f"/v1/models/{quote(name, safe='')}", body=b""),
         request("GET", f"/v1/models/{quote(name)}", body=b""),
     ):
-        said = speak(demo_url, sent)
+        said = exchange(demo_url, sent)
         assert said.status in (400, 403, 404), said
         assert b"root:" not in said.body and b"Traceback" not in said.body
         assert b"/work" not in said.body and b"site-packages" not in said.body
@@ -74,7 +74,9 @@ def test_no_name_leaves_the_store(demo_url, name):
 
 def test_answers_do_not_reveal_existing_files(demo_url):
     here, not_here = (
-        speak(demo_url, request(body=json.dumps(ASKED | {"model": name}).encode())).message.replace(name, "NAME")
+        exchange(demo_url, request(body=json.dumps(COMPLETION | {"model": name}).encode())).message.replace(
+            name, "NAME"
+        )
         for name in ("tests/server", "tests/nobody")
     )
     assert here == not_here
@@ -82,4 +84,4 @@ def test_answers_do_not_reveal_existing_files(demo_url):
 
 @pytest.mark.parametrize("kind", [True, 7, [], {"name": "demo"}])
 def test_a_name_is_a_text(demo_url, kind):
-    assert speak(demo_url, request(body=json.dumps(ASKED | {"model": kind}).encode())).status == 400
+    assert exchange(demo_url, request(body=json.dumps(COMPLETION | {"model": kind}).encode())).status == 400

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server.attacks.wire import BODY, KEY, request, speak, wide
+from tests.server.attacks.wire import BODY, KEY, exchange, public_policy, request
 from tests.server.conftest import serving
 
 PAGE = "https://chat.example.org"
@@ -11,13 +11,13 @@ AUTHORIZED = f"Authorization: Bearer {KEY}"
 
 @pytest.fixture(scope="module")
 def url(demo):
-    with serving(demo, wide(host_names=["Box.example.org"], origins=[PAGE])) as url:
+    with serving(demo, public_policy(host_names=["Box.example.org"], origins=[PAGE])) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def open_url(demo):
-    with serving(demo, wide(origins=["*"])) as url:
+    with serving(demo, public_policy(origins=["*"])) as url:
         yield url
 
 
@@ -36,17 +36,17 @@ def open_url(demo):
     ],
 )
 def test_rebinding_on_a_reachable_address(url, host, status):
-    assert speak(url, request("POST", "/v1/completions", AUTHORIZED, host=host)).status == status
+    assert exchange(url, request("POST", "/v1/completions", AUTHORIZED, host=host)).status == status
 
 
 @pytest.mark.parametrize("host", ["evil.example", "192.168.0.7"])
 @pytest.mark.parametrize("path", ["/", "/ui", "/health", "/v1/models", "/api/chat", "/nowhere"])
 def test_rebinding_on_loopback(demo_url, host, path):
-    assert speak(demo_url, request("GET", path, host=host, body=b"")).status == 403
+    assert exchange(demo_url, request("GET", path, host=host, body=b"")).status == 403
 
 
 def test_several_hosts_are_none(demo_url):
-    assert speak(demo_url, request("GET", "/health", "Host: localhost", body=b"")).status == 400
+    assert exchange(demo_url, request("GET", "/health", "Host: localhost", body=b"")).status == 400
 
 
 @pytest.mark.parametrize(
@@ -54,14 +54,14 @@ def test_several_hosts_are_none(demo_url):
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_a_foreign_origin_is_refused_with_the_key_of_its_visitor(url, origin, method):
-    said = speak(url, request(method, "/v1/models", AUTHORIZED, f"Origin: {origin}"))
+    said = exchange(url, request(method, "/v1/models", AUTHORIZED, f"Origin: {origin}"))
     assert said.status == 403
     assert not [name for name in said.headers if name.startswith("access-control-allow")]
     assert said.headers["vary"] == "Origin"
 
 
 def test_an_origin_of_the_list_may_ask_and_read(url):
-    said = speak(
+    said = exchange(
         url, request("POST", "/v1/completions", AUTHORIZED, f"Origin: {PAGE}", "Sec-Fetch-Site: cross-site")
     )
     assert (said.status, said.headers["access-control-allow-origin"]) == (200, PAGE)
@@ -69,13 +69,13 @@ def test_an_origin_of_the_list_may_ask_and_read(url):
 
 
 def test_an_origin_of_the_list_still_needs_a_key_and_can_read_that_it_does(url):
-    said = speak(url, request("POST", "/v1/completions", f"Origin: {PAGE}"))
+    said = exchange(url, request("POST", "/v1/completions", f"Origin: {PAGE}"))
     assert (said.status, said.headers["access-control-allow-origin"]) == (401, PAGE)
 
 
 def test_a_second_origin_beside_that_of_the_list_is_refused(url):
     lines = (AUTHORIZED, f"Origin: {PAGE}", "Origin: https://evil.example")
-    assert speak(url, request("POST", "/v1/completions", *lines)).status == 403
+    assert exchange(url, request("POST", "/v1/completions", *lines)).status == 403
 
 
 def asked_before(origin: str, *lines: str) -> bytes:
@@ -84,7 +84,7 @@ def asked_before(origin: str, *lines: str) -> bytes:
 
 
 def test_a_preflight_of_the_list_is_answered_without_a_key(url):
-    said = speak(url, asked_before(PAGE, "Access-Control-Request-Headers: authorization,content-type"))
+    said = exchange(url, asked_before(PAGE, "Access-Control-Request-Headers: authorization,content-type"))
     assert (said.status, said.body) == (204, b"")
     assert said.headers["access-control-allow-origin"] == PAGE
     assert "POST" in said.headers["access-control-allow-methods"]
@@ -95,30 +95,30 @@ def test_a_preflight_of_the_list_is_answered_without_a_key(url):
 
 @pytest.mark.parametrize("names", ["x" * 2000, "a b", "a\tb"])
 def test_headers_that_are_no_names_are_not_repeated_to_a_preflight(url, names):
-    said = speak(url, asked_before(PAGE, f"Access-Control-Request-Headers: {names}"))
+    said = exchange(url, asked_before(PAGE, f"Access-Control-Request-Headers: {names}"))
     assert said.status == 204 and "access-control-allow-headers" not in said.headers
 
 
 @pytest.mark.parametrize("origin", ["null", "https://evil.example"])
 def test_a_preflight_of_another_origin_is_refused(url, origin):
-    said = speak(url, asked_before(origin))
+    said = exchange(url, asked_before(origin))
     assert said.status == 403
     assert not [name for name in said.headers if name.startswith("access-control")]
 
 
 def test_any_origin_means_any_but_null(open_url):
     evil = "https://evil.example"
-    said = speak(open_url, request("POST", "/v1/completions", AUTHORIZED, f"Origin: {evil}"))
+    said = exchange(open_url, request("POST", "/v1/completions", AUTHORIZED, f"Origin: {evil}"))
     assert (said.status, said.headers["access-control-allow-origin"]) == (200, evil)
-    assert speak(open_url, request("POST", "/v1/completions", AUTHORIZED, "Origin: null")).status == 403
+    assert exchange(open_url, request("POST", "/v1/completions", AUTHORIZED, "Origin: null")).status == 403
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 @pytest.mark.parametrize(("method", "body"), [("GET", b""), ("POST", BODY)])
 def test_foreign_pages_without_an_origin_are_refused(demo_url, site, method, body):
-    """A picture whose address is `/v1/models/NAME` would load a model."""
+    """An image with the address `/v1/models/NAME` would otherwise load a model."""
     lines = (f"Sec-Fetch-Site: {site}", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image")
-    assert speak(demo_url, request(method, "/v1/models/demo", *lines, body=body)).status == 403
+    assert exchange(demo_url, request(method, "/v1/models/demo", *lines, body=body)).status == 403
 
 
 @pytest.mark.parametrize(
@@ -132,9 +132,9 @@ def test_foreign_pages_without_an_origin_are_refused(demo_url, site, method, bod
 )
 def test_links_of_other_pages_lead_to_pages_alone(demo_url, path, goal, refused):
     lines = ("Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: navigate", f"Sec-Fetch-Dest: {goal}")
-    assert (speak(demo_url, request("GET", path, *lines, body=b"")).status == 403) is refused
+    assert (exchange(demo_url, request("GET", path, *lines, body=b"")).status == 403) is refused
 
 
 @pytest.mark.parametrize("site", ["same-origin", "none"])
 def test_our_own_page_is_answered(demo_url, site):
-    assert speak(demo_url, request("GET", "/v1/models", f"Sec-Fetch-Site: {site}", body=b"")).status == 200
+    assert exchange(demo_url, request("GET", "/v1/models", f"Sec-Fetch-Site: {site}", body=b"")).status == 200

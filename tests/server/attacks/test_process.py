@@ -19,9 +19,18 @@ import pytest
 
 from localllm.errors import LocalLLMError, UsageError
 from localllm.server.serve import bind
-from tests.server.attacks.wire import ASKED, KEY, asking, connect, heard, request, rest, speak
+from tests.server.attacks.wire import (
+    COMPLETION,
+    KEY,
+    completion_request,
+    connect,
+    exchange,
+    read_response,
+    read_to_end,
+    request,
+)
 
-LONG = ASKED | {"max_tokens": 150, "stream": True}
+LONG = COMPLETION | {"max_tokens": 150, "stream": True}
 MANY = 20
 HEALTH = request("GET", "/health", body=b"")
 PAGE = "https://chat.example.org"
@@ -30,7 +39,7 @@ FORGED = "\n2026-11-22 ERROR the disk is full\x1b[2J"
 
 @contextmanager
 def started(*flags):
-    """A server of its own on a free port, and its address."""
+    """Start a server in its own process on a free port, and yield it with its URL."""
     command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -42,7 +51,7 @@ def started(*flags):
 
 
 def refused(*flags):
-    """What is said of flags that are refused."""
+    """Error message for refused flags."""
     command = [sys.executable, "-m", "localllm", "serve", "demo", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
@@ -62,11 +71,11 @@ def test_sigterm_drains_twenty_streams_and_accepts_nothing_new():
 
     with started() as (process, url), ThreadPoolExecutor(MANY) as pool, connect(url) as idle:
         idle.sendall(HEALTH)
-        assert heard(idle).status == 200
+        assert read_response(idle).status == 200
         streams = [pool.submit(stream, url) for _ in range(MANY)]
         begun.wait(60)
         process.send_signal(signal.SIGTERM)
-        assert rest(idle) == b""
+        assert read_to_end(idle) == b""
         with pytest.raises(ConnectionRefusedError):
             connect(url)
         said = [[line for line in future.result() if line] for future in streams]
@@ -84,13 +93,13 @@ def test_a_port_is_free_as_soon_as_its_server_is_killed():
         said = refused("--port", port)
         assert f"cannot listen on port {port}" in said
         assert "(Address already in use); another server, such as Ollama" in said
-        stream.sendall(asking(max_tokens=800, stream=True))
+        stream.sendall(completion_request(max_tokens=800, stream=True))
         stream.recv(1, 2)
         process.kill()
         process.wait(10)
         with started("--port", port) as (_, again):
             assert again == url
-            assert speak(again, asking()).status == 200
+            assert exchange(again, completion_request()).status == 200
 
 
 def test_a_server_of_another_kind_on_the_port_is_left_alone():
@@ -99,7 +108,7 @@ def test_a_server_of_another_kind_on_the_port_is_left_alone():
 
 
 def test_a_port_is_bound_before_the_model_loads():
-    """Two that start at once do not find out after both have loaded their models."""
+    """Of two servers that start at once, one fails before it loads its model."""
     with bind("127.0.0.1", 0) as first, pytest.raises(UsageError, match="cannot listen"):
         bind("127.0.0.1", first.getsockname()[1])
 
@@ -127,8 +136,8 @@ def test_access_follows_flags_and_environment_and_logs_cannot_be_forged(tmp_path
                 answer = client.get("/v1/models", headers={"Authorization": f"Bearer {sent}"})
                 assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, PAGE)
             authorized = {"Authorization": f"Bearer {KEY}"}
-            client.post("/v1/completions", json=ASKED | {"model": f"demo{FORGED}"}, headers=authorized)
-            client.post("/v1/completions", json=ASKED | {"prompt": FORGED}, headers=authorized)
+            client.post("/v1/completions", json=COMPLETION | {"model": f"demo{FORGED}"}, headers=authorized)
+            client.post("/v1/completions", json=COMPLETION | {"prompt": FORGED}, headers=authorized)
             client.get(f"/v1/models/{quote(FORGED)}", headers=authorized)
             client.get(f"/{quote(FORGED)}", headers=authorized | {"User-Agent": "\x1b[2J"})
             client.get("/", headers={"Host": "evil\x1b[2J"})
@@ -150,7 +159,7 @@ def test_a_full_queue_is_reported_with_retry_after(demo_url, demo, monkeypatch, 
 
     monkeypatch.setattr(demo, "submit", submit)
     began = time.monotonic()
-    said = speak(demo_url, asking(stream=stream))
+    said = exchange(demo_url, completion_request(stream=stream))
     assert time.monotonic() - began < 5
     assert (said.status, said.headers["retry-after"]) == (503, "7")
     assert json.loads(said.body)["error"]["type"] == "api_error"
@@ -160,11 +169,11 @@ def test_a_full_queue_is_reported_with_retry_after(demo_url, demo, monkeypatch, 
 
 
 def test_a_server_survives_clients_leaving_at_any_time(demo_url, demo):
-    whole = asking(max_tokens=50, stream=True)
+    whole = completion_request(max_tokens=50, stream=True)
     for cut in range(0, len(whole) + 1, 7):
         with connect(demo_url) as connection:
             connection.sendall(whole[:cut])
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # a reset
-    assert speak(demo_url, asking()).status == 200
+    assert exchange(demo_url, completion_request()).status == 200
     while demo.worker.outputs:
         time.sleep(0.01)

@@ -11,13 +11,13 @@ from tests.server.attacks.wire import (
     BODY,
     LONG,
     READER_S,
-    asking,
+    completion_request,
     connect,
-    heard,
-    left_alone,
-    narrow,
+    connect_narrow,
+    read_response,
+    read_to_end,
     request,
-    rest,
+    wait_until_idle,
 )
 from tests.server.conftest import serving
 
@@ -40,7 +40,7 @@ def url(demo):
 
 
 def trickle(connection, sent: bytes, gap_s: float) -> float:
-    """Byte by byte until the server says something, and after how many seconds it did."""
+    """Send byte by byte until the server replies; return the seconds until then."""
     began = time.monotonic()
     connection.settimeout(gap_s)
     for byte in sent:
@@ -55,14 +55,16 @@ def trickle(connection, sent: bytes, gap_s: float) -> float:
 
 
 def assert_at(limit_s: float, taken_s: float) -> None:
-    """Not before the limit, but for the time between the server's clock and ours, and not long after it."""
+    """The limit must be reached, within the difference between the server's clock and ours, and not exceeded by
+    much.
+    """
     assert limit_s - 0.4 < taken_s < limit_s + LATE_S
 
 
 def test_slow_headers(url):
     with connect(url) as connection:
         taken = trickle(connection, HEALTH, 0.05)
-        said = heard(connection)
+        said = read_response(connection)
     assert (said.status, said.headers["connection"]) == (408, "close")
     assert "headers did not arrive within 0.6 s" in said.message
     assert_at(QUICK.head_timeout_s, taken)
@@ -71,15 +73,15 @@ def test_slow_headers(url):
 def test_slow_headers_of_a_second_request(url):
     with connect(url) as connection:
         connection.sendall(HEALTH)
-        assert heard(connection).status == 200
+        assert read_response(connection).status == 200
         trickle(connection, HEALTH, 0.05)
-        assert heard(connection).status == 408
+        assert read_response(connection).status == 408
 
 
 def test_headers_that_never_begin(url):
     with connect(url) as connection:
         began = time.monotonic()
-        assert rest(connection) == b""
+        assert read_to_end(connection) == b""
         assert_at(QUICK.head_timeout_s, time.monotonic() - began)
 
 
@@ -87,8 +89,8 @@ def test_slow_body(url):
     with connect(url) as connection:
         connection.sendall(request(body=BODY)[: -len(BODY)])
         taken = trickle(connection, BODY, 0.05)
-        said = heard(connection)
-        assert rest(connection) == b""
+        said = read_response(connection)
+        assert read_to_end(connection) == b""
     assert said.status == 408 and "bytes of the body arrived in 0.5" in said.message
     assert_at(QUICK.body_grace_s, taken)
 
@@ -107,62 +109,62 @@ def test_a_body_that_comes_fast_enough_but_never_ends(url):
             except TimeoutError:
                 continue
         connection.settimeout(10)
-        assert heard(connection).status == 408
+        assert read_response(connection).status == 408
     assert_at(QUICK.body_timeout_s, time.monotonic() - began)
 
 
 def test_idle_keep_alive(url):
     with connect(url) as connection:
         connection.sendall(HEALTH)
-        assert heard(connection).headers.get("connection") != "close"
+        assert read_response(connection).headers.get("connection") != "close"
         began = time.monotonic()
-        assert rest(connection) == b""
+        assert read_to_end(connection) == b""
         assert_at(QUICK.keep_alive_s, time.monotonic() - began)
 
 
 def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
-    """Nothing comes over it for longer than any of the limits."""
+    """No data is sent for longer than every limit."""
     with connect(url) as connection:
         connection.settimeout(60)
-        connection.sendall(asking(max_tokens=1000))
-        assert heard(connection).status == 200
+        connection.sendall(completion_request(max_tokens=1000))
+        assert read_response(connection).status == 200
 
 
 @pytest.mark.slow
 def test_a_client_that_stops_reading_is_disconnected(url, demo):
-    with narrow(url) as connection:
-        connection.sendall(asking(**LONG))
+    with connect_narrow(url) as connection:
+        connection.sendall(completion_request(**LONG))
         connection.recv(1, 2)
-        left_alone(demo)
-        came = rest(connection)
+        wait_until_idle(demo)
+        came = read_to_end(connection)
     assert came.startswith(b"HTTP/1.1 200") and b"[DONE]" not in came
 
 
 @pytest.mark.slow
 def test_a_client_that_reads_byte_by_byte_is_disconnected(url, demo):
-    with narrow(url) as connection, ThreadPoolExecutor(1) as pool:
-        connection.sendall(asking(**LONG))
+    with connect_narrow(url) as connection, ThreadPoolExecutor(1) as pool:
+        connection.sendall(completion_request(**LONG))
         connection.recv(1)
-        alone = pool.submit(left_alone, demo)
+        alone = pool.submit(wait_until_idle, demo)
         while not alone.done():
             connection.recv(1)
             time.sleep(0.05)
-        assert b"[DONE]" not in rest(connection)
+        assert b"[DONE]" not in read_to_end(connection)
 
 
 @pytest.mark.slow
 def test_an_unread_answer_is_disconnected(url, demo):
-    with narrow(url) as connection:
-        connection.sendall(asking(**LONG | {"stream": False}))
+    with connect_narrow(url) as connection:
+        connection.sendall(completion_request(**LONG | {"stream": False}))
         connection.recv(1, 2)
-        left_alone(demo)
-        came = rest(connection)
+        wait_until_idle(demo)
+        came = read_to_end(connection)
     assert came and not came.endswith(b"}")
 
 
 def test_a_slow_reader_gets_the_complete_answer(url):
-    with narrow(url) as connection:
-        connection.sendall(asking(max_tokens=300, logprobs=20, stream=True))
+    with connect_narrow(url) as connection:
+        connection.sendall(completion_request(max_tokens=300, logprobs=20, stream=True))
         came = b""
         while not came.endswith(b"0\r\n\r\n"):
             came += connection.recv(65536)
@@ -173,17 +175,17 @@ def test_a_slow_reader_gets_the_complete_answer(url):
 def test_pipelined_requests_are_answered_one_after_the_other(url):
     asked = [f"One day {number}" for number in range(5)]
     with connect(url) as connection:
-        connection.sendall(b"".join(asking(prompt=prompt, echo=True) for prompt in asked))
-        told = [json.loads(heard(connection).body)["choices"][0]["text"] for _ in asked]
+        connection.sendall(b"".join(completion_request(prompt=prompt, echo=True) for prompt in asked))
+        told = [json.loads(read_response(connection).body)["choices"][0]["text"] for _ in asked]
     assert all(text.startswith(prompt) for text, prompt in zip(told, asked, strict=True))
 
 
 def test_half_a_pipelined_request_has_the_usual_timeout(url):
     with connect(url) as connection:
-        connection.sendall(asking() + HEALTH[:20])
-        assert json.loads(heard(connection).body)["object"] == "text_completion"
+        connection.sendall(completion_request() + HEALTH[:20])
+        assert json.loads(read_response(connection).body)["object"] == "text_completion"
         began = time.monotonic()
-        rest(connection)
+        read_to_end(connection)
         assert_at(QUICK.keep_alive_s, time.monotonic() - began)
 
 
@@ -195,7 +197,7 @@ def test_slow_connections_do_not_delay_others(url):
         with connect(url) as connection:
             began = time.monotonic()
             connection.sendall(HEALTH)
-            assert heard(connection).status == 200
+            assert read_response(connection).status == 200
             assert time.monotonic() - began < LATE_S
     finally:
         for connection in slow:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.server.attacks.wire import request, speak
+from tests.server.attacks.wire import exchange, request
 
 PATHS = ("/etc", "/etc/passwd", "../../../etc/passwd", "~/.ssh", "tests/server", "x\0", "\n", "a/" * 2000)
 
@@ -27,7 +27,7 @@ PATHS = ("/etc", "/etc/passwd", "../../../etc/passwd", "~/.ssh", "tests/server",
 )
 def test_no_name_leaves_the_store(demo_url, path, method, call, body):
     sent = json.dumps(body).replace("NAME", json.dumps(path)[1:-1]).encode()
-    said = speak(demo_url, request(method, call, body=sent))
+    said = exchange(demo_url, request(method, call, body=sent))
     assert said.status in (400, 404, 501), said
     assert b"root:" not in said.body and b"Traceback" not in said.body
 
@@ -35,5 +35,7 @@ def test_no_name_leaves_the_store(demo_url, path, method, call, body):
 @pytest.mark.parametrize("digest", ["..%2f..%2fetc%2fpasswd", "sha256:..%2fx", "sha256:" + "g" * 64, "sha256:"])
 @pytest.mark.parametrize("method", ["HEAD", "POST"])
 def test_no_digest_becomes_a_path(demo_url, digest, method):
-    said = speak(demo_url, request(method, f"/api/blobs/{digest}", body=b"x" if method == "POST" else b""), method)
+    said = exchange(
+        demo_url, request(method, f"/api/blobs/{digest}", body=b"x" if method == "POST" else b""), method
+    )
     assert said.status in (400, 404)

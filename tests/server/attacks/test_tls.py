@@ -12,12 +12,23 @@ import pytest
 from localllm.errors import UsageError
 from localllm.server.access import load_tls_context
 from localllm.server.guard import ConnectionLimits
-from tests.server.attacks.wire import ASKED, KEY, LONG, READER_S, asking, connect, left_alone, narrow, rest, wide
+from tests.server.attacks.wire import (
+    COMPLETION,
+    KEY,
+    LONG,
+    READER_S,
+    completion_request,
+    connect,
+    connect_narrow,
+    public_policy,
+    read_to_end,
+    wait_until_idle,
+)
 from tests.server.conftest import serving
 
 
 def made(folder, name, *options):
-    """A certificate of its own and its key."""
+    """Create a certificate with its key."""
     key, certificate = folder / f"{name}.key", folder / f"{name}.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", *(options or ["-nodes"]), *subject, "-days", "2"]
@@ -32,7 +43,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def url(demo, files):
-    with serving(demo, wide(tls=load_tls_context(*files)), ConnectionLimits(head_timeout_s=1)) as url:
+    with serving(demo, public_policy(tls=load_tls_context(*files)), ConnectionLimits(head_timeout_s=1)) as url:
         yield url
 
 
@@ -48,9 +59,9 @@ def test_clients_that_trust_it_are_answered(url, files):
 def test_local_pages_may_ask_and_others_may_not(url, files):
     headers = {"Authorization": f"Bearer {KEY}"}
     with httpx2.Client(verify=ssl.create_default_context(cafile=files[0]), headers=headers) as client:
-        assert client.post(f"{url}/v1/completions", json=ASKED, headers={"Origin": url}).status_code == 200
+        assert client.post(f"{url}/v1/completions", json=COMPLETION, headers={"Origin": url}).status_code == 200
         for origin, status in ((url.replace("https", "http"), 200), ("https://example.org", 403)):
-            answer = client.post(f"{url}/v1/completions", json=ASKED, headers={"Origin": origin})
+            answer = client.post(f"{url}/v1/completions", json=COMPLETION, headers={"Origin": origin})
             assert answer.status_code == status
 
 
@@ -68,27 +79,29 @@ def test_clients_that_do_not_trust_it_or_are_too_old_are_refused(url):
 def test_clients_without_tls_are_disconnected(url):
     with connect(url) as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert rest(connection) == b""
+        assert read_to_end(connection) == b""
 
 
 def test_failed_handshakes_are_disconnected(url):
     with connect(url) as connection:
         connection.settimeout(5)
-        assert rest(connection) == b""
+        assert read_to_end(connection) == b""
 
 
 @pytest.mark.slow
 def test_a_client_that_stops_reading_is_disconnected_under_tls(demo, files):
     trust = ssl.create_default_context(cafile=files[0])
     with (
-        serving(demo, wide(tls=load_tls_context(*files)), ConnectionLimits(reader_timeout_s=READER_S)) as url,
-        narrow(url) as plain,
+        serving(
+            demo, public_policy(tls=load_tls_context(*files)), ConnectionLimits(reader_timeout_s=READER_S)
+        ) as url,
+        connect_narrow(url) as plain,
         trust.wrap_socket(plain, server_hostname="localhost") as wrapped,
     ):
-        wrapped.sendall(asking(f"Authorization: Bearer {KEY}", **LONG))
+        wrapped.sendall(completion_request(f"Authorization: Bearer {KEY}", **LONG))
         wrapped.recv(1)
-        left_alone(demo)
-        assert b"[DONE]" not in rest(wrapped)
+        wait_until_idle(demo)
+        assert b"[DONE]" not in read_to_end(wrapped)
 
 
 def test_certificate_and_key_may_lie_in_one_file(files, tmp_path):

@@ -14,7 +14,7 @@ import pytest
 import localllm
 from localllm.hub.catalog import bundled_folder, catalog
 from localllm.hub.local_names import set_alias
-from tests.server.attacks.wire import ASKED, request, speak
+from tests.server.attacks.wire import COMPLETION, exchange, request
 from tests.server.conftest import running, serving
 
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, "temperature": 0}
@@ -33,7 +33,7 @@ TEMPLATES = {
 
 
 def copied(demo, folder: Path, template: str) -> Path:
-    """The model with another chat template."""
+    """Copy the model with another chat template."""
     shutil.copytree(demo.path, folder)
     for file in folder.glob("*chat_template*"):
         file.unlink()
@@ -43,14 +43,14 @@ def copied(demo, folder: Path, template: str) -> Path:
 
 
 async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, float]:
-    """Status and body of a request, and the longest gap between the pieces of streams that run meanwhile."""
+    """Return status and body of a request, and the longest gap between pieces of concurrent streams."""
     async with httpx2.AsyncClient(timeout=30) as client:
         ended = asyncio.Event()
         times: list[float] = []
 
         async def stream() -> None:
             while not ended.is_set():
-                body = ASKED | {"model": name, "max_tokens": 200, "stream": True}
+                body = COMPLETION | {"model": name, "max_tokens": 200, "stream": True}
                 async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
                     async for _ in answer.aiter_lines():
                         times.append(time.monotonic())
@@ -60,7 +60,7 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
         streaming = asyncio.create_task(stream())
         while len(times) < 20:
             await asyncio.sleep(0.01)
-        said = await asyncio.to_thread(speak, url, sent)
+        said = await asyncio.to_thread(exchange, url, sent)
         ended.set()
         await streaming
         return said.status, said.body, max(after - before for before, after in pairwise(times))
@@ -77,7 +77,7 @@ def test_a_hostile_template_does_not_harm_other_requests(demo, tmp_path, name):
         assert status in (400, 500) and "template" in json.loads(body)["error"]["message"]
         assert b"root:" not in body and b"<class" not in body and len(body) < 1000
         assert gap < 3, "streams stood still"
-        assert speak(url, sent).status == status, "the next one is told the same"
+        assert exchange(url, sent).status == status, "the next one is told the same"
 
 
 # Each makes twenty of one character.
@@ -86,7 +86,7 @@ REPLACEMENTS = [{"type": "Replace", "pattern": {"String": c}, "content": c * 20}
 
 @pytest.mark.parametrize("section", ["normalizer", "decoder"])
 def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_path, monkeypatch, section):
-    """The library that reads it ends the process where memory runs out."""
+    """The library that reads it ends the process if memory runs out."""
     monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
     shutil.copytree(bundled_folder(catalog()["demo"]), tmp_path / "evil")
     file = tmp_path / "evil" / "tokenizer.json"
@@ -96,7 +96,7 @@ def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_
     with running() as url:
         for name, status in (("demo", 200), ("evil", 400), ("demo", 200)):
             body = json.dumps(CHAT | {"model": name}).encode()
-            said = speak(url, request("POST", "/v1/chat/completions", body=body))
+            said = exchange(url, request("POST", "/v1/chat/completions", body=body))
             assert said.status == status
             assert name == "demo" or "no tokenizer that is safe to run" in said.message
 
@@ -113,7 +113,7 @@ def test_a_tokenizer_that_would_take_all_memory_leaves_the_server_to_others(tmp_
 )
 def test_a_client_brings_no_template_of_its_own(demo_url, arguments):
     body = json.dumps(CHAT | {"chat_template_kwargs": arguments}).encode()
-    said = speak(demo_url, request("POST", "/v1/chat/completions", body=body))
+    said = exchange(demo_url, request("POST", "/v1/chat/completions", body=body))
     assert said.status == 200 and b"<class" not in said.body
     assert "chat_template_kwargs." in said.headers["x-localllm-ignored"] and len(str(said.headers)) < 1000
 
@@ -146,7 +146,7 @@ FORBIDDEN_METHODS = {("torch", "load"), ("yaml", "load"), ("numpy", "load"), ("n
 
 
 def faults(tree: ast.AST) -> list[str]:
-    """What in a program carries out what it reads."""
+    """Names of functions and modules in a program that execute untrusted input."""
     found: list[str] = []
     for node in ast.walk(tree):
         match node:
@@ -167,7 +167,7 @@ def faults(tree: ast.AST) -> list[str]:
 
 @pytest.mark.slow
 def test_no_pickle_or_code_is_executed():
-    """No pickle, no eval, no shell; processes of our own speak JSON over pipes."""
+    """No pickle, no eval and no shell; child processes exchange JSON over pipes."""
     files = list(parsed())
     assert len(files) > 200
     assert not [(file.name, fault) for file, tree in files for fault in faults(tree)]

@@ -1,5 +1,5 @@
 """Query a server of localllm through popular Python packages. Each case prints its result as one line of JSON. It
-runs in an environment of its own (requirements.txt), as these packages need other versions than the tests.
+runs in a separate environment (requirements.txt), since these packages need other versions than the tests.
 
     python clients.py CASE URL MODEL
 """
@@ -99,7 +99,7 @@ def litellm() -> dict[str, Any]:
 
 
 def llm() -> dict[str, Any]:
-    """The program, with its plug-in for Ollama, in a home of its own."""
+    """Run the program `llm` with its plug-in for Ollama, in its own home folder."""
     program = Path(sys.executable).parent / "llm"
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "OLLAMA_HOST": URL, "LLM_USER_PATH": home}

@@ -1,5 +1,6 @@
-"""Clients of other people ask a real server: npm packages by node, Python packages in an environment of their own.
-`make clients` installs both; where they are absent the tests are skipped."""
+"""Third-party clients with a real server: npm packages with Node.js, and Python packages in their own environment.
+`make clients` installs both; tests of missing ones are skipped.
+"""
 
 import json
 import shutil
@@ -23,7 +24,7 @@ needs_packages = pytest.mark.skipif(not PYTHON.exists(), reason="needs `make cli
 
 
 def ask(*command: str | Path) -> Any:
-    """What a client printed last, as JSON."""
+    """Run a client, and parse the last line of its output as JSON."""
     done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
@@ -71,7 +72,7 @@ def test_langchain_ollama(demo_url: str, story: str) -> None:
 
 @needs_packages
 def test_instructor(demo_url: str) -> None:
-    """Its client checks what came against the class that was asked for."""
+    """Instructor validates responses against the requested class."""
     told = ask(PYTHON, "clients.py", "instructor", demo_url, "demo")
     assert told.keys() == {"json_schema", "tools", "responses"}
     assert all(cat["says"] in ("meow", "purr") for cat in told.values())

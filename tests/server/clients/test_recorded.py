@@ -1,5 +1,6 @@
-"""Bodies in the shapes that programs send without a package of their own: Codex CLI, opencode, Claude Code, Open
-WebUI, Continue. Written from what these programs publish of their requests."""
+"""Request bodies of programs without a client package: Codex CLI, opencode, Claude Code, Open WebUI, Continue.
+Written after what these programs publish about their requests.
+"""
 
 import json
 from collections.abc import Iterator
@@ -122,14 +123,14 @@ OPEN_WEBUI = {
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a model whose template reads tools."""
+    """URL of a server with a model whose template supports tools."""
     folder = write_scripted(tmp_path_factory.mktemp("recorded") / "m", SAYS)
     with localllm.load(folder, device="cpu") as llm, serving(llm) as address:
         yield address
 
 
 def events(url: str, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[list[Any], str]:
-    """What was streamed, and which fields had no effect."""
+    """Return the streamed events and the names of ignored fields."""
     with httpx2.stream("POST", url + path, json=body, headers=headers or {}) as answer:
         lines = list(answer.iter_lines())
         assert answer.status_code == 200, lines

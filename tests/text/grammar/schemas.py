@@ -18,8 +18,8 @@ PATTERNS = (
 )
 
 
-class Maker:
-    """Puts schemas together; `depth` is how many levels there may be below."""
+class SchemaGenerator:
+    """Generates random schemas; `depth` is the maximum number of nested levels."""
 
     def __init__(self, seed: int):
         self.random = random.Random(seed)
@@ -279,4 +279,4 @@ FROM_LIFE: list[Schema] = [
 ]
 
 COUNT = 300
-SCHEMAS: list[Schema] = FROM_LIFE + [Maker(seed).root() for seed in range(COUNT - len(FROM_LIFE))]
+SCHEMAS: list[Schema] = FROM_LIFE + [SchemaGenerator(seed).root() for seed in range(COUNT - len(FROM_LIFE))]

@@ -1,4 +1,4 @@
-"""Grammars allow calls exactly as real templates write them, as models were trained on those."""
+"""Grammars allow calls exactly as real templates write them, since models are trained on these."""
 
 from typing import Any
 

@@ -77,7 +77,7 @@ def markup_of(output: OutputFormat) -> list[str]:
 
 @cache
 def model(output: OutputFormat, *, as_text: bool = False) -> tuple[Tokenizer, GrammarCompiler]:
-    """Letters, and the markup as control tokens, unless it is mere text."""
+    """Tokenizer with letters, and the markup as control tokens, unless `as_text`."""
     words = {letter: index for index, letter in enumerate(byte_alphabet().values())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -88,7 +88,7 @@ def model(output: OutputFormat, *, as_text: bool = False) -> tuple[Tokenizer, Gr
 
 
 def tools_for(output: OutputFormat, seed: int) -> list[dict[str, Any]]:
-    """Two functions that this markup can call."""
+    """Two functions that can be called with this markup."""
     spelling = (output.channels or output.tools or formats.BARE_JSON).syntax
     draw = random.Random(seed)
     if spelling.parameters is None:
@@ -114,7 +114,7 @@ def said_by(
     leak: bool = False,
     begun: str = "",
 ) -> list[OutputDelta] | None:
-    """A random answer that begins like this, taken apart; None where it did not end."""
+    """Generate and parse a random answer with this beginning; None if it does not end."""
     tokenizer, grammars = model(output, as_text=as_text)
     asked = build_tool_constraint(tools, use)
     assert asked
@@ -131,7 +131,7 @@ def said_by(
 
 
 def are_right(deltas: list[OutputDelta], tools: list[dict[str, Any]], use: ToolUse) -> bool:
-    """Nothing is said but valid calls and thoughts."""
+    """Whether the deltas contain only valid calls and reasoning."""
     asked = build_tool_constraint(tools, use)
     assert asked
     try:
@@ -142,7 +142,7 @@ def are_right(deltas: list[OutputDelta], tools: list[dict[str, Any]], use: ToolU
 
 
 def is_huge(deltas: list[OutputDelta]) -> bool:
-    """A number beyond all floats is no call for routers."""
+    """Whether there is a number beyond all floats, which routers do not accept in a call."""
     return bool(HUGE.search(joined(deltas)[1]))
 
 
@@ -171,7 +171,7 @@ def test_a_mask_with_one_wrong_token_is_detected() -> None:
 
 
 def begun(output: OutputFormat) -> str:
-    """Text, and then a call begins."""
+    """Some text, followed by the beginning of a call."""
     if output.channels:
         return output.channels.syntax.call_begin.partition("@name")[0]
     assert output.tools
@@ -182,7 +182,7 @@ def begun(output: OutputFormat) -> str:
 @pytest.mark.parametrize("as_text", [False, True])
 @pytest.mark.parametrize("name", sorted(OUTPUTS.keys() - {"none"}))
 def test_a_strict_schema_applies_once_a_call_has_started(name: str, as_text: bool) -> None:
-    """The function beside it may get anything, also what routers cannot read."""
+    """The other function accepts any arguments, including those that routers cannot parse."""
     output, strict = OUTPUTS[name], 0
     for seed in range(6):
         first, second = tools_for(output, seed)

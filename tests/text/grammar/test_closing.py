@@ -114,7 +114,7 @@ def stories() -> Any:
 
 
 def test_thoughts_end_early_enough_for_the_answer(tmp_path: Path) -> None:
-    """The model thinks the same again and again."""
+    """The model repeats the same reasoning."""
     folder = write_scripted(tmp_path / "m", ("<think>", "hm", " so"), special=())
     schema = {"type": "object", "properties": {"ok": {"enum": [True]}}, "required": ["ok"]}
     with localllm.load(folder, device="cpu") as llm:

@@ -131,7 +131,7 @@ def test_without_an_end_token_an_answer_ends_where_nothing_may_follow() -> None:
 
 
 def test_an_exhausted_grammar_allows_nothing_and_reports_the_reason() -> None:
-    """Of this one the first bytes are cheap, and the next is not."""
+    """The first bytes of this grammar are cheap, but the next one is not."""
     tokenizer = llguidance.LLTokenizer("byte")
     grammar = llguidance.LLMatcher.grammar_from_regex("(a{1000}){1000}")
     matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)

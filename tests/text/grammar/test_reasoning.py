@@ -24,7 +24,9 @@ MARKUP = re.compile(r"<[^<>]+>")
 
 
 def model(markup: str, *, as_text: bool = False) -> tuple[Tokenizer, GrammarCompiler]:
-    """One whose template contains this, and whose control tokens are the tags in it, unless they are mere text."""
+    """Tokenizer and grammar compiler for a template with this markup. Its tags are control tokens, unless
+    `as_text`.
+    """
     words = {letter: index for index, letter in enumerate(byte_alphabet().values())}
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=words, merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -36,7 +38,7 @@ def model(markup: str, *, as_text: bool = False) -> tuple[Tokenizer, GrammarComp
 
 
 def may_say(markup: str, prompt: str | None, said: str, *, as_text: bool = False) -> bool:
-    """May the whole answer come, and end there? Tags in it are control tokens where the model has them."""
+    """Whether the grammar accepts the answer and its end. Tags are control tokens if the model has them."""
     tokenizer, grammars = model(markup, as_text=as_text)
     follower = grammars.follow(ANSWER, prompt)
     ids = [*tokenizer.encode(said, special=False), 256]

@@ -16,7 +16,7 @@ from tests.text.grammar.walk import walk
 
 
 def satisfies(text: bytes, schema: Schema) -> bool:
-    """By `jsonschema` alone."""
+    """Whether the text is valid according to `jsonschema`."""
     try:
         value: Any = json.loads(text, parse_float=parse_exact_number)
     except ValueError:
@@ -30,7 +30,7 @@ def satisfies(text: bytes, schema: Schema) -> bool:
 def follow(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schemas: list[Schema], *, leak: bool = False
 ) -> list[bool]:
-    """Of each schema whose text came to an end: is it what the schema asks for?"""
+    """For each schema whose text ended: whether the text is valid."""
     tokens, ends = tokenizer.token_bytes(tokenizer.vocab_size), set(tokenizer.eos_ids)
     found = []
     for seed, schema in enumerate(schemas):

@@ -144,7 +144,7 @@ def test_other_grammars_are_refused_with_the_reason(kind: str, text: str, said: 
 
 
 def test_a_long_chain_of_names_does_not_end_the_process(grammars: GrammarCompiler) -> None:
-    """The compiler follows it by recursion, which overflows a usual stack."""
+    """The compiler follows it recursively, which overflows a normal stack."""
     count = 1500
     rules = "".join(f'a{i}: a{i + 1} "x"\n' for i in range(count))
     parts = {f"{i}": {"$ref": f"#/$defs/{i + 1}", "minLength": 1} for i in range(2 * count)}

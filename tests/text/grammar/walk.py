@@ -31,7 +31,7 @@ def walk(
     leak: bool = False,
     closers: Collection[bytes] = CLOSERS,
 ) -> tuple[bytes, bool]:
-    """What it said, and whether it came to the end. `leak`: once, a token comes through that may not."""
+    """Return the generated text, and whether it ended. `leak`: one token that the grammar forbids is accepted."""
     random = np.random.default_rng(seed)
     closing = np.array([token.strip() in closers for token in tokens])
     end = np.isin(np.arange(len(tokens)), list(ends))

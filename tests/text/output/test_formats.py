@@ -1,4 +1,4 @@
-"""Model output beyond what templates show: other spellings, mistakes, truncation, and hostile texts."""
+"""Model output that differs from templates: other spellings, mistakes, truncation, and hostile texts."""
 
 import json
 import time

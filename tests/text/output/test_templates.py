@@ -1,4 +1,4 @@
-"""The router parses back what a template writes of a turn: for every real template, at any cut."""
+"""The router parses a turn as the template wrote it: for every real template, with any split into pieces."""
 
 from typing import Any
 

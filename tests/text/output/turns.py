@@ -53,7 +53,7 @@ def render(source: str, messages: list[dict[str, Any]], *, generate: bool, **arg
 
 
 def cut_turn(source: str, said: dict[str, Any]) -> tuple[str, str]:
-    """A prompt, and what the model says after it. Raises ValueError where the template has no such."""
+    """Return a prompt, and the model's turn after it. Raises ValueError if the template has none."""
     question = {"role": "user", "content": "Q?"}
     prompts, wholes = [], []
     try:
@@ -73,7 +73,7 @@ def cut_turn(source: str, said: dict[str, Any]) -> tuple[str, str]:
 
 
 def kept(said: dict[str, Any], turn: str) -> list[str]:
-    """What of the message the template wrote."""
+    """Parts of the message that the template wrote."""
     parts = [said.get("reasoning"), said["content"]]
     parts += [call["function"]["name"] for call in said.get("tool_calls", [])]
     return [part for part in parts if isinstance(part, str) and part and part in turn]
@@ -112,14 +112,14 @@ def route(router: OutputParser, pieces: list[str]) -> list[OutputDelta]:
 
 
 def joined(deltas: list[OutputDelta]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Reasoning, content, and calls with their arguments read."""
+    """Reasoning, content, and calls with parsed arguments."""
     texts = {kind: "".join(delta.text for delta in deltas if delta.kind is kind) for kind in EventType}
     calls = [(delta.call.name, json.loads(delta.call.arguments)) for delta in deltas if delta.call]
     return texts[EventType.REASONING], texts[EventType.CONTENT], calls
 
 
 def cuts(text: str, seed: int = 0) -> list[list[str]]:
-    """The text as a whole, by character, and in random pieces."""
+    """Split the text in three ways: as a whole, by character, and in random pieces."""
     draw = random.Random(seed)
     ways = [[text], list(text)]
     for most in (3, 12):

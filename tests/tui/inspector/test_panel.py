@@ -14,13 +14,13 @@ from localllm.tui.inspector.record import DraftStatus
 from localllm.tui.inspector.timeline import Timeline
 from localllm.tui.inspector.tokens import Candidates, Tokens, probability_band
 from tests.tui.inspector_app import Inspected
-from tests.tui.scripted_events import Told, story
+from tests.tui.scripted_events import FakeModel, story
 
 SIZES = [(80, 24), (160, 50)]
 
 
 def shown(app: Inspected) -> str:
-    """What stands on the screen."""
+    """Text on the screen."""
     return "\n".join("".join(part.text for part in line) for line in app.screen._compositor.render_strips())
 
 
@@ -274,7 +274,7 @@ async def test_blocks_and_bytes_are_shown() -> None:
 
 
 async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
-    class Nasty(Told):
+    class Nasty(FakeModel):
         class tokenizer:
             @staticmethod
             def decode(ids, *, skip_special):
@@ -290,7 +290,7 @@ async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
 
 
 async def test_tokens_without_names_show_the_answers_text() -> None:
-    class Nameless(Told):
+    class Nameless(FakeModel):
         class tokenizer:
             @staticmethod
             def decode(ids, *, skip_special):
@@ -306,7 +306,7 @@ async def test_tokens_without_names_show_the_answers_text() -> None:
 
 
 async def test_the_bundled_model_is_inspected(demo, until) -> None:
-    """What is drawn of a real answer: every token among its candidates, whose chances add up."""
+    """Renders a real answer: every token is among its candidates, whose probabilities sum to 1."""
     app = Inspected()
     app.inspector.model = app.strip.model = demo
     async with app.run_test(size=(100, 40)) as pilot:

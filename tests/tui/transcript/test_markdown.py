@@ -1,4 +1,4 @@
-"""Markdown is split into the pieces that are shown."""
+"""Markdown is split into separately rendered pieces."""
 
 import pytest
 

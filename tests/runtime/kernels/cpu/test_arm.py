@@ -1,5 +1,6 @@
-"""The products of ARM's variants, compiled for such processors and run in an emulator (`qemu-aarch64` of Debian's
-qemu-user, with gcc-aarch64-linux-gnu to link them): the bits are those that this processor computes."""
+"""Products of the ARM variants, compiled for ARM and run in an emulator (`qemu-aarch64` of Debian's qemu-user,
+with gcc-aarch64-linux-gnu as linker), give the same bits as this processor.
+"""
 
 import shutil
 import struct
@@ -67,7 +68,7 @@ def executable(program: Program, cpu: str, folder: Path) -> Path:
 
 
 def emulated(file: Path, *arguments: np.ndarray | int) -> list[np.ndarray]:
-    """Run a program in the emulator and return its buffers afterwards."""
+    """Run a kernel in the emulator, and return its buffers."""
     sent = struct.pack("<q", len(arguments))
     for argument in arguments:
         if isinstance(argument, int):

@@ -17,7 +17,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def planes() -> list[int]:
-    """What the program makes of a row."""
+    """Output of the compiled split kernel for one row."""
     split = matmul_ir.SplitFormat.for_processor("avx512vnni", 4, 2, 1)
     source = KernelSource(lambda p: matmul_ir.emit_split(p, torch.float32, 16, split), "split", 6)
     program = CompiledKernel(source, machine_code(source, (torch.float32, 16, split)))

@@ -1,5 +1,6 @@
-"""Products, attention and the recurrence with the instructions of lesser processors, each in a process of its own:
-the compiled programs give the same bits with AVX2 as with AVX-512, and torch alone nearly the same numbers."""
+"""Products, attention and the recurrence with the instructions of older processors, each in its own process:
+compiled kernels give the same bits with AVX2 as with AVX-512, and torch alone nearly the same numbers.
+"""
 
 import json
 import os
@@ -39,7 +40,7 @@ def called(operation: str, *arguments: Any) -> torch.Tensor:
 
 
 def results() -> dict[str, torch.Tensor]:
-    """Return what the operations give of the same arguments, and which kernels give it."""
+    """Return the results of operations for fixed arguments, and the kernels that computed them."""
     found = {}
     weights = {form: integers(form, 21, 300, 32, zeros=True) for form in ("int4", "int8")}
     weights["q4_k"] = blocks("q4_k", 37, 512)
@@ -80,7 +81,7 @@ def gone_on(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def at_level(level: str, file: Path) -> tuple[list[tuple[str, str]], dict[str, torch.Tensor]]:
-    """Return the choices and results of a process that is kept to a level."""
+    """Return the choices and results of a process that is limited to a level."""
     run_at_level(level, str(file))
     return torch.load(file)
 
@@ -124,7 +125,7 @@ def test_without_compiled_kernels_torch_gives_the_same_numbers(
 
 
 def greedy_tokens(home: Path) -> dict[str, list[int]]:
-    """Return the greedy answers of a model in each format, in float32, activations in 16 bits."""
+    """Return the greedy answers of a model in each format, in float32 with 16-bit activations."""
     settings = replace(Settings.from_environment(), home=home, activations="16")
     models = {form: (DATA / "gguf" / f"model-{form}.gguf", None) for form in ("q4_0", "q8_0", "q4_k_m")}
     models |= {form: (DATA / "stories260K", form) for form in ("int4", "int8")}
@@ -139,7 +140,7 @@ def greedy_tokens(home: Path) -> dict[str, list[int]]:
 
 @pytest.mark.slow
 def test_every_level_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
-    """Those of torch alone with dequantized weights, too."""
+    """Includes torch alone, with dequantized weights."""
     shared("gguf")
     expected = None
     for level in ("baseline", "avx2", "avxvnni", "avx512"):
@@ -151,7 +152,7 @@ def test_every_level_gives_the_same_greedy_tokens(tmp_path: Path) -> None:
 
 
 def run_at_level(level: str, *arguments: str) -> str:
-    """Run this file in a process that is kept to a level, and return what it writes to stdout."""
+    """Run this file in a process that is limited to a level, and return its stdout."""
     environment = os.environ | {"LOCALLLM_CPU": level, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", __name__, *arguments]
     return subprocess.run(command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout

@@ -36,7 +36,7 @@ EXTREMES = np.array([-128, -127, -1, 0, 1, 126, 127], np.int8)
 
 @pytest.fixture(params=X86)
 def variant(request: pytest.FixtureRequest) -> str:
-    """A variant whose instructions this processor has."""
+    """A variant that this processor supports."""
     features = processor.features()
     needed = processor.BYTE_PRODUCTS[request.param]
     if not all(features.get(feature) for feature in needed):
@@ -54,7 +54,7 @@ def words(a: np.ndarray) -> int:
 
 
 def all_pairs(codes: np.ndarray, count: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and signed bytes, [count, 64]: extremes first, then any."""
+    """Codes and signed bytes [count, 64]: extreme values first, then random ones."""
     a = generator.choice(codes, (count, 64))
     b = np.where(np.arange(count)[:, None] < count // 2, generator.choice(EXTREMES, (count, 64)), 0).astype(
         np.int8
@@ -97,7 +97,7 @@ def test_four_products_of_bytes_are_exact(variant: str, bits: int) -> None:
 
 
 def test_pairs_of_words_are_exact(variant: str) -> None:
-    """Bytes of -128 .. 127 times what two planes hold."""
+    """Multiplies bytes of -128 .. 127 by values of two planes."""
     generator = np.random.default_rng(1)
     codes = generator.choice(np.concatenate([EXTREMES, generator.integers(-128, 128, 9)]), (64, 64)).astype(
         np.int8
@@ -136,7 +136,7 @@ def product(variant: str, x: Tensor, weight: QuantizedTensor, monkeypatch: pytes
 
 
 def weights(form: str) -> QuantizedTensor:
-    """Of GGUF's formats or of whole numbers, with their extreme codes in every group."""
+    """Weights in a format of GGUF, or in INT4 or INT8 with extreme codes in every group."""
     if form in ("int4", "int8"):
         weight = integers(form, 21, 640, 64, zeros=True)
         q = weight.parts["q"].clone()

@@ -60,7 +60,7 @@ def test_integer_weights(form: str, group: int | None, zeros: bool, way: str) ->
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", ["int4", "int8", "q4_k"])
 def test_shorter_floats(form: str, dtype: torch.dtype, way: str) -> None:
-    """Of x, of what comes out, and of scales. What formats read is the same code as for float32."""
+    """The dtype applies to x, the result and scales. The code that reads packed formats is that of float32."""
     if form == "q4_k":
         return check(blocks(form, 37, 512), way, dtype)
     weight = integers(form, 21, 300, 32)
@@ -97,7 +97,7 @@ def test_a_row_does_not_depend_on_the_others_of_few(form: str) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Sets them back."""
+    """Restore the number of threads after the test."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -115,7 +115,7 @@ def test_a_row_does_not_depend_on_the_threads() -> None:
 @pytest.mark.skipif(not openmp(), reason="this torch brings no OpenMP of GNU")
 @pytest.mark.usefixtures("threads")
 def test_fewer_threads_than_were_wanted_do_all() -> None:
-    """OMP_THREAD_LIMIT, OMP_DYNAMIC and regions in regions make them fewer."""
+    """OMP_THREAD_LIMIT, OMP_DYNAMIC and nested regions reduce their number."""
     weight, x = laned(blocks("q8_0", 1000, 64)), rows_of(3, 64, torch.float32)
     torch.set_num_threads(1)
     alone = matmul_integers(x, weight)

@@ -23,7 +23,7 @@ SPANS = [[(5, 4), (4, 4)], [(90, 70)], [(7, 1), (64, 64), (5, 3), (MAX_STEP_TOKE
 
 
 def step(spans: list[tuple[int, int]], saved: bool) -> Batch:
-    """One sequence a span of (context, tokens that it brings), each saved twice inside its span if asked to."""
+    """Batch with one sequence per span (context length, new tokens), each saved twice in its span if `saved`."""
     pool = BlockPool(60, 8, ROWS)
     states = [SequenceState(pool) for _ in spans]
     for state in reversed(states):
@@ -88,7 +88,7 @@ def compare_rows(make) -> None:
 
 
 def test_repeated_keys_lose_no_digits() -> None:
-    """The system is worst where all keys are one and nothing fades."""
+    """The system is ill-conditioned if all keys are equal and nothing decays."""
     config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=16, value_dim=16, kernel_size=4)
     make = delta_arguments([(64, 64)], False, 0.0, config)
 

@@ -28,7 +28,7 @@ def plain(
 
 
 def routed(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
-    """chosen, weight"""
+    """Return the chosen experts and their weights."""
     score = torch.rand(tokens, experts, generator=torch.Generator().manual_seed(tokens))
     top = score.topk(k, -1)
     return top.indices, top.values
@@ -81,7 +81,7 @@ PACKED = {
 
 
 def tamed(weight: QuantizedTensor) -> QuantizedTensor:
-    """Of small scales, so that results keep in reach."""
+    """Reduce the scales, so that results do not overflow."""
     if weight.format == "mxfp4_planes":
         weight.parts["scale"].fill_(124)
     else:

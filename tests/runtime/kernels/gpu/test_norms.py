@@ -21,7 +21,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def with_gaps(x: Tensor) -> Tensor:
-    """The same numbers between NaN."""
+    """The same values, surrounded by NaN."""
     held = torch.full((*x.shape[:-1], x.shape[-1] + 7), torch.nan, dtype=x.dtype)
     held[..., 3:-4] = x
     return held[..., 3:-4]

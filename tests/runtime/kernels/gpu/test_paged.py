@@ -23,7 +23,7 @@ def test_every_pair_is_unpacked_exactly(form: torch.dtype, asm) -> None:
 
 
 def carried_out(asm: str, pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Registers of 32 bits are int64 here."""
+    """Execute the instructions, with 32-bit registers as int64."""
     registers = {"$2": pair}
     for line in asm.replace("\n", " ").strip("{} ").split(";"):
         if not line.strip() or line.strip().startswith(".reg"):

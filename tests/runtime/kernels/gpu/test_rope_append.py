@@ -74,7 +74,7 @@ def arguments(c: AttentionConfig, dtype: torch.dtype, kind: str = "rms") -> tupl
 
 
 def both(c: AttentionConfig, dtype: torch.dtype, form: torch.dtype, kind: str = "rms") -> tuple:
-    """(q, gate, cache) of the kernel and of plain torch."""
+    """Return (q, gate, cache) of the kernel and of plain torch."""
     qkv, angles, norms = arguments(c, dtype, kind)
     caches, there = [cache_of(c, form) for _ in range(2)], SLOTS >= 0
     assert rope_append_unsupported(qkv, caches[0], batch_of(SLOTS), c, angles, *norms, 1e-5) is None

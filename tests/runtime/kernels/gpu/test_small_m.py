@@ -108,8 +108,9 @@ def test_a_row_does_not_depend_on_count_or_content_of_others(form: str, dtype: t
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("form", "group"), [("int4", 32), ("int4", 128), ("int8", None)])
 def test_nothing_but_the_sum_is_rounded(form: str, group: int | None, zeros: bool) -> None:
-    """Against float64: codes and scales are exact, so what is lost is float32's rounding of K sums, and then that
-    of the result."""
+    """Compares with float64: codes and scales are exact, so the error is that of float32 sums over K, and of
+    rounding the result.
+    """
     weight = planes(form, 48, 1024, group, zeros=zeros)
     # The interpreter cuts bfloat16 off, where a GPU rounds.
     for dtype, eps in ((torch.bfloat16, 2**-7), (torch.float16, 2**-11), (torch.float32, 2**-24)):
@@ -146,7 +147,7 @@ def test_columns_in_another_order() -> None:
 
 @pytest.mark.parametrize("form", ["int4", "int8", "plain"])
 def test_no_foreign_memory_is_read_or_written(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """x ends where NaN begin, results and parts begin as NaN, and what is drawn is put back."""
+    """NaN surrounds x, results and partial sums are initialized with NaN, and memory is restored at the end."""
     made = torch.full((9, 200), float("nan"), dtype=torch.bfloat16)
     x = made.view(-1)[200:1000].view(4, 200)
     x.copy_(random(4, 200))
