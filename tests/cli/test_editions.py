@@ -163,7 +163,7 @@ def test_models_from_10_billion_parameters_are_always_in_4_bits(hub, ggufs, mach
 
 def test_the_error_names_a_smaller_edition_that_fits(published, machine, localllm):
     header = 2**21
-    machine(12.2 * MB, SLOW)
+    machine(11.2 * MB, SLOW)
     code, out, err = localllm("pull", "qwen3:0.6b")
     assert (code, out) == (3, "")
     assert re.fullmatch(

@@ -31,7 +31,7 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
     assert lines["device"].endswith("  RTX 4090")
     assert "reads 1.01 TB/s, computes 165 TFLOP/s" in out
     assert lines["fits"].split() == ["fits", "yes"]
-    assert "46608 tokens for one user, the model supports 131072" in lines["largest context"]
+    assert "46416 tokens for one user, the model supports 131072" in lines["largest context"]
     assert "5 at once with 8192 tokens each" in lines["users"]
     assert lines["decoding, 8192 tokens cached"].endswith(" tokens/s")
     assert lines["bound by"].endswith("  reading memory")

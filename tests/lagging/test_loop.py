@@ -17,7 +17,7 @@ from tests.lagging.device import CUDA, LaggingDevice
 from tests.lagging.kernels import use_references
 from tests.models.families import FAMILIES
 from tests.runtime.speculation.pairs import draft_model, make_pair
-from tests.runtime.speculation.test_verification import Told
+from tests.runtime.speculation.test_verification import FixedDrafter
 from tests.runtime.test_engine import Guesses, run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
@@ -208,7 +208,7 @@ def test_a_cancelled_sequence_leaves_its_slot_and_blocks_to_the_next(make: Any) 
             assert tokens(events) == answer
 
 
-class Drafting(Told):
+class Drafting(FixedDrafter):
     """Says that it will draft, so that the last token is read before the next step."""
 
     def may_draft(self, sequence: Sequence) -> bool:

@@ -353,7 +353,7 @@ def test_running_out_of_memory_while_loading_reports_the_plan(monkeypatch: pytes
     monkeypatch.setattr("localllm.runtime.runner.make_caches", fail)
     before = psutil.Process().children()  # of models that other tests share
     with pytest.raises(
-        DoesNotFit, match=r"were planned: 1\.04 MB for weights, .* for a cache of 4096 tokens"
+        DoesNotFit, match=r"were planned: 1\.04 MB for weights, .* for a cache of \d+ tokens"
     ) as told:
         localllm.load(shared("stories260K"))
     assert told.value.exit_code == 3

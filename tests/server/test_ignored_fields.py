@@ -117,8 +117,9 @@ def test_each_client_has_one_line_of_the_log_for_each_field(demo: LLM, caplog: p
         ):
             body = {**CHAT, **fields}
             httpx2.post(f"{url}/v1/chat/completions", json=body, headers={"User-Agent": program})
-    told = [getattr(record, "fields", {}) for record in caplog.records]
-    lines = [(line["program"], line["fields"]) for line in told if line.get("event") == "ignored"]
+    records = [getattr(record, "fields", {}) for record in caplog.records]
+    ignored = [(line["program"], line["fields"]) for line in records if line.get("event") == "ignored"]
+    lines = [line for line in ignored if line[0] in ("a/1", "b/1")]  # a server of another test may still write
     assert lines == [("a/1", "x"), ("b/1", "x"), ("a/1", "n_z;changes-answer")]
     assert [record.levelname for record in caplog.records if record.message == "ignored"][-1] == "WARNING"
 

@@ -11,12 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = sorted((ROOT / ".triton").glob("*"))
-TIGHT = (
-    "decode",
-    "latent",
-    "prefill",
-    "small_m_packed",
-)  # modules with a kernel that has hardly a register to spare
+TIGHT = ("decode", "latent", "prefill", "small_m_packed")  # modules of kernels with hardly a register to spare
 SLOW = pytest.mark.slow
 
 
@@ -30,6 +25,7 @@ def test_every_kernel_compiles_for_every_architecture_without_spilling(
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not VERSIONS, reason="takes many minutes: run `make triton` first")
 @pytest.mark.parametrize("triton", [None, *VERSIONS], ids=str)
 @pytest.mark.parametrize("module", TIGHT)
 def test_no_example_of_a_tight_kernel_spills(module: str, triton: Path | None) -> None:

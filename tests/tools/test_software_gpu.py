@@ -33,9 +33,9 @@ def test_each_kernel_once() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("arguments", [("--seed", "2"), ("--seed", "3", "--pdl")], ids=" ".join)
-def test_every_kernel(arguments: tuple[str, ...]) -> None:
-    assert documented_kernels() <= software_gpu(*arguments)
+def test_every_kernel() -> None:
+    """With another seed than the table of docs/kernels.md, and starting before the previous kernel has ended."""
+    assert documented_kernels() <= software_gpu("--seed", "3", "--pdl")
 
 
 @pytest.mark.slow
