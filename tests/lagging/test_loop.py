@@ -18,7 +18,7 @@ from tests.lagging.kernels import use_references
 from tests.models.families import FAMILIES
 from tests.runtime.speculation.pairs import draft_model, make_pair
 from tests.runtime.speculation.test_verification import FixedDrafter
-from tests.runtime.test_engine import Guesses, run, sequence, tokens
+from tests.runtime.test_engine import MistakenDrafter, run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
 TIMINGS = [None, 0, 1]  # None: as late as is legal
@@ -118,7 +118,7 @@ def check_mix(folder: Path, seed: int, timing: int | None, graphs: bool) -> None
             s.request = replace(s.request, priority=mix.rng.choice([0, 0, 1]))
         if seed % 2:
             told = {s.request.id: tokens(a) for s, a in zip([*together, *again], alone * 2, strict=True)}
-            engine.drafter = Guesses(mix.rng, told)
+            engine.drafter = MistakenDrafter(mix.rng, told)
         got = answer_twice(engine, together, again)
         assert device.streams[0].issued > 0
     for answer, expected in zip(got, alone * 2, strict=True):

@@ -195,6 +195,7 @@ async def test_old_tokens_are_dropped_while_selected() -> None:
     app = Inspected()
     async with app.run_test() as pilot:
         await pilot.press("2")
+        await pilot.pause()  # until the view has the focus
         view = app.query_one(Tokens)
         app.begin()
         app.tell(events[:9200])

@@ -195,7 +195,7 @@ def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
         # On sm_100, 64 keys in 8 bits spill with Triton 3.6.
         return 128, 64 if width <= 128 and (plain or gpu.arch == 90) else 32, 8, 3
     if width > 128:
-        return 32, 64, 8, 3
+        return 32, 32 if gpu.amd_arch else 64, 8, 3
     if width > 64:
         return 128, 32 if plain or not gpu.small_shared else 16, 8, 3
     return 128, 64 if plain else 32, 8, 3
