@@ -3,6 +3,7 @@ and batches are compared with one forward pass of the same engine over the same 
 """
 
 import random
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,10 +62,12 @@ def logits_of_transformers(model: Any, ids: list[int]) -> Tensor:
     if not hasattr(model.config.get_text_config(), "linear_num_key_heads"):
         return model(torch.tensor([ids])).logits[0]
     past, logits = None, []
-    for token in ids:
-        out = model(torch.tensor([[token]]), past_key_values=past, use_cache=True)
-        past = out.past_key_values
-        logits.append(out.logits[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # transformers 5.24 renames past_key_values
+        for token in ids:
+            out = model(torch.tensor([[token]]), past_key_values=past, use_cache=True)
+            past = out.past_key_values
+            logits.append(out.logits[0])
     return torch.cat(logits)
 
 

@@ -4,9 +4,12 @@ import hashlib
 import json
 import re
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx2
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -430,12 +433,28 @@ def test_the_numbers_of_several_models_are_summed(page):
     assert page.evaluate(sums, text) == {"a": 5, "b": 1000}
 
 
-def test_gauges_show_the_load(page):
-    setting(page, more='{"ignore_eos": true}')
-    send(page, STORY)
-    expect(page.locator("#running")).to_have_text("1")
-    expect(page.locator("#waiting")).to_have_text("0")
-    expect(page.locator("#blocks-told")).not_to_have_text("0%")
-    page.keyboard.press("Escape")
-    ended(page)
+def test_gauges_show_the_load(page: Page, demo_url: str) -> None:
+    """The page looks every two seconds, so two clients keep the server busy for longer."""
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": STORY}],
+        "ignore_eos": True,
+        "max_tokens": 400,
+    }
+    stopped = threading.Event()
+
+    def keep_asking() -> None:
+        while not stopped.is_set():
+            httpx2.post(f"{demo_url}/v1/chat/completions", json=body, timeout=60).raise_for_status()
+
+    with ThreadPoolExecutor() as clients:
+        busy = [clients.submit(keep_asking) for _ in range(2)]
+        try:
+            expect(page.locator("#running")).to_have_text("2")
+            expect(page.locator("#waiting")).to_have_text("0")
+            expect(page.locator("#blocks-told")).not_to_have_text("0%")
+        finally:
+            stopped.set()
+        for client in busy:
+            client.result()
     expect(page.locator("#running")).to_have_text("0")

@@ -43,9 +43,9 @@ function show(found) {
   byId("waiting").textContent = waiting ?? "–";
   byId("blocks").max = blocks || 1;
   byId("blocks").value = used ?? 0;
-  const percent = blocks ? Math.round((used / blocks) * 100) : 0;
+  const percent = blocks ? (used / blocks) * 100 : 0;
   byId("blocks").title = `${count(used)} of ${count(blocks)} blocks in use, ${count(cached)} kept for later turns`;
-  byId("blocks-told").textContent = `${percent}%`;
+  byId("blocks-told").textContent = percent > 0 && percent < 1 ? "<1%" : `${Math.round(percent)}%`;
 }
 
 const count = (value = 0) => value.toLocaleString("en");
