@@ -2,6 +2,7 @@
 forward pass compiled with CUDA graphs.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ class CompiledLlama:
             torch.set_default_dtype(default_dtype)
         self.model.eval()
         self.cache = StaticCache(config=self.model.config, max_cache_len=max_len)
+        parameters = inspect.signature(self.model.forward).parameters
+        name = "cache" if "cache" in parameters else "past_key_values"  # before transformers 5.24
+        self.options = {name: self.cache, "use_cache": True}
         self.forward: Any = (  # not compiled in a test of the harness
             self.model.forward
             if setting.tiny
@@ -45,7 +49,7 @@ class CompiledLlama:
     def step_s(self, steps: int) -> float:
         """Return the mean seconds of a greedy step whose tokens stay on the device."""
         self.cache.reset()
-        logits = self.model(input_ids=self.prompt, past_key_values=self.cache, use_cache=True).logits
+        logits = self.model(input_ids=self.prompt, **self.options).logits
         token = logits[:, -1].argmax(-1, keepdim=True)
         position = torch.full((1, 1), self.context, device=self.device)
         for _ in range(1 if self.warm else 4):  # the first steps compile and capture
@@ -57,9 +61,7 @@ class CompiledLlama:
         return (finished(self.device) - start) / steps
 
     def step(self, token: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.forward(
-            input_ids=token, position_ids=position, past_key_values=self.cache, use_cache=True
-        ).logits
+        logits = self.forward(input_ids=token, position_ids=position, **self.options).logits
         return logits[:, -1].argmax(-1, keepdim=True).clone(), position + 1
 
     def generate_s(self, steps: int) -> float:
