@@ -44,7 +44,7 @@ from localllm.runtime.kernels.gpu.launch import (  # noqa: E402
 )
 from localllm.runtime.kv_cache.tensors import make_caches  # noqa: E402
 from localllm.runtime.model import Decoder  # noqa: E402
-from tools.triton_aot import CUOBJDUMP, WARP_THREADS, CompiledTriton, compile_for, specialization  # noqa: E402
+from tools.triton_aot import CUOBJDUMP, WARP_THREADS, CompiledTriton, compilation_key, compile_for  # noqa: E402
 
 PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- estimates -->\n", "<!-- end of estimates -->")
@@ -187,7 +187,6 @@ WEIGHT_ARGUMENTS = ("p_w", "p_q", "p_scale", "p_zero", "p_minimum", "p_block_sca
 class RecordedStep:
     launches: list[RecordedLaunch]
     torch_kernels: int  # of operations that have no kernel here
-    context: int
 
 
 class KernelCounter(TorchDispatchMode):
@@ -213,7 +212,7 @@ def record_step(model: EstimatedModel, gpu: Gpu) -> RecordedStep:
         launches.clear()
         with KernelCounter() as counter:
             decoder(single_token_batch(blocks), caches)
-    return RecordedStep(launches, counter.count, CONTEXT)
+    return RecordedStep(launches, counter.count)
 
 
 def single_token_batch(blocks: int) -> Batch:
@@ -345,8 +344,8 @@ class Target:
         return self.spec.flops / self.gpu.multiprocessors / PRODUCT_FLOPS[self.gpu.arch]
 
 
-def estimate(launch: RecordedLaunch, target: Target, context: int) -> Estimate:
-    gpu, work = target.gpu, work_of(launch, context)
+def estimate(launch: RecordedLaunch, target: Target) -> Estimate:
+    gpu, work = target.gpu, work_of(launch, CONTEXT)
     compiled, code = compiled_code(launch, gpu.arch)
     instructions = code.executed(work.trips)
     per_sm = ceil(work.programs / gpu.multiprocessors)
@@ -377,14 +376,14 @@ def resident_programs(compiled: CompiledTriton) -> int:
 
 
 def compiled_code(launch: RecordedLaunch, arch: int) -> tuple[CompiledTriton, MachineCode]:
-    key = (launch.kernel.__name__, arch, repr(specialization(launch)), repr(launch.options))
+    key = arch, compilation_key(launch)
     if key not in _compiled:
         compiled = compile_for(launch, arch)
         _compiled[key] = compiled, read_machine_code(compiled.cubin)
     return _compiled[key]
 
 
-_compiled: dict[tuple[object, ...], tuple[CompiledTriton, MachineCode]] = {}
+_compiled: dict[tuple[int, str], tuple[CompiledTriton, MachineCode]] = {}
 
 
 def format_tables(models: Sequence[EstimatedModel], targets: Sequence[Target]) -> str:
@@ -399,7 +398,7 @@ def format_tables(models: Sequence[EstimatedModel], targets: Sequence[Target]) -
     for model in models:
         for target in targets:
             step = record_step(model, target.gpu)
-            parts = [estimate(launch, target, step.context) for launch in step.launches]
+            parts = [estimate(launch, target) for launch in step.launches]
             others_s, nodes = step.torch_kernels * NODE_S, len(parts) + step.torch_kernels
             nbytes = sum(part.work.nbytes for part in parts)
             times = (

@@ -149,6 +149,11 @@ def specialization(launch: RecordedLaunch) -> Specialization:
     return signature, constants, attributes
 
 
+def compilation_key(launch: RecordedLaunch) -> str:
+    """Return a text that is the same for launches that share machine code."""
+    return repr((launch.kernel.__name__, specialization(launch), sorted(launch.options.items())))
+
+
 def instructions_before_wait(ptx: str) -> set[str]:
     """Return the instructions that a program can reach on any branch before it waits."""
     name, blocks, order = "", {"": list[str]()}, [""]

@@ -1,15 +1,15 @@
-"""Compiles the kernels of the generated models on all cores before anything is measured, into the cache where the
-other parts find them: what compiling takes is in nobody's time.
+"""Compiles the kernels of the generated models on all cores before anything is measured, into the cache that the
+other parts use, so that no budget includes compilation.
 
-The models have one layer and are on device `meta`. Their steps are those that loading warms up; kernels are noted
-instead of launched, and compiled as Triton's own launcher compiles them.
+The models have one layer and are on device `meta`. Their steps are those that loading warms up; kernels are
+recorded instead of launched, and compiled as Triton's own launcher compiles them.
 """
 
 import multiprocessing
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,11 +28,11 @@ from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.model_loader import run_every_kind_of_step
 from localllm.runtime.runner import Runner
+from tools.triton_aot import WARP_THREADS, compilation_key
 
 BUDGET_S = 400  # beside the ten minutes of the others
 META = torch.device("meta")
 CONTEXT, BLOCKS = 512, 64
-WARP_THREADS = 32
 MODELS: tuple[tuple[str, Form], ...] = (
     *(("8B", "int4"), ("8B", "bf16"), ("8B", "int8"), ("1B", "bf16"), ("1B", "int4"), ("1B", "int8")),
     *(("32B", "int4"), ("32B", "int8"), ("32B", "bf16"), ("70B", "int4")),
@@ -41,12 +41,12 @@ MODELS: tuple[tuple[str, Form], ...] = (
 
 def measure(setting: Setting) -> Iterator[Row]:
     if setting.device.type != "cuda":
-        yield {"left out": "there is nothing to compile for a processor"}
+        yield {"left out": "nothing is compiled for a CPU"}
         return
     gpu, processes = gpu_of(setting.device), os.cpu_count() or 1
     for name, form in MODELS[:1] if setting.tiny else MODELS:
         start = time.perf_counter()
-        launches = noted(TINY if setting.tiny else SHAPES[name], form, gpu)
+        launches = record_steps(TINY if setting.tiny else SHAPES[name], form, gpu)
         compile_all(launches, gpu, processes)
         yield {
             **{"model": name, "weights": form, "kernels": len(launches)},
@@ -55,18 +55,16 @@ def measure(setting: Setting) -> Iterator[Row]:
 
 
 @torch.inference_mode()
-def noted(shape: dict[str, Any], form: Form, gpu: Gpu) -> list[RecordedLaunch]:
-    """The launches of all kinds of steps; each kernel with its arguments once, with and without early starts."""
-    found: dict[str, RecordedLaunch] = {}
-    for early in (True, False):
-        with record_launches(gpu) as launches, ExitStack() as options:
-            if not early:
-                options.enter_context(without_pdl())
+def record_steps(shape: dict[str, Any], form: Form, gpu: Gpu) -> list[RecordedLaunch]:
+    """Record one launch per compilation of all kinds of steps, with and without programmatic dependent launch."""
+    unique: dict[str, RecordedLaunch] = {}
+    for pdl in (True, False):
+        with record_launches(gpu) as launches, nullcontext() if pdl else without_pdl():
             runner, pool = runner_of(shape | {"num_hidden_layers": 1}, form)
             run_every_kind_of_step(runner, pool)
         for launch in launches:
-            found.setdefault(described(launch), launch)
-    return list(found.values())
+            unique.setdefault(compilation_key(launch), launch)
+    return list(unique.values())
 
 
 def runner_of(shape: dict[str, Any], form: Form) -> tuple[Runner, BlockPool]:
@@ -80,23 +78,9 @@ def runner_of(shape: dict[str, Any], form: Form) -> tuple[Runner, BlockPool]:
     return runner, BlockPool(BLOCKS, BLOCK_SIZE)
 
 
-def described(launch: RecordedLaunch) -> str:
-    """What a compilation depends on: of numbers, whether they are 1 or divisible by 16, if that."""
-
-    def shown(parameter: Any) -> object:
-        value = launch.arguments[parameter.name]
-        if isinstance(value, torch.Tensor):
-            return value.dtype
-        if parameter.is_constexpr or type(value) is not int:
-            return value if parameter.is_constexpr or value is None else type(value)
-        return "an integer" if parameter.do_not_specialize else (value == 1, value % 16 == 0)
-
-    return f"{launch.kernel.__name__} {[shown(each) for each in launch.kernel.params]} {dict(launch.options)}"
-
-
 @dataclass(frozen=True)
 class AbsentGpu:
-    """What Triton asks its driver while it compiles, without a driver."""
+    """Stands in for Triton's driver, as far as compilation needs one."""
 
     target: GPUTarget
 
@@ -111,12 +95,12 @@ class AbsentGpu:
 
 
 def compile_all(launches: Iterable[RecordedLaunch], gpu: Gpu, processes: int) -> None:
-    """In forked processes, which find the launches in their memory and use no GPU."""
-    waiting = list(launches)
+    """Compile in forked processes, which inherit the launches and use no GPU."""
+    launches = list(launches)
     context = multiprocessing.get_context("fork")
     children = [
-        context.Process(target=compile_some, args=(waiting[i::processes], gpu))
-        for i in range(min(processes, len(waiting)))
+        context.Process(target=compile_some, args=(launches[i::processes], gpu))
+        for i in range(min(processes, len(launches)))
     ]
     for child in children:
         child.start()

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ from localllm.runtime.model_loader import run_every_kind_of_step
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import SamplingSpec
 from localllm.runtime.weight_source import WeightSource
-from tools.triton_aot import specialization
+from tools.triton_aot import compilation_key
 
 META = torch.device("meta")
 CONTEXT, BLOCK_SIZE, BLOCKS, STATES, RUNNING = 256, 8, 400, 64, 32
@@ -95,11 +94,8 @@ def capture(graphs: CudaGraphs, bucket: int, count: int, params: SamplingParams)
     graphs.run(GraphKey(bucket, count, variant_of(specs, graphs.model.config.vocab_size), keep_logits=False))
 
 
-def keys_of(launches: Iterable[RecordedLaunch]) -> set[Any]:
-    """Return what Triton compiles a kernel for."""
-    return {
-        (each.kernel.__name__, repr(specialization(each)), repr(sorted(each.options.items()))) for each in launches
-    }
+def keys_of(launches: Iterable[RecordedLaunch]) -> set[str]:
+    return {compilation_key(each) for each in launches}
 
 
 def main(models: list[str]) -> int:
@@ -114,8 +110,8 @@ def main(models: list[str]) -> int:
             launches.clear()
             step = "none"
             for following in random_steps(runner, pool):
-                for name, key, _ in keys_of(launches) - compiled:
-                    print(f"{model}: {name} is compiled for {step}: {key}")
+                for key in keys_of(launches) - compiled:
+                    print(f"{model}: a kernel is compiled for {step}: {key}")
                     faults += 1
                 compiled |= keys_of(launches)
                 launches.clear()

@@ -454,6 +454,14 @@ def vote(instruction: Instruction, program: Program) -> Step:
     return run
 
 
+def matrix_row_places(wave: Wave, addresses: Array, count: int) -> tuple[Array, Array, Array]:
+    """Return the warps, and for each row of their `count` matrices the thread with its address, and its place."""
+    warps = wave.whole_warps()
+    rows = addresses.reshape(len(warps), WARP)[:, : 8 * count].ravel()
+    threads = wave.threads.reshape(len(warps), WARP)[:, : 8 * count].ravel()
+    return warps, threads, wave.shared_index(rows, 16, threads)
+
+
 @decodes("ldmatrix")
 def load_matrix(instruction: Instruction, program: Program) -> Step:
     """Load 8 x 8 matrices of 16-bit numbers: threads 8 i to 8 i + 7 have the addresses of the rows of matrix i."""
@@ -463,10 +471,7 @@ def load_matrix(instruction: Instruction, program: Program) -> Step:
     address = address_of(instruction.operands[1], "u32")
 
     def run(wave: Wave) -> None:
-        warps = wave.whole_warps()
-        rows = address(wave).reshape(len(warps), WARP)[:, : 8 * count]
-        threads = wave.threads.reshape(len(warps), WARP)[:, : 8 * count].ravel()
-        index = wave.shared_index(rows.ravel(), 16, threads)
+        warps, threads, index = matrix_row_places(wave, address(wave), count)
         content = wave.shared.load(index, 16, wave.agent[threads]).view(np.uint16)
         fragments = tensor_core.matrix_fragments(content.reshape(len(warps), count, 8, 8), transposed)
         for i, register in enumerate(registers):
@@ -485,12 +490,9 @@ def store_matrix(instruction: Instruction, program: Program) -> Step:
     address = address_of(instruction.operands[0], "u32")
 
     def run(wave: Wave) -> None:
-        warps = wave.whole_warps()
-        addresses = address(wave).reshape(len(warps), WARP)[:, : 8 * count]
-        threads = wave.threads.reshape(len(warps), WARP)[:, : 8 * count].ravel()
+        warps, threads, index = matrix_row_places(wave, address(wave), count)
         fragments = np.stack([source(wave).reshape(-1, WARP)[warps] for source in sources], 1)
         rows = tensor_core.matrix_rows(fragments, transposed)
-        index = wave.shared_index(addresses.ravel(), 16, threads)
         wave.shared.store(index, rows.reshape(-1, 8).view(np.uint8), wave.agent[threads])
 
     return run
