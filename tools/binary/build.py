@@ -40,8 +40,8 @@ def build_launcher(to: Path) -> None:
 
 
 def fill(tree: Path, files: Files) -> str:
-    """Copies, stripped, with the libraries that they need, and Python compiled for good. Returns the least version
-    of glibc that they need."""
+    """Copy the files, stripped and with the libraries that they need, and compile Python to bytecode. Returns the
+    oldest version of glibc that runs them."""
     if tree.exists():
         shutil.rmtree(tree)
     for path, source in files.items():
