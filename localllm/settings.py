@@ -25,7 +25,7 @@ class Settings:
 
     threads: int | None
     """LOCALLLM_THREADS: CPU threads for matrix products. Default: one for small models, otherwise the
-    number of cores, without efficiency cores"""
+    number of physical cores, without efficiency cores"""
 
     kv_dtype: str = "auto"
     """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, unless `--kv-dtype` is given.

@@ -1,4 +1,4 @@
-"""The cores of this machine's processor: SMT siblings, nodes of memory, and performance or efficiency cores.
+"""The physical cores of this machine's processors, without efficiency cores.
 
 Read from Linux's /sys/devices, or from macOS' sysctl. Needs no torch.
 """
@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 SYSTEM = Path("/sys/devices")
@@ -17,32 +16,26 @@ SYSTEM = Path("/sys/devices")
 PERFORMANCE_CAPACITY, PERFORMANCE_CLOCK = 0.5, 0.7
 
 
-@dataclass(frozen=True)
-class Core:
-    """A physical core."""
+def count_cores(system: Path = SYSTEM) -> int | None:
+    """Return the cores that this process may use, without efficiency cores; None where the system lists none.
 
-    cpus: tuple[int, ...]  # logical processors that this process may use: SMT siblings
-    node: int  # of memory
-    is_performance: bool
+    SMT siblings are one core: they share the units that multiply and the caches.
+    """
+    if platform.system() == "Darwin":
+        return read_sysctl("hw.perflevel0.physicalcpu")
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    allowed = os.sched_getaffinity(0)
+    fast = allowed - efficiency_cpus(allowed, system)
+    cores = {sibling_cpus(cpu, system) for cpu in fast}
+    return len(cores) if all(cores) else None
 
 
-def read_cores(allowed: Collection[int], system: Path = SYSTEM) -> list[Core]:
-    """Return the cores with logical processors that this process may use; empty where the system lists none."""
-    efficiency = efficiency_cpus(allowed, system)
-    nodes = {
-        cpu: int(folder.name.removeprefix("node"))
-        for folder in sorted((system / "system" / "node").glob("node[0-9]*"))
-        for cpu in read_cpu_list(folder / "cpulist")
-    }
-    cores: dict[tuple[int, ...], Core] = {}
-    for cpu in sorted(allowed):
-        topology = system / "system" / "cpu" / f"cpu{cpu}" / "topology"
-        siblings = read_cpu_list(topology / "core_cpus_list") or read_cpu_list(topology / "thread_siblings_list")
-        if not siblings:
-            return []
-        key = tuple(sibling for sibling in siblings if sibling in allowed)
-        cores[key] = Core(key, nodes.get(cpu, 0), cpu not in efficiency)
-    return list(cores.values())
+def sibling_cpus(cpu: int, system: Path) -> tuple[int, ...]:
+    """Return the logical processors of a processor's core; empty where the system does not list them."""
+    topology = system / "system" / "cpu" / f"cpu{cpu}" / "topology"
+    names = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
+    return next((tuple(cpus) for name in names if (cpus := read_cpu_list(topology / name))), ())
 
 
 def efficiency_cpus(allowed: Collection[int], system: Path) -> set[int]:
@@ -72,17 +65,6 @@ def read_number(file: Path) -> int | None:
         return int(file.read_text())
     except (OSError, ValueError):
         return None
-
-
-def count_performance_cores(system: Path = SYSTEM) -> int | None:
-    """Return the physical performance cores that this process may use; None where all cores are alike."""
-    if platform.system() == "Darwin":
-        return read_sysctl("hw.perflevel0.physicalcpu")
-    if not hasattr(os, "sched_getaffinity"):
-        return None
-    cores = read_cores(os.sched_getaffinity(0), system)
-    count = sum(core.is_performance for core in cores)
-    return count if count < len(cores) else None
 
 
 def read_sysctl(name: str) -> int | None:

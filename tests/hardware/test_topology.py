@@ -3,12 +3,12 @@
 import os
 import platform
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from localllm.hardware.topology import Core, count_performance_cores, read_cores, read_cpu_list
+from localllm.hardware.topology import count_cores, read_cpu_list
 from localllm.runtime.kernels.threads import threads_for
 
 Machine = Callable[..., Path]
@@ -32,43 +32,45 @@ def per_cpu(name: str, values: list[int]) -> dict[str, str]:
     return {f"system/cpu/cpu{cpu}/{name}": str(value) for cpu, value in enumerate(values)}
 
 
+def count(system: Path, allowed: Iterable[int], monkeypatch: pytest.MonkeyPatch) -> int | None:
+    """Count the cores of a machine of which this process may use some logical processors."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(allowed), raising=False)
+    return count_cores(system)
+
+
 def test_an_intel_hybrid(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two performance cores with siblings, four efficiency cores, whose clocks are close."""
     siblings = ["0-1", "0-1", "2-3", "2-3", "4", "5", "6", "7"]
     clocks = per_cpu("cpufreq/cpuinfo_max_freq", [5_600_000] * 4 + [4_300_000] * 4)
     system = machine(siblings, {"cpu_core/cpus": "0-3", "cpu_atom/cpus": "4-7"} | clocks)
-    cores = read_cores(range(8), system)
-    assert [core.cpus for core in cores if core.is_performance] == [(0, 1), (2, 3)]
-    assert [core.cpus for core in cores if not core.is_performance] == [(4,), (5,), (6,), (7,)]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
-    assert count_performance_cores(system) == 2
-    # Where a process may only use efficiency cores, they are all that counts.
-    assert all(core.is_performance for core in read_cores([4, 5], system))
-    assert read_cores([1, 2, 3], system)[0] == Core((1,), 0, True)
+    assert count(system, range(8), monkeypatch) == 2
+    assert count(system, [1, 2, 3, 4], monkeypatch) == 2
+    # Where a process may only use efficiency cores, they count.
+    assert count(system, [4, 5, 6], monkeypatch) == 3
 
 
-def test_big_and_little_cores(machine: Machine) -> None:
+def test_big_and_little_cores(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     system = machine([str(cpu) for cpu in range(8)], per_cpu("cpu_capacity", [250] * 4 + [790] * 3 + [1024]))
-    assert [core.is_performance for core in read_cores(range(8), system)] == [False] * 4 + [True] * 4
+    assert count(system, range(8), monkeypatch) == 4
 
 
-def test_compact_cores_have_lower_clocks(machine: Machine) -> None:
+def test_compact_cores_have_lower_clocks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     clocks = [5_100_000, 4_950_000, 3_300_000, 3_300_000]
     system = machine(["0", "1", "2", "3"], per_cpu("cpufreq/cpuinfo_max_freq", clocks))
-    assert [core.is_performance for core in read_cores(range(4), system)] == [True, True, False, False]
+    assert count(system, range(4), monkeypatch) == 2
 
 
-def test_two_nodes_of_equal_cores(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = {"system/node/node0/cpulist": "0,2", "system/node/node1/cpulist": "1,3"}
-    system = machine(["0", "1", "2", "3"], nodes | per_cpu("cpu_capacity", [1024] * 4))
-    assert [core.node for core in read_cores(range(4), system)] == [0, 1, 0, 1]
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)), raising=False)
-    assert count_performance_cores(system) is None
+def test_siblings_are_one_core(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processors of two cores each; siblings are numbered after all cores."""
+    system = machine(["0,4", "1,5", "2,6", "3,7"] * 2, per_cpu("cpu_capacity", [1024] * 8))
+    assert count(system, range(8), monkeypatch) == 4
+    assert count(system, [0, 1, 4], monkeypatch) == 2
+    old = {f"system/cpu/cpu{cpu}/topology/thread_siblings_list": "0-1" for cpu in (8, 9)}
+    assert count(machine([], old), [8, 9], monkeypatch) == 1
 
 
-def test_a_system_that_lists_no_cores(tmp_path: Path) -> None:
-    assert read_cores(range(4), tmp_path) == []
-    assert count_performance_cores(tmp_path) is None
+def test_a_system_that_lists_no_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert count(tmp_path, range(4), monkeypatch) is None
 
 
 @pytest.mark.parametrize(("text", "cpus"), [("0-2,5", [0, 1, 2, 5]), ("3", [3]), ("", []), ("x", [])])
@@ -81,15 +83,15 @@ def test_macs_name_their_performance_cores(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     answer = subprocess.CompletedProcess([], 0, stdout=b"6\n")
     monkeypatch.setattr(subprocess, "run", lambda command, **_: answer)
-    assert count_performance_cores() == 6
+    assert count_cores() == 6
 
 
-def test_threads_are_those_of_performance_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_not_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     from localllm.runtime.kernels import threads
 
     monkeypatch.setattr(threads.torch, "get_num_threads", lambda: 16)
     for cores, expected in ((6, 6), (32, 16), (None, 16)):
-        monkeypatch.setattr(threads, "performance_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(threads, "cores", lambda cores=cores: cores)
         assert threads_for(10**9, None) == expected
     assert threads_for(10**9, 12) == 12
     assert threads_for(10**6, None) == 1

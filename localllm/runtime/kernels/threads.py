@@ -13,7 +13,7 @@ from contextvars import copy_context
 
 import torch
 
-from localllm.hardware.topology import count_performance_cores
+from localllm.hardware.topology import count_cores
 
 # For smaller models, two threads wait for each other longer than they save (docs/lab-log.md).
 SMALL_MODEL_BYTES = 40_000_000
@@ -22,15 +22,15 @@ SMALL_MODEL_BYTES = 40_000_000
 def threads_for(weight_bytes: int, requested: int | None) -> int:
     """Return the number of threads for a model with so many bytes of weights.
 
-    By default as many as torch uses, but not more than there are performance cores on a hybrid processor: threads
-    have equal shares of a product, and would wait for those on slower cores.
+    By default as many as torch uses, but not more than there are cores, of a hybrid processor performance cores:
+    threads have equal shares of a product, and would wait for those on slower cores or for an SMT sibling.
     """
     if requested or weight_bytes < SMALL_MODEL_BYTES:
         return requested or 1
-    return min(torch.get_num_threads(), performance_cores() or torch.get_num_threads())
+    return min(torch.get_num_threads(), cores() or torch.get_num_threads())
 
 
-performance_cores = functools.cache(count_performance_cores)
+cores = functools.cache(count_cores)
 
 
 @functools.cache
