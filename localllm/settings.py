@@ -36,7 +36,8 @@ class Settings:
     `--activations` is not given. Default: auto"""
 
     cache: Path = field(default_factory=lambda: Path.home() / ".cache" / "localllm")
-    """XDG_CACHE_HOME: its folder `localllm` contains compiled kernels. Default: ~/.cache"""
+    """XDG_CACHE_HOME: its folder `localllm` contains compiled kernels, and weights that `--keep-layout` keeps.
+    Default: ~/.cache"""
 
     graphs: bool = True
     """LOCALLLM_GRAPHS: `off` launches each kernel individually on a GPU, in case a captured graph causes problems.
@@ -49,6 +50,9 @@ class Settings:
     cpu: str | None = None
     """LOCALLLM_CPU: `avx512`, `avxvnni`, `avx2` or `baseline`: the highest instruction set used by compiled
     kernels; with `baseline`, torch computes everything. Default: the processor's highest"""
+
+    keep_layout: bool = False
+    """LOCALLLM_KEEP_LAYOUT: `on` keeps the weights of every model as `--keep-layout` does. Default: off"""
 
     draft: str = "lookup"
     """LOCALLLM_DRAFT: `lookup` guesses tokens that occurred before in prompt or answer, so that a step may produce
@@ -74,8 +78,8 @@ class Settings:
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
-        LOCALLLM_DETERMINISTIC or LOCALLLM_STRICT not on or off, LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU
-        no level."""
+        LOCALLLM_KEEP_LAYOUT, LOCALLLM_DETERMINISTIC or LOCALLLM_STRICT not on or off, LOCALLLM_DRAFT not lookup
+        or off, or LOCALLLM_CPU no level."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
@@ -96,6 +100,7 @@ class Settings:
             cpu=cpu,
             draft=draft,
             graphs=parse_switch(environment, "LOCALLLM_GRAPHS", default="on"),
+            keep_layout=parse_switch(environment, "LOCALLLM_KEEP_LAYOUT", default="off"),
             pdl=parse_switch(environment, "LOCALLLM_PDL", default="on"),
             deterministic=parse_switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
             strict=parse_switch(environment, "LOCALLLM_STRICT", default="off"),

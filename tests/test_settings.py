@@ -47,6 +47,13 @@ def test_early_starts_of_kernels_are_on_or_off() -> None:
         Settings.from_environment({"LOCALLLM_PDL": "no"})
 
 
+def test_layouts_are_kept_on_request() -> None:
+    assert not Settings.from_environment({}).keep_layout
+    assert Settings.from_environment({"LOCALLLM_KEEP_LAYOUT": "on"}).keep_layout
+    with pytest.raises(UsageError, match="LOCALLLM_KEEP_LAYOUT is 'yes'; set it to on or off"):
+        Settings.from_environment({"LOCALLLM_KEEP_LAYOUT": "yes"})
+
+
 def test_guessing_is_on_unless_it_is_off():
     assert Settings.from_environment({}).draft == "lookup"
     assert Settings.from_environment({"LOCALLLM_DRAFT": "off"}).draft == "off"

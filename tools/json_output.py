@@ -321,8 +321,14 @@ class ModelSummary(TypedDict):
     quality: QualityReport | None
 
 
+class StoredLayout(TypedDict):
+    path: str
+    bytes: int
+
+
 class ModelDetails(ModelSummary):
     edition: edition.Edition | None  # of a model made by `create`
+    layouts: list[StoredLayout]  # weights that --keep-layout has kept
 
 
 class PlanDevice(TypedDict):
@@ -396,6 +402,7 @@ class RemovedModel(TypedDict):
     files: list[str]  # removed paths
     unfinished: int  # removed files of interrupted downloads
     freed_bytes: int  # disk space that is free again
+    layout_bytes: int  # of it, of weights that --keep-layout had kept
     kept: list[RetainedFile]
     dry_run: bool  # nothing was removed
 
@@ -414,6 +421,15 @@ class RemovedQuantization(TypedDict):
 
     name: str
     quant: str
+    paths: list[str]
+    freed_bytes: int
+    dry_run: bool
+
+
+class RemovedLayout(TypedDict):
+    """Weights that --keep-layout had kept."""
+
+    name: str
     paths: list[str]
     freed_bytes: int
     dry_run: bool
@@ -650,7 +666,7 @@ JSON_OUTPUTS = {
     "quantize": JsonOutput("lines", QuantizeProgress | QuantizedModel),
     "diff": JsonOutput("object", QualityReport),
     "batch": JsonOutput("object", BatchSummary),
-    "rm": JsonOutput("array", RemovedModel | RemovedAlias | RemovedQuantization),
+    "rm": JsonOutput("array", RemovedModel | RemovedAlias | RemovedQuantization | RemovedLayout),
     "verify": JsonOutput("array", VerifiedModel),
     "cp": JsonOutput("object", Alias),
     "create": JsonOutput("object", CreatedModel),

@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -107,6 +108,7 @@ class Weights:
         """
         self.header = header
         self.prefix = prefix
+        self.shared = shared
         self.reader = shared.reader if shared else reader
         self.on_read = shared.on_read if shared else on_read
         self.remaining: set[str] = shared.remaining if shared else set(header.tensors)
@@ -159,6 +161,24 @@ class Weights:
         self.remaining.remove(full)
         self.on_read(entry.nbytes)
         return self.read(entry)
+
+    def skip(self, module: str) -> None:
+        """Take all tensors of a matrix without reading them, but not its bias."""
+        suffixes = self.suffixes.get(self.prefix + module, ())
+        for full in (f"{self.prefix}{module}.{suffix}" for suffix in suffixes if suffix != "bias"):
+            self.remaining.discard(full)
+            self.on_read(self.header.tensors[full].nbytes)
+
+    @cached_property
+    def suffixes(self) -> dict[str, list[str]]:
+        """Suffixes of all tensors by module, both by the runtime's names."""
+        if self.shared:
+            return self.shared.suffixes
+        suffixes: dict[str, list[str]] = {}
+        for name in self.header.tensors:
+            module, _, suffix = name.rpartition(".")
+            suffixes.setdefault(module, []).append(suffix)
+        return suffixes
 
     def read(self, entry: TensorHeader) -> Tensor:
         try:

@@ -41,6 +41,7 @@ def load_model(
     quant: str | None = None,
     force: bool = False,
     deterministic: bool | None = False,
+    keep_layout: bool = False,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -63,6 +64,7 @@ def load_model(
         threads=settings.threads or threads,
         draft=draft or settings.draft,
         activations=activations or settings.activations,
+        keep_layout=keep_layout or settings.keep_layout,
     )
     if grammar:
         from localllm.text.grammar.source import compile_source  # only constrained answers need its library
@@ -105,8 +107,12 @@ def load_model(
         report(format_load(llm.device, llm.memory, phases, llm.read_bytes_per_s, llm.without_graphs))
         if llm.device == "cpu":
             report(f"activations      {llm.activation_bits} bits in products with packed weights")
+            if llm.layout_file:
+                report(f"layout           mapped from {llm.layout_file}")
     elif llm.without_graphs:
         report(f"each kernel is launched individually on {llm.device}, which is slower: {llm.without_graphs}")
+    if llm.layout_note:
+        report(llm.layout_note)
     if unused := explain_unused_gpus(device or settings.device):
         report(f"the model runs on the CPU: {unused}")
     return llm

@@ -36,6 +36,7 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "kv_dtype",
     "activations",
     "quant",
+    "keep_layout",
     "deterministic",
     "draft",
     "draft_model",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from localllm.checkpoint.facts import ModelSummary, summarize_model
+from localllm.checkpoint.kept_layouts import KeptFile, kept_files
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
 from localllm.cli.quality_page import format_quality
@@ -110,15 +111,24 @@ def show(model: options.ModelName, quant: options.ArtefactQuant = None, as_json:
     if edition and entry.facts:
         sampling = to_sampling_params(edition.parameters, entry.facts.sampling)
         entry = dataclasses.replace(entry, facts=dataclasses.replace(entry.facts, sampling=sampling))
+    layouts = _kept_layouts(entry)
     if as_json:
-        content = _entry_json(entry) | {"edition": to_json(edition) if edition else None}
+        content = _entry_json(entry) | {
+            "edition": to_json(edition) if edition else None,
+            "layouts": [{"path": str(file.path), "bytes": file.nbytes} for file in layouts],
+        }
         out.write(json.dumps(content, indent=1) + "\n")
         return
-    out.write(format_columns(_details(entry)) + "\n")
+    kept = [f"{format_bytes(file.nbytes)} in {file.path}" for file in layouts]
+    out.write(format_columns([*_details(entry), *_labelled_lines("kept layout", kept)]) + "\n")
     if edition:
         out.write("\n" + format_modelfile(edition, edition.parent or edition.source))
     if quality := _read_quality(entry):
         out.write("\n" + format_quality(quality) + "\n")
+
+
+def _kept_layouts(entry: ModelEntry) -> list[KeptFile]:
+    return kept_files(Settings.from_environment().cache, entry.path) if entry.facts and entry.path else []
 
 
 def _home_folder() -> Path:

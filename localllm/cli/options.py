@@ -126,6 +126,14 @@ Context = Annotated[
     int | None, option(text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=Panel.LOADING)
 ]
 
+KeepLayout = Annotated[
+    bool,
+    switch(
+        "--keep-layout",
+        text="Keep quantized weights on disk as a CPU reads them, for faster loads.",
+        panel=Panel.LOADING,
+    ),
+]
 ForceLoad = Annotated[
     bool, switch("--force", text="Load the model even if it does not fit into free memory.", panel=Panel.LOADING)
 ]

@@ -110,6 +110,7 @@ def serve(
     kv_dtype: options.KVDType = None,
     activations: options.Activations = None,
     quant: options.Quant = None,
+    keep_layout: options.KeepLayout = False,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
     keep_alive: Annotated[
@@ -246,6 +247,7 @@ def serve(
             "activations": activations,
             "quant": quant,
             "context": context,
+            "keep_layout": keep_layout,
             "deterministic": deterministic,
             "force": force,
             "verbose": verbose,

@@ -8,15 +8,17 @@ from typing import Annotated
 
 import typer
 
+from localllm.checkpoint.kept_layouts import kept_files, kept_files_of
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note
-from localllm.errors import UsageError
+from localllm.errors import ModelNotFound, UsageError
 from localllm.files import expand_path
 from localllm.formatting import format_bytes
 from localllm.hub.assign_name import assigned_target, copy_name, remove_name
 from localllm.hub.local_names import edition_files, find_edition, read_aliases
 from localllm.hub.names import is_path, strip_latest
 from localllm.hub.remove import Removal, plan_removal, removable_repo
+from localllm.hub.resolve import resolve_model
 from localllm.modelfile.edition import TEXT_LIMIT, CreateRequest, to_json
 from localllm.modelfile.parse import parse_modelfile
 from localllm.quantize.store import find_artefacts
@@ -26,6 +28,9 @@ from localllm.settings import Settings
 def rm(
     model: Annotated[list[str], typer.Argument(metavar="MODEL", hidden=True)],
     quant: options.ArtefactQuant = None,
+    layout: Annotated[
+        bool, options.switch("--layout", text="Remove only the weights that --keep-layout has kept.")
+    ] = False,
     dry_run: Annotated[
         bool, options.switch("--dry-run", text="Print what would be removed without removing it.")
     ] = False,
@@ -35,8 +40,14 @@ def rm(
 
     MODEL is a name of `localllm list`, ORG/REPO, ORG/REPO@REVISION, or ORG/REPO:QUANT for one model of a GGUF
     repository. Files shared with other revisions remain. For a name created by `localllm cp`, only the name is
-    removed. With --quant, only the cached quantization is removed, not the model.
+    removed. With --quant, only the cached quantization is removed, not the model; with --layout, only its weights
+    in the layout of CPU kernels, for which MODEL may also be a path.
     """
+    if quant and layout:
+        raise UsageError("--quant and --layout remove different files", "leave one of them out")
+    if layout:
+        _remove_layouts(model, dry_run, as_json)
+        return
     if quant:
         _remove_artefacts(model, quant, dry_run, as_json)
         return
@@ -56,9 +67,12 @@ def rm(
             text = f"the name {name} of {target}; the model stays"
         else:
             plan = plan_removal(repo)
-            freed_bytes = plan.freed_bytes if dry_run else plan.execute()
-            results.append(_removal_json(name, plan, freed_bytes, dry_run))
-            text = _describe_removal(plan, freed_bytes)
+            paths = (file.path for file in plan.files)
+            layouts = kept_files_of(plan.repo, paths, Settings.from_environment().cache)
+            layout_bytes = sum(file.nbytes if dry_run else file.remove() for file in layouts)
+            freed_bytes = layout_bytes + (plan.freed_bytes if dry_run else plan.execute())
+            results.append(_removal_json(name, plan, freed_bytes, layout_bytes, dry_run))
+            text = _describe_removal(plan, freed_bytes, layout_bytes)
         if not as_json:
             out.write(f"{verb} {text}\n")
     if as_json:
@@ -74,7 +88,9 @@ def _remove_artefacts(models: list[str], quant: str, dry_run: bool, as_json: boo
     verb = "would remove" if dry_run else "removed"
     results: list[dict[str, object]] = []
     for name, stored in artefacts:
-        freed_bytes = sum(artefact.nbytes if dry_run else artefact.remove() for artefact in stored)
+        cache = Settings.from_environment().cache
+        layouts = [file for artefact in stored if artefact.complete for file in kept_files(cache, artefact.path)]
+        freed_bytes = sum(file.nbytes if dry_run else file.remove() for file in (*layouts, *stored))
         paths = [str(artefact.path) for artefact in stored]
         results.append(
             {"name": name, "quant": quant, "paths": paths, "freed_bytes": freed_bytes, "dry_run": dry_run}
@@ -85,12 +101,32 @@ def _remove_artefacts(models: list[str], quant: str, dry_run: bool, as_json: boo
         out.write(json.dumps(results, indent=1) + "\n")
 
 
-def _describe_removal(plan: Removal, freed_bytes: int) -> str:
+def _remove_layouts(models: list[str], dry_run: bool, as_json: bool) -> None:
+    out, cache = StdoutWriter(), Settings.from_environment().cache
+    # Every name is checked before anything is removed.
+    layouts = [(name, kept_files(cache, resolve_model(name).path)) for name in models]
+    for name, files in layouts:
+        if not files:
+            raise ModelNotFound(f"no layout of {name} is kept", "`localllm show` shows those that are")
+    results: list[dict[str, object]] = []
+    for name, files in layouts:
+        freed_bytes = sum(file.nbytes if dry_run else file.remove() for file in files)
+        paths = [str(file.path) for file in files]
+        results.append({"name": name, "paths": paths, "freed_bytes": freed_bytes, "dry_run": dry_run})
+        if not as_json:
+            verb = "would remove" if dry_run else "removed"
+            out.write(f"{verb} the kept layout of {name}, frees {format_bytes(freed_bytes)}\n")
+    if as_json:
+        out.write(json.dumps(results, indent=1) + "\n")
+
+
+def _describe_removal(plan: Removal, freed_bytes: int, layout_bytes: int) -> str:
     partial = f" and {_count_files(len(plan.unfinished))} of interrupted downloads" if plan.unfinished else ""
     reasons: defaultdict[str, int] = defaultdict(int)
     for file in plan.kept:
         reasons[file.why] += file.size
-    first = f"{plan.repo}: {_count_files(len(plan.files))}{partial}, frees {format_bytes(freed_bytes)}"
+    layout = " and its kept layout" if layout_bytes else ""
+    first = f"{plan.repo}: {_count_files(len(plan.files))}{partial}{layout}, frees {format_bytes(freed_bytes)}"
     return "\n".join([first, *(f"kept {format_bytes(nbytes)}: {why}" for why, nbytes in reasons.items())])
 
 
@@ -98,7 +134,9 @@ def _count_files(count: int) -> str:
     return "1 file" if count == 1 else f"{count} files"
 
 
-def _removal_json(name: str, plan: Removal, freed_bytes: int, dry_run: bool) -> dict[str, object]:
+def _removal_json(
+    name: str, plan: Removal, freed_bytes: int, layout_bytes: int, dry_run: bool
+) -> dict[str, object]:
     return {
         "name": name,
         "repo": plan.repo.repo,
@@ -106,6 +144,7 @@ def _removal_json(name: str, plan: Removal, freed_bytes: int, dry_run: bool) -> 
         "files": [file.path for file in plan.files],
         "unfinished": len(plan.unfinished),
         "freed_bytes": freed_bytes,
+        "layout_bytes": layout_bytes,
         "kept": [{"path": file.path, "bytes": file.size, "why": file.why} for file in plan.kept],
         "dry_run": dry_run,
     }

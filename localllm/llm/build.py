@@ -11,6 +11,7 @@ from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
 from localllm.llm.find import LoadRequest, LocalModel
+from localllm.llm.kept_layout import LayoutUse, open_layout
 from localllm.llm.load_plan import LoadPlan
 from localllm.plan.fit import shortage_error
 from localllm.plan.memory import MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
@@ -31,6 +32,7 @@ class BuiltModel:
     engine: Engine
     caches: CacheAllocation
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
+    kept: LayoutUse
 
 
 def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel:
@@ -61,6 +63,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             use_threads(threads),
             translate_device_errors(lambda: shortage_of(memory)),
         ):
+            kept = undo.enter_context(open_layout(model, plan.fit.weights.total, request))
             with phases("weights"):
                 decoder, read_bytes_per_s = load_decoder(
                     model.header,
@@ -71,7 +74,9 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     phases,
                     request.on_part,
                     plan.activation_bits,
+                    kept.layout,
                 )
+            kept.finish(phases)
             use_graphs = request.settings.graphs and triton_unsupported(device) is None
             spec = CacheSpec(plan.fit.needs, device, plan.dtype, plan.kv_dtype, use_graphs, plan.deterministic)
             with phases("cache"):
@@ -94,7 +99,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         undo.pop_all()
     caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model)
-    return BuiltModel(engine, caches, read_bytes_per_s)
+    return BuiltModel(engine, caches, read_bytes_per_s, kept)
 
 
 def add_drafter(

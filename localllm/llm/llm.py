@@ -74,6 +74,8 @@ class ModelOrigin:
     load_s: float
     load_phases: Mapping[str, float]  # seconds, in order; docs/cli.md describes the phases
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
+    layout_file: Path | None  # from which laid-out weights are mapped
+    layout_note: str  # about keeping the layout; empty if there is nothing to report
     settings: Settings
 
 
@@ -118,6 +120,7 @@ class LLM:
         self.config = parts.config
         self.tokenizer = parts.tokenizer
         self.worker = parts.worker
+        self.layout_file, self.layout_note = parts.origin.layout_file, parts.origin.layout_note
         self.weight_bytes = parts.caches.memory.weights.total
         self.device = str(parts.worker.engine.device)
         self.dtype = dtype_name(parts.worker.engine.dtype)

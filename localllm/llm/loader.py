@@ -38,6 +38,7 @@ def load(
     force: bool = False,
     grammar: Grammar | None = None,
     deterministic: bool | None = False,
+    keep_layout: bool | None = None,
     max_queue: int = MAX_QUEUE,
     on_phase: Callable[[str], object] = lambda name: None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
@@ -57,6 +58,8 @@ def load(
     grammar: of later requests, to check at once whether this model can follow it.
     deterministic: answers do not depend on concurrent requests, the chunks of a prompt or cached prefixes
         (docs/determinism.md), on a CPU only; None: if supported.
+    keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
+        the settings.
     max_queue: when so many requests wait, further ones are refused with Busy.
     on_phase: called with each phase as it begins, named as in `LLM.load_phases`.
     on_part: called with the progress of the phase and its total: bytes of weights, or quantized parts. An
@@ -66,6 +69,8 @@ def load(
     Raises the errors of `localllm.errors`, where possible before any weights are read.
     """
     settings = settings or Settings.from_environment()
+    if keep_layout is not None:
+        settings = replace(settings, keep_layout=keep_layout)
     require_int("max_queue", max_queue, minimum=1)
     if quant is not None:
         recipe_of(quant)  # a wrong name is reported before a model is pulled
@@ -126,6 +131,8 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
         load_s=time.perf_counter() - request.started,
         load_phases=request.phases.seconds,
         read_bytes_per_s=built.read_bytes_per_s,
+        layout_file=built.kept.mapped_file,
+        layout_note=built.kept.note,
         settings=request.settings,
     )
     parts = ModelParts(

@@ -108,10 +108,9 @@ class Decoder:
                 activation_bits=source.activation_bits,
             )
             [head] = self.lm_head.weights
-            if (
-                source.device.type == "cpu"
-            ):  # rows are looked up there too: none of the mapped file stays in memory
-                self.embedding.weight = head
+            if source.device.type == "cpu":
+                self.embedding.weight = head  # for lookups, too: none of the mapped file stays in memory
+            source.keep_matrices({"embed_tokens": config.vocab_size}, self.lm_head.weights)
         else:
             self.lm_head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)

@@ -13,6 +13,7 @@ from localllm.checkpoint.header import Header
 from localllm.checkpoint.tensors import Weights
 from localllm.metrics import PhaseTimer
 from localllm.runtime.batch import Batch, EncoderBatch
+from localllm.runtime.kept_weights import KeptLayout
 from localllm.runtime.kernels.cpu.compile import compile_only, cpu_supported
 from localllm.runtime.kernels.threads import use_threads
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
@@ -41,6 +42,7 @@ def load_decoder(
     phases: PhaseTimer,
     on_part: OnPart = lambda done, total: None,
     activation_bits: int | None = None,
+    layout: KeptLayout | None = None,
 ) -> tuple[Decoder, float | None]:
     """Load a decoder. Also returns the read rate in bytes/s, None on a CPU, where weights are mapped."""
     spare = ("lm_head.weight",) if config.tie_embeddings else ()
@@ -53,6 +55,7 @@ def load_decoder(
         lambda source: Decoder(config, source, max_len),
         on_part,
         activation_bits,
+        layout,
     )
 
 
@@ -84,11 +87,12 @@ def build_from_files(
     build: Callable[[WeightSource], T],
     on_part: OnPart = lambda done, total: None,
     activation_bits: int | None = None,
+    layout: KeptLayout | None = None,
 ) -> tuple[T, float | None]:
     """Build a model from mapped files on a CPU, or from a WeightLoader that reads ahead on a GPU.
 
     Returns the model and the read rate in bytes/s (None on a CPU). skipped_names: tensors that are not needed;
-    on_part: called before each tensor is read; an exception from it ends the loading.
+    on_part: called before each tensor is read; an exception from it ends the loading; layout: see `WeightSource`
     """
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in skipped_names}
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -100,7 +104,8 @@ def build_from_files(
         read_bytes += count
 
     if device.type == "cpu":
-        model = build(WeightSource(Weights(header, on_read=on_read), device, dtype, phases, activation_bits))
+        weights = Weights(header, on_read=on_read)
+        model = build(WeightSource(weights, device, dtype, phases, activation_bits, layout))
         on_part(total, total)
         return model, None
     with WeightLoader(tensors, CudaCopier(device), phases=phases) as loader:

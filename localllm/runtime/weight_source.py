@@ -3,7 +3,7 @@
 Fused matrices are copied, so that the system can drop the mapped pages of the file.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from localllm.metrics import PhaseTimer
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import FP8, W8A8, stays_packed
 from localllm.quant.tensor import QuantizedTensor, concat_quantized
+from localllm.runtime.kept_weights import KeptLayout
 
 STORED_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -35,19 +36,39 @@ class WeightSource:
         dtype: torch.dtype,
         phases: PhaseTimer | None = None,
         activation_bits: int | None = None,
+        layout: KeptLayout | None = None,
     ):
-        """phases: records the time for repacking weights for kernels as `repack`."""
+        """phases: records the time for repacking weights for kernels as `repack`; layout: has laid-out weights, or
+        takes those that are laid out."""
         self.weights = weights
         self.device = device
         self.dtype = dtype
         self.phases = phases or PhaseTimer()
         self.activation_bits = activation_bits
+        self.layout = layout
 
     def under(self, name: str) -> "WeightSource":
-        return WeightSource(self.weights.scoped(name), self.device, self.dtype, self.phases, self.activation_bits)
+        weights = self.weights.scoped(name)
+        return WeightSource(weights, self.device, self.dtype, self.phases, self.activation_bits, self.layout)
 
     def has_matrix(self, name: str) -> bool:
         return has_matrix(self.weights, name)
+
+    def kept_matrices(self, names: dict[str, int], columns: int) -> tuple[QuantizedTensor, ...] | None:
+        """Return what `matrices` would return, as laid out by an earlier load; None if that was not kept."""
+        shape = sum(names.values()), columns
+        weights = self.layout.find(self.layout_key(names), shape) if self.layout else None
+        for name in names if weights else ():
+            self.weights.skip(name)
+        return weights
+
+    def keep_matrices(self, names: dict[str, int], weights: Sequence[Tensor | QuantizedTensor]) -> None:
+        """Keep matrices as they were laid out, if this load keeps any."""
+        if self.layout:
+            self.layout.add(self.layout_key(names), weights)
+
+    def layout_key(self, names: Iterable[str]) -> str:
+        return self.weights.prefix + "+".join(names)
 
     def norm_weight(self, name: str, size: int) -> Tensor:
         """Return the norm's factors, [size] float32, with the offset added that some checkpoints subtract."""

@@ -23,6 +23,7 @@ from localllm.api.ollama.bodies import (
     parse_create_request,
 )
 from localllm.api.ollama.responses import error_object
+from localllm.checkpoint.kept_layouts import kept_files_of
 from localllm.errors import ClientLeft, LocalLLMError, ModelNotFound, NotSupported, UsageError
 from localllm.hardware.device import resolve_device, total_bytes
 from localllm.hub.assign_name import assigned_target, copy_name, remove_name
@@ -90,7 +91,7 @@ def router(models: ModelPool, inventory: Inventory) -> Router:
         name = model_name(validate(NameBody, await read_json_body(request)))
         if removal := await asyncio.to_thread(removal_of, name):
             await models.unload_for_removal(name)
-            await asyncio.to_thread(removal.execute)
+            await asyncio.to_thread(remove_download, removal)
         else:
             await asyncio.to_thread(remove_name, strip_latest(name))
         return Response()
@@ -247,6 +248,14 @@ def pull_model(repo: RepoName | None, progress: ProgressReporter) -> None:
     progress.report("verifying sha256 digest")
     progress.report("writing manifest")
     progress.report("success")
+
+
+def remove_download(removal: Removal) -> None:
+    """Remove a download, and its weights that `--keep-layout` has kept. Raises as `Removal.execute`."""
+    paths = (file.path for file in removal.files)
+    for layout in kept_files_of(removal.repo, paths, Settings.from_environment().cache):
+        layout.remove()
+    removal.execute()
 
 
 def removal_of(client_name: str) -> Removal | None:

@@ -92,6 +92,7 @@ class FakeLLM:
     load_phases = MappingProxyType({"header": 0.25, "weights": 1.25})
     read_bytes_per_s = None
     without_graphs = ""
+    layout_file, layout_note = None, ""
     blocks, block_tokens = 256, 16
     reads = StepReads(weights=12_000_000, per_token=2_048, kept_per_token=2_048, bandwidth=None)
     deterministic = True

@@ -4,11 +4,18 @@ import json
 import re
 
 import pytest
+import torch
 
+from localllm.checkpoint.kept_layouts import kept_path, model_key, writing
+from localllm.formatting import format_bytes
 from localllm.hub.resolve import resolve_model
+from localllm.quant.tensor import QuantizedTensor
+from localllm.runtime.kept_weights import KeptWeightsWriter
+from localllm.settings import Settings
 from tests.hub.downloaded import download
 from tests.hub.folders import write_model
 from tests.hub.models import model_files, weights
+from tests.shared import shared
 
 FILES = model_files(**{"tokenizer_config.json": b'{"a": 1}'})
 TOTAL = sum(map(len, FILES.values()))
@@ -232,3 +239,63 @@ def test_verify_checks_downloads_only(localllm, model):
     code, _, err = localllm("verify", "org/tiny")
     assert (code, "run `localllm pull org/tiny`" in err) == (8, True)
     assert localllm("verify")[:2] == (0, "NAME  FILES  SIZE  STATE\n")
+
+
+@pytest.fixture
+def keep(tmp_path, monkeypatch):
+    """Writes a kept layout of a model, and returns its file."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+    def keep(model):
+        cache = Settings.from_environment().cache
+        path = kept_path(cache, model_key(model), "0" * 24)
+        with writing(path):
+            writer = KeptWeightsWriter(path, model)
+            q = torch.ones(1, 8, 16, 4, dtype=torch.uint8)
+            scale = torch.ones(1, 2, 16, dtype=torch.float16)
+            writer.add("matrix", [QuantizedTensor("int4_lanes", (16, 64), {"q": q, "scale": scale}, 32)])
+            assert writer.finish()
+        return path
+
+    return keep
+
+
+def test_rm_takes_the_kept_layout_along(localllm, tiny, gguf, keep):
+    files = [keep(tiny), keep(gguf / "tiny-Q8_0.gguf"), keep(gguf / "tiny-Q4_K_M.gguf")]
+    sizes = [file.stat().st_size for file in files]
+    code, out, _ = localllm("rm", "org/tiny", "--dry-run", "--json")
+    [plan] = json.loads(out)
+    assert (code, plan["layout_bytes"], plan["freed_bytes"] >= TOTAL + sizes[0]) == (0, sizes[0], True)
+    assert all(file.exists() for file in files)
+    code, out, _ = localllm("rm", "org/tiny")
+    assert re.fullmatch(r"removed org/tiny: 9 files and its kept layout, frees 5\d\.\d kB\n", out)
+    code, out, _ = localllm("rm", "org/tiny-GGUF:Q8_0")
+    assert [file.exists() for file in files] == [False, False, True]
+
+
+def test_the_kept_layout_of_weights_that_stay_stays(localllm, tiny, hub, keep):
+    path = keep(tiny)
+    download(hub, "org/tiny", FILES | {"config.json": b"{ }"}, "v1")
+    localllm("rm", "org/tiny@v1")
+    assert path.exists()
+
+
+def test_rm_of_a_kept_layout_alone(localllm, tiny, keep):
+    file = shared("gguf/model-q8_0.gguf")
+    path = keep(file)
+    size = path.stat().st_size
+    code, out, _ = localllm("show", str(file))
+    assert f"kept layout     {format_bytes(size)} in {path}\n" in out
+    code, out, _ = localllm("show", str(file), "--json")
+    assert json.loads(out)["layouts"] == [{"path": str(path), "bytes": size}]
+    code, _, err = localllm("rm", "--layout", str(file), "org/tiny")
+    assert (code, err.partition(";")[0]) == (8, "error: no layout of org/tiny is kept")
+    assert path.exists()
+    code, out, _ = localllm("rm", "--layout", str(file), "--dry-run", "--json")
+    removed = {"name": str(file), "paths": [str(path)], "freed_bytes": size}
+    assert json.loads(out) == [removed | {"dry_run": True}]
+    code, out, _ = localllm("rm", "--layout", str(file))
+    assert (code, out) == (0, f"removed the kept layout of {file}, frees {format_bytes(size)}\n")
+    assert file.exists() and not path.exists()
+    code, _, err = localllm("rm", "--layout", "--quant", "int8", "org/tiny")
+    assert (code, "remove different files" in err) == (2, True)

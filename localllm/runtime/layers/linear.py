@@ -44,16 +44,18 @@ class Linear:
         order: Callable[[], Tensor] | None = None,
     ) -> "Linear":
         """Load the matrices (name -> rows) stacked by rows. order: see `WeightSource.matrices`."""
-        weights = source.matrices(names, columns, order)
+        weights = source.kept_matrices(names, columns) or source.matrices(names, columns, order)
         vector = source.concatenated_vectors(names, "bias") if bias else None
         with source.phases("repack"):
-            return cls(
+            linear = cls(
                 *weights,
                 bias=vector,
                 dtype=source.dtype,
                 on_read=source.weights.release,
                 activation_bits=source.activation_bits,
             )
+            source.keep_matrices(names, linear.weights)
+        return linear
 
     def __call__(
         self,
@@ -73,7 +75,12 @@ class Embedding:
     """
 
     def __init__(self, source: WeightSource, name: str, rows: int, columns: int, as_stored: bool = False):
-        self.weight = source.lookup_table(name, rows, columns) if as_stored else source.matrix(name, rows, columns)
+        kept = source.kept_matrices({name: rows}, columns)  # of a model whose head is the same matrix
+        if kept:
+            [self.weight] = kept
+        else:
+            table = source.lookup_table if as_stored else source.matrix
+            self.weight = table(name, rows, columns)
         self.dtype = source.dtype
 
     def __call__(self, ids: Tensor) -> Tensor:
