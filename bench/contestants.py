@@ -33,7 +33,8 @@ def localllm(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:
         assert m.output_tokens == count and m.cached_tokens == 0
         return {"prefill_tokens_per_s": m.prefill_tokens_per_s, "decode_tokens_per_s": m.tokens_per_s}
 
-    return answer, {"version": package.__version__, "dtype": llm.dtype, "load_s": load_s}
+    about = {"version": package.__version__, "dtype": llm.dtype, "mapped": llm.layout_file is not None}
+    return answer, about | {"load_s": load_s}
 
 
 def llama_cpp(file: Path, threads: int) -> tuple[Answer, dict[str, Any]]:

@@ -7,7 +7,8 @@ Llama, with as many threads.
 Each runs in a process of its own, in which nothing else runs, and waits while the other has its turn; medians are
 compared as ratios. Peak memory is the largest resident set of the process, as the kernel counts it, after all
 rounds: torch's own libraries included. `pss_bytes` is its memory after a round, with pages that both processes map
-counted half to each. llama.cpp computes keys and values in float16, localllm in the dtype of its model.
+counted half to each. llama.cpp computes keys and values in float16, localllm in the dtype of its model. With
+LOCALLLM_KEEP_LAYOUT=on, localllm maps weights that its first load, which does not count, has kept.
 """
 
 import argparse

@@ -125,12 +125,12 @@ class RandomSource(WeightSource):
         return self.tensor(name, rows, columns)
 
     def matrices(
-        self, names: dict[str, int], columns: int, order: object = None
+        self, names: dict[str, int], columns: int, order: object = None, *, checked: bool = True
     ) -> tuple[Tensor | QuantizedTensor]:
         """Return one stacked matrix, like a checkpoint with a single format."""
         return (self.matrix(next(iter(names)), sum(names.values()), columns),)
 
-    def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
+    def matrix(self, name: str, rows: int, columns: int, *, checked: bool = True) -> Tensor | QuantizedTensor:
         if self.form == "bf16" or name == "embed_tokens":
             return self.tensor(name, rows, columns)
         packed = self.packed(INT8 if self.form == "int8" or name == "lm_head" else INT4, rows, columns)

@@ -86,7 +86,12 @@ class RecordingSource(WeightSource):
         )
 
     def matrices(
-        self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None
+        self,
+        names: dict[str, int],
+        columns: int,
+        order: Callable[[], Tensor] | None = None,
+        *,
+        checked: bool = True,
     ) -> tuple[Tensor, ...]:
         matrices = [self.dequantized_matrix(name, rows, columns) for name, rows in names.items()]
         if not self.stack:

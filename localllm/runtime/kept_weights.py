@@ -46,9 +46,10 @@ class KeptWeights:
         self.index = kept_layouts.read_index(path)
         with path.open("rb") as file:
             self.mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if hasattr(self.mapping, "madvise"):
-            with contextlib.suppress(OSError):  # only advice
-                self.mapping.madvise(POPULATE_READ)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+            for advice in (mmap.MADV_HUGEPAGE, POPULATE_READ):
+                with contextlib.suppress(OSError):  # where the system does not support it
+                    self.mapping.madvise(advice)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch has no read-only tensors; nothing writes to weights
             self.content = torch.frombuffer(self.mapping, dtype=torch.uint8)[: self.index.data_bytes]

@@ -93,7 +93,10 @@ class Decoder:
     def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         self.config = config
         self.dtype = source.dtype
-        self.embedding = Embedding(source, "embed_tokens", config.vocab_size, config.hidden_size)
+        head_on_cpu = config.tie_embeddings and source.device.type == "cpu"
+        self.embedding = Embedding(
+            source, "embed_tokens", config.vocab_size, config.hidden_size, checked=not head_on_cpu
+        )
         self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
         self.layers: list[Layer] = []
         for i, c in enumerate(config.layers):
@@ -108,7 +111,8 @@ class Decoder:
                 activation_bits=source.activation_bits,
             )
             [head] = self.lm_head.weights
-            if source.device.type == "cpu":
+            if head_on_cpu:
+                source.check_laid_out(["embed_tokens"], [self.embedding.weight], [head])
                 self.embedding.weight = head  # for lookups, too: none of the mapped file stays in memory
             source.keep_matrices({"embed_tokens": config.vocab_size}, self.lm_head.weights)
         else:

@@ -9,14 +9,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.quantized import has_matrix, take_blocks, take_quantized
+from localllm.checkpoint.quantized import check_blocks, has_matrix, take_blocks, take_quantized
 from localllm.checkpoint.tensors import Weights, check_finite
 from localllm.errors import DamagedModel
 from localllm.hardware.device import dtype_name
 from localllm.hardware.processor import matrix_dtype_for
 from localllm.metrics import PhaseTimer
 from localllm.quant.dequantize import dequantize
-from localllm.quant.packing import FP8, W8A8, stays_packed
+from localllm.quant.formats import gguf
+from localllm.quant.packing import FP8, INTERLEAVED_BITS, W8A8, stays_packed
 from localllm.quant.tensor import QuantizedTensor, concat_quantized
 from localllm.runtime.kept_weights import KeptLayout
 
@@ -98,23 +99,29 @@ class WeightSource:
         return torch.cat([self.tensor(f"{name}.{suffix}", size) for name, size in names.items()])
 
     def matrices(
-        self, names: dict[str, int], columns: int, order: Callable[[], Tensor] | None = None
+        self,
+        names: dict[str, int],
+        columns: int,
+        order: Callable[[], Tensor] | None = None,
+        *,
+        checked: bool = True,
     ) -> tuple[Tensor | QuantizedTensor, ...]:
         """Return the matrices, given by name and rows, in as few tensors as possible, so that qkv is one product.
 
         They are stacked, or separate if a GGUF file holds them in blocks, which stay mapped, or if they differ in
         format, groups or column order.
 
-        order: makes [rows] int64, the new order of a single matrix's rows; None keeps their order.
+        order: makes [rows] int64, the new order of a single matrix's rows; None keeps their order; checked: see
+        `matrix`
         """
         if order is not None:
             [(name, rows)] = names.items()
-            matrix = self.matrix(name, rows, columns)  # checks its size before the order is computed
+            matrix = self.matrix(name, rows, columns, checked=checked)  # its size, before the order
             index = order().to(self.device)
             return (matrix[index] if isinstance(matrix, Tensor) else matrix.select_rows(index),)
         stored = [self.weights.stored_header(f"{name}.weight") for name in names]
         if len(names) == 1 or any(entry and entry.offset is not None for entry in stored):
-            return tuple(self.matrix(name, rows, columns) for name, rows in names.items())
+            return tuple(self.matrix(name, rows, columns, checked=checked) for name, rows in names.items())
         quantized = {name: take_quantized(self.weights, name, (rows, columns)) for name, rows in names.items()}
         packed = [weight for weight in quantized.values() if weight]
         if not packed:
@@ -128,15 +135,39 @@ class WeightSource:
             for name, weight in quantized.items()
         )
 
-    def matrix(self, name: str, rows: int, columns: int) -> Tensor | QuantizedTensor:
-        """Return [rows, columns], in its stored format if kernels support it."""
+    def matrix(self, name: str, rows: int, columns: int, *, checked: bool = True) -> Tensor | QuantizedTensor:
+        """Return [rows, columns], in its stored format if kernels support it.
+
+        checked: check the scales of GGUF's blocks; otherwise `check_laid_out` must be called
+        """
         stored = self.weights.stored_header(f"{name}.weight")
         plain = STORED_DTYPES[self.matrix_dtype(stored.dtype if stored else "")]
         if blocks := take_blocks(self.weights, name, (rows, columns), plain=plain):
+            if checked or blocks.format == "mxfp4_gguf":  # whose NaN is a finite scale when laid out
+                self.check_scales(name, blocks)
             return self.to_device(blocks)
         if packed := take_quantized(self.weights, name, (rows, columns)):
             return self.packed_or_dequantized(packed, name)
         return self.dense_matrix(f"{name}.weight", rows, columns)
+
+    def check_laid_out(
+        self,
+        names: Iterable[str],
+        stored: Sequence[Tensor | QuantizedTensor],
+        laid_out: Sequence[Tensor | QuantizedTensor],
+    ) -> None:
+        """Check matrices of GGUF blocks whose scales were not checked, if possible as they are laid out.
+
+        There, they are side by side: in a file, they are so far apart that reading them reads all of it.
+        """
+        if all(map(has_finite_scales, laid_out)):
+            return
+        for name, weight in zip(names, stored, strict=False):  # others than blocks may be stacked
+            if isinstance(weight, QuantizedTensor) and weight.format in gguf.FORMATS:
+                self.check_scales(name, weight)
+
+    def check_scales(self, name: str, blocks: QuantizedTensor) -> None:
+        check_blocks(self.weights.stored_name(f"{name}.weight"), blocks)
 
     def matrix_dtype(self, stored: str) -> torch.dtype:
         """Return the dtype in which a dense matrix is kept. stored: its own, by safetensors' name"""
@@ -193,3 +224,11 @@ class WeightSource:
     def checked_finite(self, name: str, tensor: Tensor) -> Tensor:
         check_finite(self.weights.stored_name(name), tensor)
         return tensor
+
+
+def has_finite_scales(weight: Tensor | QuantizedTensor) -> bool:
+    """Return whether the weight is interleaved, and none of its scales is NaN or infinite."""
+    if isinstance(weight, Tensor) or weight.format not in INTERLEAVED_BITS:
+        return False
+    scales = [part for part in weight.parts.values() if part.is_floating_point()]
+    return all(torch.isfinite(torch.stack(torch.aminmax(part))).all() for part in scales)

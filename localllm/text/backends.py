@@ -198,5 +198,5 @@ def derive_merges(
             for i in range(len(token) - 1, 0, -1)
             if (left := token[:i]) in known_tokens and (right := token[i:]) in known_tokens
         ]
-        merges += sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1])))
+        merges += sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1]))) if len(pairs) > 1 else pairs
     return merges

@@ -266,15 +266,16 @@ def test_an_unknown_tensor_is_named(llama: Path) -> None:
         make_engine(rewritten(llama, changed={"blk.0.surprise.weight": torch.ones(4)}))
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0], ids=lambda kind: kind.name)
-def test_a_weight_that_is_not_a_number_is_detected(tmp_path: Path, kind: Kind) -> None:
-    make_checkpoint(tmp_path, "Llama", **LARGE)
+@pytest.mark.parametrize("name", ["layers.1.mlp.up_proj", "embed_tokens"])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.Q8_0, Kind.Q4_0, Kind.Q5_1], ids=lambda kind: kind.name)
+def test_a_weight_that_is_not_a_number_is_detected(tmp_path: Path, kind: Kind, name: str) -> None:
+    make_checkpoint(tmp_path, "Llama", **LARGE | {"tie_word_embeddings": True})
     file = rewritten(tmp_path, kind=kind)
-    tensor = read_header(file).tensors["layers.1.mlp.up_proj.weight"]
+    tensor = read_header(file).tensors[f"{name}.weight"]
     content = bytearray(file.read_bytes())
     content[tensor.offset : tensor.offset + 4] = b"\xff\xff\xff\xff"
     file.write_bytes(content)
-    with pytest.raises(DamagedModel, match=r"blk\.1\.ffn_up\.weight' is NaN or infinite"):
+    with pytest.raises(DamagedModel, match=f"'{tensor.name}' is NaN or infinite at "):
         make_engine(file)
 
 

@@ -4,7 +4,7 @@ The names of a matrix's tensors determine its layout; config.json must agree.
 """
 
 from localllm.checkpoint.quantized.awq import take_awq
-from localllm.checkpoint.quantized.blocks import take_blocks, take_mxfp4
+from localllm.checkpoint.quantized.blocks import check_blocks, take_blocks, take_mxfp4
 from localllm.checkpoint.quantized.compressed import take_packed
 from localllm.checkpoint.quantized.eight_bits import is_eight_bit, take_eight_bit
 from localllm.checkpoint.quantized.gptq import take_gptq
@@ -12,7 +12,7 @@ from localllm.checkpoint.tensors import Weights
 from localllm.errors import DamagedModel
 from localllm.quant.tensor import QuantizedTensor
 
-__all__ = ["has_matrix", "take_blocks", "take_quantized"]
+__all__ = ["check_blocks", "has_matrix", "take_blocks", "take_quantized"]
 
 PACKED_READERS = {
     "awq": ("qweight", take_awq),

@@ -30,16 +30,20 @@ def check_exponents(name: str, exponents: Tensor) -> None:
 def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
     """Return the matrix `name` if a GGUF file stores it in another format than `plain` (F32, ...), otherwise None.
 
-    Raises DamagedModel for scales that are NaN or infinite.
+    Its scales are not checked: see `check_blocks`.
     """
     stored = weights.stored_header(f"{name}.weight")
     if stored is None or stored.offset is None or stored.dtype == plain:
         return None
     block_format = stored.dtype.lower()
     rows = weights.take(f"{name}.weight", shape, dtypes=(stored.dtype,))
-    rows = rows.view(torch.uint8)
-    for scales in gguf.row_scales(rows, block_format):
-        check_finite(weights.stored_name(f"{name}.weight"), scales)
-    if block_format == "mxfp4_gguf":
-        check_exponents(weights.stored_name(f"{name}.weight"), gguf.row_exponents(rows))
-    return QuantizedTensor(block_format, shape, {gguf.BLOCKS_PART: rows})
+    return QuantizedTensor(block_format, shape, {gguf.BLOCKS_PART: rows.view(torch.uint8)})
+
+
+def check_blocks(name: str, weight: QuantizedTensor) -> None:
+    """Raise DamagedModel if a matrix in blocks has scales that are NaN or infinite. name: of its tensor"""
+    rows = weight.parts[gguf.BLOCKS_PART]
+    for scales in gguf.row_scales(rows, weight.format):
+        check_finite(name, scales)
+    if weight.format == "mxfp4_gguf":
+        check_exponents(name, gguf.row_exponents(rows))

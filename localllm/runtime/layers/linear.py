@@ -44,7 +44,9 @@ class Linear:
         order: Callable[[], Tensor] | None = None,
     ) -> "Linear":
         """Load the matrices (name -> rows) stacked by rows. order: see `WeightSource.matrices`."""
-        weights = source.kept_matrices(names, columns) or source.matrices(names, columns, order)
+        kept = source.kept_matrices(names, columns)
+        on_cpu = source.device.type == "cpu"
+        weights = kept or source.matrices(names, columns, order, checked=not on_cpu)
         vector = source.concatenated_vectors(names, "bias") if bias else None
         with source.phases("repack"):
             linear = cls(
@@ -54,6 +56,8 @@ class Linear:
                 on_read=source.weights.release,
                 activation_bits=source.activation_bits,
             )
+            if on_cpu and not kept:
+                source.check_laid_out(names, weights, linear.weights)
             source.keep_matrices(names, linear.weights)
         return linear
 
@@ -71,16 +75,26 @@ class Linear:
 class Embedding:
     """An embedding table: token ids to vectors. Only the packed rows of the given tokens are dequantized.
 
-    as_stored: convert rows when they are looked up, instead of all of them when loading.
+    as_stored: convert rows when they are looked up, instead of all of them when loading; checked: see
+    `WeightSource.matrix`.
     """
 
-    def __init__(self, source: WeightSource, name: str, rows: int, columns: int, as_stored: bool = False):
+    def __init__(
+        self,
+        source: WeightSource,
+        name: str,
+        rows: int,
+        columns: int,
+        as_stored: bool = False,
+        checked: bool = True,
+    ):
         kept = source.kept_matrices({name: rows}, columns)  # of a model whose head is the same matrix
         if kept:
             [self.weight] = kept
+        elif as_stored:
+            self.weight = source.lookup_table(name, rows, columns)
         else:
-            table = source.lookup_table if as_stored else source.matrix
-            self.weight = table(name, rows, columns)
+            self.weight = source.matrix(name, rows, columns, checked=checked)
         self.dtype = source.dtype
 
     def __call__(self, ids: Tensor) -> Tensor:
