@@ -5,7 +5,6 @@ Independent of files, and of tokens added around a text.
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from itertools import groupby
 from operator import itemgetter
 
 import tokenizers
@@ -190,13 +189,13 @@ def derive_merges(
     equal rank are sorted by the length of their left part, which corresponds to merging from the left. Source:
     `SentencePieceExtractor` of transformers.
     """
-    merges: list[tuple[str, str]] = []
-    for _, group in groupby(sorted(ranked_tokens, key=itemgetter(0)), key=itemgetter(0)):
-        pairs = [
-            (left, right)
-            for _, token in group
-            for i in range(len(token) - 1, 0, -1)
-            if (left := token[:i]) in known_tokens and (right := token[i:]) in known_tokens
-        ]
-        merges += sorted(pairs, key=lambda pair: (-len(pair[0]), -len(pair[1]))) if len(pairs) > 1 else pairs
-    return merges
+    ranked = sorted(ranked_tokens, key=itemgetter(0))
+    merges = [
+        (rank, left, right)
+        for rank, token in ranked
+        for i in range(len(token) - 1, 0, -1)
+        if (left := token[:i]) in known_tokens and (right := token[i:]) in known_tokens
+    ]
+    if len({rank for rank, _ in ranked}) < len(ranked):  # pairs of one token are sorted already
+        merges.sort(key=lambda merge: (merge[0], -len(merge[1]), -len(merge[2])))
+    return [(left, right) for _, left, right in merges]
