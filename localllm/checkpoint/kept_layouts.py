@@ -88,10 +88,16 @@ def kept_path(cache: Path, model: str, layout: str) -> Path:
 
 def kept_files(cache: Path, model: Path) -> list[KeptFile]:
     """Return a model's files, including those of other versions of localllm."""
-    folder = cache / FOLDER
-    if not folder.is_dir() or not any(folder.glob(f"*{SUFFIX}")):
-        return []
-    return [KeptFile(path) for path in sorted(folder.glob(f"{model_key(model)}-*{SUFFIX}"))]
+    return files_by_key(cache, model_key(model)) if has_files(cache) else []
+
+
+def has_files(cache: Path) -> bool:
+    """Return whether there are files of any model, so that a model's digest is needed."""
+    return any((cache / FOLDER).glob(f"*{SUFFIX}"))
+
+
+def files_by_key(cache: Path, key: str) -> list[KeptFile]:
+    return [KeptFile(path) for path in sorted((cache / FOLDER).glob(f"{key}-*{SUFFIX}"))]
 
 
 def kept_files_of(repo: RepoName, removed: Iterable[str], cache: Path) -> list[KeptFile]:

@@ -54,11 +54,11 @@ def open_layout(model: LocalModel, weight_bytes: int, request: LoadRequest) -> I
     if request.device.type != "cpu" or not cpu_supported():
         yield LayoutUse(note="--keep-layout has no effect here: weights are not laid out" if keeps else "")
         return
-    others = kept_layouts.kept_files(cache, source)
-    if not (others or keeps):
+    if not (keeps or kept_layouts.has_files(cache)):
         yield LayoutUse()
         return
-    use, path = LayoutUse(), kept_layouts.kept_path(cache, kept_layouts.model_key(source), layout_digest())
+    key = kept_layouts.model_key(source)
+    use, path = LayoutUse(), kept_layouts.kept_path(cache, key, layout_digest())
     if path.exists():
         try:
             with request.phases("layout"):
@@ -69,7 +69,7 @@ def open_layout(model: LocalModel, weight_bytes: int, request: LoadRequest) -> I
         if keeps and not use.layout:
             try:
                 if undo.enter_context(kept_layouts.writing(path)):
-                    remove_outdated(cache, [other for other in others if other.path != path])
+                    remove_outdated(cache, key, path)
                     start_writing(use, path, source, weight_bytes)
                 else:
                     use.note = f"another process is writing {path}"
@@ -96,8 +96,9 @@ def cannot_keep(path: Path, error: OSError) -> str:
     return f"laid-out weights cannot be kept in {path.parent} ({error.strerror})"
 
 
-def remove_outdated(cache: Path, others: list[kept_layouts.KeptFile]) -> None:
+def remove_outdated(cache: Path, key: str, path: Path) -> None:
     """Remove what other versions kept of the model, and the layouts of models that no longer exist."""
+    others = [file for file in kept_layouts.files_by_key(cache, key) if file.path != path]
     for file in [*others, *kept_layouts.orphaned_files(cache)]:
         with contextlib.suppress(LocalLLMError, OSError):
             file.remove()
