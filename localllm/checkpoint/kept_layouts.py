@@ -87,8 +87,13 @@ def kept_path(cache: Path, model: str, layout: str) -> Path:
 
 
 def kept_files(cache: Path, model: Path) -> list[KeptFile]:
-    """Return a model's files, including those of other versions of localllm."""
-    return files_by_key(cache, model_key(model)) if has_files(cache) else []
+    """Return a model's files, also of other versions of localllm; none if its weights cannot be read."""
+    if not has_files(cache):
+        return []
+    try:
+        return files_by_key(cache, model_key(model))
+    except (LocalLLMError, OSError):
+        return []
 
 
 def has_files(cache: Path) -> bool:
@@ -106,9 +111,9 @@ def kept_files_of(repo: RepoName, removed: Iterable[str], cache: Path) -> list[K
         return []
     try:
         path = model_in_cache(repo)
-        return kept_files(cache, path) if path else []
-    except (ModelNotFound, DamagedModel, OSError):  # an incomplete model, or several
+    except ModelNotFound:  # it is incomplete, or there are several
         return []
+    return kept_files(cache, path) if path else []
 
 
 def orphaned_files(cache: Path) -> Iterator[KeptFile]:

@@ -274,6 +274,13 @@ def test_two_processes_at_once(model: Path, load: Load, tmp_path: Path) -> None:
     assert kept[:2] == expected[:2]
 
 
+def test_a_model_whose_weights_are_missing_has_none(model: Path, load: Load, tmp_path: Path) -> None:
+    load(model, keep_layout=True)
+    assert len(kept_files(tmp_path / "cache", model)) == 1
+    (tmp_path / "empty").mkdir()
+    assert kept_files(tmp_path / "cache", tmp_path / "empty") == []
+
+
 def test_a_checksum_differs_for_each_page(tmp_path: Path) -> None:
     pages = torch.arange(4096 * 3, dtype=torch.int64).to(torch.uint8)
     sums = kept_weights.page_sums(pages)
