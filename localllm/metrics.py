@@ -129,6 +129,7 @@ class Metrics:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     reasoning_tokens: int = 0  # of the answer, up to the end of its reasoning
+    disk_tokens: int = 0  # of the cached tokens, those that were loaded from the disk
 
     @property
     def tpot_s(self) -> float:
@@ -158,6 +159,7 @@ class Metrics:
         values: dict[str, float | int | list[float]] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "disk_tokens": self.disk_tokens,
             "output_tokens": self.output_tokens,
             "queue_s": self.queue_s,
             "load_s": self.load_s,
@@ -211,6 +213,22 @@ class EngineStats:
     def hit_rate(self) -> float:
         """Share of prompt tokens found in the cache; NaN before there were any."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
+
+
+@dataclass
+class DiskStats:
+    """What the disk tier of the prefix cache has done since the model was loaded."""
+
+    written_files: int = 0
+    written_bytes: int = 0
+    written_tokens: int = 0
+    write_s: float = 0.0  # in a thread, behind the computation
+    read_files: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0  # in a thread, ahead of the computation
+    loaded_tokens: int = 0  # copied from the disk into the cache
+    skipped_segments: int = 0  # not written because the disk was too slow
+    slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
 
 
 class PhaseTimer:
@@ -279,7 +297,7 @@ class Stopwatch:
         """The latest token belonged to reasoning."""
         self.reasoning_tokens = len(self.token_times)
 
-    def finish(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
+    def finish(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int, disk_tokens: int = 0) -> Metrics:
         times = self.token_times
         scheduled = math.nan if self.scheduled is None else self.scheduled
         first = times[0] if times else math.nan
@@ -297,4 +315,5 @@ class Stopwatch:
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
             reasoning_tokens=self.reasoning_tokens,
+            disk_tokens=disk_tokens,
         )

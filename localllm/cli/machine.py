@@ -40,6 +40,8 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "draft",
     "draft_model",
     "force",
+    "cache_dir",
+    "cache_size",
 )
 
 

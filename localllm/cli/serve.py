@@ -112,6 +112,16 @@ def serve(
     quant: options.Quant = None,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
+    cache_dir: options.CacheDir = None,
+    cache_size: options.CacheSize = None,
+    cache_shared: Annotated[
+        bool,
+        options.switch(
+            "--cache-shared",
+            text="Share cached prompts between API keys; the speed of an answer then reveals what others sent.",
+            panel=options.Panel.LOADING,
+        ),
+    ] = False,
     keep_alive: Annotated[
         str,
         typer.Option(
@@ -248,6 +258,8 @@ def serve(
             "context": context,
             "deterministic": deterministic,
             "force": force,
+            "cache_dir": cache_dir,
+            "cache_size": cache_size,
             "verbose": verbose,
         }
         from localllm.server.app import create_app

@@ -113,6 +113,11 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     weight_bytes = load_plan.fit.weights.total
     threads = threads_for(weight_bytes, request.settings.threads)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
+    if request.settings.disk_cache:
+        with request.phases("prefix cache"):
+            caches.open_disk_tier(
+                built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits
+            )
     worker = Worker(built.engine, tokenizer, threads, caches.shortage, load_plan.memory.context, request.max_queue)
     origin = ModelOrigin(
         ref=model.ref,

@@ -209,7 +209,10 @@ class Scheduler:
 
         While no other sequence is running, only its known tokens need to fit.
         """
-        sequence.state = SequenceState(self.pool, () if sequence.needs_whole_prompt else sequence.token_ids)
+        if not self.is_prefix_loaded(sequence):
+            return False
+        token_ids = () if sequence.needs_whole_prompt else sequence.token_ids
+        sequence.state = SequenceState(self.pool, token_ids, sequence.request.cache_scope)
         answer_len = self.reserved_answer_len(sequence) if self.running else 0
         too_few_blocks = self.missing_blocks(sequence, answer_len) + reserved_blocks > self.pool.free_count
         if too_few_blocks or sequence.state.missing_state_slots > self.pool.state_slots.free_count:
@@ -218,6 +221,12 @@ class Scheduler:
         if not sequence.was_admitted:
             self.record_admission(sequence)
         return True
+
+    def is_prefix_loaded(self, sequence: Sequence) -> bool:
+        """Return whether no part of the prefix is being loaded from a lower tier; the first call begins to."""
+        if sequence.prefix_load is None and not sequence.needs_whole_prompt:
+            sequence.prefix_load = self.pool.begin_load(sequence.token_ids, sequence.request.cache_scope)
+        return sequence.prefix_load is None or sequence.prefix_load.done
 
     def record_admission(self, sequence: Sequence) -> None:
         """Count the first admission of a sequence and its prefix cache hit."""
@@ -274,6 +283,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence and requeue it ahead of the sequences that were never admitted."""
         self.free_state(sequence)
+        sequence.prefix_load = None
         self.remaining_budget += self.scheduled.pop(sequence, 0)
         self.running.remove(sequence)
         self.add(sequence)

@@ -2,7 +2,8 @@
 slots.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as ListLike
 
 import torch
 from torch import Tensor
@@ -105,8 +106,13 @@ class RecurrentCache:
         self.conv = torch.empty(slots, config.kernel_size - 1, config.channels, dtype=dtype, device=device)
         self.matrix = torch.empty(slots if config.state_shape else 0, *config.state_shape, device=device)
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The tensors with a row per state slot."""
+        return self.conv, self.matrix
+
     def copy_state(self, source: int, target: int) -> None:
-        for states in (self.conv, self.matrix):
+        for states in self.tensors:
             if len(states):
                 states[target] = 0 if source == ZERO_SOURCE else states[source]
 
@@ -172,6 +178,30 @@ class TieredTensor:
         self.device_blocks = device_blocks
         self.host_chunks: dict[int, Tensor] = {}
 
+    def read(self, blocks: ListLike[int]) -> Tensor:
+        """Return the contents of blocks, [len(blocks) * block_size, ...], on the host. From a device they arrive
+        when it has executed its work so far."""
+        shape = (len(blocks) * self.block_size, *self.on_device.shape[1:])
+        content = torch.empty(shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda)
+        for index, block, count in adjacent_runs(blocks):
+            self.copy_slots(block, content[index * self.block_size :], count)
+        return content
+
+    def write(self, blocks: ListLike[int], content: Tensor) -> None:
+        """Fill blocks on the device. content: as `read` returns it"""
+        for index, block, count in adjacent_runs(blocks):
+            begin, slot, slots = index * self.block_size, block * self.block_size, count * self.block_size
+            self.on_device[slot : slot + slots].copy_(content[begin : begin + slots])
+
+    def copy_slots(self, block: int, target: Tensor, count: int) -> None:
+        """Copy `count` blocks with adjacent ids to the beginning of `target`."""
+        while count:
+            slots = self.slots_from(block)
+            slot_count = min(count * self.block_size, len(slots))
+            target[:slot_count].copy_(slots[:slot_count], non_blocking=True)
+            target, blocks = target[slot_count:], slot_count // self.block_size
+            block, count = block + blocks, count - blocks
+
     def copy(self, run: CopyRun) -> None:
         """Copy blocks within a tier or between the two."""
         source, target, count = run
@@ -193,6 +223,15 @@ class TieredTensor:
                 shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda
             )
         return self.host_chunks[chunk][offset * self.block_size :]
+
+
+def adjacent_runs(blocks: ListLike[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (index, block, count) of the longest runs of adjacent block ids."""
+    begin = 0
+    for index in range(1, len(blocks) + 1):
+        if index == len(blocks) or blocks[index] != blocks[index - 1] + 1:
+            yield begin, blocks[begin], index - begin
+            begin = index
 
 
 def tiered_tensors(tensors: Iterable[Tensor | None], blocks: int, block_size: int) -> list[TieredTensor]:

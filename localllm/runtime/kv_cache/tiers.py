@@ -24,12 +24,16 @@ class TieredBlockAllocator(BlockAllocator[Key]):
 
     def evict(self, block: int) -> None:
         if not self.host_queue or block not in self.key_of:
-            self.remove_from_index(block)
+            self.drop(block)
             return
         host_block = next(iter(self.host_queue))
-        self.remove_from_index(host_block)
+        self.drop(host_block)
         self.pending_copies.append((block, host_block))
         self.move_key(block, host_block)
+
+    def drop(self, block: int) -> None:
+        """Remove a block from the prefix index whose content goes to no tier of this allocator."""
+        self.remove_from_index(block)
 
     def share_on_device(self, blocks: ListLike[int]) -> list[int]:
         """Share cached blocks, copying those in the host tier back to the device. Returns their device block ids.
