@@ -106,7 +106,7 @@ def parse_duration(text: str) -> float:
 
 def parse_bytes(text: str) -> int:
     """Return the bytes in `50GB`, `1.5 TB` or `512MiB`. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
     size = 0
     if match:
         size = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))

@@ -181,6 +181,22 @@ class Metrics:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
 
+@dataclass
+class DiskStats:
+    """What the disk tier of the prefix cache has done since the model was loaded."""
+
+    written_files: int = 0
+    written_bytes: int = 0
+    written_tokens: int = 0
+    write_s: float = 0.0  # in a thread, behind the computation
+    read_files: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0  # in a thread, ahead of the computation
+    loaded_tokens: int = 0  # copied from the disk into the cache
+    skipped_segments: int = 0  # not written because the disk was too slow
+    slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """The engine's current state, and its totals since the model was loaded. An embedder has no cache or output.
@@ -199,6 +215,11 @@ class EngineStats:
     steps: int
     prompt_tokens: int  # of requests that have started
     cached_tokens: int = 0  # of these, found in the cache
+    host_tokens: int = 0  # of the cached tokens, those copied back from the host tier
+    disk_tokens: int = 0  # of the cached tokens, those loaded from the disk tier
+    offloaded_blocks: int = 0  # moved from the device to the host tier
+    restored_blocks: int = 0  # copied back
+    disk: DiskStats | None = None  # None without a disk tier
     lookups: int = 0  # requests that have started
     hits: int = 0  # of these, requests with cached tokens
     output_tokens: int = 0
@@ -213,22 +234,6 @@ class EngineStats:
     def hit_rate(self) -> float:
         """Share of prompt tokens found in the cache; NaN before there were any."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else math.nan
-
-
-@dataclass
-class DiskStats:
-    """What the disk tier of the prefix cache has done since the model was loaded."""
-
-    written_files: int = 0
-    written_bytes: int = 0
-    written_tokens: int = 0
-    write_s: float = 0.0  # in a thread, behind the computation
-    read_files: int = 0
-    read_bytes: int = 0
-    read_s: float = 0.0  # in a thread, ahead of the computation
-    loaded_tokens: int = 0  # copied from the disk into the cache
-    skipped_segments: int = 0  # not written because the disk was too slow
-    slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
 
 
 class PhaseTimer:

@@ -245,7 +245,9 @@ def serve(
         )
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
-    access = make_access_policy(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
+    access = make_access_policy(
+        host, keys, host_name or [], origin or [], tls=tls, insecure=insecure, shares_cache=cache_shared
+    )
     for warning in access_warnings(access):
         note(warning)
     with closing(bind(host, port)) as listener:

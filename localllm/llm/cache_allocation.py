@@ -7,7 +7,7 @@ import torch
 
 from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.header import Header
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, UsageError
 from localllm.hardware.device import (
     cpu_features,
     device_name,
@@ -21,7 +21,7 @@ from localllm.hardware.processor import library_versions
 from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
-from localllm.runtime.kv_cache.disk_folder import CacheFolder
+from localllm.runtime.kv_cache.disk_folder import CacheFolder, log
 from localllm.runtime.kv_cache.disk_tier import DiskTier
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.kv_cache.snapshot import CacheIdentity
@@ -140,14 +140,23 @@ class CacheAllocation:
                 context,
             )
 
-    def open_disk_tier(self, engine: Engine, cache: DiskCache, header: Header, activation_bits: int) -> None:
+    def open_disk_tier(
+        self, engine: Engine, cache: DiskCache, header: Header, activation_bits: int, threads: int
+    ) -> None:
         """Attach a disk tier to the engine, which has not run yet. Reads megabytes of the model's files. Raises
-        UsageError if the folder cannot be used."""
-        folder, spec = CacheFolder(cache.path, cache.limit), self.target
+        UsageError if the folder cannot be used; if it is the default, one line in the log says so."""
+        spec = self.target
+        try:
+            folder = CacheFolder(cache.path, cache.limit)
+        except UsageError as error:
+            if cache.kept_only:
+                log.warning("%s", error.message)
+                return
+            raise
         digest, _ = combine_digests(tuple(file for file in digest_model(header.path) if file.affects_logits))
         versions = library_versions(COMPUTING_LIBRARIES[1:])
         processor = cpu_features() if spec.device.type == "cpu" else [device_name(spec.device)]
-        invariant = "batch invariant" if spec.batch_invariant else "not batch invariant"
+        invariant = f"batch invariant with {threads} threads" if spec.batch_invariant else "not batch invariant"
         identity = CacheIdentity(
             model=digest,
             name=spec.needs.name,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from localllm.errors import UsageError
+from localllm.files import expand_path
 from localllm.hardware.device import resolve_device
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import BuiltModel, build
@@ -20,7 +21,7 @@ from localllm.quantize.store import recipe_of
 from localllm.receipts import provenance
 from localllm.request import Grammar, require_int
 from localllm.runtime.kernels.threads import threads_for
-from localllm.settings import Settings
+from localllm.settings import DISK_CACHE_BYTES, DiskCache, Settings
 from localllm.text.grammar.source import compile_source
 
 
@@ -39,6 +40,8 @@ def load(
     grammar: Grammar | None = None,
     deterministic: bool | None = False,
     max_queue: int = MAX_QUEUE,
+    cache_dir: str | Path | None = None,
+    cache_size: int = DISK_CACHE_BYTES,
     on_phase: Callable[[str], object] = lambda name: None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> LLM:
@@ -58,6 +61,9 @@ def load(
     deterministic: answers do not depend on concurrent requests, the chunks of a prompt or cached prefixes
         (docs/determinism.md), on a CPU only; None: if supported.
     max_queue: when so many requests wait, further ones are refused with Busy.
+    cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
+        as in the settings, by default nowhere.
+    cache_size: maximum bytes of its files.
     on_phase: called with each phase as it begins, named as in `LLM.load_phases`.
     on_part: called with the progress of the phase and its total: bytes of weights, or quantized parts. An
         exception raised by a callback aborts loading and releases all memory.
@@ -66,6 +72,9 @@ def load(
     Raises the errors of `localllm.errors`, where possible before any weights are read.
     """
     settings = settings or Settings.from_environment()
+    if cache_dir is not None:
+        cache_size = require_int("cache_size", cache_size, minimum=1)
+        settings = replace(settings, disk_cache=DiskCache(expand_path(str(cache_dir)), cache_size))
     require_int("max_queue", max_queue, minimum=1)
     if quant is not None:
         recipe_of(quant)  # a wrong name is reported before a model is pulled
@@ -116,7 +125,7 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     if request.settings.disk_cache:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
-                built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits
+                built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads
             )
     worker = Worker(built.engine, tokenizer, threads, caches.shortage, load_plan.memory.context, request.max_queue)
     origin = ModelOrigin(

@@ -161,7 +161,9 @@ class Engine:
     def step(self) -> list[TokenEvent]:
         """Run one step, and return the events of the steps that were read meanwhile."""
         if self.pool.lower:
-            self.pool.lower.install_loaded(wait_s=0.0 if self.scheduler.running or self.in_flight else LOAD_WAIT_S)
+            wait_s = 0.0 if self.scheduler.running or self.in_flight else LOAD_WAIT_S
+            if self.pool.lower.install_loaded(wait_s=wait_s):
+                self.scheduler.discard_timing()
         events = self.commit() if self.must_commit_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])

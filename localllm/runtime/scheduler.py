@@ -116,6 +116,7 @@ class Scheduler:
         self.preemptions = 0  # totals since start, like the following
         self.prefix_lookups = self.prefix_hits = 0  # admitted sequences, and those with a cached prefix
         self.prompt_tokens = self.cached_tokens = 0  # of admitted sequences, and the cached ones among them
+        self.host_tokens = self.disk_tokens = 0  # of the cached ones, by tier; the others were on the device
 
     def add(self, sequence: Sequence) -> None:
         if not self.running and not self.waiting:
@@ -236,6 +237,9 @@ class Scheduler:
         self.prefix_hits += sequence.computed > 0
         self.prompt_tokens += sequence.prompt_len
         self.cached_tokens += sequence.computed
+        self.disk_tokens += sequence.disk_tokens
+        if sequence.state:
+            self.host_tokens += sequence.state.restored_blocks * self.pool.block_size
 
     @property
     def streaming_tokens(self) -> int:

@@ -111,6 +111,7 @@ class DiskTier:
         self.headers_lock = threading.Lock()
         self.backlog: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self.pending: dict[Write, None] = {}  # writes that have not ended
+        self.saved: set[int] = set()  # cached blocks at which a segment ends that needs not be written again
         self.requests: queue.SimpleQueue[Load | None] = queue.SimpleQueue()
         self.loaded: deque[Loaded] = deque()
         self.loads: list[Load] = []  # not done
@@ -129,6 +130,7 @@ class DiskTier:
     def attach(self, runner: Runner, pool: BlockPool) -> None:
         """Serve a pool, and no longer the one before."""
         self.runner, self.pool = runner, pool
+        self.saved.clear()
         for load in self.loads:
             load.done = True
         self.loads.clear()
@@ -151,6 +153,7 @@ class DiskTier:
         if self.writes_evicted:
             for last in self.segment_ends(serial):
                 self.save_segment(last)
+        self.saved.discard(serial)
 
     def keep(self, state: SequenceState) -> None:
         """Write the blocks of a sequence that are in the prefix cache."""
@@ -197,6 +200,8 @@ class DiskTier:
         """Copy the blocks of the segment that ends with this one out of the caches, unless they are on the disk or
         not all in memory."""
         pool, size = self.pool, self.pool.block_size
+        if last in self.saved:
+            return
         prefix = pool.prefixes[last]
         start = (prefix.length - 1) // (SEGMENT_BLOCKS * size) * SEGMENT_BLOCKS * size
         serials = [last]
@@ -209,6 +214,7 @@ class DiskTier:
             serials = self.until_state(serials)
         if not serials:
             return
+        self.saved.add(last)
         prefix = pool.prefixes[serials[-1]]
         slots = {
             pool.prefixes[s].length: pool.state_slots.cached[s] for s in serials if s in pool.state_slots.cached
@@ -219,6 +225,7 @@ class DiskTier:
             return
         if sum(write.nbytes for write in list(self.pending)) > MAX_BACKLOG_BYTES:
             self.counts.skipped_segments += 1
+            self.saved.discard(last)
             return
         self.flush_copies()
         packed = self.runner.pack([pool.cached[pool.prefixes[s].key] for s in serials], slots)
@@ -461,11 +468,11 @@ class DiskTier:
         self.read_bytes_per_s += RATE_WEIGHT * (count / max(seconds, 1e-6) - self.read_bytes_per_s)
         return Loaded(load, segment, snapshot, count)
 
-    def install_loaded(self, *, wait_s: float = 0.0) -> None:
-        """Copy the segments that have been read into the caches. wait_s: how long to wait for one if any sequence
-        waits for it"""
+    def install_loaded(self, *, wait_s: float = 0.0) -> bool:
+        """Copy the segments that have been read into the caches, and return whether that took time. wait_s: how
+        long to wait for one if any sequence does"""
         if not self.loads:
-            return
+            return False
         if wait_s:
             with self.changed:
                 self.changed.wait_for(lambda: self.loaded, wait_s)
@@ -475,6 +482,7 @@ class DiskTier:
                 self.changed.notify_all()
             if not loaded.load.done:
                 self.install(loaded)
+        return True
 
     def install(self, loaded: Loaded) -> None:
         """Copy a segment into the caches and add it to the prefix index; without it, its load is done."""

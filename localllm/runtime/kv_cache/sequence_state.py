@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple, Protocol
 
+from localllm.metrics import DiskStats
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE, BlockAllocator, OutOfBlocks
 from localllm.runtime.kv_cache.tiers import CopyRun, TieredBlockAllocator, merge_copies
 
@@ -61,16 +62,19 @@ NOTHING_TO_LOAD = NothingToLoad()
 class LowerTier(Protocol):
     """A tier below the block pool, which receives its cached blocks and returns them to it."""
 
+    counts: DiskStats
+
     def before_drop(self, serial: int) -> None:
         """A cached block is about to be overwritten."""
         ...
 
     def begin_load(self, token_ids: ListLike[int], scope: str) -> PrefixLoad:
-        """Begin to load what follows the cached prefix of these tokens."""
+        """Begin to load what follows the cached prefix of these tokens, unless computing it is faster."""
         ...
 
-    def install_loaded(self, *, wait_s: float = 0.0) -> None:
-        """Copy what has been read into the prefix cache. wait_s: how long to wait for it, if necessary"""
+    def install_loaded(self, *, wait_s: float = 0.0) -> bool:
+        """Copy what has been read into the prefix cache, and return whether that took time. wait_s: how long to
+        wait for something, if any sequence does"""
         ...
 
     def record_prefill(self, tokens: int, seconds: float) -> None:
@@ -233,6 +237,7 @@ class SequenceState:
         self.scope = scope
         shared, self.block_serials = pool.find_longest_prefix(token_ids, scope)
         self.block_table = pool.share_on_device(shared)
+        self.restored_blocks = sum(block >= pool.count for block in shared)
         self.length = len(self.block_table) * pool.block_size
         # Holds the recurrent state at `length`; None: there is none, or it is zero.
         self.state_slot: int | None = None
