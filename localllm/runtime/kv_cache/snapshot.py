@@ -207,10 +207,10 @@ def parse_header(view: memoryview) -> tuple[SnapshotTokens, dict[str, tuple[str,
         start = int(metadata["start"])
         identity = CacheIdentity.from_json(metadata["identity"])
         fields.pop(CHECKSUM)
-        spans = {
-            str(name): (str(f["dtype"]), tuple(map(int, f["shape"])), *map(int, f["data_offsets"]))
-            for name, f in fields.items()
-        }
+        spans = dict[str, tuple[str, tuple[int, ...], int, int]]()
+        for name, entry in fields.items():
+            begin, end = map(int, entry["data_offsets"])
+            spans[name] = str(entry["dtype"]), tuple(map(int, entry["shape"])), begin, end
         begin, end = spans[TOKENS][2:]
         states = frozenset(int(name.split(".")[1]) for name in spans if name.startswith("state."))
     except (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError) as error:
