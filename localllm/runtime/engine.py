@@ -397,8 +397,8 @@ class Engine:
         sequence.finished = True
         if self.pool.lower:
             self.pool.lower.record_prefill(*sequence.measured_prefill)
-            if sequence.state and sequence.request.keep:
-                self.pool.lower.keep(sequence.state)
+            if sequence.request.keep and sequence.state and sequence.state.block_serials:
+                self.pool.lower.keep(sequence.state.block_serials[-1])
         if self.drafter:
             self.drafter.forget(sequence)
         self.step_reporter.forget(sequence)

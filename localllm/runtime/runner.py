@@ -1,8 +1,7 @@
 """Runs one step of a model on its device: copies of blocks and states, forward pass, logits and sampling."""
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as ListLike
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +12,6 @@ from localllm.runtime.batch import Batch, CannotCapture, upload_values
 from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.batch_invariance import batch_invariance
 from localllm.runtime.kv_cache.sequence_state import CacheCopies
-from localllm.runtime.kv_cache.snapshot import DamagedSnapshot
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import sample
@@ -49,7 +47,6 @@ class Runner:
         deterministic: bool = False,
     ):
         self.model = model
-        self.block_count = blocks
         self.deterministic = deterministic
         self.device = device
         self.asynchronous = device.type != "cpu"
@@ -166,54 +163,6 @@ class Runner:
         self.copy_states(batch.state_saves)
         return output
 
-    def pack(self, blocks: ListLike[int], state_slots: Mapping[int, int]) -> dict[str, Tensor]:
-        """Copy blocks to the host, and recurrent states by the length that each belongs to. Returns the tensors by
-        their names in a KVSnapshot; the caller waits for the device before reading them."""
-        if self.device.type == "cuda" and any(block >= self.block_count for block in blocks):
-            torch.cuda.current_stream(self.device).synchronize()  # which may be filling the host tier
-        packed = {
-            f"{i}.{j}": tensor.read(blocks)
-            for i, cache in enumerate(self.paged_caches)
-            for j, tensor in enumerate(cache.tiered)
-        }
-        for length, slot in state_slots.items():
-            for i, cache in enumerate(self.recurrent_caches):
-                for j, tensor in enumerate(cache.tensors):
-                    if len(tensor):
-                        packed[f"state.{length}.{i}.{j}"] = to_host(tensor[slot])
-        return packed
-
-    def unpack(
-        self,
-        blocks: ListLike[int],
-        rows: slice,
-        parts: Mapping[str, Tensor],
-        state: Mapping[str, Tensor],
-        slot: int,
-    ) -> None:
-        """Fill blocks with these rows of a snapshot's cache parts, and a state slot if there is a state.
-
-        Raises DamagedSnapshot, before anything is written, if they are of other caches.
-        """
-        targets = {
-            f"{i}.{j}": tensor
-            for i, cache in enumerate(self.paged_caches)
-            for j, tensor in enumerate(cache.tiered)
-        }
-        states = {
-            f"{i}.{j}": tensor
-            for i, cache in enumerate(self.recurrent_caches)
-            for j, tensor in enumerate(cache.tensors)
-            if len(tensor)
-        }
-        check_same_tensors({name: t.on_device for name, t in targets.items()}, parts)
-        if state:
-            check_same_tensors(states, {name: tensor[None] for name, tensor in state.items()})
-        for name, target in targets.items():
-            target.write(blocks, parts[name][rows])
-        for name, tensor in state.items():
-            states[name][slot].copy_(tensor)
-
     def free(self) -> None:
         """Release the weights, the files they are mapped from and the caches. Nothing can run afterwards."""
         del self.model, self.caches, self.paged_caches, self.recurrent_caches, self.graphs, self.gpu_sampler
@@ -228,20 +177,3 @@ class Runner:
         for source, target in copies:
             for cache in self.recurrent_caches:
                 cache.copy_state(source, target)
-
-
-def to_host(tensor: Tensor) -> Tensor:
-    """Return a copy on the host, which arrives when the device has executed its work so far."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-    return copy.copy_(tensor, non_blocking=True)
-
-
-def check_same_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Raise DamagedSnapshot unless the tensors have these names, dtypes and shapes apart from the first
-    dimension."""
-
-    def types(tensors: Mapping[str, Tensor]) -> dict[str, object]:
-        return {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()}
-
-    if types(expected) != types(tensors):
-        raise DamagedSnapshot("its tensors are of another model")

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from localllm.metrics import Stopwatch
 from localllm.request import Request
-from localllm.runtime.kv_cache.sequence_state import PrefixLoad, SequenceState
+from localllm.runtime.kv_cache.lower_tier import PrefixLoad
+from localllm.runtime.kv_cache.sequence_state import SequenceState
 from localllm.runtime.sampler import Constraint, SamplingSpec
 
 

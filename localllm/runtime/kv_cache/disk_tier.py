@@ -26,7 +26,8 @@ from localllm.checkpoint.tensors import TORCH_DTYPES
 from localllm.metrics import DiskStats
 from localllm.runtime.kv_cache.blocks import OutOfBlocks
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
-from localllm.runtime.kv_cache.sequence_state import NOTHING_TO_LOAD, BlockPool, PrefixLoad, SequenceState
+from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, PrefixLoad
+from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.kv_cache.snapshot import (
     CacheIdentity,
     DamagedSnapshot,
@@ -36,6 +37,7 @@ from localllm.runtime.kv_cache.snapshot import (
     read_tokens,
     token_bytes,
 )
+from localllm.runtime.kv_cache.tensors import pack_caches, unpack_caches
 from localllm.runtime.runner import Runner
 
 SEGMENT_BLOCKS = 16  # blocks of a file: 256 tokens, 8 MiB of a 1B model in bfloat16
@@ -155,10 +157,9 @@ class DiskTier:
                 self.save_segment(last)
         self.saved.discard(serial)
 
-    def keep(self, state: SequenceState) -> None:
-        """Write the blocks of a sequence that are in the prefix cache."""
-        if state.block_serials:
-            self.save_chain(state.block_serials[-1])
+    def keep(self, serial: int) -> None:
+        """Write the cached prefix that a block ends."""
+        self.save_chain(serial)
 
     def save_all(self) -> None:
         """Write all cached blocks, those of the newest sequences first, as long as CLOSE_S permits."""
@@ -228,7 +229,10 @@ class DiskTier:
             self.saved.discard(last)
             return
         self.flush_copies()
-        packed = self.runner.pack([pool.cached[pool.prefixes[s].key] for s in serials], slots)
+        blocks = [pool.cached[pool.prefixes[s].key] for s in serials]
+        if self.runner.device.type == "cuda" and any(block >= pool.count for block in blocks):
+            torch.cuda.current_stream(self.runner.device).synchronize()  # which may be filling the host tier
+        packed = pack_caches(self.runner.paged_caches, self.runner.recurrent_caches, blocks, slots)
         write = Write(tokens, packed, self.device_waiter())
         self.pending[write] = None
         self.backlog.put(write)
@@ -520,7 +524,8 @@ class DiskTier:
                 slot = pool.state_slots.allocate()
             self.flush_copies()
             rows = slice((begin - segment.begin) * size, (segment.end - segment.begin) * size)
-            self.runner.unpack(blocks, rows, parts, state, slot)
+            rest = {name: tensor[rows] for name, tensor in parts.items()}
+            unpack_caches(self.runner.paged_caches, self.runner.recurrent_caches, blocks, rest, state, slot)
             for index, block in enumerate(blocks, begin + 1):
                 parent = pool.cache_block(block, parent, load.token_ids, index * size, load.scope)
             if state:
