@@ -60,7 +60,7 @@ def drop_from_page_cache(folder: Path) -> None:
 
 def measure(model: Path, prompt_len: int, answer_len: int, rounds: int) -> dict[str, Any]:
     prompt = prompt_of(prompt_len, 0)
-    with tempfile.TemporaryDirectory(dir=model) as scratch:
+    with tempfile.TemporaryDirectory(dir=model if model.is_dir() else None) as scratch:
         cache = Path(scratch) / "cache"
         first = in_new_process(model, cache, [prompt, prompt], answer_len)
         again = in_new_process(model, cache, [prompt], answer_len)

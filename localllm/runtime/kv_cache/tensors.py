@@ -5,6 +5,7 @@ slots.
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as ListLike
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -192,14 +193,14 @@ class TieredTensor:
         """Fill blocks on the device. content: as `read` returns it"""
         for index, block, count in adjacent_runs(blocks):
             begin, slot, slots = index * self.block_size, block * self.block_size, count * self.block_size
-            self.on_device[slot : slot + slots].copy_(content[begin : begin + slots])
+            copy_rows(self.on_device[slot : slot + slots], content[begin : begin + slots])
 
     def copy_slots(self, block: int, target: Tensor, count: int) -> None:
         """Copy `count` blocks with adjacent ids to the beginning of `target`."""
         while count:
             slots = self.slots_from(block)
             slot_count = min(count * self.block_size, len(slots))
-            target[:slot_count].copy_(slots[:slot_count], non_blocking=True)
+            copy_rows(target[:slot_count], slots[:slot_count])
             target, blocks = target[slot_count:], slot_count // self.block_size
             block, count = block + blocks, count - blocks
 
@@ -224,6 +225,16 @@ class TieredTensor:
                 shape, dtype=self.on_device.dtype, pin_memory=self.on_device.is_cuda
             )
         return self.host_chunks[chunk][offset * self.block_size :]
+
+
+def copy_rows(target: Tensor, source: Tensor) -> None:
+    """Copy contiguous rows. Within main memory on this thread alone, since torch would share half a megabyte among
+    threads that wait for each other: with a load of 11 on two cores, that took ten times the processor time.
+    """
+    if target.device.type == "cpu" and source.device.type == "cpu":
+        np.copyto(*(rows.reshape(-1).view(torch.uint8).numpy() for rows in (target, source)))
+    else:
+        target.copy_(source, non_blocking=target.device.type == "cpu")
 
 
 def pack_caches(
