@@ -584,7 +584,7 @@ class FileNames:
 def to_part(tensor: Tensor) -> Part:
     """Return a contiguous tensor on the host as bytes."""
     data = tensor.reshape(-1).view(torch.uint8).numpy()
-    return Part(SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape), memoryview(data))
+    return Part(SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape), data.data)
 
 
 def to_tensors(parts: dict[str, Part]) -> dict[str, Tensor]:

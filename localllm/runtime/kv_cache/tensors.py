@@ -232,7 +232,7 @@ def copy_rows(target: Tensor, source: Tensor) -> None:
     threads that wait for each other: with a load of 11 on two cores, that took ten times the processor time.
     """
     if target.device.type == "cpu" and source.device.type == "cpu":
-        np.copyto(*(rows.reshape(-1).view(torch.uint8).numpy() for rows in (target, source)))
+        np.copyto(target.reshape(-1).view(torch.uint8).numpy(), source.reshape(-1).view(torch.uint8).numpy())
     else:
         target.copy_(source, non_blocking=target.device.type == "cpu")
 
