@@ -118,13 +118,16 @@ class CacheFolder:
             log.warning("%s", message)
 
     def write(self, name: str, chunks: Iterable[Buffer], size: int, replaces: Iterable[str] = ()) -> bool:
-        """Write a file of `size` bytes, and remove the files that it replaces. Return whether it was written; an
+        """Write a file of `size` bytes, and remove the files that it replaces. Return whether it is there now; an
         error gets one line in the log."""
         if size > self.limit or time.monotonic() < self.retry_at:
             return False
         try:
             with self.lock():
                 self.scan_if_changed()
+                if name in self.files and name not in self.ignored:  # another process was faster
+                    self.touch([name])
+                    return True
                 for replaced in replaces:
                     self.remove(replaced)
                 self.make_room(size)
