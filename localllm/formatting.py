@@ -104,6 +104,17 @@ def parse_duration(text: str) -> float:
     raise UsageError(f"{text!r} is not a duration", "write for example 30s, 5m or 1h30m")
 
 
+def parse_bytes(text: str) -> int:
+    """Return the bytes in `50GB`, `1.5 TB` or `512MiB`. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?([KMGT]?)(i?)B?", text, re.IGNORECASE)
+    size = 0
+    if match:
+        size = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2].upper() or " "))
+    if not size:
+        raise UsageError(f"{text!r} is not a size", "write for example 50GB or 512MiB")
+    return size
+
+
 def format_utc(timestamp: float) -> str:
     """Seconds since 1970 as ISO 8601: 2026-01-31T12:00:00Z."""
     from datetime import UTC, datetime  # imported late: 5 ms that most uses do not need

@@ -129,6 +129,7 @@ class Metrics:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     reasoning_tokens: int = 0  # of the answer, up to the end of its reasoning
+    disk_tokens: int = 0  # of the cached tokens, those that were loaded from the disk
 
     @property
     def tpot_s(self) -> float:
@@ -158,6 +159,7 @@ class Metrics:
         values: dict[str, float | int | list[float]] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "disk_tokens": self.disk_tokens,
             "output_tokens": self.output_tokens,
             "queue_s": self.queue_s,
             "load_s": self.load_s,
@@ -179,6 +181,22 @@ class Metrics:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
 
+@dataclass
+class DiskStats:
+    """What the disk tier of the prefix cache has done since the model was loaded."""
+
+    written_files: int = 0
+    written_bytes: int = 0
+    written_tokens: int = 0
+    write_s: float = 0.0  # in a thread, behind the computation
+    read_files: int = 0
+    read_bytes: int = 0
+    read_s: float = 0.0  # in a thread, ahead of the computation
+    loaded_tokens: int = 0  # copied from the disk into the cache
+    skipped_segments: int = 0  # not written because the disk was too slow
+    slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """The engine's current state, and its totals since the model was loaded. An embedder has no cache or output.
@@ -197,6 +215,11 @@ class EngineStats:
     steps: int
     prompt_tokens: int  # of requests that have started
     cached_tokens: int = 0  # of these, found in the cache
+    host_tokens: int = 0  # of the cached tokens, those copied back from the host tier
+    disk_tokens: int = 0  # of the cached tokens, those loaded from the disk tier
+    offloaded_blocks: int = 0  # moved from the device to the host tier
+    restored_blocks: int = 0  # copied back
+    disk: DiskStats | None = None  # None without a disk tier
     lookups: int = 0  # requests that have started
     hits: int = 0  # of these, requests with cached tokens
     output_tokens: int = 0
@@ -279,7 +302,7 @@ class Stopwatch:
         """The latest token belonged to reasoning."""
         self.reasoning_tokens = len(self.token_times)
 
-    def finish(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int) -> Metrics:
+    def finish(self, prompt_tokens: int, cached_tokens: int, peak_bytes: int, disk_tokens: int = 0) -> Metrics:
         times = self.token_times
         scheduled = math.nan if self.scheduled is None else self.scheduled
         first = times[0] if times else math.nan
@@ -297,4 +320,5 @@ class Stopwatch:
             draft_tokens=self.draft_tokens,
             accepted_tokens=self.accepted_tokens,
             reasoning_tokens=self.reasoning_tokens,
+            disk_tokens=disk_tokens,
         )

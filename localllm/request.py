@@ -5,6 +5,7 @@ import json
 import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, SupportsIndex, cast
@@ -359,6 +360,9 @@ class ChatRequest:
     inspect: int | None = None
     """As Request.inspect."""
 
+    keep: bool = False
+    """As Request.keep."""
+
     @property
     def is_chat(self) -> bool:
         """Whether the prompt is a list of messages."""
@@ -367,6 +371,8 @@ class ChatRequest:
 
 
 _request_ids = itertools.count(1)
+CACHE_SCOPE: ContextVar[str] = ContextVar("cache_scope", default="")
+"""The scope of the requests that are being prepared: a server has one for each API key."""
 
 
 @dataclass(frozen=True)
@@ -392,6 +398,12 @@ class Request:
 
     inspect: int | None = None
     """Report every step, including prefill, with so many candidates for each token; None: no reports."""
+
+    keep: bool = False
+    """Store its keys and values on the disk when it ends, if there is a disk tier."""
+
+    cache_scope: str = ""
+    """Only requests of the same scope share cached prefixes."""
 
     id: int = field(default_factory=lambda: next(_request_ids))
 

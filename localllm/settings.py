@@ -11,6 +11,22 @@ from localllm.files import expand_path
 CPU_LEVELS = ("avx512", "avxvnni", "avx2", "baseline")
 
 
+GB = 10**9
+DISK_CACHE_FOLDER = "kv-cache"  # in the home folder
+DISK_CACHE_BYTES = 10 * GB
+CONVERSATIONS_BYTES = 4 * GB  # for conversations of the app, which nobody has asked to store
+
+
+@dataclass(frozen=True)
+class DiskCache:
+    """The disk tier of the prefix cache."""
+
+    path: Path
+    limit: int = DISK_CACHE_BYTES  # bytes of all files
+    kept_only: bool = False  # only for conversations that are kept, not for all prompts
+    is_shared: bool = False  # by requests with different API keys
+
+
 @dataclass(frozen=True)
 class Settings:
     home: Path
@@ -72,14 +88,21 @@ class Settings:
     """LOCALLLM_BACKGROUND: `run` that has no server starts one in the background, which ends after this time
     without requests, such as `5m`; `off` or `0`: it does not. Default: off"""
 
+    cache_conversations: bool = True
+    """LOCALLLM_CACHE: `off` stores no keys and values of the app's conversations on the disk, so that a resumed
+    one is computed again. Default: on"""
+
+    disk_cache: DiskCache | None = None
+    """The folder of `--cache-dir`; no variable sets it."""
+
     api_key: str | None = field(default=None, repr=False)
     """LOCALLLM_API_KEY: the key sent to a running server, and required by `serve`. Default: none"""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
         """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
-        LOCALLLM_KEEP_LAYOUT, LOCALLLM_DETERMINISTIC or LOCALLLM_STRICT not on or off, LOCALLLM_DRAFT not lookup
-        or off, or LOCALLLM_CPU no level."""
+        LOCALLLM_KEEP_LAYOUT, LOCALLLM_DETERMINISTIC, LOCALLLM_STRICT or LOCALLLM_CACHE not on or off,
+        LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU no level."""
         threads = environment.get("LOCALLLM_THREADS")
         if threads is not None and (not threads.isdecimal() or int(threads) == 0):
             raise UsageError(f"LOCALLLM_THREADS is {threads!r}", "set it to a positive whole number")
@@ -104,6 +127,7 @@ class Settings:
             pdl=parse_switch(environment, "LOCALLLM_PDL", default="on"),
             deterministic=parse_switch(environment, "LOCALLLM_DETERMINISTIC", default="off"),
             strict=parse_switch(environment, "LOCALLLM_STRICT", default="off"),
+            cache_conversations=parse_switch(environment, "LOCALLLM_CACHE", default="on"),
             host=environment.get("LOCALLLM_HOST") or None,
             background=parse_background(environment.get("LOCALLLM_BACKGROUND")),
             api_key=environment.get("LOCALLLM_API_KEY") or None,

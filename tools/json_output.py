@@ -34,6 +34,7 @@ class Measurements(TypedDict):
 
     prompt_tokens: int
     cached_tokens: int  # prompt tokens found in the KV cache
+    disk_tokens: int  # of these, loaded from the disk
     output_tokens: int
     queue_s: float | None
     load_s: float | None
@@ -637,6 +638,40 @@ class RenderedPrompt(TypedDict):
     tokens: list[PromptToken]
 
 
+class StoredPrompts(TypedDict):
+    """Computed prompts of one model in one data type."""
+
+    model: str
+    dtype: str
+    kv_dtype: str
+    files: int
+    tokens: int
+    bytes: int
+    last_used: float  # seconds since 1970
+
+
+class CacheContent(TypedDict):
+    """Answer of `cache list`."""
+
+    path: str
+    models: list[StoredPrompts]
+
+
+class ClearedCache(TypedDict):
+    """Answer of `cache clear`."""
+
+    path: str
+    freed_bytes: int
+
+
+class VerifiedCache(TypedDict):
+    """Answer of `cache verify`."""
+
+    path: str
+    checked: int  # files
+    removed: list[str]  # names of damaged ones
+
+
 class MachineHealth(TypedDict):
     """State of a machine, and findings."""
 
@@ -668,6 +703,7 @@ JSON_OUTPUTS = {
     "batch": JsonOutput("object", BatchSummary),
     "rm": JsonOutput("array", RemovedModel | RemovedAlias | RemovedQuantization | RemovedLayout),
     "verify": JsonOutput("array", VerifiedModel),
+    "cache": JsonOutput("object", CacheContent | ClearedCache | VerifiedCache),
     "cp": JsonOutput("object", Alias),
     "create": JsonOutput("object", CreatedModel),
     "template": JsonOutput("object", RenderedPrompt),

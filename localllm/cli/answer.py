@@ -227,6 +227,12 @@ def cursor_column_after(text: str, column: int, width: int) -> int:
     return column
 
 
+def format_cached(metrics: Metrics) -> str:
+    """The cached tokens of a prompt, and from where."""
+    disk = f", {metrics.disk_tokens} of them from disk" if metrics.disk_tokens else ""
+    return f"{metrics.cached_tokens} cached{disk}"
+
+
 def format_metrics(metrics: Metrics, seed: int | None) -> str:
     """Every measurement of one answer, as `--verbose` prints it; `metrics.py` defines the terms."""
     itl = "  ".join(f"p{percent} {format_seconds(metrics.itl_percentile(percent))}" for percent in (50, 95, 99))
@@ -234,7 +240,7 @@ def format_metrics(metrics: Metrics, seed: int | None) -> str:
         [
             ("load", format_seconds(metrics.load_s)),
             ("queue", format_seconds(metrics.queue_s)),
-            ("prompt", f"{metrics.prompt_tokens} tokens ({metrics.cached_tokens} cached)"),
+            ("prompt", f"{metrics.prompt_tokens} tokens ({format_cached(metrics)})"),
             ("prefill", f"{format_seconds(metrics.prefill_s)}  {format_rate(metrics.prefill_tokens_per_s)}"),
             ("TTFT", format_seconds(metrics.ttft_s)),
             ("output", f"{metrics.output_tokens} tokens"),

@@ -78,6 +78,8 @@ def batch(
         ),
     ] = False,
     force: options.ForceLoad = False,
+    cache_dir: options.CacheDir = None,
+    cache_size: options.CacheSize = None,
     as_json: Annotated[
         bool, options.switch("--json", text="Print the summary as one JSON object.", panel=options.Panel.OUTPUT)
     ] = False,
@@ -106,7 +108,17 @@ def batch(
         else:
             load_flags |= {"context": job.context if context is None else context}
             deterministic = False if no_deterministic else None  # None: if it is supported
-            llm = cast("LLM", load_model(model, **load_flags, deterministic=deterministic, force=force))
+            llm = cast(
+                "LLM",
+                load_model(
+                    model,
+                    **load_flags,
+                    deterministic=deterministic,
+                    force=force,
+                    cache_dir=cache_dir,
+                    cache_size=cache_size,
+                ),
+            )
             stack.callback(llm.close)
             if not (llm.deterministic or no_deterministic):
                 note("note: this model is not deterministic here, so answers may differ between runs")

@@ -113,7 +113,7 @@ def _start_conversation(
         return
     from localllm.cli.repl import run_repl
 
-    with closing(connect_or_load(flags)) as llm:
+    with closing(connect_or_load(flags, keep_conversations=True)) as llm:
         run_repl(open_conversation(llm))
 
 

@@ -39,6 +39,7 @@ COMMANDS = {
     "batch": "batch:batch",
     "rm": "store:rm",
     "verify": "pull:verify",
+    "cache": "cache:cache",
     "cp": "store:cp",
     "create": "store:create",
     "template": "template:template",

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.cli.io import note, status
-from localllm.formatting import format_bytes, format_columns, format_seconds
+from localllm.files import expand_path
+from localllm.formatting import format_bytes, format_columns, format_seconds, parse_bytes
 from localllm.hardware.device import explain_unused_gpus, free_bytes, resolve_device
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
@@ -17,7 +18,7 @@ from localllm.protocol.model import Model
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.quantize.store import find_artefact, recipe_of
 from localllm.request import Grammar
-from localllm.settings import Settings
+from localllm.settings import CONVERSATIONS_BYTES, DISK_CACHE_BYTES, DISK_CACHE_FOLDER, DiskCache, Settings
 from localllm.tui.machine import LoadObserver
 
 if TYPE_CHECKING:
@@ -47,13 +48,18 @@ def load_model(
     grammar: Grammar | None = None,
     threads: int | None = None,
     draft_model: str | None = None,
+    cache_dir: str | None = None,
+    cache_size: str | None = None,
+    keep_conversations: bool = False,
     observer: LoadObserver | None = None,
 ) -> Model:
     """Load a model; download and quantize it first if needed.
 
     None leaves a choice to the settings; a number of threads in the settings overrides `threads`. A grammar is
-    checked before the download and compiled before the weights are read. verbose: report memory use and the time
-    of each phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
+    checked before the download and compiled before the weights are read. cache_dir, cache_size: folder and limit
+    of the disk tier of the prefix cache, with a default for each if the other is given; keep_conversations:
+    without both, store conversations in a folder of this user. verbose: report memory use and the time of each
+    phase; observer: receives progress, which goes to stderr without one. The reason why a GPU
     runs without CUDA graphs, for example because Triton is missing, or is not used, is reported in any case.
 
     Raises what `fetch`, `resolve_model` and the engine raise.
@@ -65,6 +71,7 @@ def load_model(
         draft=draft or settings.draft,
         activations=activations or settings.activations,
         keep_layout=keep_layout or settings.keep_layout,
+        disk_cache=disk_cache_of(settings, cache_dir, cache_size, keep_conversations=keep_conversations),
     )
     if grammar:
         from localllm.text.grammar.source import compile_source  # only constrained answers need its library
@@ -126,6 +133,19 @@ def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | Non
         resolve_or_fetch(name, settings, device=None, dtype=None, context=None, observer=progress)
         progress.phase("server")
         yield
+
+
+def disk_cache_of(
+    settings: Settings, cache_dir: str | None, cache_size: str | None, *, keep_conversations: bool
+) -> DiskCache | None:
+    """The disk tier of the prefix cache that flags and settings ask for. Raises UsageError for a wrong size."""
+    default = settings.home / DISK_CACHE_FOLDER
+    if cache_dir is not None or cache_size is not None:
+        limit = DISK_CACHE_BYTES if cache_size is None else parse_bytes(cache_size)
+        return DiskCache(default if cache_dir is None else expand_path(cache_dir), limit)
+    if keep_conversations and settings.cache_conversations:
+        return DiskCache(default, CONVERSATIONS_BYTES, kept_only=True)
+    return None
 
 
 def observe_load(name: str, observer: LoadObserver | None) -> AbstractContextManager[LoadObserver]:

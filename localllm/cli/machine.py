@@ -41,16 +41,23 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "draft",
     "draft_model",
     "force",
+    "cache_dir",
+    "cache_size",
 )
 
 
 def connect_or_load(
-    flags: Mapping[str, Any], grammar: Grammar | None = None, observer: "LoadObserver | None" = None
+    flags: Mapping[str, Any],
+    grammar: Grammar | None = None,
+    observer: "LoadObserver | None" = None,
+    *,
+    keep_conversations: bool = False,
 ) -> Model:
     """The model in a running server that has it loaded, or the model loaded in this process.
 
     flags: flags of `run` by field name; grammar: compiled before the weights are read; observer: receives
-    progress, which goes to stderr without one. Raises as `connect_to_server` and `load_model`.
+    progress, which goes to stderr without one; keep_conversations: see `load_model`. Raises as `connect_to_server`
+    and `load_model`.
     """
     if remote := connect_to_server(flags, observer.note if observer else note, observer):
         return remote
@@ -62,7 +69,14 @@ def connect_or_load(
     load_flags = {name: flags[name] for name in LOADING_FIELDS}
     draft = load_flags.pop("draft")
     load_flags["draft"] = None if draft is None else "lookup" if draft else "off"
-    return load_model(flags["model"], **load_flags, verbose=flags["verbose"], grammar=grammar, observer=observer)
+    return load_model(
+        flags["model"],
+        **load_flags,
+        verbose=flags["verbose"],
+        grammar=grammar,
+        keep_conversations=keep_conversations,
+        observer=observer,
+    )
 
 
 def connect_to_server(
@@ -223,4 +237,4 @@ class LocalMachine:
         return list_offers(load_options, flags["device"] or settings.device, settings)
 
     def open(self, name: str, watch: "LoadObserver") -> Model:
-        return connect_or_load({**self.flags, "model": name}, observer=watch)
+        return connect_or_load({**self.flags, "model": name}, observer=watch, keep_conversations=True)

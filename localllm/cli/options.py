@@ -134,6 +134,25 @@ KeepLayout = Annotated[
         panel=Panel.LOADING,
     ),
 ]
+CacheDir = Annotated[
+    str | None,
+    option(
+        "--cache-dir",
+        text="Store computed prompts in this folder, and reuse them after a restart.",
+        metavar="PATH",
+        panel=Panel.LOADING,
+    ),
+]
+CacheSize = Annotated[
+    str | None,
+    option(
+        "--cache-size",
+        text="Maximum size of the folder of --cache-dir, such as 50GB; default: 10GB.",
+        metavar="SIZE",
+        panel=Panel.LOADING,
+    ),
+]
+
 ForceLoad = Annotated[
     bool, switch("--force", text="Load the model even if it does not fit into free memory.", panel=Panel.LOADING)
 ]

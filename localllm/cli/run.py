@@ -48,6 +48,8 @@ def run(
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
     force: options.ForceLoad = False,
+    cache_dir: options.CacheDir = None,
+    cache_size: options.CacheSize = None,
     server: options.Server = None,
     local: Annotated[
         bool,
@@ -116,7 +118,7 @@ def run(
     If a running server (LOCALLLM_HOST, the background server, or port 11434 of this machine) has the model loaded,
     it answers instead and no loading is needed; --verbose shows this. With LOCALLLM_BACKGROUND=5m, a server is
     started in the background for that, and ends after 5 minutes without requests. Loading flags (--context,
-    --device, --dtype, --kv-dtype, --quant, --keep-layout, --deterministic, --draft, --draft-model, --force) load
-    the model in this process.
+    --device, --dtype, --kv-dtype, --quant, --keep-layout, --deterministic, --draft, --draft-model, --force,
+    --cache-dir) load the model in this process.
     """
     execute_run(ctx.params)

@@ -113,6 +113,16 @@ def serve(
     keep_layout: options.KeepLayout = False,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
+    cache_dir: options.CacheDir = None,
+    cache_size: options.CacheSize = None,
+    cache_shared: Annotated[
+        bool,
+        options.switch(
+            "--cache-shared",
+            text="Share cached prompts between API keys; the speed of an answer then reveals what others sent.",
+            panel=options.Panel.LOADING,
+        ),
+    ] = False,
     keep_alive: Annotated[
         str,
         typer.Option(
@@ -236,7 +246,9 @@ def serve(
         )
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
-    access = make_access_policy(host, keys, host_name or [], origin or [], tls=tls, insecure=insecure)
+    access = make_access_policy(
+        host, keys, host_name or [], origin or [], tls=tls, insecure=insecure, shares_cache=cache_shared
+    )
     for warning in access_warnings(access):
         note(warning)
     with closing(bind(host, port)) as listener:
@@ -250,6 +262,8 @@ def serve(
             "keep_layout": keep_layout,
             "deterministic": deterministic,
             "force": force,
+            "cache_dir": cache_dir,
+            "cache_size": cache_size,
             "verbose": verbose,
         }
         from localllm.server.app import create_app

@@ -85,6 +85,7 @@ class Chat:
                     self.params,
                     template_arguments=self.template_arguments,
                     inspect=self.inspect,
+                    keep=True,
                 )
             )
             with closing(stream) as events:

@@ -5,15 +5,32 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from localllm.errors import LocalLLMError
-from localllm.hardware.device import free_bytes, free_host_bytes, release_cached, reserve_bytes
+from localllm.checkpoint.digest import combine_digests, digest_model
+from localllm.checkpoint.header import Header
+from localllm.errors import LocalLLMError, UsageError
+from localllm.hardware.device import (
+    cpu_features,
+    device_name,
+    dtype_name,
+    free_bytes,
+    free_host_bytes,
+    release_cached,
+    reserve_bytes,
+)
+from localllm.hardware.processor import library_versions
 from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
+from localllm.runtime.kv_cache.disk_folder import CacheFolder, log
+from localllm.runtime.kv_cache.disk_tier import DiskTier
 from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.kv_cache.snapshot import CacheIdentity
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
 from localllm.runtime.speculation.draft_model import DraftModel
+from localllm.settings import DiskCache
+
+COMPUTING_LIBRARIES = ("localllm", "torch", "triton", "llvmlite")
 
 
 @dataclass(frozen=True)
@@ -70,6 +87,7 @@ class CacheAllocation:
     shortage_of: Callable[[MemoryPlan], LocalLLMError]  # returns the error for too little memory
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
+    disk_tier: DiskTier | None = None
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -89,6 +107,8 @@ class CacheAllocation:
     def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:
         """Replace the caches of an idle engine. If the device has less memory than it reported, the previous sizes
         are allocated again and the error is raised. params: for which to capture the decode step."""
+        if self.disk_tier:
+            self.disk_tier.save_all()
         decoder = engine.runner.model
         draft_decoder = self.draft_model.runner.model if self.draft_model else None
         engine.runner.free()
@@ -107,7 +127,10 @@ class CacheAllocation:
         self, engine: Engine, decoder: Decoder, draft_decoder: Decoder | None, memory: MemoryPlan
     ) -> None:
         decoder.set_max_len(self.target.max_len(memory), self.target.device)
-        engine.replace_caches(*self.target.allocate(decoder, memory))
+        runner, pool = self.target.allocate(decoder, memory)
+        engine.replace_caches(runner, pool)
+        if self.disk_tier:
+            self.disk_tier.attach(runner, pool)
         if self.draft_model and self.draft_spec and draft_decoder:
             context = self.draft_spec.max_len(memory)
             draft_decoder.set_max_len(context, self.draft_spec.device)
@@ -116,6 +139,36 @@ class CacheAllocation:
                 self.draft_spec.make_block_pool(memory),
                 context,
             )
+
+    def open_disk_tier(
+        self, engine: Engine, cache: DiskCache, header: Header, activation_bits: int, threads: int
+    ) -> None:
+        """Attach a disk tier to the engine, which has not run yet. Reads megabytes of the model's files. Raises
+        UsageError if the folder cannot be used; if it is the default, one line in the log says so."""
+        spec = self.target
+        try:
+            folder = CacheFolder(cache.path, cache.limit)
+        except UsageError as error:
+            if cache.kept_only:
+                log.warning("%s", error.message)
+                return
+            raise
+        digest, _ = combine_digests(tuple(file for file in digest_model(header.path) if file.affects_logits))
+        versions = library_versions(COMPUTING_LIBRARIES[1:])
+        processor = cpu_features() if spec.device.type == "cpu" else [device_name(spec.device)]
+        invariant = f"batch invariant with {threads} threads" if spec.batch_invariant else "not batch invariant"
+        identity = CacheIdentity(
+            model=digest,
+            name=spec.needs.name,
+            dtype=dtype_name(spec.dtype),
+            kv_dtype=dtype_name(spec.kv_dtype),
+            activation_bits=activation_bits,
+            block_size=engine.block_size,
+            layers=len(spec.needs.config.layers),
+            setup=(invariant, *processor, *(f"{name} {versions[name]}" for name in COMPUTING_LIBRARIES)),
+        )
+        self.disk_tier = DiskTier(folder, identity, writes_evicted=not cache.kept_only)
+        self.disk_tier.attach(engine.runner, engine.pool)
 
 
 def measured_growth(measure: Callable[[], int], initial: int, limit: int) -> int:

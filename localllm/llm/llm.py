@@ -35,6 +35,7 @@ from localllm.plan.runs import Run
 from localllm.plan.speed import step_reads
 from localllm.receipts import provenance, receipt
 from localllm.request import (
+    CACHE_SCOPE,
     SEED_BITS,
     ChatRequest,
     Completion,
@@ -288,6 +289,8 @@ class LLM:
             context=context,
             tool_use=chat.tool_use,
             inspect=chat.inspect,
+            keep=chat.keep,
+            cache_scope=CACHE_SCOPE.get(),
         )
         self.max_len(request)
         if constraint := tool_constraint or params.grammar:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from localllm.errors import UsageError
+from localllm.files import expand_path
 from localllm.hardware.device import resolve_device
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import BuiltModel, build
@@ -20,7 +21,7 @@ from localllm.quantize.store import recipe_of
 from localllm.receipts import provenance
 from localllm.request import Grammar, require_int
 from localllm.runtime.kernels.threads import end_openmp_threads, threads_for
-from localllm.settings import Settings
+from localllm.settings import DISK_CACHE_BYTES, DiskCache, Settings
 from localllm.text.grammar.source import compile_source
 
 
@@ -40,6 +41,8 @@ def load(
     deterministic: bool | None = False,
     keep_layout: bool | None = None,
     max_queue: int = MAX_QUEUE,
+    cache_dir: str | Path | None = None,
+    cache_size: int = DISK_CACHE_BYTES,
     on_phase: Callable[[str], object] = lambda name: None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> LLM:
@@ -61,6 +64,9 @@ def load(
     keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
         the settings.
     max_queue: when so many requests wait, further ones are refused with Busy.
+    cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
+        as in the settings, by default nowhere.
+    cache_size: maximum bytes of its files.
     on_phase: called with each phase as it begins, named as in `LLM.load_phases`.
     on_part: called with the progress of the phase and its total: bytes of weights, or quantized parts. An
         exception raised by a callback aborts loading and releases all memory.
@@ -71,6 +77,9 @@ def load(
     settings = settings or Settings.from_environment()
     if keep_layout is not None:
         settings = replace(settings, keep_layout=keep_layout)
+    if cache_dir is not None:
+        cache_size = require_int("cache_size", cache_size, minimum=1)
+        settings = replace(settings, disk_cache=DiskCache(expand_path(str(cache_dir)), cache_size))
     require_int("max_queue", max_queue, minimum=1)
     if quant is not None:
         recipe_of(quant)  # a wrong name is reported before a model is pulled
@@ -120,6 +129,11 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     weight_bytes = load_plan.fit.weights.total
     threads = threads_for(weight_bytes, request.settings.threads)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
+    if request.settings.disk_cache:
+        with request.phases("prefix cache"):
+            caches.open_disk_tier(
+                built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads
+            )
     worker = Worker(built.engine, tokenizer, threads, caches.shortage, load_plan.memory.context, request.max_queue)
     origin = ModelOrigin(
         ref=model.ref,

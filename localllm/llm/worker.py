@@ -103,7 +103,10 @@ class RequestOutput:
             event.prompt_logprobs if event else (),
             reason,
             self.sequence.stopwatch.finish(
-                len(request.prompt_ids), self.sequence.cached_tokens or 0, peak_bytes(device)
+                len(request.prompt_ids),
+                self.sequence.cached_tokens or 0,
+                peak_bytes(device),
+                self.sequence.disk_tokens,
             )
             if reason
             else None,
@@ -218,6 +221,7 @@ class Worker:
         self.finished: Counter[str] = Counter()  # ended answers by finish reason
         self.closed = False
         self.closed_reason = "the model is closed"
+        self.failed = False  # after a GPU failure
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
@@ -276,6 +280,11 @@ class Worker:
             steps=engine.steps,
             prompt_tokens=scheduler.prompt_tokens,
             cached_tokens=scheduler.cached_tokens,
+            host_tokens=scheduler.host_tokens,
+            disk_tokens=scheduler.disk_tokens,
+            offloaded_blocks=pool.offloaded_count,
+            restored_blocks=pool.restored_count,
+            disk=pool.lower.counts if pool.lower else None,
             lookups=scheduler.prefix_lookups,
             hits=scheduler.prefix_hits,
             output_tokens=engine.output_tokens,
@@ -345,14 +354,19 @@ class Worker:
                     if is_gpu_failure(error):
                         self.stop_after_failure(error)
                         is_open = False
-        self.fail_all(LocalLLMError("the model was closed while it was answering", "ask again after loading it"))
+            if not self.failed:
+                self.end_all(
+                    LocalLLMError("the model was closed while it was answering", "ask again after loading it")
+                )
+                self.engine.close()
         self.engine.runner.free()
         release_cached(device)
 
     def stop_after_failure(self, error: Exception) -> None:
         """Close the worker after a GPU failure, which leaves the engine unusable, and fail all requests."""
         with self.inbox_lock:
-            self.closed, self.closed_reason = True, gpu_failure_error(error).message
+            self.closed = self.failed = True
+            self.closed_reason = gpu_failure_error(error).message
         with contextlib.suppress(queue.Empty):
             while True:
                 command = self.inbox.get_nowait()
@@ -439,11 +453,15 @@ class Worker:
 
     def fail_all(self, error: Exception) -> None:
         """End all answers with an error, and reset the engine, which remains usable."""
+        self.end_all(error)
+        self.engine.reset()
+
+    def end_all(self, error: Exception) -> None:
+        """End all answers with an error."""
         for sequence, output in self.outputs.items():
             self.engine.cancel(sequence)
             self.fail(output, error)
         self.outputs.clear()
-        self.engine.reset()
         self.flush()
 
     def prefer_throughput(self) -> None:

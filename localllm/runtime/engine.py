@@ -38,6 +38,9 @@ SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
 }
 
 
+LOAD_WAIT_S = 0.05  # that an idle engine waits for the lower tier before it looks for other requests
+
+
 @dataclass(slots=True)  # not frozen, which would take five times as long to create: there is one for every token
 class TokenEvent:
     """Result of a step for one sequence."""
@@ -157,6 +160,10 @@ class Engine:
 
     def step(self) -> list[TokenEvent]:
         """Run one step, and return the events of the steps that were read meanwhile."""
+        if self.pool.lower:
+            wait_s = 0.0 if self.scheduler.running or self.in_flight else LOAD_WAIT_S
+            if self.pool.lower.install_loaded(wait_s=wait_s):
+                self.scheduler.discard_timing()
         events = self.commit() if self.must_commit_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])
@@ -178,6 +185,11 @@ class Engine:
         self.in_flight = None
         self.scheduler.discard_timing()
         self.pool.reset_prefix_cache()
+
+    def close(self) -> None:
+        """Store the prefix cache in the lower tier, if there is one. Nothing can run afterwards."""
+        if self.pool.lower:
+            self.pool.lower.close()
 
     def must_commit_first(self) -> bool:
         """Return whether the next step depends on tokens that only the device knows."""
@@ -383,6 +395,10 @@ class Engine:
 
     def finish(self, sequence: Sequence) -> None:
         sequence.finished = True
+        if self.pool.lower:
+            self.pool.lower.record_prefill(*sequence.measured_prefill)
+            if sequence.request.keep and sequence.state and sequence.state.block_serials:
+                self.pool.lower.keep(sequence.state.block_serials[-1])
         if self.drafter:
             self.drafter.forget(sequence)
         self.step_reporter.forget(sequence)

@@ -116,6 +116,7 @@ class Scheduler:
         self.preemptions = 0  # totals since start, like the following
         self.prefix_lookups = self.prefix_hits = 0  # admitted sequences, and those with a cached prefix
         self.prompt_tokens = self.cached_tokens = 0  # of admitted sequences, and the cached ones among them
+        self.host_tokens = self.disk_tokens = 0  # of the cached ones, by tier; the others were on the device
 
     def add(self, sequence: Sequence) -> None:
         if not self.running and not self.waiting:
@@ -209,7 +210,10 @@ class Scheduler:
 
         While no other sequence is running, only its known tokens need to fit.
         """
-        sequence.state = SequenceState(self.pool, () if sequence.needs_whole_prompt else sequence.token_ids)
+        if not self.is_prefix_loaded(sequence):
+            return False
+        token_ids = () if sequence.needs_whole_prompt else sequence.token_ids
+        sequence.state = SequenceState(self.pool, token_ids, sequence.request.cache_scope)
         answer_len = self.reserved_answer_len(sequence) if self.running else 0
         too_few_blocks = self.missing_blocks(sequence, answer_len) + reserved_blocks > self.pool.free_count
         if too_few_blocks or sequence.state.missing_state_slots > self.pool.state_slots.free_count:
@@ -219,6 +223,12 @@ class Scheduler:
             self.record_admission(sequence)
         return True
 
+    def is_prefix_loaded(self, sequence: Sequence) -> bool:
+        """Return whether no part of the prefix is being loaded from a lower tier; the first call begins to."""
+        if sequence.prefix_load is None and not sequence.needs_whole_prompt:
+            sequence.prefix_load = self.pool.begin_load(sequence.token_ids, sequence.request.cache_scope)
+        return sequence.prefix_load is None or sequence.prefix_load.done
+
     def record_admission(self, sequence: Sequence) -> None:
         """Count the first admission of a sequence and its prefix cache hit."""
         sequence.stopwatch.mark_scheduled()
@@ -227,6 +237,9 @@ class Scheduler:
         self.prefix_hits += sequence.computed > 0
         self.prompt_tokens += sequence.prompt_len
         self.cached_tokens += sequence.computed
+        self.disk_tokens += sequence.disk_tokens
+        if sequence.state:
+            self.host_tokens += sequence.state.restored_blocks * self.pool.block_size
 
     @property
     def streaming_tokens(self) -> int:
@@ -274,6 +287,7 @@ class Scheduler:
     def preempt(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence and requeue it ahead of the sequences that were never admitted."""
         self.free_state(sequence)
+        sequence.prefix_load = None
         self.remaining_budget += self.scheduled.pop(sequence, 0)
         self.running.remove(sequence)
         self.add(sequence)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from localllm.metrics import Stopwatch
 from localllm.request import Request
+from localllm.runtime.kv_cache.lower_tier import PrefixLoad
 from localllm.runtime.kv_cache.sequence_state import SequenceState
 from localllm.runtime.sampler import Constraint, SamplingSpec
 
@@ -33,6 +34,7 @@ class Sequence:
     token_slot: int = -1  # index of its newest token on the device
     state: SequenceState | None = None  # None: waiting
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
+    prefix_load: PrefixLoad | None = None  # from the lower tier, once it was tried
     passed_count: int = 0  # sequences that arrived later and were admitted first
     output_counts: Counter[int] = field(default_factory=Counter)
     prompt_logprobs_done: int = 0  # prompt positions whose requested log probabilities are computed
@@ -59,6 +61,19 @@ class Sequence:
     @property
     def was_admitted(self) -> bool:
         return self.cached_tokens is not None
+
+    @property
+    def disk_tokens(self) -> int:
+        """Those of the cached tokens that were loaded from the lower tier for this sequence."""
+        return min(self.prefix_load.tokens, self.cached_tokens or 0) if self.prefix_load else 0
+
+    @property
+    def measured_prefill(self) -> tuple[int, float]:
+        """Computed tokens of the prompt, and the seconds that they took; (0, 0.0) if unknown."""
+        watch = self.stopwatch
+        if watch.scheduled is None or not watch.token_times:
+            return 0, 0.0
+        return self.prompt_len - (self.cached_tokens or 0), watch.token_times[0] - watch.scheduled
 
     @property
     def max_drafts(self) -> int:

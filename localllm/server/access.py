@@ -52,6 +52,9 @@ class AccessPolicy:
 
     tls: ssl.SSLContext | None = None
 
+    shares_cache: bool = False
+    """Whether requests with different keys share cached prefixes: the speed of an answer then reveals prompts."""
+
     @property
     def scheme(self) -> str:
         return "https" if self.tls else "http"
@@ -108,15 +111,18 @@ class AccessPolicy:
             raise OriginRefused("web pages of other sites have no access", "use a program instead of a web page")
         return None
 
-    def check_key(self, headers: Headers) -> None:
-        """Raise MissingKey unless a key is valid. Takes the same time however much of a key is right."""
+    def check_key(self, headers: Headers) -> str:
+        """Return the scope of the key's cached prefixes, "" for the one that all share. Raises MissingKey unless a
+        key is valid. Takes the same time however much of a key is right."""
         if not self.keys:
-            return
+            return ""
         sent = [*header_values(headers, b"x-api-key"), *map(_bearer, header_values(headers, b"authorization"))]
         # Every pair is compared, and by digest, so that timing reveals nothing about the keys.
-        matches = [hmac.compare_digest(key_digest(each), key) for each in sent for key in sorted(self.keys)]
+        keys = sorted(self.keys)
+        matches = [hmac.compare_digest(key_digest(each), key) for each in sent for key in keys]
         if not any(matches):
             raise MissingKey("the API key is wrong" if any(sent) else "this server requires an API key")
+        return "" if self.shares_cache else cache_scope(keys[matches.index(True) % len(keys)])
 
 
 def is_private_name(host: str, client: str) -> bool:
@@ -144,6 +150,11 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
+def cache_scope(digest: bytes) -> str:
+    """Return the scope of a key's cached prefixes, which does not identify the key. digest: of the key"""
+    return hashlib.sha256(b"cache scope" + digest).hexdigest()[:32]
+
+
 def make_access_policy(
     host: str,
     keys: Sequence[str] = (),
@@ -152,11 +163,13 @@ def make_access_policy(
     *,
     tls: ssl.SSLContext | None = None,
     insecure: bool = False,
+    shares_cache: bool = False,
 ) -> AccessPolicy:
     """Make a policy from the flags of `serve`.
 
-    host: address to listen on; insecure: accept other machines without a key. Raises UsageError if the flags would
-    admit other machines or any web page without a key, and for a malformed key, host name or origin.
+    host: address to listen on; insecure: accept other machines without a key; shares_cache: see AccessPolicy.
+    Raises UsageError if the flags would admit other machines or any web page without a key, and for a malformed
+    key, host name or origin.
     """
     is_exposed = not parse_ip_address(host).is_loopback
     for key in keys:
@@ -174,7 +187,7 @@ def make_access_policy(
         message = f"{host} can be reached from other machines, and no API key is required"
         raise UsageError(message, "add --api-key-file FILE, or --insecure to accept everybody")
     return AccessPolicy(
-        frozenset(map(key_digest, keys)), frozenset(host_names), frozenset(origins), is_exposed, tls
+        frozenset(map(key_digest, keys)), frozenset(host_names), frozenset(origins), is_exposed, tls, shares_cache
     )
 
 

@@ -18,6 +18,7 @@ from localllm.api.anthropic import responses as anthropic
 from localllm.api.openai.responses import error_object
 from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, PromptRefused, UsageError
 from localllm.protocol.events import error_to_json
+from localllm.request import CACHE_SCOPE
 from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values
 from localllm.server.request_stats import current_request_stats
 
@@ -130,7 +131,7 @@ class Guard:
                 return preflight_response(headers)  # browsers send no key with a preflight
         body.check_framing()
         try:
-            self.access.check_key(headers)
+            CACHE_SCOPE.set(self.access.check_key(headers))
         except MissingKey:
             if not (reading and PUBLIC_PATHS.fullmatch(scope["path"])):
                 raise

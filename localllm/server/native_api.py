@@ -34,6 +34,8 @@ ENGINE_COUNTS = (
     "steps",
     "prompt_tokens",
     "cached_tokens",
+    "host_tokens",
+    "disk_tokens",
     "lookups",
     "hits",
     "output_tokens",

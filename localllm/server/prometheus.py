@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, disable_cre
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from localllm.llm.llm import LLM
 from localllm.metrics import Metrics
 from localllm.server.lease import LoadedModel
 from localllm.server.models import ModelPool
@@ -175,3 +176,18 @@ def counter_samples(loaded: LoadedModel) -> Iterator[Sample]:
     stats = loaded.llm.stats()
     yield "kv_blocks_evicted", "Evicted KV cache blocks.", stats.evicted_blocks
     yield "preemptions", "Preempted requests.", stats.preemptions
+    device_tokens = stats.cached_tokens - stats.host_tokens - stats.disk_tokens
+    yield "prefix_lookup_tokens", "Prompt tokens looked up in the prefix cache.", stats.prompt_tokens
+    yield "prefix_device_tokens", "Prompt tokens found on the device.", device_tokens
+    yield "prefix_host_tokens", "Prompt tokens found in the host tier.", stats.host_tokens
+    yield "prefix_disk_tokens", "Prompt tokens loaded from the disk tier.", stats.disk_tokens
+    block_bytes = loaded.llm.memory.block_bytes if isinstance(loaded.llm, LLM) else 0
+    yield "kv_offloaded_bytes", "Bytes moved to the host tier.", stats.offloaded_blocks * block_bytes
+    yield "kv_restored_bytes", "Bytes copied back from the host tier.", stats.restored_blocks * block_bytes
+    if disk := stats.disk:
+        yield "kv_disk_written_bytes", "Bytes written to the disk tier.", disk.written_bytes
+        yield "kv_disk_write_seconds", "Time of writing, in a thread.", disk.write_s
+        yield "kv_disk_read_bytes", "Bytes read from the disk tier.", disk.read_bytes
+        yield "kv_disk_read_seconds", "Time of reading, in a thread.", disk.read_s
+        yield "kv_disk_skipped_segments", "Segments that a slow disk left unwritten.", disk.skipped_segments
+        yield "kv_disk_slower_loads", "Stored prefixes that were faster to compute.", disk.slower_loads

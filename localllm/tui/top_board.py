@@ -190,7 +190,16 @@ def cache_lines(model: ModelSnapshot) -> list[str]:
     ):
         if count := model.counts[total]:
             lines.append(f"{name:<8}{model.counts[part] / count:.0%} of {count:,} {description}")
+            if name == "cache" and (tiers := tier_shares(model)):
+                lines[-1] += f" ({tiers})"
     return lines
+
+
+def tier_shares(model: ModelSnapshot) -> str:
+    """Return the shares of prompt tokens that came from the lower tiers of the cache; "" if none did."""
+    total = model.counts["prompt_tokens"]
+    shares = (("host", model.counts.get("host_tokens", 0)), ("disk", model.counts.get("disk_tokens", 0)))
+    return ", ".join(f"{tokens / total:.0%} from {tier}" for tier, tokens in shares if tokens)
 
 
 def slot_lines(slots: Sequence[Slot], max_rows: int) -> list[str]:

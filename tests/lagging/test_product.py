@@ -99,3 +99,24 @@ def test_everything_gives_the_results_of_the_cpu(
     use_references(monkeypatch)
     with LaggingDevice(timing), loaded(model, "cuda", tmp_path, dtype="float32", **options) as llm:
         assert use_everything(llm) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("timing", [None, 0])
+def test_prompts_on_the_disk_give_the_answers_of_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, timing: int | None
+) -> None:
+    """Blocks are copied to the host while the device lags, and back into blocks that it may still be writing."""
+    prompts = [f"{word} upon a time there was a little fox in the wood. " * 8 for word in ("Once", "Twice")]
+
+    def answers(llm: LLM) -> list[list[int]]:
+        return [list(llm.generate(prompt, GREEDY).token_ids) for prompt in prompts]
+
+    with loaded("demo", "cpu", tmp_path, dtype="float32") as llm:
+        expected = answers(llm)
+    use_references(monkeypatch)
+    for disk_tokens in (0, 100):
+        options = {"dtype": "float32", "cache_dir": tmp_path / "cache"}
+        with LaggingDevice(timing), loaded("demo", "cuda", tmp_path, **options) as llm:
+            assert answers(llm) == expected
+            assert llm.stats().disk_tokens >= disk_tokens

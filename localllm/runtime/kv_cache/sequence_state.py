@@ -12,6 +12,7 @@ from collections.abc import Sequence as ListLike
 from typing import NamedTuple
 
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE, BlockAllocator, OutOfBlocks
+from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, CachedPrefix, LowerTier, PrefixLoad
 from localllm.runtime.kv_cache.tiers import CopyRun, TieredBlockAllocator, merge_copies
 
 __all__ = ["NO_COPIES", "BlockPool", "CacheCopies", "OutOfBlocks", "SequenceState", "Snapshot"]
@@ -46,6 +47,11 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         self.last_serial = 0
         self.evicted_count = 0  # evictions so far
         self.serial_of: dict[tuple[int, ...], int] = {}  # of cached blocks, by their keys
+        self.roots = {"": 0}  # serial of the empty prefix, by scope
+        self.lower: LowerTier | None = None
+        # For the lower tier, by serial: cached prefixes, and the serials of the blocks that follow.
+        self.prefixes: dict[int, CachedPrefix] = {}
+        self.successors: dict[int, dict[int, None]] = {}
 
     def allocate(self, after: int | None = None) -> int:
         """Allocate the block behind `after` if it is free and not cached, otherwise the least recently used block.
@@ -56,12 +62,22 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
             return self.allocate_block(after + 1)
         return super().allocate()
 
-    def cache_block(self, block: int, parent_serial: int, tokens: ListLike[int]) -> int:
-        """Add a full block to the prefix index, and return the serial that its successor uses as parent."""
-        key = (parent_serial, *tokens)
+    def root_of(self, scope: str) -> int:
+        """Return the serial of the empty prefix in a scope. Sequences of different scopes share no blocks."""
+        return self.roots.setdefault(scope, -len(self.roots))
+
+    def cache_block(
+        self, block: int, parent_serial: int, token_ids: ListLike[int], length: int, scope: str = ""
+    ) -> int:
+        """Add a full block, which ends `token_ids[:length]`, to the prefix index. Returns the serial that its
+        successor uses as parent."""
+        key = (parent_serial, *token_ids[length - self.block_size : length])
         if key not in self.cached:
             self.last_serial += 1
             self.serial_of[key] = self.last_serial
+            if self.lower:
+                self.prefixes[self.last_serial] = CachedPrefix(key, token_ids, length, scope)
+                self.successors.setdefault(parent_serial, {})[self.last_serial] = None
         self.add_to_index(block, key)
         return self.serial_of[key]
 
@@ -69,23 +85,41 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         self.evicted_count += block in self.key_of
         super().evict(block)
 
+    def drop(self, block: int) -> None:
+        if self.lower and (key := self.key_of.get(block)) is not None:
+            self.lower.before_drop(self.serial_of[key])
+        super().drop(block)
+
     def remove_from_index(self, block: int) -> None:
         key = self.key_of.get(block)
         super().remove_from_index(block)
-        if key is not None and (serial := self.serial_of.pop(key)) in self.state_slots.cached:
+        if key is None:
+            return
+        serial = self.serial_of.pop(key)
+        if serial in self.state_slots.cached:
             self.state_slots.remove_from_index(self.state_slots.cached[serial])
+        if self.prefixes.pop(serial, None):
+            followers = self.successors[key[0]]
+            del followers[serial]
+            if not followers:
+                del self.successors[key[0]]
+
+    def begin_load(self, token_ids: ListLike[int], scope: str) -> PrefixLoad:
+        """Begin to load a prefix of these tokens from the lower tier, if there is one. It is part of the prefix
+        cache when the load is done."""
+        return self.lower.begin_load(token_ids, scope) if self.lower else NOTHING_TO_LOAD
 
     def reset_prefix_cache(self) -> None:
         super().reset_prefix_cache()
         self.state_slots.reset_prefix_cache()
 
-    def find_longest_prefix(self, token_ids: ListLike[int]) -> tuple[list[int], list[int]]:
+    def find_longest_prefix(self, token_ids: ListLike[int], scope: str = "") -> tuple[list[int], list[int]]:
         """Return the cached blocks that hold a prefix of these tokens, and their serials.
 
         The prefix is limited by the blocks that can be shared (`share_on_device`), and with recurrent layers by
         the last saved state. The last token is never taken from the cache: it must be computed to give logits.
         """
-        blocks, serials, parent, end, free_blocks = [], [], 0, 0, self.free_count
+        blocks, serials, parent, end, free_blocks = [], [], self.root_of(scope), 0, self.free_count
         for start in range(0, len(token_ids) - self.block_size, self.block_size):
             key = (parent, *token_ids[start : start + self.block_size])
             block = self.cached.get(key)
@@ -109,6 +143,8 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         self.state_slots.check_invariants()
         assert self.serial_of.keys() == self.cached.keys()
         assert set(self.state_slots.cached) <= set(self.serial_of.values())
+        assert self.prefixes.keys() <= set(self.serial_of.values())
+        assert sorted(s for each in self.successors.values() for s in each) == sorted(self.prefixes)
 
     def check_all_free(self) -> None:
         """Assert that nothing is in use."""
@@ -133,11 +169,13 @@ class SequenceState:
     first.
     """
 
-    def __init__(self, pool: BlockPool, token_ids: ListLike[int] = ()):
-        """Start with the longest prefix of `token_ids` in the prefix cache."""
+    def __init__(self, pool: BlockPool, token_ids: ListLike[int] = (), scope: str = ""):
+        """Start with the longest prefix of `token_ids` in the prefix cache. scope: see `BlockPool.root_of`"""
         self.pool = pool
-        shared, self.block_serials = pool.find_longest_prefix(token_ids)
+        self.scope = scope
+        shared, self.block_serials = pool.find_longest_prefix(token_ids, scope)
         self.block_table = pool.share_on_device(shared)
+        self.restored_blocks = sum(block >= pool.count for block in shared)
         self.length = len(self.block_table) * pool.block_size
         # Holds the recurrent state at `length`; None: there is none, or it is zero.
         self.state_slot: int | None = None
@@ -238,9 +276,10 @@ class SequenceState:
         """Add this sequence's full blocks to the prefix index. token_ids: all its tokens."""
         size, known_len = self.pool.block_size, min(self.length, len(token_ids))
         for index in range(len(self.block_serials), known_len // size):
-            parent = self.block_serials[-1] if self.block_serials else 0
-            tokens = token_ids[index * size : (index + 1) * size]
-            self.block_serials.append(self.pool.cache_block(self.block_table[index], parent, tokens))
+            parent = self.block_serials[-1] if self.block_serials else self.pool.root_of(self.scope)
+            self.block_serials.append(
+                self.pool.cache_block(self.block_table[index], parent, token_ids, (index + 1) * size, self.scope)
+            )
         for save in self.state_saves:
             if save.length <= known_len:
                 self.cache_saved_state(save)
@@ -269,7 +308,7 @@ class SequenceState:
 
     def fork(self) -> "SequenceState":
         """Return a second sequence that shares all tokens so far."""
-        copy = SequenceState(self.pool)
+        copy = SequenceState(self.pool, scope=self.scope)
         used_blocks = -(-self.length // self.pool.block_size)  # excludes blocks left over by a failed extend
         copy.block_table = [self.pool.share(block) for block in self.block_table[:used_blocks]]
         copy.block_serials = list(self.block_serials)

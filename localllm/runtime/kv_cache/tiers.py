@@ -21,15 +21,21 @@ class TieredBlockAllocator(BlockAllocator[Key]):
         self.ref_counts += [0] * host_blocks
         # Least recently used first.
         self.host_queue = OrderedDict[int, None].fromkeys(range(count, count + host_blocks))
+        self.offloaded_count = self.restored_count = 0  # blocks moved to the host tier and back so far
 
     def evict(self, block: int) -> None:
         if not self.host_queue or block not in self.key_of:
-            self.remove_from_index(block)
+            self.drop(block)
             return
         host_block = next(iter(self.host_queue))
-        self.remove_from_index(host_block)
+        self.drop(host_block)
         self.pending_copies.append((block, host_block))
+        self.offloaded_count += 1
         self.move_key(block, host_block)
+
+    def drop(self, block: int) -> None:
+        """Remove a block from the prefix index whose content goes to no tier of this allocator."""
+        self.remove_from_index(block)
 
     def share_on_device(self, blocks: ListLike[int]) -> list[int]:
         """Share cached blocks, copying those in the host tier back to the device. Returns their device block ids.
@@ -46,6 +52,7 @@ class TieredBlockAllocator(BlockAllocator[Key]):
     def copy_from_host(self, host_block: int) -> int:
         block = self.allocate()
         self.pending_copies.append((host_block, block))
+        self.restored_count += 1
         self.host_queue[host_block] = None
         self.move_key(host_block, block)
         return block

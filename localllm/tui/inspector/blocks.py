@@ -71,6 +71,8 @@ class Blocks(LineWidget, can_focus=True):
         """Return the use of the pool by all requests, and its cached blocks."""
         used = stats.used_blocks / stats.blocks if stats.blocks else 0.0
         counts = f" {stats.used_blocks:,} of {stats.blocks:,} blocks in use, {stats.cached_blocks:,} cached"
+        for tier, tokens in (("host memory", stats.host_tokens), ("disk", stats.disk_tokens)):
+            counts += f", {tokens:,} tokens from {tier}" if tokens else ""
         return Content.assemble(
             ("pool ", DIM_STYLE), Content.styled(bar(used, 16, "░"), "$primary"), (counts, DIM_STYLE)
         )
