@@ -2,9 +2,6 @@
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (Triton code is written in Python syntax but typed differently)
-
-# pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
-# (Triton code is written in Python syntax but typed differently)
 from collections.abc import Callable, Iterator
 
 import torch
@@ -28,7 +25,7 @@ from localllm.runtime.kernels.gpu.launch import (
     wait_for_inputs,
 )
 from localllm.runtime.kernels.gpu.small_m import (
-    PADDED_X_ROWS,
+    padded_rows,
     prefetch_l2,
     reduce_splits,
     split_workspace,
@@ -165,6 +162,7 @@ def small_m_packed_kernel(
     share,
     tiles,
     BLOCK: tl.constexpr,
+    X_ROWS: tl.constexpr,
     CUT: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -175,7 +173,7 @@ def small_m_packed_kernel(
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Multiply x [M, K], M <= 16, with parts as in quant/formats/gpu_packed.py, their rows padded to ROWS.
+    """Multiply x [M, K], M <= X_ROWS, with parts as in quant/formats/gpu_packed.py, their rows padded to ROWS.
 
     Each split of a tile processes `share` chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk
     that share one; SUPER: columns of a block_scale.
@@ -186,7 +184,7 @@ def small_m_packed_kernel(
     tile = tl.program_id(0)
     i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
     i_w = tl.arange(0, WORDS)
-    i_m = tl.arange(0, PADDED_X_ROWS)
+    i_m = tl.arange(0, X_ROWS)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, chunks)
     p_row = p_q + (i_n // 16).to(tl.int64) * (chunks * 16 * WORDS) + (i_n % 16) * WORDS
@@ -208,7 +206,7 @@ def small_m_packed_kernel(
 
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
-    acc = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
+    acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
     part, scale = acc, tl.zeros((BLOCK,), tl.float32)
     if p_zero is not None and not GROUP:
         added = code_offset(byte_to_float(tl.load(p_zero + i_n)), BITS, X)[:, None]
@@ -227,7 +225,7 @@ def small_m_packed_kernel(
                 i_block = (k // SUPER) * ROWS + i_n
                 if plane % SHARED == 0:  # a group begins
                     scale = load_scale(p_scale, p_block_scale, i_group, i_block)
-                    part = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
+                    part = tl.zeros((BLOCK, X_ROWS), tl.float32)
                     if p_zero is not None:
                         added = code_offset(byte_to_float(tl.load(p_zero + i_group)), BITS, X)[:, None]
                 part = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, part)
@@ -271,9 +269,11 @@ def packed_matmul(
     _, chunks, _, words = parts["q"].shape
     planes = PLANES_PER_WORD[weight.format]
     code_dtype = "float32" if x.dtype == torch.float32 else f"int{16 // planes}"
-    tile = tile or tile_for(gpu_of(x.device), code_dtype, rows, columns, chunks)
+    gpu = gpu_of(x.device)
+    tile = tile or tile_for(gpu, code_dtype, rows, columns, chunks)
     grid = tile_grid(tile, rows, chunks)
-    partial, ticket = split_workspace(grid, tile.block_rows, x.device)
+    x_rows = padded_rows(len(x), gpu)
+    partial, ticket = split_workspace(grid, tile.block_rows, x_rows, x.device)
     y = torch.empty(len(x), rows // 2 if activation else rows, dtype=dtype or x.dtype, device=x.device)
     block_scale = parts.get("block_scale")
     launch_kernel(
@@ -302,6 +302,7 @@ def packed_matmul(
         share=grid.chunks_per_split,
         tiles=grid.tiles,
         BLOCK=tile.block_rows,
+        X_ROWS=x_rows,
         CUT=grid.splits > 1,
         BITS=16 // planes,
         WORDS=words,
