@@ -82,13 +82,42 @@ INT8_ASM = tl.constexpr(tuple(_int8(plane) for plane in range(2)))
 INT8_HALF_ASM = tl.constexpr(tuple(_int8_half(plane) for plane in range(2)))
 
 
+# `tl.load` has a layout of its own, from which numbers pass through shared memory to the threads that need them,
+# between two barriers. A load in assembly has the layout of its result: each thread loads what it needs.
+LOAD_16_BITS = tl.constexpr("ld.global.nc.b16 $0, [$1];")
+LOAD_32_BITS = tl.constexpr("ld.global.nc.b32 $0, [$1];")
+LOAD_INT8 = tl.constexpr("ld.global.nc.s8 $0, [$1];")
+LOAD_UINT8 = tl.constexpr("ld.global.nc.u8 $0, [$1];")
+
+
 @triton.jit
-def byte_to_float(b):
-    """Convert int8 or uint8 to float32: 0x4B000000 | u is 2^23 + u"""
-    if b.dtype == tl.int8:
-        return ((b.to(tl.int32) & 255) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+def load_weight_numbers(p):
+    """Load what no kernel writes, such as scales, to float32, without a barrier."""
+    STORED: tl.constexpr = p.dtype.element_ty
+    if not PTX:
+        number = tl.load(p)
+    elif tl.int8 == STORED:
+        number = tl.inline_asm_elementwise(
+            LOAD_INT8, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
+        )
+    elif tl.uint8 == STORED:
+        number = tl.inline_asm_elementwise(
+            LOAD_UINT8, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
+        )
+    elif tl.float32 == STORED:
+        number = tl.inline_asm_elementwise(
+            LOAD_32_BITS, "=f,l", [p.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
+        )
     else:
-        return (b.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+        number = tl.inline_asm_elementwise(
+            LOAD_16_BITS, "=h,l", [p.to(tl.int64)], dtype=p.dtype.element_ty, is_pure=True, pack=1
+        )
+    if tl.int8 == STORED:  # 0x4B000000 | u is 2^23 + u
+        return ((number.to(tl.int32) & 255) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
+    elif tl.uint8 == STORED:
+        return (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    else:
+        return number.to(tl.float32)
 
 
 @triton.jit
@@ -180,6 +209,7 @@ def small_m_packed_kernel(
     """
     X: tl.constexpr = p_x.dtype.element_ty
     OF: tl.constexpr = 16 // BITS  # planes
+    COLUMNS: tl.constexpr = WORDS * OF  # of a chunk
     ZERO: tl.constexpr = p_zero is not None
     tile = tl.program_id(0)
     i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
@@ -209,7 +239,7 @@ def small_m_packed_kernel(
     acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
     part, scale = acc, tl.zeros((BLOCK,), tl.float32)
     if p_zero is not None and not GROUP:
-        added = code_offset(byte_to_float(tl.load(p_zero + i_n)), BITS, X)[:, None]
+        added = code_offset(load_weight_numbers(p_zero + i_n), BITS, X)[:, None]
     else:
         added = code_offset(tl.full((BLOCK, 1), 8 if BITS == 4 and p_minimum is None else 0, tl.float32), BITS, X)
     for chunk in range(first, last):
@@ -221,13 +251,19 @@ def small_m_packed_kernel(
             if not GROUP:
                 acc = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, acc)
             else:
-                i_group = (k // GROUP).to(tl.int64) * ROWS + i_n
-                i_block = (k // SUPER) * ROWS + i_n
+                # Where chunks are whole groups, no division is left in the loop.
+                if COLUMNS % GROUP == 0:
+                    i_group = chunk * (COLUMNS // GROUP) + plane * WORDS // GROUP
+                else:
+                    i_group = k // GROUP
+                i_block = chunk // (SUPER // COLUMNS) if SUPER % COLUMNS == 0 else k // SUPER
+                i_group = i_group.to(tl.int64) * ROWS + i_n
+                i_block = i_block * ROWS + i_n
                 if plane % SHARED == 0:  # a group begins
                     scale = load_scale(p_scale, p_block_scale, i_group, i_block)
                     part = tl.zeros((BLOCK, X_ROWS), tl.float32)
                     if p_zero is not None:
-                        added = code_offset(byte_to_float(tl.load(p_zero + i_group)), BITS, X)[:, None]
+                        added = code_offset(load_weight_numbers(p_zero + i_group), BITS, X)[:, None]
                 part = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, part)
                 if p_minimum is not None:
                     minimum = load_scale(p_minimum, p_block_minimum, i_group, i_block)
@@ -235,17 +271,17 @@ def small_m_packed_kernel(
                 if plane % SHARED == SHARED - 1:
                     acc += part * scale[:, None]
     if not GROUP:
-        acc *= tl.load(p_scale + i_n).to(tl.float32)[:, None]
+        acc *= load_weight_numbers(p_scale + i_n)[:, None]
     reduce_splits(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
 
 
 @triton.jit
 def load_scale(p, p_block, i, i_block):
     """Return a scale or minimum in float32: as stored, or multiplied by its block's."""
-    if p_block is None:
-        return tl.load(p + i).to(tl.float32)
-    else:
-        return byte_to_float(tl.load(p + i)) * tl.load(p_block + i_block).to(tl.float32)
+    number = load_weight_numbers(p + i)
+    if p_block is not None:
+        number *= load_weight_numbers(p_block + i_block)
+    return number
 
 
 def packed_matmul(
