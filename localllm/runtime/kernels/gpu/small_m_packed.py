@@ -166,7 +166,7 @@ def magic_float(low):
     return (low | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
 
 
-PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are prefetched before waiting for x
+PREFETCH_WORDS = tl.constexpr(256)  # of a row, 512 bytes, that are prefetched ahead of what a program reads
 
 
 @triton.jit(do_not_specialize=["M", "chunks", "share", "tiles"])
@@ -217,14 +217,15 @@ def small_m_packed_kernel(
     i_m = tl.arange(0, X_ROWS)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, chunks)
-    p_row = p_q + (i_n // 16).to(tl.int64) * (chunks * 16 * WORDS) + (i_n % 16) * WORDS
+    p_row = p_q + (i_n >> 4).to(tl.int64) * (chunks * 16 * WORDS) + (i_n & 15) * WORDS
     p_words = p_row[:, None] + i_w[None, :]
     p_columns = p_x + i_m[None, :] * K + i_w[:, None]
     m_x = (i_m < M)[None, :]
 
     # Lines of 128 bytes: each row has WORDS / 64 lines of words per chunk, and each group a few lines of scales.
-    for ahead in tl.static_range(PREFETCH_CHUNKS):
-        prefetch_l2(p_row + tl.minimum(first + ahead, chunks - 1) * (16 * WORDS))
+    AHEAD: tl.constexpr = PREFETCH_WORDS // WORDS
+    for ahead in tl.static_range(AHEAD):
+        prefetch_l2(p_row + tl.minimum(first + ahead, last - 1) * (16 * WORDS))
     if GROUP:
         i_g = tl.minimum(first * (WORDS * OF) // GROUP + tl.arange(0, 64), (chunks * WORDS * OF - 1) // GROUP)
         p_line = p_scale + i_g.to(tl.int64) * ROWS
@@ -243,6 +244,7 @@ def small_m_packed_kernel(
     else:
         added = code_offset(tl.full((BLOCK, 1), 8 if BITS == 4 and p_minimum is None else 0, tl.float32), BITS, X)
     for chunk in range(first, last):
+        prefetch_l2(p_row + tl.minimum(chunk + AHEAD, last - 1) * (16 * WORDS))
         q = tl.load(p_words + chunk * (16 * WORDS), eviction_policy="evict_first")
         for plane in tl.static_range(OF):
             k = (chunk * OF + plane) * WORDS
