@@ -24,6 +24,7 @@ from localllm.runtime.kernels.gpu.launch import (
 )
 from localllm.runtime.kernels.gpu.small_m import ticket_counters
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
+from localllm.runtime.kernels.gpu.tiles import default_tile, tile_grid
 from localllm.runtime.kernels.linear import linear
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain
@@ -169,6 +170,20 @@ def test_up_to_8_rows_take_half_the_tensor_work_of_16(form: str) -> None:
 
     assert [padded(rows, GPUS[90]) for rows in (1, 8, 9, 16)] == [8, 8, 16, 16]
     assert [padded(rows, AMD_GPUS["gfx942"]) for rows in (1, 16)] == [16, 16]
+
+
+@pytest.mark.parametrize("gpu", GPUS.values(), ids=str)
+def test_the_busiest_multiprocessor_has_little_more_work_than_others(gpu: Gpu) -> None:
+    """Tests q with k and v, o and down of 8B and 70B. 96 tiles of 16 chunks are worst on 170 processors, where
+    12 chunks are the most and 9 the mean.
+    """
+    shapes = (6144, 4096), (4096, 4096), (4096, 14_336), (10_240, 8192), (8192, 8192), (8192, 28_672)
+    for rows, columns in shapes:
+        chunks = columns // 256
+        grid = tile_grid(default_tile(gpu, "int4", rows, chunks), rows, chunks)
+        programs = -(-grid.tiles * grid.splits // gpu.multiprocessors)
+        assert programs >= 2
+        assert programs * grid.chunks_per_split <= 1.35 * rows / 64 * chunks / gpu.multiprocessors
 
 
 def test_columns_in_another_order() -> None:
