@@ -1,7 +1,7 @@
 """Selects the products for the kernels for few rows: decoding, and verification of drafts.
 
 A norm before the product is a separate kernel: if fused, every program would square, scale and round the part of x
-that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in addition to the 2.3 of INT4
+that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in addition to the 2.1 of INT4
 (estimated), while a separate one reads and writes x once, and its result is ready when the previous kernel ends.
 """
 

@@ -13,11 +13,9 @@ from localllm.arch.config import Activation
 from localllm.quant.formats.gpu_packed import planes_per_scale
 from localllm.quant.packing import PLANES_PER_WORD
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
+from localllm.runtime.kernels.gpu.chunks import accumulate_planes, first_offset, load_float
 from localllm.runtime.kernels.gpu.launch import (
-    INTERPRETED,
-    PTX,
     allow_next_kernel,
-    dot,
     gpu_of,
     launch_kernel,
     meta_packed_weight,
@@ -32,139 +30,6 @@ from localllm.runtime.kernels.gpu.small_m import (
     tile_row_ids,
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
-
-# Decodes packed codes (quant/formats/gpu_packed.py) to inputs of tensor cores without integer conversions.
-#
-# A multiprocessor has the fewest lanes for conversions. A float whose last mantissa bit stands for 1 is made of a
-# code by setting the exponent's bits: in bfloat16, 0x4300 | q is 128 + q for q below 128; in float16, 0x6400 | q
-# is 1024 + q for q below 1024. One LOP3 does it for two codes, each in one half of a register, and one fma of
-# halves subtracts the offset and the zero point: exactly, as integers up to 256 are representable in bfloat16,
-# and up to 2048 in float16.
-#
-# A signed byte b has one bit more than the mantissa of bfloat16; its highest bit falls on the lowest of the
-# exponent: (0x4300 | b & 127) - (0x4300 | b & 128) is 128 + (b & 127) less 128 or 256, which is b.
-#
-# Two 4-bit codes cost a shift (except for plane 0), a LOP3 and an HFMA2; two 8-bit codes one more LOP3 in
-# bfloat16. Without assembly, as in the interpreter and for float32, the same values are computed one by one.
-
-INT4_BIAS, INT4_HALF_BIAS, INT8_HALF_BIAS = tl.constexpr(128), tl.constexpr(1024), tl.constexpr(1152)
-
-
-def _int4(plane: int, kind: str, one: str, magic: str) -> str:
-    """PTX: $0 = the floats of two words $1, plus $2"""
-    return (
-        f"{{ .reg .b32 t; shr.u32 t, $1, {4 * plane}; lop3.b32 t, t, 0x000F000F, {magic}, 0xEA;"
-        f" .reg .b32 one; mov.b32 one, {one}; fma.rn.{kind} $0, t, one, $2; }}"
-    )
-
-
-def _int8(plane: int) -> str:
-    """PTX: $0 = the floats of two words $1, plus $2, in bfloat16"""
-    return (
-        f"{{ .reg .b32 t, c, one; mov.b32 one, 0x3F803F80; shr.u32 t, $1, {8 * plane};"
-        " lop3.b32 c, t, 0x00800080, 0xC300C300, 0xEA; lop3.b32 t, t, 0x007F007F, 0x43004300, 0xEA;"
-        " fma.rn.bf16x2 $0, t, one, c; }"
-    )
-
-
-def _int8_half(plane: int) -> str:
-    """PTX: $0 = 1152 + two words $1, plus $2, in float16; an exclusive or flips the highest bit of a byte"""
-    return (
-        f"{{ .reg .b32 t, one; mov.b32 one, 0x3C003C00; shr.u32 t, $1, {8 * plane};"
-        " lop3.b32 t, t, 0x00FF00FF, 0x64806480, 0x6A; fma.rn.f16x2 $0, t, one, $2; }"
-    )
-
-
-ADD_ASM = tl.constexpr("{ .reg .b32 one; mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, $1, one, $2; }")
-INT4_ASM = tl.constexpr(tuple(_int4(plane, "bf16x2", "0x3F803F80", "0x43004300") for plane in range(4)))
-INT4_HALF_ASM = tl.constexpr(tuple(_int4(plane, "f16x2", "0x3C003C00", "0x64006400") for plane in range(4)))
-INT8_ASM = tl.constexpr(tuple(_int8(plane) for plane in range(2)))
-INT8_HALF_ASM = tl.constexpr(tuple(_int8_half(plane) for plane in range(2)))
-
-
-# `tl.load` has a layout of its own, from which numbers pass through shared memory to the threads that need them,
-# between two barriers. A load in assembly has the layout of its result: each thread loads what it needs.
-LOAD_16_BITS = tl.constexpr("ld.global.nc.b16 $0, [$1];")
-LOAD_32_BITS = tl.constexpr("ld.global.nc.b32 $0, [$1];")
-LOAD_INT8 = tl.constexpr("ld.global.nc.s8 $0, [$1];")
-LOAD_UINT8 = tl.constexpr("ld.global.nc.u8 $0, [$1];")
-
-
-@triton.jit
-def load_weight_numbers(p):
-    """Load what no kernel writes, such as scales, to float32, without a barrier."""
-    STORED: tl.constexpr = p.dtype.element_ty
-    if not PTX:
-        number = tl.load(p)
-    elif tl.int8 == STORED:
-        number = tl.inline_asm_elementwise(
-            LOAD_INT8, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
-        )
-    elif tl.uint8 == STORED:
-        number = tl.inline_asm_elementwise(
-            LOAD_UINT8, "=r,l", [p.to(tl.int64)], dtype=tl.int32, is_pure=True, pack=1
-        )
-    elif tl.float32 == STORED:
-        number = tl.inline_asm_elementwise(
-            LOAD_32_BITS, "=f,l", [p.to(tl.int64)], dtype=tl.float32, is_pure=True, pack=1
-        )
-    else:
-        number = tl.inline_asm_elementwise(
-            LOAD_16_BITS, "=h,l", [p.to(tl.int64)], dtype=p.dtype.element_ty, is_pure=True, pack=1
-        )
-    if tl.int8 == STORED:  # 0x4B000000 | u is 2^23 + u
-        return ((number.to(tl.int32) & 255) ^ 0x4B000080).to(tl.float32, bitcast=True) - 8388736.0
-    elif tl.uint8 == STORED:
-        return (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
-    else:
-        return number.to(tl.float32)
-
-
-@triton.jit
-def code_offset(zero, BITS: tl.constexpr, X: tl.constexpr):
-    """Return the offset that `decode_plane` adds, from zero points in float32. X: dtype of x"""
-    if tl.float32 == X or not PTX:
-        return -zero - (INT4_BIAS if BITS == 4 else 0)
-    elif tl.float16 == X:
-        return (-zero - (INT4_HALF_BIAS if BITS == 4 else INT8_HALF_BIAS)).to(X)
-    else:
-        return (-zero - (INT4_BIAS if BITS == 4 else 0)).to(X)
-
-
-@triton.jit
-def decode_plane(q, added, PLANE: tl.constexpr, BITS: tl.constexpr, ZERO: tl.constexpr, X: tl.constexpr):
-    """Decode one plane of int16 words: code - zero in X, or in float32 under the interpreter.
-
-    added: from `code_offset`, broadcastable; ZERO: whether there are zero points
-    """
-    if tl.float32 == X or not PTX:
-        if BITS == 4:
-            decoded = magic_float(q >> (4 * PLANE) & 15) + added
-        else:
-            decoded = (magic_float(q >> (8 * PLANE) & 127) - magic_float(q >> (8 * PLANE) & 128)) + added
-        if not INTERPRETED:
-            decoded = decoded.to(X)
-    elif tl.float16 == X:
-        HALF: tl.constexpr = INT4_HALF_ASM[PLANE] if BITS == 4 else INT8_HALF_ASM[PLANE]
-        decoded = tl.inline_asm_elementwise(HALF, "=r,r,r", [q, added], dtype=tl.float16, is_pure=True, pack=2)
-    elif BITS == 4:
-        FOUR: tl.constexpr = INT4_ASM[PLANE]
-        decoded = tl.inline_asm_elementwise(FOUR, "=r,r,r", [q, added], dtype=tl.bfloat16, is_pure=True, pack=2)
-    else:
-        EIGHT: tl.constexpr = INT8_ASM[PLANE]
-        decoded = tl.inline_asm_elementwise(EIGHT, "=r,r", [q], dtype=tl.bfloat16, is_pure=True, pack=2)
-        if ZERO:
-            decoded = tl.inline_asm_elementwise(
-                ADD_ASM, "=r,r,r", [decoded, added], dtype=tl.bfloat16, is_pure=True, pack=2
-            )
-    return decoded
-
-
-@triton.jit
-def magic_float(low):
-    """Convert int16 to float32: 128 + low, or 256 for 128"""
-    return (low | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True).to(tl.float32)
-
 
 PREFETCH_WORDS = tl.constexpr(256)  # of a row, 512 bytes, that are prefetched ahead of what a program reads
 
@@ -207,10 +72,8 @@ def small_m_packed_kernel(
     Each split of a tile processes `share` chunks. GROUP: columns of a scale, 0: all; SHARED: planes of a chunk
     that share one; SUPER: columns of a block_scale.
     """
-    X: tl.constexpr = p_x.dtype.element_ty
     OF: tl.constexpr = 16 // BITS  # planes
-    COLUMNS: tl.constexpr = WORDS * OF  # of a chunk
-    ZERO: tl.constexpr = p_zero is not None
+    KIND: tl.constexpr = "int4" if BITS == 4 else "int8"
     tile = tl.program_id(0)
     i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
     i_w = tl.arange(0, WORDS)
@@ -218,7 +81,6 @@ def small_m_packed_kernel(
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, chunks)
     p_row = p_q + (i_n >> 4).to(tl.int64) * (chunks * 16 * WORDS) + (i_n & 15) * WORDS
-    p_words = p_row[:, None] + i_w[None, :]
     p_columns = p_x + i_m[None, :] * K + i_w[:, None]
     m_x = (i_m < M)[None, :]
 
@@ -238,52 +100,17 @@ def small_m_packed_kernel(
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
     acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
-    part, scale = acc, tl.zeros((BLOCK,), tl.float32)
-    if p_zero is not None and not GROUP:
-        added = code_offset(load_weight_numbers(p_zero + i_n), BITS, X)[:, None]
-    else:
-        added = code_offset(tl.full((BLOCK, 1), 8 if BITS == 4 and p_minimum is None else 0, tl.float32), BITS, X)
+    added = first_offset(p_zero, p_minimum, i_n, KIND, GROUP, p_x.dtype.element_ty)
+    p_words = p_row[:, None] + i_w[None, :]
     for chunk in range(first, last):
         prefetch_l2(p_row + tl.minimum(chunk + AHEAD, last - 1) * (16 * WORDS))
-        q = tl.load(p_words + chunk * (16 * WORDS), eviction_policy="evict_first")
-        for plane in tl.static_range(OF):
-            k = (chunk * OF + plane) * WORDS
-            m_k = m_x if WHOLE_CHUNKS else m_x & (k + i_w < K)[:, None]
-            x = tl.load(p_columns + k, mask=m_k, other=0.0)
-            if not GROUP:
-                acc = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, acc)
-            else:
-                # Where chunks are whole groups, no division is left in the loop.
-                if COLUMNS % GROUP == 0:
-                    i_group = chunk * (COLUMNS // GROUP) + plane * WORDS // GROUP
-                else:
-                    i_group = k // GROUP
-                i_block = chunk // (SUPER // COLUMNS) if SUPER % COLUMNS == 0 else k // SUPER
-                i_group = i_group.to(tl.int64) * ROWS + i_n
-                i_block = i_block * ROWS + i_n
-                if plane % SHARED == 0:  # a group begins
-                    scale = load_scale(p_scale, p_block_scale, i_group, i_block)
-                    part = tl.zeros((BLOCK, X_ROWS), tl.float32)
-                    if p_zero is not None:
-                        added = code_offset(load_weight_numbers(p_zero + i_group), BITS, X)[:, None]
-                part = dot(decode_plane(q, added, plane, BITS, ZERO, X), x, part)
-                if p_minimum is not None:
-                    minimum = load_scale(p_minimum, p_block_minimum, i_group, i_block)
-                    acc -= minimum[:, None] * tl.sum(x.to(tl.float32), 0)[None, :]
-                if plane % SHARED == SHARED - 1:
-                    acc += part * scale[:, None]
+        acc = accumulate_planes(
+            acc, p_words, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, ROWS, i_n, added, chunk,
+            p_columns, m_x, K, KIND, WORDS, GROUP, SUPER, SHARED, WHOLE_CHUNKS,
+        )  # fmt: skip
     if not GROUP:
-        acc *= load_weight_numbers(p_scale + i_n)[:, None]
+        acc *= load_float(p_scale + i_n)[:, None]
     reduce_splits(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
-
-
-@triton.jit
-def load_scale(p, p_block, i, i_block):
-    """Return a scale or minimum in float32: as stored, or multiplied by its block's."""
-    number = load_weight_numbers(p + i)
-    if p_block is not None:
-        number *= load_weight_numbers(p_block + i_block)
-    return number
 
 
 def packed_matmul(
@@ -344,7 +171,7 @@ def packed_matmul(
         CUT=grid.splits > 1,
         BITS=16 // planes,
         WORDS=words,
-        GROUP=weight.group or 0,
+        GROUP=weight.group or (chunks * words * planes if "minimum" in parts else 0),
         SHARED=planes_per_scale(weight),
         SUPER=1 if block_scale is None else columns // len(block_scale),
         WHOLE_CHUNKS=columns % (words * planes) == 0,
