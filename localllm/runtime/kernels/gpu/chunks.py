@@ -133,6 +133,12 @@ def _float(bits: int, mantissa: int, plane: int, *, half: bool) -> str:
     )
 
 
+def _multiply(kind: str) -> str:
+    """PTX: $0 = two products of $1 and $2; less 0, as sm_80 has no product of bfloat16"""
+    return f"{{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.{kind} $0, $1, $2, z; }}"
+
+
+MULTIPLY_ASM, MULTIPLY_HALF_ASM = tl.constexpr(_multiply("bf16x2")), tl.constexpr(_multiply("f16x2"))
 ADD_ASM = tl.constexpr("{ .reg .b32 one; mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, $1, one, $2; }")
 INT4_ASM = tl.constexpr(tuple(_int4(plane, "bf16x2", "0x3F803F80", "0x43004300") for plane in range(4)))
 INT4_HALF_ASM = tl.constexpr(tuple(_int4(plane, "f16x2", "0x3C003C00", "0x64006400") for plane in range(4)))
@@ -392,10 +398,23 @@ def load_group_scale(
 
 @triton.jit
 def load_words(p_q, b_row, m_row, chunk, chunks, W: tl.constexpr):
-    """Load the words of a chunk, [rows, W] int32."""
+    """Load the words of a chunk, [rows, W] int16."""
     at = ((b_row >> 4) * chunks + chunk) * (16 * W) + (b_row & 15) * W
-    words = tl.load(p_q + at[:, None] + tl.arange(0, W)[None, :], mask=m_row[:, None], other=0)
-    return words.to(tl.int32)
+    return tl.load(p_q + at[:, None] + tl.arange(0, W)[None, :], mask=m_row[:, None], other=0)
+
+
+@triton.jit
+def multiply_halves(a, b, X: tl.constexpr):
+    """a * b in float16 or bfloat16, with one rounding; b broadcastable"""
+    if tl.float16 == X:
+        product = tl.inline_asm_elementwise(
+            MULTIPLY_HALF_ASM, "=r,r,r", [a, b], dtype=tl.float16, is_pure=True, pack=2
+        )
+    else:
+        product = tl.inline_asm_elementwise(
+            MULTIPLY_ASM, "=r,r,r", [a, b], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    return product
 
 
 @triton.jit
@@ -417,25 +436,42 @@ def dequantize_plane(
     BLOCK: tl.constexpr,
     SHARE: tl.constexpr,
     SCALED: tl.constexpr,
+    X: tl.constexpr,
 ):
-    """Decode one plane of a chunk's words to float32 [rows, W], with or without scales.
+    """Decode one plane of a chunk's words to X [rows, W], with or without scales, rounding once.
 
     Planes that share scales load them from one address, which the compiler recognizes and does once.
     """
     PLANES: tl.constexpr = 4 if KIND == "int4" or KIND == "e2m1" else 2
-    w = decode_codes(words, PLANE, KIND)
     column = (chunk * PLANES + PLANE // SHARE * SHARE) * W
-    if p_zero is not None:
-        zero = tl.load(p_zero + (column // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
-        w -= zero.to(tl.float32)[:, None]
-    elif KIND == "int4" and p_minimum is None:
-        w -= 8.0
-    if SCALED:
-        w *= load_group_scale(p_scale, p_block_scale, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[:, None]
-    if p_minimum is not None:
-        w -= load_group_scale(p_minimum, p_block_minimum, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[
-            :, None
-        ]
+    # Codes are exact in 16 bits, and scales in X: an fma of halves rounds as often as float32 and a conversion.
+    EXACT: tl.constexpr = p_scale.dtype.element_ty == X or (KIND == "e2m1" and tl.bfloat16 == X) or not SCALED
+    IN_HALVES: tl.constexpr = PTX and (tl.bfloat16 == X or tl.float16 == X)
+    if IN_HALVES and EXACT and p_minimum is None and p_block_scale is None:
+        zero = tl.full(b_row.shape, 8.0 if KIND == "int4" else 0.0, tl.float32)
+        if p_zero is not None:
+            i_zero = (column // GROUP if GROUP else 0) * stored + b_row
+            zero = tl.load(p_zero + i_zero, mask=m_row, other=0).to(tl.float32)
+        w = decode_plane(words, code_offset(zero[:, None], KIND, X), PLANE, KIND, p_zero is not None, X)
+        if SCALED:
+            scale = load_group_scale(p_scale, None, column, b_row, m_row, stored, KIND, GROUP, BLOCK)
+            w = multiply_halves(w, scale.to(X)[:, None], X)
+    else:
+        w = decode_codes(words.to(tl.int32), PLANE, KIND)
+        if p_zero is not None:
+            zero = tl.load(p_zero + (column // GROUP if GROUP else 0) * stored + b_row, mask=m_row, other=0)
+            w -= zero.to(tl.float32)[:, None]
+        elif KIND == "int4" and p_minimum is None:
+            w -= 8.0
+        if SCALED:
+            w *= load_group_scale(p_scale, p_block_scale, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[
+                :, None
+            ]
+        if p_minimum is not None:
+            w -= load_group_scale(p_minimum, p_block_minimum, column, b_row, m_row, stored, KIND, GROUP, BLOCK)[
+                :, None
+            ]
+        w = w.to(X)
     return w
 
 
@@ -480,11 +516,11 @@ def accumulate_chunk(
         for plane in tl.static_range(4 if KIND == "int4" or KIND == "e2m1" else 2):
             w = dequantize_plane(
                 words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row,
-                m_row, KIND, W, GROUP, BLOCK, SHARE, not LAST,
+                m_row, KIND, W, GROUP, BLOCK, SHARE, not LAST, X,
             )  # fmt: skip
             column = (chunk * (4 if KIND == "int4" or KIND == "e2m1" else 2) + plane) * W + b_word
             x = tl.load(p_x[None, :] + column[:, None], mask=m_x[None, :] & (column < K)[:, None], other=0)
-            acc = dot(w.to(X), x, acc)
+            acc = dot(w, x, acc)
     return acc
 
 
