@@ -258,7 +258,7 @@ def work_of(launch: RecordedLaunch, context: int) -> Work:
     if name == "grouped_matmul_kernel":
         share = min(1.0, a["p_chosen"].numel() / a["experts"])
         rows = a["rows_each"] * a["experts"]
-        return Work(programs, a["chunks"], int(nbytes * share), int(rows * a["K"] * share))
+        return Work(programs, a["chunks"] // a["UNROLLED"], int(nbytes * share), int(rows * a["K"] * share))
     if name in ("small_m_packed_kernel", "small_m_dense_kernel"):
         return Work(programs, a["share"], nbytes, a["N"] * a["K"])
     return Work(programs, 1, 0, 0)

@@ -55,6 +55,9 @@ MAX_UNSORTED_TOKENS = MAX_ROWS
 BLOCK_PAIRS = 64
 SUM_WARPS = 4
 MAX_WORDS = 64  # of a chunk
+# With four trips of the loop in flight, the 3 programs per multiprocessor that gpt-oss has in its second product
+# have 37 KB on their way, where an H200 needs 27. GPUs with little shared memory have less bandwidth, too.
+FEW_TOKENS_STAGES = 5
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SUM_COLUMNS = 512  # that a program sums
 
@@ -315,11 +318,14 @@ def grouped_matmul(
     rows, warps = choose_tile(gpu.arch, arguments["KIND"], sent is None, activation is not None)
     # Short chunks share the barriers of a trip of the loop, in which as many are unrolled as are one of 64 words.
     unrolled = max(i for i in range(1, MAX_WORDS // arguments["W"] + 1) if chunks % i == 0)
+    stages = pipeline_stages(arguments, (1 if activation is None else 2) * rows, pairs, x, 1 if sent else unrolled)
+    if not (sent or gpu.small_shared or arguments["KIND"] == "plain"):
+        stages = FEW_TOKENS_STAGES
     launch_kernel(
         grouped_matmul_kernel,
         (chosen.numel() if sent is None else sent.max_count, triton.cdiv(y.shape[1], rows)),
         warps,
-        pipeline_stages(arguments, (1 if activation is None else 2) * rows, pairs, x, 1 if sent else unrolled),
+        stages,
         device=x.device,
         **arguments,
         LAST=scale_applies_last(weight),
