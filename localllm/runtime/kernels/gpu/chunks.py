@@ -164,7 +164,7 @@ def load_weight_numbers(p):
     STORED: tl.constexpr = p.dtype.element_ty
     if not PTX:
         number = tl.load(p)
-        if STORED.primitive_bitwidth == 8:
+        if p.dtype.element_ty.primitive_bitwidth == 8:
             number = number.to(tl.int32)
     elif tl.int8 == STORED:
         number = tl.inline_asm_elementwise(
