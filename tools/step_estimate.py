@@ -42,6 +42,7 @@ from localllm.runtime.kernels.gpu.launch import (  # noqa: E402
     meta_packed_weight,
     record_launches,
 )
+from localllm.runtime.kernels.gpu.small_m_packed import PREFETCH_WORDS  # noqa: E402
 from localllm.runtime.kv_cache.tensors import make_caches  # noqa: E402
 from localllm.runtime.model import Decoder  # noqa: E402
 from tools.triton_aot import CUOBJDUMP, WARP_THREADS, CompiledTriton, compilation_key, compile_for  # noqa: E402
@@ -257,7 +258,7 @@ def work_of(launch: RecordedLaunch, context: int) -> Work:
     if name == "grouped_matmul_kernel":
         share = min(1.0, a["p_chosen"].numel() / a["experts"])
         rows = a["rows_each"] * a["experts"]
-        return Work(programs, a["chunks"], int(nbytes * share), int(rows * a["K"] * share))
+        return Work(programs, a["chunks"] // a["UNROLLED"], int(nbytes * share), int(rows * a["K"] * share))
     if name in ("small_m_packed_kernel", "small_m_dense_kernel"):
         return Work(programs, a["share"], nbytes, a["N"] * a["K"])
     return Work(programs, 1, 0, 0)
@@ -310,7 +311,7 @@ class Estimate:
 
     launch: RecordedLaunch
     work: Work
-    in_flight: float  # bytes of loads per multiprocessor
+    in_flight: float  # bytes of loads per multiprocessor, to shared memory or L2
     instructions_per_weight: float  # of threads; NaN: no product
     barriers: int  # of a trip of the main loop
     read_s: float
@@ -350,8 +351,8 @@ def estimate(launch: RecordedLaunch, target: Target) -> Estimate:
     instructions = code.executed(work.trips)
     per_sm = ceil(work.programs / gpu.multiprocessors)
     resident = min(per_sm, resident_programs(compiled))
-    stages = max(1, compiled.stages - 1)
-    in_flight = resident * stages * work.nbytes / work.programs / work.trips
+    chunks = max(1, compiled.stages - 1, prefetched_chunks(launch))
+    in_flight = resident * chunks * work.nbytes / work.programs / work.trips
     reachable, by_loads = target.spec.bandwidth * BANDWIDTH_SHARE, in_flight * gpu.multiprocessors / LATENCY_S
     warps_s = per_sm * compiled.warps / 4 / target.clock_hz  # per cycle of a quarter of a multiprocessor
     pipes = {pipe: warps_s * instructions[pipe] * cycles for pipe, cycles in PIPE_CYCLES[gpu.arch].items()}
@@ -366,6 +367,13 @@ def estimate(launch: RecordedLaunch, target: Target) -> Estimate:
         by_loads < reachable,
         {"issue": warps_s * instructions.total(), **pipes},
     )
+
+
+def prefetched_chunks(launch: RecordedLaunch) -> int:
+    """Return how many chunks ahead a program reads its weights into L2."""
+    if launch.kernel.__name__ != "small_m_packed_kernel":
+        return 0
+    return PREFETCH_WORDS.value // launch.arguments["WORDS"]
 
 
 def resident_programs(compiled: CompiledTriton) -> int:

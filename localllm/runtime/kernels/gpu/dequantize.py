@@ -106,11 +106,11 @@ def dequantize_kernel(
     for plane in tl.static_range(PLANES):
         w = dequantize_plane(
             words, plane, chunk, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_row, m_row,
-            KIND, W, GROUP, BLOCK, SHARE, True,
+            KIND, W, GROUP, BLOCK, SHARE, True, p_w.dtype.element_ty,
         )  # fmt: skip
         column = (chunk * PLANES + plane) * W + tl.arange(0, W)
         p_out = p_w + b_out.to(tl.int64)[:, None] * K + column[None, :]
-        tl.store(p_out, w.to(p_w.dtype.element_ty), mask=m_row[:, None] & (column < K)[None, :])
+        tl.store(p_out, w, mask=m_row[:, None] & (column < K)[None, :])
 
 
 def dequantize_rows(weight: QuantizedTensor, first: int, w: Tensor) -> None:

@@ -27,11 +27,15 @@ from localllm.runtime.kernels.experts import Experts, StackedExperts
 from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.chunks import (
     CODE_TYPES,
+    PLANES_PER_WORD,
     accumulate_chunk,
+    accumulate_planes,
     apply_row_scale,
+    first_offset,
     pipeline_stages,
     scale_applies_last,
     weight_arguments,
+    word_pointers,
 )
 from localllm.runtime.kernels.gpu.launch import (
     allow_next_kernel,
@@ -43,14 +47,17 @@ from localllm.runtime.kernels.gpu.launch import (
     wait_for_inputs,
 )
 from localllm.runtime.kernels.gpu.quantized_gemm import WGMMA_ARCH
+from localllm.runtime.kernels.gpu.small_m import MAX_ROWS, padded_rows
 from localllm.runtime.kernels.registry import kernel
 
-MAX_UNSORTED_TOKENS = 16  # the columns of a tensor core's smallest product
-
+MAX_UNSORTED_TOKENS = MAX_ROWS
 
 BLOCK_PAIRS = 64
 SUM_WARPS = 4
 MAX_WORDS = 64  # of a chunk
+# With four trips of the loop in flight, the 3 programs per multiprocessor that gpt-oss has in its second product
+# have 37 KB on their way, where an H200 needs 27. GPUs with little shared memory have less bandwidth, too.
+FEW_TOKENS_STAGES = 5
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SUM_COLUMNS = 512  # that a program sums
 
@@ -116,6 +123,8 @@ def grouped_matmul_kernel(
     BLOCK: tl.constexpr,
     SHARE: tl.constexpr,
     LAST: tl.constexpr,
+    UNROLLED: tl.constexpr,
+    WHOLE_CHUNKS: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     PDL: tl.constexpr,
@@ -151,16 +160,38 @@ def grouped_matmul_kernel(
     b_row = expert.to(tl.int64) * rows_each + b_out
     acc = tl.zeros((BN, BM), tl.float32)
     up = tl.zeros((BN, BM), tl.float32)
-    for chunk in range(0, chunks):
-        acc = accumulate_chunk(
-            acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
-            chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
-        )  # fmt: skip
-        if ACTIVATION is not None:
-            up = accumulate_chunk(
-                up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
-                m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
+    if SORTED or KIND == "plain":
+        for chunk in range(0, chunks):
+            acc = accumulate_chunk(
+                acc, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row, m_row,
+                chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
             )  # fmt: skip
+            if ACTIVATION is not None:
+                up = accumulate_chunk(
+                    up, p_q, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, chunks, b_row + N,
+                    m_row, chunk, b_p_x, m_pair, K, KIND, W, GROUP, BLOCK, SHARE, LAST,
+                )  # fmt: skip
+    else:
+        b_near = expert.to(tl.int64) * rows_each + tl.minimum(b_out, N - 1)  # rows that exist
+        b_words = word_pointers(p_q, b_near, chunks, W)
+        b_columns = b_p_x[None, :] + tl.arange(0, W)[:, None]
+        added = first_offset(p_zero, p_minimum, b_near, KIND, GROUP, p_x.dtype.element_ty)
+        added_up = added
+        if ACTIVATION is not None:
+            b_words_up = word_pointers(p_q, b_near + N, chunks, W)
+            added_up = first_offset(p_zero, p_minimum, b_near + N, KIND, GROUP, p_x.dtype.element_ty)
+        for first in range(0, chunks, UNROLLED):
+            for i in tl.static_range(UNROLLED):
+                acc = accumulate_planes(
+                    acc, b_words, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored, b_near,
+                    added, first + i, b_columns, m_pair[None, :], K, KIND, W, GROUP, BLOCK, SHARE, WHOLE_CHUNKS,
+                )  # fmt: skip
+                if ACTIVATION is not None:
+                    up = accumulate_planes(
+                        up, b_words_up, p_scale, p_zero, p_minimum, p_block_scale, p_block_minimum, stored,
+                        b_near + N, added_up, first + i, b_columns, m_pair[None, :], K, KIND, W, GROUP, BLOCK,
+                        SHARE, WHOLE_CHUNKS,
+                    )  # fmt: skip
     acc = apply_row_scale(acc, p_scale, b_row, m_row, LAST)
     HALVES: tl.constexpr = 1 if ACTIVATION is None else 2
     b_bias = expert * (HALVES * N) + b_out
@@ -251,21 +282,21 @@ def experts_grouped(x: Tensor, chosen: Tensor, weight: Tensor, mlps: StackedExpe
     return out
 
 
-def choose_tile(arch: int, words: int, few: bool, gated: bool) -> tuple[int, int]:
+def choose_tile(arch: int, kind: str, few: bool, gated: bool) -> tuple[int, int]:
     """Return the rows of an expert that a program multiplies (per half if gated), and warps. Estimated, not
     measured.
 
-    Few tokens: programs of one warp, as each warp would unpack the same 16 rows again: a weight then takes 8 to 10
-    instructions instead of 18 to 42. Small ones, so that 4 selected experts of 3,000 rows each occupy several per
-    multiprocessor. Rows of 64 words take many registers, so that fewer fit, or on sm_100 more warps share them.
+    Few tokens: programs of one warp, as each warp would decode the same 16 rows again, and of 32 rows in all, so
+    that 4 selected experts of 3,000 rows each occupy several per multiprocessor. On sm_90 a weight takes 2.1
+    instructions in INT4 and 4.2 in MXFP4. Dense rows take many registers, so that fewer fit, or on sm_100 more
+    warps share them.
     Many: each dequantized weight is multiplied with 64 pairs; if x is not read from shared memory, the sums of
     both halves and x take so many registers that the halves are smaller, and use more threads.
     """
+    if few and kind == "plain":
+        return (64, 4) if gated and arch == 100 else (16, 1)
     if few:
-        wide = words == MAX_WORDS
-        if gated:
-            return (64, 4) if wide and arch == 100 else (16, 1)
-        return (16 if wide else 32), 1
+        return (16 if gated else 32), 1
     if arch == WGMMA_ARCH or not gated:
         return 64, 4
     return 32, 8
@@ -282,13 +313,19 @@ def grouped_matmul(
     activation: Activation | None,
 ) -> None:
     """Compute y [pairs, N] of x [T or pairs, K]. sent: the pairs of each expert, None for few tokens."""
-    arguments, pairs = weight_arguments(weight), sent.size if sent else MAX_UNSORTED_TOKENS
-    rows, warps = choose_tile(gpu_of(x.device).arch, arguments["W"], sent is None, activation is not None)
+    arguments, gpu = weight_arguments(weight), gpu_of(x.device)
+    pairs, chunks = sent.size if sent else padded_rows(len(chosen), gpu), arguments["chunks"]
+    rows, warps = choose_tile(gpu.arch, arguments["KIND"], sent is None, activation is not None)
+    # Short chunks share the barriers of a trip of the loop, in which as many are unrolled as are one of 64 words.
+    unrolled = max(i for i in range(1, MAX_WORDS // arguments["W"] + 1) if chunks % i == 0)
+    stages = pipeline_stages(arguments, (1 if activation is None else 2) * rows, pairs, x, 1 if sent else unrolled)
+    if not (sent or gpu.small_shared or arguments["KIND"] == "plain"):
+        stages = FEW_TOKENS_STAGES
     launch_kernel(
         grouped_matmul_kernel,
         (chosen.numel() if sent is None else sent.max_count, triton.cdiv(y.shape[1], rows)),
         warps,
-        pipeline_stages(arguments, (1 if activation is None else 2) * rows, pairs, x),
+        stages,
         device=x.device,
         **arguments,
         LAST=scale_applies_last(weight),
@@ -310,6 +347,8 @@ def grouped_matmul(
         EXPERTS_ALL=triton.next_power_of_2(mlps.count),
         FROM_PAIRS=activation is None,
         ACTIVATION=activation,
+        UNROLLED=unrolled,
+        WHOLE_CHUNKS=x.shape[1] == chunks * arguments["W"] * PLANES_PER_WORD[arguments["KIND"]],
         BN=rows,
         BM=pairs,
     )

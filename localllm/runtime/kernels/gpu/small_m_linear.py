@@ -1,7 +1,7 @@
 """Selects the products for the kernels for few rows: decoding, and verification of drafts.
 
 A norm before the product is a separate kernel: if fused, every program would square, scale and round the part of x
-that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in addition to the 2.3 of INT4
+that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in addition to the 2.1 of INT4
 (estimated), while a separate one reads and writes x once, and its result is ready when the previous kernel ends.
 """
 
@@ -33,7 +33,7 @@ from localllm.runtime.kernels.gpu.launch import (
 from localllm.runtime.kernels.gpu.small_m import (
     L2_LINE_BYTES,
     MAX_ROWS,
-    PADDED_X_ROWS,
+    padded_rows,
     prefetch_l2,
     reduce_splits,
     split_workspace,
@@ -63,17 +63,18 @@ def small_m_dense_kernel(
     share,
     tiles,
     BLOCK: tl.constexpr,
+    X_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     CUT: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """x [M, K], M <= 16, w [N, K]; each split of a tile processes `share` chunks of COLUMNS columns."""
+    """x [M, K], M <= X_ROWS, w [N, K]; each split of a tile processes `share` chunks of COLUMNS columns."""
     tile = tl.program_id(0)
     i_n = tile_row_ids(tile, N, BLOCK, ACTIVATION != "")
     i_k = tl.arange(0, COLUMNS)
-    i_m = tl.arange(0, PADDED_X_ROWS)
+    i_m = tl.arange(0, X_ROWS)
     first = tl.program_id(1) * share * COLUMNS
     last = tl.minimum(first + share * COLUMNS, K)
     p_row = p_w + i_n.to(tl.int64)[:, None] * K
@@ -85,7 +86,7 @@ def small_m_dense_kernel(
 
     wait_for_inputs(PDL)
     allow_next_kernel(PDL)
-    acc = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
+    acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
     for k in range(first, last, COLUMNS):
         if WHOLE_CHUNKS:
             w = tl.load(p_row + (k + i_k)[None, :], eviction_policy="evict_first")
@@ -114,9 +115,11 @@ def dense_matmul(
     rows, columns = weight.shape
     chunk = 32 if x.dtype == torch.float32 else 128
     chunks = -(-columns // chunk)
-    tile = tile or tile_for(gpu_of(x.device), dtype_name(x.dtype), rows, columns, chunks)
+    gpu = gpu_of(x.device)
+    tile = tile or tile_for(gpu, dtype_name(x.dtype), rows, columns, chunks)
     grid = tile_grid(tile, rows, chunks)
-    partial, ticket = split_workspace(grid, tile.block_rows, x.device)
+    x_rows = padded_rows(len(x), gpu)
+    partial, ticket = split_workspace(grid, tile.block_rows, x_rows, x.device)
     y = torch.empty(len(x), rows // 2 if activation else rows, dtype=x.dtype, device=x.device)
     launch_kernel(
         small_m_dense_kernel,
@@ -137,6 +140,7 @@ def dense_matmul(
         share=grid.chunks_per_split,
         tiles=grid.tiles,
         BLOCK=tile.block_rows,
+        X_ROWS=x_rows,
         COLUMNS=chunk,
         CUT=grid.splits > 1,
         WHOLE_CHUNKS=columns % chunk == 0,

@@ -8,6 +8,8 @@ from pathlib import Path
 from localllm.runtime.kernels.gpu.launch import Gpu
 
 TILES_PATH = Path(__file__).with_name("tiles.toml")
+# Instructions before and after the loop of a program, in chunks; with splits, it also adds up partial sums.
+PROGRAM_CHUNKS, SPLIT_PROGRAM_CHUNKS = 1, 2
 SMALL_ROWS = 4096  # rows of W: below, tiles of 64 are too few for all multiprocessors
 
 
@@ -41,8 +43,7 @@ def default_tile(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
 
     x is read again for each block: at M = 16 and for 64 rows of INT4 as many bytes as W, but from L2. Two warps
     use mma.sync on every architecture (wgmma needs four), and with 32 rows each they reuse x's fragments for twice
-    the weights. There are two programs per multiprocessor if each has at least two chunks: one waits while the
-    other computes.
+    the weights.
     """
     if kind == "float32":  # no tensor cores
         block, warps, stages = 32, 4, 2
@@ -51,8 +52,26 @@ def default_tile(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
         block, warps, stages = (64 if rows >= SMALL_ROWS else 32), 2, 4 if gpu.arch in (100, 103) else 3
     else:
         block, warps, stages = 32, 2, 4
-    splits = -(-2 * gpu.multiprocessors // -(-rows // block))
-    return Tile(block, warps, stages, max(1, min(splits, chunks // 2)))
+    return Tile(block, warps, stages, default_splits(-(-rows // block), chunks, gpu.multiprocessors))
+
+
+def default_splits(tiles: int, chunks: int, multiprocessors: int) -> int:
+    """Return into how many parts columns are split, so that the busiest multiprocessor has the least work.
+
+    It has two programs, if each has at least two chunks: one waits while the other computes.
+    """
+    most = max(1, chunks // 2)
+    if tiles >= 2 * multiprocessors:
+        return 1
+
+    def programs(splits: int) -> int:
+        return -(-tiles * splits // multiprocessors)
+
+    def work(splits: int) -> int:
+        share = -(-chunks // splits)
+        return programs(-(-chunks // share)) * (share + (SPLIT_PROGRAM_CHUNKS if splits > 1 else PROGRAM_CHUNKS))
+
+    return min((splits for splits in range(1, most + 1) if programs(splits) >= 2), key=work, default=most)
 
 
 def tile_grid(tile: Tile, rows: int, chunks: int) -> TileGrid:

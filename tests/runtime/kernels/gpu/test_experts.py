@@ -8,11 +8,15 @@ from localllm.arch.config import Activation
 from localllm.quant.formats.gpu_packed import repack
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.experts import StackedExperts, experts
+from localllm.runtime.kernels.gpu.launch import INTERPRETED
 from tests.quant.formats.test_gpu_packed import floats
 from tests.quant.formats.test_interleaved import blocks, integers
 from tests.runtime.kernels.harness import check
 
 pytestmark = pytest.mark.usefixtures("interpreter")
+# Tokens of a step with the bits of 16: the interpreter multiplies with NumPy, whose order of sums depends on the
+# number of columns, 8 or 16.
+FEW = 9 if INTERPRETED.value else 8
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -92,12 +96,26 @@ def tamed(weight: QuantizedTensor) -> QuantizedTensor:
 
 
 @pytest.mark.quick_every(5)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("form", PACKED)
 @pytest.mark.parametrize("tokens", [2, 17])
-def test_packed_experts(tokens: int, form: str) -> None:
+def test_packed_experts(tokens: int, form: str, dtype: torch.dtype) -> None:
+    if INTERPRETED.value and tokens == 17 and dtype == torch.bfloat16:
+        pytest.skip("the interpreter cuts off weights in bfloat16, where a GPU rounds")
     hidden, n, make = PACKED[form]
     gate_up, down = tamed(laid(make(3 * 2 * n, hidden))), tamed(laid(make(3 * hidden, n)))
-    compare(tokens, StackedExperts(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), torch.float32)
+    compare(tokens, StackedExperts(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), dtype)
+
+
+@pytest.mark.parametrize("form", ["mxfp4", "int4"])
+def test_up_to_8_tokens_have_the_bits_that_they_have_among_16(form: str) -> None:
+    hidden, n, make = PACKED[form]
+    gate_up, down = tamed(laid(make(3 * 2 * n, hidden))), tamed(laid(make(3 * hidden, n)))
+    mlps, x = StackedExperts(gate_up, down, None, None, "silu", 3), drawn(16, hidden, seed=5)
+    chosen, weight = routed(16, 3, 2)
+    together = experts(x, chosen, weight, mlps)
+    for tokens in {FEW, 9}:
+        assert torch.equal(experts(x[:tokens], chosen[:tokens], weight[:tokens], mlps), together[:tokens])
 
 
 @pytest.mark.quick_every(2)
@@ -123,7 +141,7 @@ def test_no_tokens() -> None:
 
 
 @pytest.mark.quick_every(2)
-@pytest.mark.parametrize(("few", "all_of_them"), [(3, 16), (20, 70)])
+@pytest.mark.parametrize(("few", "all_of_them"), [(FEW, 16), (20, 70)])
 def test_a_token_does_not_depend_on_the_others(few: int, all_of_them: int) -> None:
     mlps, x = cast(plain(4, 32, 16), torch.float32), drawn(all_of_them, 32).float()
     chosen, weight = routed(all_of_them, 4, 2)
