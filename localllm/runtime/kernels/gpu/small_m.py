@@ -9,12 +9,17 @@ If the columns are split, each program writes its sums (float32) to a workspace 
 draws the last ticket adds all parts in order, and finishes. Which program that is does not affect the result.
 
 Before it waits for x, a program prefetches the weights that it reads first into L2.
+
+An RMS norm between two products needs no kernel: W norm(x) = (W (x * weight)) * factor, with one factor per row.
+The product that computes x also writes x * weight, and each tile's sum of squares. The next one multiplies x *
+weight and scales its sums by the factor, which follows from all squares.
 """
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (Triton code is written in Python syntax but typed differently)
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -23,7 +28,9 @@ from torch import Tensor
 
 from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.launch import PTX
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.gpu.tiles import TileGrid
+from localllm.runtime.kernels.norm import FollowingNorm, PreparedNorm
 
 PADDED_ROWS = 16  # of x, padded
 MAX_ROWS = PADDED_ROWS
@@ -51,6 +58,25 @@ def split_workspace(grid: TileGrid, block: int, device: torch.device) -> tuple[T
     return torch.empty(grid.splits * grid.tiles * block * PADDED_ROWS, device=device), ticket_counters(device)
 
 
+def norm_arguments(
+    y: Tensor, tiles: int, norm: PreparedNorm | None, following: FollowingNorm | None
+) -> dict[str, Any]:
+    """Return a kernel's arguments for the norm of x, whose `scaled` it multiplies, and for the norm of its result
+    y, which it prepares.
+    """
+    arguments: dict[str, Any] = {"p_squares": None, "eps": 0.0, "parts": 0, "PARTS": 0}
+    arguments |= {"p_gain": None, "p_scaled": None, "p_parts": None}
+    if norm:
+        parts = norm.squares.shape[1]
+        arguments |= {"p_squares": norm.squares, "eps": norm.eps, "parts": parts}
+        arguments["PARTS"] = triton.next_power_of_2(parts)
+    if following:
+        following.scaled = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+        following.squares = torch.empty(len(y), tiles, dtype=torch.float32, device=y.device)
+        arguments |= {"p_gain": following.norm.weight, "p_scaled": following.scaled, "p_parts": following.squares}
+    return arguments
+
+
 @triton.jit
 def tile_row_ids(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
     """Return the rows of W of a program, [BLOCK], clamped to the last; GATED: half are gates, half their up
@@ -72,40 +98,93 @@ def prefetch_l2(p):
 
 
 @triton.jit
+def load_squares(p_squares, parts, M, PARTS: tl.constexpr):
+    """Return the sums of squares of the parts of rows of x, [PARTS, 16].
+
+    p_squares: [M, parts] float32; PARTS: a power of two that is no less than parts, or 0 without a norm
+    """
+    if PARTS == 0:
+        return 0.0
+    else:
+        i_part = tl.arange(0, PARTS)[:, None]
+        i_m = tl.arange(0, PADDED_X_ROWS)[None, :]
+        return tl.load(p_squares + i_m * parts + i_part, mask=(i_part < parts) & (i_m < M), other=0.0)
+
+
+@triton.jit
 def reduce_splits(
     acc,
     p_bias,
     p_residual,
+    p_squares,
+    p_gain,
+    p_scaled,
+    p_parts,
     p_o,
     p_partial,
     p_ticket,
+    eps,
+    parts,
     tile,
     tiles,
     N,
+    K,
     M,
     BLOCK: tl.constexpr,
     CUT: tl.constexpr,
+    PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """Add up a program's sums acc [BLOCK, 16] float32 and write o [M, N], or [M, N / 2] with an activation."""
     if not CUT:
-        write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+        squares = load_squares(p_squares, parts, M, PARTS)
+        write_output(
+            acc, squares, p_bias, p_residual, p_gain, p_scaled, p_parts, p_o,
+            eps, tile, tiles, N, K, M, BLOCK, PARTS, ACTIVATION,
+        )  # fmt: skip
     else:
         i_part = tl.arange(0, BLOCK)[:, None] * PADDED_X_ROWS + tl.arange(0, PADDED_X_ROWS)[None, :]
         p_part = p_partial + tile * (BLOCK * PADDED_X_ROWS) + i_part
         tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * PADDED_X_ROWS), acc)
         tl.debug_barrier()  # one thread draws the ticket for all threads' writes
         if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+            squares = load_squares(p_squares, parts, M, PARTS)
             total = tl.zeros((BLOCK, PADDED_X_ROWS), tl.float32)
             for part in range(tl.num_programs(1)):
                 total += tl.load(p_part + part * tiles * (BLOCK * PADDED_X_ROWS), cache_modifier=".cg")
-            write_output(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+            write_output(
+                total, squares, p_bias, p_residual, p_gain, p_scaled, p_parts, p_o,
+                eps, tile, tiles, N, K, M, BLOCK, PARTS, ACTIVATION,
+            )  # fmt: skip
             tl.store(p_ticket + tile, 0)
 
 
 @triton.jit
-def write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def write_output(
+    acc,
+    squares,
+    p_bias,
+    p_residual,
+    p_gain,
+    p_scaled,
+    p_parts,
+    p_o,
+    eps,
+    tile,
+    tiles,
+    N,
+    K,
+    M,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Write o, and with p_gain, the weight [N] float32 of the norm that follows, also o * weight [M, N], and each
+    row's sum of squares in this tile, [M, tiles].
+    """
     i_m = tl.arange(0, PADDED_X_ROWS)
+    if PARTS:
+        acc *= tl.rsqrt(tl.sum(squares, 0) / K + eps)[None, :]
     if p_bias is not None:
         acc += tl.load(p_bias + tile_row_ids(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
     WIDE: tl.constexpr = BLOCK if ACTIVATION == "" else BLOCK // 2
@@ -119,4 +198,14 @@ def write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, 
     i_o = i_m[None, :] * columns + i_n[:, None]
     if p_residual is not None:
         acc += tl.load(p_residual + i_o, mask=m_o, other=0.0).to(tl.float32)
-    tl.store(p_o + i_o, acc.to(p_o.dtype.element_ty), mask=m_o)
+    if p_gain is None:
+        tl.store(p_o + i_o, acc.to(p_o.dtype.element_ty), mask=m_o)
+    else:
+        y = round_to_dtype(acc, p_o.dtype.element_ty)
+        tl.store(p_o + i_o, y, mask=m_o)
+        y = tl.where(m_o, y.to(tl.float32), 0.0)
+        gain = tl.load(p_gain + i_n, mask=i_n < columns, other=0.0)
+        tl.store(p_scaled + i_o, round_to_dtype(y * gain[:, None], p_scaled.dtype.element_ty), mask=m_o)
+        # Not y * y, which each thread could fuse with another term of its sum.
+        own = tl.sum(tl.fma(y, y, tl.zeros_like(y)), 0)
+        tl.store(p_parts + i_m * tiles + tile, own, mask=i_m < M)
