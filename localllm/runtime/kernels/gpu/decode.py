@@ -208,7 +208,8 @@ def launch_decode(
 
     out, q, gate: [T, heads, head_dim]; with a gate, each result is multiplied by its sigmoid.
     """
-    splits, (tile, _, _) = choose_splits(q, c.kv_heads), choose_tile(q, cache_form(cache.k)[1])
+    tile, _, _ = choose_tile(q, cache_form(cache.k)[1])
+    splits = choose_splits(q, c.kv_heads, tile, c.window or 0)
     for turn in turns(batch, c.heads, splits, c.head_dim):
         space = SplitWorkspace.allocate(q, turn.tokens, c.heads, splits, c.head_dim)
         launch_turn(space, q, cache, batch, c, queries, turn)
