@@ -15,7 +15,7 @@ per key head and the minimum length of 64, and less for longer contexts.
 """
 
 # Triton's types of constants and tensors differ from their use in kernels.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from collections.abc import Callable, Iterator
 
