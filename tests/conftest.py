@@ -17,7 +17,7 @@ from tests.torch_alone import no_instructions  # after `interpreted`, which deci
 NEED_TRITON = [
     *("gpu", "lagging", "runtime/kernels/gpu", "runtime/test_model_loader.py", "runtime/test_gpu_sampler.py"),
     "runtime/test_compiled_on_gpu.py",
-    *("runtime/test_cuda_graphs.py", "models/test_stacked_experts.py", "plan/test_packed_weights.py"),
+    *("runtime/test_cuda_graphs.py", "models/test_gpu_kernels.py", "plan/test_packed_weights.py"),
     *(
         "tools/test_kernel_docs.py",
         "tools/test_software_gpu.py",

@@ -34,6 +34,7 @@ QUICK = [
     "test_latent and test_few_tokens and torch.int8",
     "test_small_m and test_packed_weights and (int4-64-True-dtype0 or int8-128-True-dtype0)",
     "test_small_m and test_plain_weights and 16-70-130-dtype0",
+    "test_small_m and test_a_norm_between and int4-dtype0",
     "test_quantized_gemm and (test_columns_shared_out_are_added_up or test_every_format_is_multiplied and fp8)",
     "test_quantized_gemm and test_every_format_is_unpacked_as_it_is and mxfp4",
     "test_experts and test_packed_experts and dtype1 and (2-int4 or mxfp4 and not gguf)",

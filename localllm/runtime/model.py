@@ -6,6 +6,7 @@ text; it has no KV cache.
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -14,11 +15,11 @@ from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, Mod
 from localllm.errors import UnsupportedModel
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch, EncoderBatch
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
 from localllm.runtime.kv_cache.tensors import LayerCache
-from localllm.runtime.layers.ffn import load_ffn
+from localllm.runtime.layers.ffn import MoE, load_ffn
 from localllm.runtime.layers.linear import Embedding, Linear
-from localllm.runtime.layers.mixer import load_mixer
+from localllm.runtime.layers.mixer import Attention, ShortConv, load_mixer
 from localllm.runtime.layers.norm import load_norm
 from localllm.runtime.layers.per_layer import PerLayerGate, PerLayerInputs
 from localllm.runtime.layers.rope import Rope
@@ -42,31 +43,54 @@ class Layer:
         self.ffn = load_ffn(config.ffn, model, source.under("mlp"))
         self.per_layer_gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
         self.output_scale = source.float32_tensor("layer_scalar", 1).item() if config.output_scale else 1.0
+        self.prepares_norms = kernels.prepares_norms() and not config.parallel and not isinstance(self.ffn, MoE)
+        self.next_norm: Norm | None = None
+
+    def prepare_norm_of(self, following: "Layer") -> None:
+        """Let the last product prepare the norm before the mixer of the following layer, if its input is the
+        product's result, and only a product reads the norm.
+        """
+        changed = self.per_layer_gate is not None or self.output_scale != 1.0
+        fused = isinstance(following.mixer, Attention | ShortConv) and not following.config.parallel
+        if self.prepares_norms and fused and not changed:
+            self.next_norm = following.before_mixer
 
     def __call__(
-        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
+        self,
+        x: Tensor,
+        batch: Batch | EncoderBatch,
+        cache: LayerCache | None,
+        token_input: Tensor | None,
+        norm: Norm | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
         """Compute the layer.
 
-        x: [T, hidden]; token_input: [T, dim] for models with per-layer inputs -> [T, hidden]
+        x: [T, hidden]; token_input: [T, dim] for models with per-layer inputs; norm: before the mixer, if the
+        previous layer has prepared it; following: of the result, if `next_norm` is set -> [T, hidden]
         """
         if self.config.parallel:
             normed = self.before_mixer(x) if self.before_mixer else x
             mixed = self.add_residual(x, self.after_mixer, partial(self.mixer, normed, batch, cache, None))
             return self.add_residual(mixed, self.after_ffn, partial(self.ffn, normed, self.before_ffn))
-        x = self.add_residual(x, self.after_mixer, partial(self.mixer, x, batch, cache, self.before_mixer))
-        x = self.add_residual(x, self.after_ffn, partial(self.ffn, x, self.before_ffn))
+        middle = FollowingNorm(self.before_ffn) if self.prepares_norms and self.before_ffn else None
+        mix = partial(self.mixer, x, batch, cache, norm or self.before_mixer)
+        x = self.add_residual(x, self.after_mixer, mix, middle)
+        ffn = partial(self.ffn, x, middle.of(x) if middle else self.before_ffn)
+        x = self.add_residual(x, self.after_ffn, ffn, following)
         if self.per_layer_gate and token_input is not None:
             x = x + self.per_layer_gate(x, token_input)
         return scale_by(x, self.output_scale)
 
-    def add_residual(self, x: Tensor, norm: Norm | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
+    def add_residual(
+        self, x: Tensor, norm: Norm | None, compute: Callable[..., Tensor], following: FollowingNorm | None = None
+    ) -> Tensor:
         """Return x + norm(part) * residual_scale.
 
-        Without a norm or scale, `compute` itself adds its argument x.
+        Without a norm or scale, `compute` itself adds its argument x, and may prepare the norm that follows.
         """
         if norm is None and self.config.residual_scale == 1.0:
-            return compute(x)
+            return compute(x, following) if following else compute(x)
         if self.is_post_norm and norm:
             return norm(compute(x))
         y, scale = compute(None), self.config.residual_scale
@@ -102,6 +126,8 @@ class Decoder:
         for i, c in enumerate(config.layers):
             self.layers.append(Layer(c, config, source.under(f"layers.{i}")))
             source.weights.release()
+        for layer, next_layer in pairwise(self.layers):
+            layer.prepare_norm_of(next_layer)
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
             self.lm_head = Linear(
@@ -146,8 +172,11 @@ class Decoder:
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x = scale_by(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
         token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
+        norm = None
         for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
-            x = layer(x, batch, cache, token_input)
+            following = FollowingNorm(layer.next_norm) if layer.next_norm else None
+            x = layer(x, batch, cache, token_input, norm, following)
+            norm = following.of(x) if following else None
         return x
 
 

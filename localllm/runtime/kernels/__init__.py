@@ -24,7 +24,7 @@ from localllm.runtime.kernels.elementwise import (
     tanh,
 )
 from localllm.runtime.kernels.experts import experts, supports_stacked
-from localllm.runtime.kernels.fused import fused_linear
+from localllm.runtime.kernels.fused import fused_linear, prepares_norms, residual_linear
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear, prepare_weights
 from localllm.runtime.kernels.norm import add_norm
@@ -46,6 +46,8 @@ __all__ = [
     "layer_norm",
     "linear",
     "prepare_weights",
+    "prepares_norms",
+    "residual_linear",
     "rms_norm",
     "rope_angles",
     "rope_append",

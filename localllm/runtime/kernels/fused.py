@@ -15,8 +15,8 @@ from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.kernels.cpu import elementwise, quantized_matmul
 from localllm.runtime.kernels.elementwise import gated_activation
 from localllm.runtime.kernels.linear import linear
-from localllm.runtime.kernels.norm import Norm
-from localllm.runtime.kernels.registry import dispatch, kernel
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
+from localllm.runtime.kernels.registry import KERNELS, dispatch, kernel
 
 Matrices = tuple[Tensor | QuantizedTensor, ...]
 
@@ -31,6 +31,18 @@ def fused_linear(
 ) -> Tensor:
     """Return [T, out], or [T, out / 2] with an activation. bias: [out]; residual: the shape of the result"""
     return dispatch("fused_linear", x, weights, bias, norm, activation, residual)
+
+
+def residual_linear(
+    x: Tensor, weights: Matrices, bias: Tensor | None, residual: Tensor | None, following: FollowingNorm
+) -> Tensor:
+    """Return residual + W x + bias, [T, out], and prepare the norm that follows if the kernel can."""
+    return dispatch("residual_linear", x, weights, bias, residual, following)
+
+
+def prepares_norms() -> bool:
+    """Return whether there is a kernel of `residual_linear` that prepares norms."""
+    return len(KERNELS["residual_linear"]) > 1
 
 
 def cpu_row_unsupported(
@@ -103,3 +115,11 @@ def fused_linear_reference(
     if activation:
         y = gated_activation(y, activation)
     return y if residual is None else residual + y
+
+
+@kernel("residual_linear", "reference")
+def residual_linear_reference(
+    x: Tensor, weights: Matrices, bias: Tensor | None, residual: Tensor | None, following: FollowingNorm
+) -> Tensor:
+    """Leave the norm to the next product."""
+    return fused_linear(x, weights, bias, residual=residual)

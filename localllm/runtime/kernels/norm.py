@@ -1,4 +1,7 @@
-"""Norms, and residual + scale * norm(x), for models that normalize a layer's output once more (Gemma, OLMo 2)."""
+"""Norms, and residual + scale * norm(x), for models that normalize a layer's output once more (Gemma, OLMo 2).
+
+The product that computes x can prepare the norm of x for the product that follows, see gpu/small_m.py.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -22,6 +25,30 @@ class Norm:
         if self.norm_type == "rms" or self.weight is None:
             return rms_norm(x, self.weight, self.eps)
         return layer_norm(x, self.weight, self.eps)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PreparedNorm(Norm):
+    """The norm of x, half computed by the product that x comes from. It normalizes other tensors as usual."""
+
+    x: Tensor  # [T, size]
+    scaled: Tensor  # x * weight, in the dtype of x
+    squares: Tensor  # [T, parts] float32: sums of squares of parts of each row
+
+
+@dataclass(eq=False)
+class FollowingNorm:
+    """The norm of a product's result, of which the product may set `scaled` and `squares` (PreparedNorm)."""
+
+    norm: Norm
+    scaled: Tensor | None = None
+    squares: Tensor | None = None
+
+    def of(self, x: Tensor) -> Norm:
+        """Return the norm for the product's result x."""
+        if self.scaled is None or self.squares is None:
+            return self.norm
+        return PreparedNorm(self.norm.weight, self.norm.eps, x=x, scaled=self.scaled, squares=self.squares)
 
 
 def add_norm(residual: Tensor, x: Tensor, norm: Norm, scale: float = 1.0) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from localllm.arch.config import DeltaNetConfig, ModelConfig
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
 from localllm.runtime.kv_cache.tensors import RecurrentCache
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.weight_source import WeightSource
@@ -52,6 +52,7 @@ class DeltaNet:
         cache: RecurrentCache,
         norm: Norm | None = None,
         residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
         """Return residual + delta_net(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
@@ -68,7 +69,8 @@ class DeltaNet:
         mixed = kernels.delta_net(q, k, v, decay, beta, cache, batch)
         if c.tiled:
             mixed = regroup_heads(mixed, c.value_heads // c.key_heads)
-        return self.out(kernels.gated_rms_norm(mixed, z, self.norm, self.eps).flatten(1), residual=residual)
+        mixed = kernels.gated_rms_norm(mixed, z, self.norm, self.eps)
+        return self.out(mixed.flatten(1), residual=residual, following=following)
 
 
 def regroup_heads(x: Tensor, heads: int) -> Tensor:

@@ -10,7 +10,7 @@ from localllm.arch.config import Activation, MLPConfig, ModelConfig, MoEConfig, 
 from localllm.quant.tensor import concat_matrices
 from localllm.runtime import kernels
 from localllm.runtime.kernels.experts import StackedExperts
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import identity, load_norm
 from localllm.runtime.weight_source import WeightSource
@@ -25,9 +25,16 @@ class MLP:
         self.gate_up = Linear.load(source, names, hidden, config.bias)
         self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias)
 
-    def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
+    ) -> Tensor:
         """Return residual + mlp(norm(x)). x: [T, hidden] -> [T, hidden]"""
-        return self.down(self.gate_up(x, norm=norm, activation=self.activation), residual=residual)
+        gated = self.gate_up(x, norm=norm, activation=self.activation)
+        return self.down(gated, residual=residual, following=following)
 
 
 class UngatedMLP:
@@ -38,9 +45,16 @@ class UngatedMLP:
         self.up = Linear.load(source, {"up_proj": config.intermediate_size}, hidden, config.bias)
         self.down = Linear.load(source, {"down_proj": hidden}, config.intermediate_size, config.bias)
 
-    def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
+    ) -> Tensor:
         """Return residual + mlp(norm(x)). x: [T, hidden] -> [T, hidden]"""
-        return self.down(apply_activation(self.up(x, norm=norm), self.activation), residual=residual)
+        activated = apply_activation(self.up(x, norm=norm), self.activation)
+        return self.down(activated, residual=residual, following=following)
 
 
 def apply_activation(x: Tensor, activation: Activation) -> Tensor:

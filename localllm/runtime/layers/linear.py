@@ -9,7 +9,7 @@ from localllm.arch.config import Activation
 from localllm.quant.dequantize import dequantize_rows
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
 from localllm.runtime.weight_source import WeightSource
 
 
@@ -67,8 +67,15 @@ class Linear:
         norm: Norm | None = None,
         activation: Activation | None = None,
         residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
-        """Return residual + gated(W norm(x) + bias), leaving out what is None. x: [T, in]. See kernels/fused.py"""
+        """Return residual + gated(W norm(x) + bias), leaving out what is None. x: [T, in]. See kernels/fused.py
+
+        following: the norm of the result, for a product without norm and activation
+        """
+        if following is not None:
+            assert norm is None and activation is None
+            return kernels.residual_linear(x, self.weights, self.bias, residual, following)
         return kernels.fused_linear(x, self.weights, self.bias, norm, activation, residual)
 
 

@@ -16,7 +16,7 @@ from localllm.arch.config import (
 )
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch, EncoderBatch
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, RecurrentCache
 from localllm.runtime.layers.delta_net import DeltaNet
 from localllm.runtime.layers.linear import Linear
@@ -53,7 +53,13 @@ class Attention:
         self.sinks = source.tensor("sinks", c.heads) if c.sinks else None
 
     def __call__(
-        self, x: Tensor, batch: Batch, cache: KVCache, norm: Norm | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: Batch,
+        cache: KVCache,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
         """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
@@ -62,7 +68,8 @@ class Attention:
             self.qkv(x, norm=norm), cache, batch, c, angles, self.q_norm, self.k_norm, self.eps
         )
         mixed = kernels.attention(q, cache, batch, c, self.sinks)
-        return self.out((mixed if gate is None else mixed * kernels.sigmoid(gate)).flatten(1), residual=residual)
+        mixed = mixed if gate is None else mixed * kernels.sigmoid(gate)
+        return self.out(mixed.flatten(1), residual=residual, following=following)
 
 
 class LatentAttention:
@@ -84,7 +91,13 @@ class LatentAttention:
         self.out = Linear.load(source, {"o_proj": hidden}, c.heads * c.value_dim, c.bias)
 
     def __call__(
-        self, x: Tensor, batch: Batch, cache: LatentCache, norm: Norm | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: Batch,
+        cache: LatentCache,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
         """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
@@ -98,9 +111,8 @@ class LatentAttention:
         rotated, key = rotated.split((c.heads, 1), 1)
         cache.append(torch.cat((self.kv_norm(latent), key[:, 0]), -1), batch.slot_mapping)
         q = torch.cat((nope, rotated), -1)
-        return self.out(
-            kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b).flatten(1), residual=residual
-        )
+        mixed = kernels.latent_attention(q, cache, batch, c, self.k_b, self.v_b)
+        return self.out(mixed.flatten(1), residual=residual, following=following)
 
 
 def load_kv_b(c: LatentConfig, source: WeightSource) -> tuple[Tensor, Tensor]:
@@ -139,7 +151,13 @@ class EncoderAttention(Attention):
         self.causal = model.encoder is not None and model.encoder.causal
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride] - takes an EncoderBatch
-        self, x: Tensor, batch: EncoderBatch, _: None, norm: Norm | None = None, residual: Tensor | None = None
+        self,
+        x: Tensor,
+        batch: EncoderBatch,
+        _: None,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
         """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
@@ -157,7 +175,7 @@ class EncoderAttention(Attention):
             q, k = (kernels.rotate(tensor, *batch.rope_angles[c.rope], c.rope.interleaved) for tensor in (q, k))
         groups = zip(batch.split_by_length(q), batch.split_by_length(k), batch.split_by_length(v), strict=True)
         mixed = torch.cat([self.attend(*tensor) for tensor in groups])
-        return self.out(mixed, residual=residual)
+        return self.out(mixed, residual=residual, following=following)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend within texts of one length. q, k, v: [texts, length, heads or kv_heads, head_dim]
@@ -202,17 +220,20 @@ class ShortConv:
         cache: RecurrentCache,
         norm: Norm | None = None,
         residual: Tensor | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
         """Return residual + conv(norm(x)). x: [T, hidden] -> [T, hidden]"""
         before, after, x = self.in_proj(x, norm=norm).chunk(3, -1)
         mixed = kernels.causal_conv(before * x, self.conv_weight, cache, batch)
-        return self.out(after * (mixed if self.bias is None else mixed + self.bias), residual=residual)
+        mixed = after * (mixed if self.bias is None else mixed + self.bias)
+        return self.out(mixed, residual=residual, following=following)
 
 
 def load_mixer(config: Mixer, model: ModelConfig, source: WeightSource) -> Callable[..., Tensor]:
     """Load a mixer from its prefix in the checkpoint.
 
-    It is called with x [T, hidden], the batch, its cache, and optionally the norm before it and the residual.
+    It is called with x [T, hidden], the batch, its cache, and optionally the norm before it, the residual, and the
+    norm that follows.
     """
     match config:
         case AttentionConfig():

@@ -46,6 +46,10 @@ def test_the_engine_gives_the_tokens_of_the_cpu(
     ran = {launch.kernel for launch in gpu.launches}
     assert {"norm_kernel", "rope_append_kernel", "prefill_kernel", "decode_kernel", "combine_kernel"} <= ran
     assert ({"begin_step_kernel", "greedy_kernel", "end_step_kernel"} <= ran) == graphs
+    attending = [launch.opcodes for launch in gpu.launches if launch.kernel == "decode_kernel"]
+    assert all(
+        ("prefetch.global.L2" in opcodes) == pdl for opcodes in attending
+    )  # before it waits for the queries
     assert [token for token, _ in got] == [token for token, _ in expected]
     allowed = 1e-4 if dtype == torch.float32 else 0.05
     assert max(abs(a - b) for (_, a), (_, b) in zip(got, expected, strict=True)) < allowed

@@ -6,13 +6,16 @@ multiply at least 16 rows, so that up to 16 take the time of one, and the cache 
 tokens need more programs that read the same chunk; they are adjacent in the grid, so that all but the first hit
 the L2 cache. The tile does not change, and neither do the bits of each row.
 
+On GPUs from sm_90 on, a program prefetches the first tile of its chunk into L2 before it waits for the kernel that
+rotates the queries. For that it reads lengths and block table, which are results of kernels before that one.
+
 Bytes: 2 * context * kv_heads * head_dim * itemsize (in 8 bits 2 more per vector) are read, and for each chunk
 heads * (head_dim + 2) * 4 are written and read again (splits.py): an eighth of the chunk's own bytes with 4 heads
 per key head and the minimum length of 64, and less for longer contexts.
 """
 
 # Triton's types of constants and tensors differ from their use in kernels.
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportAssignmentType=false
 
 from collections.abc import Callable, Iterator
 
@@ -38,6 +41,7 @@ from localllm.runtime.kernels.gpu.paged import (
     META_DEVICE,
     MIN_SCORE,
     attend_tile,
+    block_table_slots,
     cache_form,
     load_queries,
     meta_batch,
@@ -45,6 +49,7 @@ from localllm.runtime.kernels.gpu.paged import (
     store_output,
     zero_accumulator,
 )
+from localllm.runtime.kernels.gpu.small_m import L2_LINE_BYTES, prefetch_l2
 from localllm.runtime.kernels.gpu.splits import (
     SplitWorkspace,
     Turn,
@@ -57,6 +62,44 @@ from localllm.runtime.kernels.gpu.splits import (
 )
 from localllm.runtime.kernels.registry import choose, kernel
 from localllm.runtime.kv_cache.tensors import KVCache
+
+
+@triton.jit
+def prefetch_tile(
+    p_k,
+    p_v,
+    p_table,
+    p_start,
+    p_context,
+    i_sequence,
+    i_head,
+    i_row,
+    i_split,
+    table_row,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr,
+):
+    """Prefetch the first tile of a program's chunk into L2, except for keys that the step itself appends."""
+    LINE: tl.constexpr = L2_LINE_BYTES * 8 // p_k.dtype.element_ty.primitive_bitwidth  # elements
+    LINES: tl.constexpr = triton.next_power_of_2((WIDTH + LINE - 1) // LINE)
+    before = tl.load(p_context + i_sequence) - (tl.load(p_start + i_sequence + 1) - tl.load(p_start + i_sequence))
+    low = before + i_row // GROUP
+    span = chunk_tiles(low, WINDOW, TILE, SPLITS) * TILE
+    begin = split_chunk(i_split, low, span, WINDOW, SPLITS) * span
+    if WINDOW:
+        begin = tl.maximum(begin, tl.maximum(low - WINDOW + 1, 0) // TILE * TILE)
+    if begin < before:
+        o_at = tl.minimum(begin + tl.arange(0, TILE), before - 1)
+        slot = block_table_slots(p_table + i_sequence * table_row, o_at, o_at >= 0, BLOCK)
+        o_line = tl.minimum(tl.arange(0, LINES) * LINE, WIDTH - 1)
+        o_line = ((slot * KV_HEADS + i_head) * WIDTH)[:, None] + o_line[None, :]
+        prefetch_l2(p_k + o_line)
+        prefetch_l2(p_v + o_line)
 
 
 @triton.jit(do_not_specialize=["first", "first_token", "table_row"])
@@ -95,13 +138,18 @@ def decode_kernel(
     MOST_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    wait_for_inputs(PDL)  # for lengths too, which are written by an earlier kernel
-    allow_next_kernel(PDL)
     row_tiles = tl.num_programs(0) // KV_HEADS
     i_head = tl.program_id(0) // row_tiles
     i_row = tl.program_id(0) % row_tiles * ROWS
     i_split = tl.program_id(1)
     i_sequence = first + tl.program_id(2)
+    if PDL:
+        prefetch_tile(
+            p_k, p_v, p_table, p_start, p_context, i_sequence, i_head, i_row, i_split, table_row,
+            KV_HEADS, GROUP, WIDTH, TILE, SPLITS, BLOCK, WINDOW,
+        )  # fmt: skip
+    wait_for_inputs(PDL)
+    allow_next_kernel(PDL)
     first_row = tl.load(p_row + i_sequence) - first_token  # before the loop, which has no register to spare
     start = tl.load(p_start + i_sequence)
     count = tl.load(p_start + i_sequence + 1) - start
@@ -208,7 +256,8 @@ def launch_decode(
 
     out, q, gate: [T, heads, head_dim]; with a gate, each result is multiplied by its sigmoid.
     """
-    splits, (tile, _, _) = choose_splits(q, c.kv_heads), choose_tile(q, cache_form(cache.k)[1])
+    tile, _, _ = choose_tile(q, cache_form(cache.k)[1])
+    splits = choose_splits(q, c.kv_heads, tile, c.window or 0)
     for turn in turns(batch, c.heads, splits, c.head_dim):
         space = SplitWorkspace.allocate(q, turn.tokens, c.heads, splits, c.head_dim)
         launch_turn(space, q, cache, batch, c, queries, turn)

@@ -284,7 +284,7 @@ def latent_attention_absorbed(
     c = config
     nope, rotated = q.split((c.nope_dim, c.rope_dim), -1)
     absorbed_q = per_head_matmul(nope, k_b, out_first=False)  # [T, heads, rank]
-    splits = choose_splits(q, triton.cdiv(c.heads, ROWS))
+    splits = choose_splits(q, triton.cdiv(c.heads, ROWS), TILE)
     mixed = q.new_empty(len(q), c.heads, c.kv_lora_rank)
     for turn in turns(batch, c.heads, splits, c.kv_lora_rank):
         space = SplitWorkspace.allocate(q, turn.tokens, c.heads, splits, c.kv_lora_rank)

@@ -6,7 +6,8 @@ not here, and a program can execute them in a GPU's stead.
 
 On GPUs from sm_90 on, a kernel is started while the previous one still runs (programmatic dependent launch, see
 the CUDA C++ Programming Guide): before it calls `wait_for_inputs` it may only read what no kernel writes, such as
-weights.
+weights, and what the previous one does not write, for prefetches. The kernels before that have ended, because each
+calls `wait_for_inputs` before `allow_next_kernel`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

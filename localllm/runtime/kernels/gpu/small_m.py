@@ -11,12 +11,17 @@ draws the last ticket adds all parts in order, and finishes. Which program that 
 
 Before it waits for x, a program prefetches the weights that it reads first into L2, and while it computes, those
 that it reads later: so more bytes are on their way from memory than registers or shared memory could receive.
+
+An RMS norm between two products needs no kernel: W norm(x) = (W (x * weight)) * factor, with one factor per row.
+The product that computes x also writes x * weight, and each tile's sum of squares. The next one multiplies x *
+weight and scales its sums by the factor, which follows from all squares.
 """
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
 # (Triton code is written in Python syntax but typed differently)
 
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -25,7 +30,9 @@ from torch import Tensor
 
 from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.launch import PTX, Gpu
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype
 from localllm.runtime.kernels.gpu.tiles import TileGrid
+from localllm.runtime.kernels.norm import FollowingNorm, PreparedNorm
 
 MAX_ROWS = 16
 TENSOR_CORE_COLUMNS = 8  # of the smallest product of NVIDIA's tensor cores; AMD's has 16
@@ -59,6 +66,25 @@ def split_workspace(
     return torch.empty(grid.splits * grid.tiles * block * x_rows, device=device), ticket_counters(device)
 
 
+def norm_arguments(
+    y: Tensor, tiles: int, norm: PreparedNorm | None, following: FollowingNorm | None
+) -> dict[str, Any]:
+    """Return a kernel's arguments for the norm of x, whose `scaled` it multiplies, and for the norm of its result
+    y, which it prepares.
+    """
+    arguments: dict[str, Any] = {"p_squares": None, "eps": 0.0, "parts": 0, "PARTS": 0}
+    arguments |= {"p_gain": None, "p_scaled": None, "p_parts": None}
+    if norm:
+        parts = norm.squares.shape[1]
+        arguments |= {"p_squares": norm.squares, "eps": norm.eps, "parts": parts}
+        arguments["PARTS"] = triton.next_power_of_2(parts)
+    if following:
+        following.scaled = torch.empty(y.shape, dtype=y.dtype, device=y.device)
+        following.squares = torch.empty(len(y), tiles, dtype=torch.float32, device=y.device)
+        arguments |= {"p_gain": following.norm.weight, "p_scaled": following.scaled, "p_parts": following.squares}
+    return arguments
+
+
 @triton.jit
 def tile_row_ids(tile, N, BLOCK: tl.constexpr, GATED: tl.constexpr):
     """Return the rows of W of a program, [BLOCK], clamped to the last; GATED: half are gates, half their up
@@ -80,42 +106,95 @@ def prefetch_l2(p):
 
 
 @triton.jit
+def load_squares(p_squares, parts, M, PARTS: tl.constexpr, X_ROWS: tl.constexpr):
+    """Return the sums of squares of the parts of rows of x, [PARTS, X_ROWS].
+
+    p_squares: [M, parts] float32; PARTS: a power of two that is no less than parts, or 0 without a norm
+    """
+    if PARTS == 0:
+        return 0.0
+    else:
+        i_part = tl.arange(0, PARTS)[:, None]
+        i_m = tl.arange(0, X_ROWS)[None, :]
+        return tl.load(p_squares + i_m * parts + i_part, mask=(i_part < parts) & (i_m < M), other=0.0)
+
+
+@triton.jit
 def reduce_splits(
     acc,
     p_bias,
     p_residual,
+    p_squares,
+    p_gain,
+    p_scaled,
+    p_parts,
     p_o,
     p_partial,
     p_ticket,
+    eps,
+    parts,
     tile,
     tiles,
     N,
+    K,
     M,
     BLOCK: tl.constexpr,
     CUT: tl.constexpr,
+    PARTS: tl.constexpr,
     ACTIVATION: tl.constexpr,
 ):
     """Add up a program's sums acc [BLOCK, rows of x] float32; write o [M, N], or [M, N / 2] with an activation."""
     X_ROWS: tl.constexpr = acc.shape[1]
     if not CUT:
-        write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+        squares = load_squares(p_squares, parts, M, PARTS, X_ROWS)
+        write_output(
+            acc, squares, p_bias, p_residual, p_gain, p_scaled, p_parts, p_o,
+            eps, tile, tiles, N, K, M, BLOCK, PARTS, ACTIVATION,
+        )  # fmt: skip
     else:
         i_part = tl.arange(0, BLOCK)[:, None] * X_ROWS + tl.arange(0, X_ROWS)[None, :]
         p_part = p_partial + tile * (BLOCK * X_ROWS) + i_part
         tl.store(p_part + tl.program_id(1) * tiles * (BLOCK * X_ROWS), acc)
         tl.debug_barrier()  # one thread draws the ticket for all threads' writes
         if tl.atomic_add(p_ticket + tile, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+            squares = load_squares(p_squares, parts, M, PARTS, X_ROWS)
             total = tl.zeros((BLOCK, X_ROWS), tl.float32)
             for part in range(tl.num_programs(1)):
                 total += tl.load(p_part + part * tiles * (BLOCK * X_ROWS), cache_modifier=".cg")
-            write_output(total, p_bias, p_residual, p_o, tile, N, M, BLOCK, ACTIVATION)
+            write_output(
+                total, squares, p_bias, p_residual, p_gain, p_scaled, p_parts, p_o,
+                eps, tile, tiles, N, K, M, BLOCK, PARTS, ACTIVATION,
+            )  # fmt: skip
             tl.store(p_ticket + tile, 0)
 
 
 @triton.jit
-def write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr):
+def write_output(
+    acc,
+    squares,
+    p_bias,
+    p_residual,
+    p_gain,
+    p_scaled,
+    p_parts,
+    p_o,
+    eps,
+    tile,
+    tiles,
+    N,
+    K,
+    M,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+):
+    """Write o, and with p_gain, the weight [N] float32 of the norm that follows, also o * weight [M, N], and each
+    row's sum of squares in this tile, [M, tiles].
+    """
     X_ROWS: tl.constexpr = acc.shape[1]
     i_m = tl.arange(0, X_ROWS)
+    if PARTS:
+        acc *= tl.rsqrt(tl.sum(squares, 0) / K + eps)[None, :]
     if p_bias is not None:
         acc += tl.load(p_bias + tile_row_ids(tile, N, BLOCK, ACTIVATION != "")).to(tl.float32)[:, None]
     WIDE: tl.constexpr = BLOCK if ACTIVATION == "" else BLOCK // 2
@@ -129,4 +208,14 @@ def write_output(acc, p_bias, p_residual, p_o, tile, N, M, BLOCK: tl.constexpr, 
     i_o = i_m[None, :] * columns + i_n[:, None]
     if p_residual is not None:
         acc += tl.load(p_residual + i_o, mask=m_o, other=0.0).to(tl.float32)
-    tl.store(p_o + i_o, acc.to(p_o.dtype.element_ty), mask=m_o)
+    if p_gain is None:
+        tl.store(p_o + i_o, acc.to(p_o.dtype.element_ty), mask=m_o)
+    else:
+        y = round_to_dtype(acc, p_o.dtype.element_ty)
+        tl.store(p_o + i_o, y, mask=m_o)
+        y = tl.where(m_o, y.to(tl.float32), 0.0)
+        gain = tl.load(p_gain + i_n, mask=i_n < columns, other=0.0)
+        tl.store(p_scaled + i_o, round_to_dtype(y * gain[:, None], p_scaled.dtype.element_ty), mask=m_o)
+        # Not y * y, which each thread could fuse with another term of its sum.
+        own = tl.sum(tl.fma(y, y, tl.zeros_like(y)), 0)
+        tl.store(p_parts + i_m * tiles + tile, own, mask=i_m < M)

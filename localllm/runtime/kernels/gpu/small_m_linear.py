@@ -1,8 +1,8 @@
 """Selects the products for the kernels for few rows: decoding, and verification of drafts.
 
-A norm before the product is a separate kernel: if fused, every program would square, scale and round the part of x
-that it reads, 16 columns for 64 rows of W, about 0.8 instructions per weight in addition to the 2.1 of INT4
-(estimated), while a separate one reads and writes x once, and its result is ready when the previous kernel ends.
+A norm before the product is prepared by the product that computes x (small_m.py), or is a separate kernel. If it
+were fused entirely, every program would square, scale and round the part of x that it reads, 16 columns for 64
+rows of W, about 0.8 instructions per weight in addition to the 2.1 of INT4 (estimated).
 """
 
 # pyright: reportAssignmentType=false, reportGeneralTypeIssues=false, reportArgumentType=false
@@ -33,6 +33,7 @@ from localllm.runtime.kernels.gpu.launch import (
 from localllm.runtime.kernels.gpu.small_m import (
     L2_LINE_BYTES,
     MAX_ROWS,
+    norm_arguments,
     padded_rows,
     prefetch_l2,
     reduce_splits,
@@ -40,7 +41,7 @@ from localllm.runtime.kernels.gpu.small_m import (
     tile_row_ids,
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm, PreparedNorm
 from localllm.runtime.kernels.registry import kernel
 
 # Products of few rows with dense weights: bfloat16, float16 or float32, the same as x.
@@ -48,15 +49,21 @@ from localllm.runtime.kernels.registry import kernel
 PREFETCH_CHUNKS = tl.constexpr(4)  # chunks that are prefetched before waiting for x
 
 
-@triton.jit(do_not_specialize=["M", "share", "tiles"])
+@triton.jit(do_not_specialize=["parts", "M", "share", "tiles"])
 def small_m_dense_kernel(
     p_x,
     p_w,
     p_bias,
     p_residual,
+    p_squares,
+    p_gain,
+    p_scaled,
+    p_parts,
     p_o,
     p_partial,
     p_ticket,
+    eps,
+    parts,
     M,
     N,
     K,
@@ -66,6 +73,7 @@ def small_m_dense_kernel(
     X_ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     CUT: tl.constexpr,
+    PARTS: tl.constexpr,
     WHOLE_CHUNKS: tl.constexpr,
     ACTIVATION: tl.constexpr,
     PDL: tl.constexpr,
@@ -96,7 +104,10 @@ def small_m_dense_kernel(
             w = tl.load(p_row + (k + i_k)[None, :], mask=m_k[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(p_columns + k, mask=m_x & m_k[:, None], other=0.0)
         acc = dot(w, x, acc)
-    reduce_splits(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
+    reduce_splits(
+        acc, p_bias, p_residual, p_squares, p_gain, p_scaled, p_parts, p_o, p_partial, p_ticket,
+        eps, parts, tile, tiles, N, K, M, BLOCK, CUT, PARTS, ACTIVATION,
+    )  # fmt: skip
 
 
 def dense_matmul(
@@ -105,6 +116,8 @@ def dense_matmul(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    norm: PreparedNorm | None = None,
+    following: FollowingNorm | None = None,
     tile: Tile | None = None,
 ) -> Tensor:
     """Multiply. x: [M, in], M <= 16; weight: [out, in], contiguous, of the same dtype.
@@ -131,6 +144,7 @@ def dense_matmul(
         p_w=weight,
         p_bias=bias,
         p_residual=None if residual is None else residual.contiguous(),
+        **norm_arguments(y, grid.tiles, norm, following),
         p_o=y,
         p_partial=partial,
         p_ticket=ticket,
@@ -181,13 +195,15 @@ def small_m_matmul(
     bias: Tensor | None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    norm: PreparedNorm | None = None,
+    following: FollowingNorm | None = None,
 ) -> Tensor:
-    """Like `fused_linear`, without a norm; x with any dimensions before the last."""
+    """Like `fused_linear`; x with any dimensions before the last, or `scaled` of a norm."""
     rows = x.reshape(-1, x.shape[-1])
     if isinstance(weight, QuantizedTensor):
-        y = small_m_packed.packed_matmul(rows, weight, bias, activation, residual)
+        y = small_m_packed.packed_matmul(rows, weight, bias, activation, residual, norm, following)
     else:
-        y = dense_matmul(rows, weight, bias, activation, residual)
+        y = dense_matmul(rows, weight, bias, activation, residual, norm, following)
     return y.reshape(*x.shape[:-1], y.shape[-1])
 
 
@@ -224,4 +240,25 @@ def fused_linear(
     residual: Tensor | None,
 ) -> Tensor:
     [weight] = weights
+    if isinstance(norm, PreparedNorm) and norm.x is x:
+        return small_m_matmul(norm.scaled, weight, bias, activation, residual, norm)
     return small_m_matmul(norm(x) if norm else x, weight, bias, activation, residual)
+
+
+def residual_small_m_unsupported(
+    x: Tensor, weights: Matrices, bias: Tensor | None, residual: Tensor | None, following: FollowingNorm
+) -> str | None:
+    if reason := fused_small_m_unsupported(x, weights, bias, None, None, residual):
+        return reason
+    if x.dtype == torch.float16:
+        return "x times the norm's weight may exceed the range of float16"
+    norm = following.norm
+    return None if type(norm) is Norm and norm.norm_type == "rms" and norm.weight is not None else "another norm"
+
+
+@kernel("residual_linear", "triton-skinny", residual_small_m_unsupported, first=True)
+def residual_linear(
+    x: Tensor, weights: Matrices, bias: Tensor | None, residual: Tensor | None, following: FollowingNorm
+) -> Tensor:
+    [weight] = weights
+    return small_m_matmul(x, weight, bias, None, residual, following=following)

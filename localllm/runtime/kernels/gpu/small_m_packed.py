@@ -23,6 +23,7 @@ from localllm.runtime.kernels.gpu.launch import (
     wait_for_inputs,
 )
 from localllm.runtime.kernels.gpu.small_m import (
+    norm_arguments,
     padded_rows,
     prefetch_l2,
     reduce_splits,
@@ -30,11 +31,12 @@ from localllm.runtime.kernels.gpu.small_m import (
     tile_row_ids,
 )
 from localllm.runtime.kernels.gpu.tiles import Tile, tile_for, tile_grid
+from localllm.runtime.kernels.norm import FollowingNorm, Norm, PreparedNorm
 
 PREFETCH_WORDS = tl.constexpr(256)  # of a row, 512 bytes, that are prefetched ahead of what a program reads
 
 
-@triton.jit(do_not_specialize=["M", "chunks", "share", "tiles"])
+@triton.jit(do_not_specialize=["parts", "M", "chunks", "share", "tiles"])
 def small_m_packed_kernel(
     p_x,
     p_q,
@@ -45,9 +47,15 @@ def small_m_packed_kernel(
     p_block_minimum,
     p_bias,
     p_residual,
+    p_squares,
+    p_gain,
+    p_scaled,
+    p_parts,
     p_o,
     p_partial,
     p_ticket,
+    eps,
+    parts,
     M,
     N,
     K,
@@ -58,6 +66,7 @@ def small_m_packed_kernel(
     BLOCK: tl.constexpr,
     X_ROWS: tl.constexpr,
     CUT: tl.constexpr,
+    PARTS: tl.constexpr,
     BITS: tl.constexpr,
     WORDS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -110,7 +119,10 @@ def small_m_packed_kernel(
         )  # fmt: skip
     if not GROUP:
         acc *= load_float(p_scale + i_n)[:, None]
-    reduce_splits(acc, p_bias, p_residual, p_o, p_partial, p_ticket, tile, tiles, N, M, BLOCK, CUT, ACTIVATION)
+    reduce_splits(
+        acc, p_bias, p_residual, p_squares, p_gain, p_scaled, p_parts, p_o, p_partial, p_ticket,
+        eps, parts, tile, tiles, N, K, M, BLOCK, CUT, PARTS, ACTIVATION,
+    )  # fmt: skip
 
 
 def packed_matmul(
@@ -119,6 +131,8 @@ def packed_matmul(
     bias: Tensor | None = None,
     activation: Activation | None = None,
     residual: Tensor | None = None,
+    norm: PreparedNorm | None = None,
+    following: FollowingNorm | None = None,
     tile: Tile | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -156,6 +170,7 @@ def packed_matmul(
         p_block_minimum=parts.get("block_minimum"),
         p_bias=bias,
         p_residual=None if residual is None else residual.contiguous(),
+        **norm_arguments(y, grid.tiles, norm, following),
         p_o=y,
         p_partial=partial,
         p_ticket=ticket,
@@ -194,4 +209,17 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     yield (
         "INT8 a row, 4096 x 14336",
         lambda: packed_matmul(x_down, meta_packed_weight("int8", 4096, 14336, None), residual=x_down[:, :4096]),
+    )
+    norm = Norm(meta_tensor(4096, dtype=torch.float32), 1e-5)
+    squares = meta_tensor(1, 64, dtype=torch.float32)
+    prepared = PreparedNorm(norm.weight, norm.eps, x=x, scaled=x, squares=squares)
+    yield (
+        "INT4 g128, 28672 x 4096, gated, of a prepared norm",
+        lambda: packed_matmul(x, meta_packed_weight("int4", 28672, 4096, 128), activation="silu", norm=prepared),
+    )
+    yield (
+        "INT4 g128, 4096 x 14336, a norm prepared",
+        lambda: packed_matmul(
+            x_down[:1], meta_packed_weight("int4", 4096, 14336, 128), residual=x, following=FollowingNorm(norm)
+        ),
     )

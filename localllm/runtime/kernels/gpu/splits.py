@@ -94,13 +94,15 @@ def workspace_rows(batch: Batch) -> Tensor:
     return batch.workspace_rows[0]
 
 
-def choose_splits(q: Tensor, shares: int) -> int:
+def choose_splits(q: Tensor, shares: int, tile: int, window: int = 0) -> int:
     """Return the number of splits. shares: programs that each sequence has without splitting.
 
     There are two programs per multiprocessor for a single sequence (estimated: two with 64 KB in flight each
-    exceed bandwidth times latency), and the same for larger batches, so that a result does not depend on them.
+    exceed bandwidth times latency), and the same for larger batches, so that a result does not depend on them. A
+    window needs no more programs than there are tiles that the windows of a sequence's tokens touch.
     """
-    return max(MIN_SPLITS, min(MAX_SPLITS, -(-PROGRAMS_PER_SM * gpu_of(q.device).multiprocessors // shares)))
+    splits = max(MIN_SPLITS, min(MAX_SPLITS, -(-PROGRAMS_PER_SM * gpu_of(q.device).multiprocessors // shares)))
+    return min(splits, -(-(window + MAX_DECODE_TOKENS - 1) // tile) + 1) if window else splits
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from localllm.arch.config import AttentionConfig
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.gpu import decode, prefill, splits
+from localllm.runtime.kernels.gpu.launch import GPUS, record_launches
 from localllm.runtime.kernels.registry import explain
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache
@@ -247,3 +248,13 @@ def test_what_the_kernels_decline() -> None:
     told = dict(explain("attention", queries(spans, odd), cache, batch, odd, None))
     assert told["triton-decode"] == "an 8-bit cache is read in pairs, but heads have 9 dimensions"
     assert told["triton-prefill"] == "no sequence brings more than 16 tokens"
+
+
+def test_a_window_is_not_split_among_more_programs_than_it_has_tiles() -> None:
+    splits_by_window = {}
+    for window in (None, 128, 4096):
+        c = AttentionConfig(64, 8, 64, None, 0.1, window=window)
+        with record_launches(GPUS[90]) as launches:
+            decode.attention_example(c, BF16, 1, 16)()
+        splits_by_window[window] = {launch.arguments["SPLITS"] for launch in launches}
+    assert splits_by_window == {None: {33}, 128: {4}, 4096: {33}}

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import Activation
@@ -13,6 +14,7 @@ from localllm.quant.formats import gguf
 from localllm.quant.formats.gpu_packed import pack_codes, repack
 from localllm.quant.tensor import COLUMN_ORDER, QuantizedTensor
 from localllm.runtime.cuda_graphs import BATCH_BUCKETS
+from localllm.runtime.kernels.fused import fused_linear, residual_linear
 from localllm.runtime.kernels.gpu.launch import (
     AMD_GPUS,
     GPUS,
@@ -26,7 +28,7 @@ from localllm.runtime.kernels.gpu.small_m import ticket_counters
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
 from localllm.runtime.kernels.gpu.tiles import default_tile, tile_grid
 from localllm.runtime.kernels.linear import linear
-from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.norm import FollowingNorm, Norm, PreparedNorm
 from localllm.runtime.kernels.registry import explain
 from tests.gpu.test_engine import MORE, SAME_BITS
 from tests.quant.formats.test_interleaved import blocks, integers
@@ -239,3 +241,70 @@ def test_only_rows_of_the_same_kernels_must_have_the_same_bits_on_a_gpu(form: st
     one = launched(1)
     assert one and all(launched(rows) == one for rows in {*SAME_BITS, *buckets})
     assert launched(MORE) != one
+
+
+@pytest.mark.quick_every(3)
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("form", ["int4", "int8", "plain"])
+def test_a_norm_between_two_products_needs_no_kernel(form: str, dtype: torch.dtype) -> None:
+    """The sums of squares come from several tiles, and the second product's columns are split among programs."""
+    hidden, inner = 208, 272
+    sizes = (hidden, inner), (inner, hidden)
+    first, second = (
+        random(*size).to(dtype) / 16 if form == "plain" else planes(form, *size, 16 if form == "int4" else None)
+        for size in sizes
+    )
+    gamma = torch.rand(hidden, generator=torch.Generator().manual_seed(1)) + 0.5
+    x, bias, residual = random(5, inner), random(hidden), 3 * random(5, hidden)
+
+    def both(rows: slice) -> tuple[Tensor, Tensor, Norm]:
+        following = FollowingNorm(Norm(gamma, 1e-5))
+        y = residual_linear(x[rows].to(dtype), (first,), bias.to(dtype), residual[rows].to(dtype), following)
+        return y, fused_linear(y, (second,), norm=following.of(y), activation="silu"), following.of(y)
+
+    def with_torch(d: torch.dtype) -> Tensor:
+        w, v = (dequantize(m, d) if isinstance(m, QuantizedTensor) else m.to(d) for m in (first, second))
+        y = residual.to(d) + (x.to(d) @ w.T + bias.to(d))
+        wide = y.to(torch.promote_types(d, torch.float32))
+        normed = (wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * gamma).to(d)
+        gate, up = (normed @ v.T).chunk(2, -1)
+        return (F.silu(gate) * up).double()
+
+    exact, plain = with_torch(torch.float64), with_torch(dtype)
+    y, z, norm = both(slice(5))
+    assert isinstance(norm, PreparedNorm) and norm.x is y
+    rounding = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps * inner**0.5)
+    allowed = 2 * (plain - exact).abs().max() + rounding * exact.abs().max()
+    assert (z.double() - exact).abs().max() <= allowed
+    for row in (0, 4):  # alone: the same bits
+        alone_y, alone_z, _ = both(slice(row, row + 1))
+        assert torch.equal(alone_y, y[[row]]) and torch.equal(alone_z, z[[row]])
+
+
+def test_a_prepared_norm_normalizes_other_tensors_as_usual() -> None:
+    weight, following = random(48, 64).float(), FollowingNorm(Norm(torch.rand(48), 1e-5))
+    y = residual_linear(random(3, 64).float(), (weight,), None, None, following)
+    norm, square = following.of(y), random(48, 48).float()
+    assert isinstance(norm, PreparedNorm)
+    norm.scaled.fill_(torch.nan)
+    assert fused_linear(y, (square,), norm=norm).isnan().all()  # what was prepared is used
+    others = fused_linear(y.clone(), (square,), norm=norm)
+    assert torch.equal(others, fused_linear(y.clone(), (square,), norm=following.norm))
+
+
+@pytest.mark.parametrize(
+    ("x", "norm", "reason"),
+    [
+        (torch.zeros(1, 64, dtype=torch.float16), Norm(torch.ones(8), 1e-5), "float16"),
+        (torch.zeros(17, 64), Norm(torch.ones(8), 1e-5), "17 rows"),
+        (torch.zeros(1, 64), Norm(torch.ones(8), 1e-5, "layer"), "another norm"),
+        (torch.zeros(1, 64), Norm(None, 1e-5), "another norm"),
+    ],
+)
+def test_other_norms_are_left_to_the_next_product(x: Tensor, norm: Norm, reason: str) -> None:
+    following = FollowingNorm(norm)
+    arguments = (x, (torch.zeros(8, 64, dtype=x.dtype),), None, None, following)
+    assert reason in dict(explain("residual_linear", *arguments))["triton-skinny"]
+    y = residual_linear(*arguments)
+    assert following.of(y) is norm
