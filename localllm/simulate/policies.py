@@ -1,0 +1,86 @@
+"""Schedulers and block pools to compare the product's with, for simulations only.
+
+Static and dynamic batching compute a batch of requests until the longest answer has ended; the slots of shorter
+answers stay empty, and each request occupies the blocks of its whole context from the start. A static batch starts
+when it is full, a dynamic one also when its first request has waited long enough.
+"""
+
+import math
+from collections.abc import Sequence as ListLike
+from typing import Protocol
+
+from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.scheduler import Scheduler
+from localllm.runtime.sequence import Sequence
+
+BATCHING = ("continuous", "dynamic", "static")
+ORDERS = ("fcfs", "shortest")
+
+
+class UncachedBlockPool(BlockPool):
+    """A pool without a prefix cache."""
+
+    def find_longest_prefix(self, token_ids: ListLike[int]) -> tuple[list[int], list[int]]:
+        return [], []
+
+    def cache_block(self, block: int, parent_serial: int, tokens: ListLike[int]) -> int:
+        return 0
+
+
+class SimulatedScheduler(Scheduler):
+    """The product's scheduler with some of its policies exchanged."""
+
+    admits_by_reservation = True
+    shortest_first = False
+
+    def reserved_answer_len(self, sequence: Sequence) -> int:
+        return super().reserved_answer_len(sequence) if self.admits_by_reservation else 0
+
+    def queue_key(self, sequence: Sequence) -> tuple[bool, int, int]:
+        admitted, priority, number = super().queue_key(sequence)
+        return (admitted, sequence.prompt_len, number) if self.shortest_first else (admitted, priority, number)
+
+    def wake_at(self) -> float:
+        """Return when to schedule again although nothing arrives, if nothing is running; infinity for never."""
+        return math.inf
+
+
+class Batcher(Protocol):
+    """What a batching scheduler tells its engine."""
+
+    padding_sequences: int
+
+
+class BatchScheduler(SimulatedScheduler):
+    """Static batching, or dynamic batching if `max_wait_s` is finite."""
+
+    batch_size = 1
+    max_wait_s = math.inf
+    context = 0  # tokens that each request occupies
+    closed = False  # no further request will arrive, so that a batch cannot become full
+    batcher: Batcher | None = None
+    batch_len = 0  # sequences of the batch that is running
+
+    def admit(self) -> None:
+        if self.running or not self.waiting:
+            return
+        now = self.waiting[0].stopwatch.clock()
+        if len(self.waiting) < self.batch_size and not self.closed and now < self.wake_at():
+            return
+        limit, self.max_running = self.max_running, min(self.max_running, self.batch_size)
+        super().admit()
+        self.max_running = limit
+        self.batch_len = len(self.running)
+
+    def wake_at(self) -> float:
+        return min((s.request.arrival for s in self.waiting), default=math.inf) + self.max_wait_s
+
+    def finish(self, sequence: Sequence) -> None:
+        super().finish(sequence)
+        assert self.batcher
+        self.batcher.padding_sequences = self.batch_len - len(self.running) if self.running else 0
+
+    def missing_blocks(self, sequence: Sequence, answer_len: int | None = None) -> int:
+        """Return the blocks that a sequence lacks for its whole context, which it occupies from the start."""
+        assert sequence.state
+        return -(-self.context // self.pool.block_size) - len(sequence.state.block_table)
