@@ -609,6 +609,25 @@ class BatchSummary(TypedDict):
     tokens_per_step: float | None
 
 
+class CheckedFigure(TypedDict):
+    predicted: float | None
+    measured: float | None
+    error: float | None  # relative, of the prediction
+
+
+class SimulationCheck(TypedDict):
+    """Comparison of a simulation with a running server, with --check."""
+
+    url: str
+    model: str
+    date: str
+    step_times: str
+    requests: int  # answered
+    failed: int
+    late_p99_s: float  # how late the client sent requests
+    figures: dict[str, CheckedFigure]
+
+
 class SimulatedLoad(TypedDict):
     rate: float | None  # requests or conversations per second
     burstiness: float
@@ -718,7 +737,7 @@ JSON_OUTPUTS = {
     "list": JsonOutput("array", ModelSummary),
     "show": JsonOutput("object", ModelDetails),
     "plan": JsonOutput("object", PlanResult),
-    "simulate": JsonOutput("object", Simulation),
+    "simulate": JsonOutput("object", Simulation | SimulationCheck),
     "bench": JsonOutput("object", Benchmark | LoadTest),
     "quantize": JsonOutput("lines", QuantizeProgress | QuantizedModel),
     "diff": JsonOutput("object", QualityReport),

@@ -290,6 +290,21 @@ def simulate(
             panel=options.Panel.OUTPUT,
         ),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        options.option(
+            "--plot", text="Plot the simulation to a PNG or SVG file.", metavar="FILE", panel=options.Panel.OUTPUT
+        ),
+    ] = None,
+    check: Annotated[
+        str | None,
+        options.option(
+            "--check",
+            text="Send the load to this running server too, and show the error of every figure.",
+            metavar="URL",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Simulate how a model would serve a load, on this machine or a GPU.
@@ -306,6 +321,7 @@ def simulate(
     check_choices(batching=(batching, ("continuous", "dynamic", "static")), order=(order, ("fcfs", "shortest")))
     if efficiency and device in (None, *LOCAL_DEVICES):
         raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
+    from localllm.benchmark.plot import check_plot
     from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective, find_capacity, sensitivities
     from localllm.simulate.load import Lengths, LoadPlan
     from localllm.simulate.report import Report, as_dict, format_report
@@ -360,6 +376,11 @@ def simulate(
         **{name: value for name, value in changes.items() if value is not None},
     )
     target = replace(target, setup=setup, watts=watts)
+    if plot:
+        check_plot(plot)
+    if check:
+        run_check(check, load, target, settings, out, as_json=as_json)
+        return
     with status_line() as show_status:
         cost = target.cost
         simulated = run_simulation(load, setup, cost)
@@ -368,9 +389,25 @@ def simulate(
         if sensitivity and objective and capacity and capacity.simulated:
             changed = sensitivities(load, objective, target, capacity, show_status)
     report = Report(target, load, trace_format, cost, simulated, objective, capacity, changed, price)
+    if plot:
+        from localllm.benchmark.simulation_plot import draw_simulation
+
+        draw_simulation(report, plot)
     out.write(
         (json.dumps(as_dict(report), indent=1, allow_nan=False) if as_json else format_report(report)) + "\n"
     )
+
+
+def run_check(url: str, load: Any, target: Any, settings: Settings, out: StdoutWriter, *, as_json: bool) -> None:
+    """Send a load to a server, print predicted and measured figures, and keep them."""
+    from localllm.benchmark.load.check import as_dict, check_server, format_check, keep_check
+    from localllm.benchmark.load.client import normalize_url
+
+    with status_line() as show_status:
+        result, _ = check_server(normalize_url(url), load, target, report=show_status)
+    keep_check(settings.home, result, note)
+    text = json.dumps(as_dict(result), indent=1, allow_nan=False) if as_json else format_check(result)
+    out.write(text + "\n")
 
 
 def default_lengths(context: int) -> dict[str, Any]:

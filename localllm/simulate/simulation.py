@@ -22,6 +22,7 @@ from localllm.simulate.sequence import SimulatedSequence
 
 OnStep = Callable[[list[tuple[int, int]], float], object]  # scheduled (request, tokens), and when the step ends
 PERCENTILES = (50, 95, 99)
+MAX_POINTS = 2000  # of a timeline
 MEASURES = ("queue", "ttft", "tpot", "itl", "e2e")
 
 
@@ -80,12 +81,33 @@ class Records:
         self.output.append(sequence.produced)
 
 
+class Timeline:
+    """The engine's state over time: at most MAX_POINTS moments, evenly spread over its steps."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, int, int, int]] = []  # seconds, running, waiting, used blocks
+        self.stride = 1
+        self.skipped = 0
+
+    def add(self, now: float, engine: SimulatedEngine) -> None:
+        self.skipped += 1
+        if self.skipped < self.stride:
+            return
+        self.skipped = 0
+        scheduler, pool = engine.scheduler, engine.pool
+        self.points.append((now, len(scheduler.running), len(scheduler.waiting), pool.count - pool.free_count))
+        if len(self.points) > MAX_POINTS:
+            del self.points[::2]
+            self.stride *= 2
+
+
 @dataclass(frozen=True)
 class Simulated:
     """A simulated run."""
 
     records: Records
     gaps: TokenGaps
+    timeline: Timeline
     duration_s: float  # of the simulated time, from the first arrival to the last token
     busy_s: float  # of it, in which a step was running
     steps: int
@@ -190,7 +212,7 @@ def simulate(
 ) -> Simulated:
     """Run a load until its last request is answered. Raises UsageError if no request can be answered."""
     started = time.perf_counter()
-    clock, load, records = Clock(), load_plan.start(), Records()
+    clock, load, records, timeline = Clock(), load_plan.start(), Records(), Timeline()
 
     def finish(sequence: SimulatedSequence) -> None:
         records.add(sequence)
@@ -222,6 +244,7 @@ def simulate(
                 batches.closed = next_at == math.inf
             if len(scheduler.waiting) > most_waiting:
                 most_waiting = len(scheduler.waiting)
+            timeline.add(clock.now, engine)
             if engine.advance(next_at):
                 continue
             before, launched = clock.now, engine.steps
@@ -243,6 +266,7 @@ def simulate(
     return Simulated(
         records=records,
         gaps=engine.gaps,
+        timeline=timeline,
         duration_s=clock.now - first_at,
         busy_s=engine.busy_s,
         steps=engine.steps,

@@ -12,7 +12,7 @@ from localllm.errors import UnsupportedModel, UsageError
 from localllm.hardware.catalog import DeviceSpec
 from localllm.plan import step_times
 from localllm.plan.fit import DeviceMemory, Fit, LoadOptions, check_fit
-from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET
+from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, MemoryPlan
 from localllm.plan.step_times import StepSetup
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.runtime.step import StepShape
@@ -51,10 +51,8 @@ class Target:
         return self.make_cost()
 
 
-def engine_setup(fit: Fit, device_type: str) -> EngineSetup:
-    """Return the engine that `load` would build."""
-    memory = fit.memory
-    assert memory
+def engine_setup(memory: MemoryPlan, device_type: str) -> EngineSetup:
+    """Return the engine that `load` builds with this memory."""
     return EngineSetup(
         blocks=memory.blocks,
         block_size=BLOCK_SIZE,
@@ -63,6 +61,11 @@ def engine_setup(fit: Fit, device_type: str) -> EngineSetup:
         context=memory.context,
         asynchronous=device_type != "cpu",
     )
+
+
+def checked_memory(fit: Fit) -> MemoryPlan:
+    assert fit.memory  # `checked_fit` has raised an error otherwise
+    return fit.memory
 
 
 def checked_fit(header: Header, device: DeviceMemory, options: LoadOptions, name: str) -> Fit:
@@ -104,7 +107,7 @@ def roofline_target(
         name,
         device.name,
         fit,
-        engine_setup(fit, device.device_type),
+        engine_setup(checked_memory(fit), device.device_type),
         make_cost,
         ReachedRates(device.bandwidth, device.flops),
     )
@@ -125,7 +128,9 @@ def fitted_target(
     fit = checked_fit(header, device, options, name)
     timed = [(StepShape(*(int(n) for n in step[:-1])), step[-1]) for step in steps]
     cost = FittedCost(timed, origin, seed)
-    return Target(name, device_name, fit, engine_setup(fit, device.device_type), lambda: cost, None)
+    return Target(
+        name, device_name, fit, engine_setup(checked_memory(fit), device.device_type), lambda: cost, None
+    )
 
 
 def measured_steps(home: Path, setup: StepSetup, note: Callable[[str], None]) -> list[step_times.StepTime] | None:
