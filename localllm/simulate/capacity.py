@@ -3,7 +3,9 @@ assumed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
+from localllm.simulate.cost import ScaledCost
 from localllm.simulate.load import LoadPlan
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
 from localllm.simulate.target import Target
@@ -113,6 +115,10 @@ def sensitivities(
     return results
 
 
+def scaled_cost(target: Target, factor: float) -> ScaledCost:
+    return ScaledCost(target.make_cost(), factor)
+
+
 def changed_assumptions(load: LoadPlan, target: Target) -> list[tuple[str, LoadPlan, Target]]:
     variants: list[tuple[str, LoadPlan, Target]] = []
     for factor in (1 - ASSUMED_CHANGE, 1 + ASSUMED_CHANGE):
@@ -124,24 +130,12 @@ def changed_assumptions(load: LoadPlan, target: Target) -> list[tuple[str, LoadP
             ]
         if load.think_s:
             variants.append((f"thinking {change}", replace(load, think_s=load.think_s * factor), target))
-        variants.append((f"step durations {change}", load, replace(target, make_cost=slower(target, factor))))
+        variants.append(
+            (f"step durations {change}", load, replace(target, make_cost=partial(scaled_cost, target, factor)))
+        )
         blocks = max(1, round(target.setup.blocks * factor))
         smaller: EngineSetup = replace(target.setup, blocks=blocks)
         variants.append((f"cache {change}", load, replace(target, setup=smaller)))
     if load.rate is not None and load.burstiness == 1:
         variants.append(("bursts (burstiness 4)", replace(load, burstiness=4.0), target))
     return sorted(variants, key=lambda variant: variant[0].split()[0])
-
-
-class ScaledCost:
-    """Another cost, times a factor."""
-
-    def __init__(self, cost, factor: float):
-        self.cost, self.factor, self.source = cost, factor, cost.source
-
-    def seconds(self, shape, number: int) -> float:
-        return self.factor * self.cost.seconds(shape, number)
-
-
-def slower(target: Target, factor: float):
-    return lambda: ScaledCost(target.make_cost(), factor)

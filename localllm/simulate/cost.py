@@ -49,6 +49,10 @@ class Cost(Protocol):
         """Return the duration of the step with this number."""
         ...
 
+    def totals(self) -> tuple[float, float] | None:
+        """Return the bytes read and the operations of all steps so far; None if they are not counted."""
+        ...
+
 
 @dataclass(frozen=True)
 class FitError:
@@ -97,6 +101,9 @@ class FittedCost:
         deviations = self.deviations["decode"]
         mean = a + b * shape.sequences + c * shape.tokens + d * shape.context
         return (mean if mean > MIN_STEP_S else MIN_STEP_S) * deviations[number % len(deviations)]
+
+    def totals(self) -> None:
+        return None
 
     def measure_error(self, steps: Sequence[TimedStep]) -> FitError:
         predicted = np.array([self.mean(shape) for shape, _ in steps])
@@ -198,6 +205,9 @@ class RooflineCost:
         # By sequences and tokens of a step that decodes: bytes and operations without context, and per context.
         self.lines: dict[tuple[int, int], tuple[float, float, float, float]] = {}
 
+    def totals(self) -> tuple[float, float]:
+        return self.bytes_read, self.operations
+
     def work(self, shape: StepShape) -> tuple[float, float]:
         """Return the bytes that a step reads, and its operations."""
         shares: list[SequenceStep] = []
@@ -246,3 +256,16 @@ class RooflineCost:
         self.operations += computed
         by_memory, by_compute = read / self.rates.bandwidth, computed / self.rates.flops
         return (by_memory if by_memory > by_compute else by_compute) + self.step_s
+
+
+class ScaledCost:
+    """Another cost times a factor."""
+
+    def __init__(self, cost: Cost, factor: float):
+        self.cost, self.factor, self.source = cost, factor, cost.source
+
+    def seconds(self, shape: StepShape, number: int) -> float:
+        return self.factor * self.cost.seconds(shape, number)
+
+    def totals(self) -> tuple[float, float] | None:
+        return self.cost.totals()

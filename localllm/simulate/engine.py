@@ -19,6 +19,7 @@ from localllm.runtime.runner import NO_LOGITS, Runner
 from localllm.runtime.scheduler import CHUNK_TIMES_KEPT, ScheduledTokens, priority_key
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Readback, StepOutput, StepShape
+from localllm.simulate.policies import CountingBlockPool
 from localllm.simulate.sequence import SimulatedSequence
 
 NO_OUTPUT = StepOutput(Readback(torch.empty(0, dtype=torch.int64)), None, NO_LOGITS)
@@ -129,6 +130,7 @@ class SimulatedEngine(Engine):
         self.gaps = TokenGaps()
         self.only_decodes = False  # whether every running sequence is decoding, as of the last step
         self.admission_settled = False  # whether the waiting sequences were last refused in the present state
+        self.caches_prefixes = not isinstance(pool, CountingBlockPool)
         self.padding_sequences = 0  # slots of ended sequences that a static batch still computes
 
     # One step
@@ -229,7 +231,7 @@ class SimulatedEngine(Engine):
         if regular:
             self.gaps.add(now - before, regular)
         size = self.pool.block_size
-        for sequence in launched.sequences:
+        for sequence in launched.sequences if self.caches_prefixes else ():
             if (state := sequence.state) and len(state.block_serials) < min(
                 state.length, len(sequence.token_ids)
             ) // size:
@@ -355,7 +357,7 @@ class SimulatedEngine(Engine):
 
     def commit_decode_steps(self, sequences: list[SimulatedSequence], steps: int) -> None:
         """Do what `commit` does for `steps` steps that brought one token of each sequence."""
-        now, size = self.now.now, self.pool.block_size
+        now, size, caches = self.now.now, self.pool.block_size, self.caches_prefixes
         in_flight = cast(SimulatedStep | None, self.in_flight)
         self.output_tokens += steps * len(sequences)
         finished: list[SimulatedSequence] = []
@@ -366,7 +368,7 @@ class SimulatedEngine(Engine):
             sequence.produced += steps
             sequence.prompt_spans.length += steps
             sequence.last_token_at = now
-            if len(state.block_serials) < min(state.length, sequence.prompt_spans.length) // size:
+            if caches and len(state.block_serials) < min(state.length, sequence.prompt_spans.length) // size:
                 state.cache_full_blocks(sequence.token_ids)
             if sequence.produced >= sequence.answer_len:
                 finished.append(sequence)

@@ -201,6 +201,14 @@ class LoadPlan:
         return ((SYSTEM_PROMPT_ID, self.system),) if self.system else ()
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether any two prompts begin alike."""
+        if self.trace:
+            firsts = [turn.prompt[0][0] for turn in self.trace]
+            return len(set(firsts)) < len(firsts)
+        return self.system > 0 or self.turns > 1
+
+    @property
     def amount(self) -> float:
         """What is scaled to find the capacity: requests per second, users, or the speed of a trace."""
         return self.rate or self.users or self.speed

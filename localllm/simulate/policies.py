@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence as ListLike
 from typing import Protocol
 
-from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks
 from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.sequence import Sequence
 
@@ -17,14 +17,32 @@ BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
 
 
-class UncachedBlockPool(BlockPool):
-    """A pool without a prefix cache."""
+class CountingBlockPool(BlockPool):
+    """A pool without a prefix cache, which only counts its blocks: without common prefixes, no decision depends on
+    which block is where."""
+
+    def __init__(self, blocks: int, block_size: int, state_slots: int = 0):
+        super().__init__(0, block_size, state_slots)
+        self.count = self.free = blocks
+
+    @property
+    def free_count(self) -> int:
+        return self.free
+
+    def allocate(self, after: int | None = None) -> int:
+        if not self.free:
+            raise OutOfBlocks
+        self.free -= 1
+        return 0
+
+    def release(self, block: int) -> None:
+        self.free += 1
+
+    def make_writable(self, block: int) -> int:
+        return block
 
     def find_longest_prefix(self, token_ids: ListLike[int]) -> tuple[list[int], list[int]]:
         return [], []
-
-    def cache_block(self, block: int, parent_serial: int, tokens: ListLike[int]) -> int:
-        return 0
 
 
 class SimulatedScheduler(Scheduler):

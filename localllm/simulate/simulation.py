@@ -17,7 +17,7 @@ from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.simulate.cost import Cost
 from localllm.simulate.engine import Clock, SimulatedDrafter, SimulatedEngine, TokenGaps
 from localllm.simulate.load import LoadPlan, Turn
-from localllm.simulate.policies import BatchScheduler, SimulatedScheduler, UncachedBlockPool
+from localllm.simulate.policies import BatchScheduler, CountingBlockPool, SimulatedScheduler
 from localllm.simulate.sequence import SimulatedSequence
 
 OnStep = Callable[[list[tuple[int, int]], float], object]  # scheduled (request, tokens), and when the step ends
@@ -179,9 +179,11 @@ def make_engine(
     on_finish: Callable[[SimulatedSequence], object],
     on_step: OnStep | None = None,
     *,
+    shares_prefixes: bool = True,
     one_by_one: bool = False,
 ) -> SimulatedEngine:
-    pool_class = BlockPool if setup.prefix_caching else UncachedBlockPool
+    """shares_prefixes: whether any two prompts begin alike; on_step, one_by_one: as in `SimulatedEngine`"""
+    pool_class = BlockPool if setup.prefix_caching and shares_prefixes else CountingBlockPool
     engine = SimulatedEngine(
         clock,
         cost,
@@ -218,12 +220,13 @@ def simulate(
         records.add(sequence)
         load.answered(cast(Turn, sequence.turn), clock.now)
 
-    engine = make_engine(setup, cost, clock, finish, on_step, one_by_one=one_by_one)
+    shares = load_plan.shares_prefixes
+    engine = make_engine(setup, cost, clock, finish, on_step, shares_prefixes=shares, one_by_one=one_by_one)
     scheduler = engine.scheduler
     batches = scheduler if isinstance(scheduler, BatchScheduler) else None
     first_at, number, refused, most_running, most_waiting = load.next_at(), 0, 0, 0, 0
     capacity = setup.capacity
-    read, computed = getattr(cost, "bytes_read", None), getattr(cost, "operations", None)
+    totals_before = cost.totals()
     with paused_collector():
         while True:
             while load.next_at() <= clock.now:
@@ -263,6 +266,7 @@ def simulate(
         raise UsageError(
             f"all {refused} requests are longer than the {capacity} tokens that fit", "use a longer --context"
         )
+    totals = cost.totals()
     return Simulated(
         records=records,
         gaps=engine.gaps,
@@ -279,8 +283,8 @@ def simulate(
         most_running=most_running,
         most_waiting=most_waiting,
         refused=refused,
-        bytes_read=None if read is None else cost.bytes_read - read,
-        operations=None if computed is None else cost.operations - computed,
+        bytes_read=totals[0] - totals_before[0] if totals and totals_before else None,
+        operations=totals[1] - totals_before[1] if totals and totals_before else None,
         wall_s=time.perf_counter() - started,
     )
 

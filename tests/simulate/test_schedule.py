@@ -1,15 +1,27 @@
 """The schedule of a simulated run equals that of the product's engine, step for step, if both are given the same
 durations of steps."""
 
+import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from localllm.metrics import Stopwatch
+from localllm.request import Request, SamplingParams
+from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.runner import Runner
+from localllm.runtime.sequence import Sequence
+from localllm.runtime.step import Step, StepOutput, StepShape
+from localllm.simulate.engine import Clock
 from localllm.simulate.load import Lengths, LoadPlan, Turn
 from localllm.simulate.simulation import EngineSetup, simulate
-from tests.simulate.engines import LinearCost, run_product
+from tests.simulate.engines import LinearCost, RecordingEngine, run_product, token
+from tests.tiny import make_checkpoint, make_engine
 
 setups = st.builds(
     EngineSetup,
@@ -90,3 +102,53 @@ def test_busy_engine(asynchronous: bool, blocks: int) -> None:
         rate=40.0, turns=3, requests=200, prompt=Lengths(60, 0.8), output=Lengths(40, 0.6), system=70, max_len=390
     )
     assert compare(plan, setup) > 500
+
+
+class TimedModel:
+    """A runner of a model, on a clock that advances by what a cost says."""
+
+    def __init__(self, runner: Runner, clock: Clock, cost: LinearCost):
+        self.runner, self.clock, self.cost, self.number = runner, clock, cost, 0
+        self.shape: StepShape | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def run(self, step: Step) -> StepOutput:
+        assert self.shape
+        self.clock.now += self.cost.seconds(self.shape, self.number)
+        self.number += 1
+        return self.runner.run(step)
+
+
+def test_equals_engine_with_a_model(tmp_path: Path) -> None:
+    """The same with a runner that computes a random Llama: prompts in chunks, batches and preemption."""
+    make_checkpoint(tmp_path, "Llama")
+    blocks, context = 24, 120
+    setup = EngineSetup(blocks, 16, 48, 6, context, asynchronous=False)
+    plan = LoadPlan(rate=60.0, requests=40, prompt=Lengths(30, 0.8), output=Lengths(30, 0.7), max_len=context)
+    clock, load = Clock(), plan.start()
+    timed = TimedModel(make_engine(tmp_path, blocks=blocks, block_size=16).runner, clock, LinearCost(jitter=True))
+    engine = RecordingEngine(timed, BlockPool(blocks, 16), 48, 6, clock=clock)  # type: ignore[arg-type]
+    engine.schedule_log = []
+    last: dict[int, float] = {}
+    number = 0
+    with torch.inference_mode():
+        while engine.has_unfinished_requests or load.next_at() < math.inf:
+            if not engine.has_unfinished_requests:
+                clock.now = max(clock.now, load.next_at())
+            while load.next_at() <= clock.now:
+                turn, number = load.pop(), number + 1
+                ids = tuple(3 + token(number, i) % 300 for i in range(turn.prompt_len))
+                params = SamplingParams(temperature=0, max_tokens=turn.answer_len, ignore_eos=True)
+                request = Request(ids, params, turn.arrival, id=number)
+                watch = Stopwatch(turn.arrival, clock=clock)
+                engine.add_sequence(Sequence(request, 0, frozenset(), len(ids) + turn.answer_len, watch))
+            for event in engine.step():
+                last[event.sequence.request.id] = clock.now
+    steps: list[list[tuple[int, int]]] = []
+    cost = LinearCost(jitter=True)
+    simulated = simulate(plan, setup, cost, lambda work, ends_at: steps.append(work))
+    assert [sorted(step) for step in steps] == [sorted(step) for step in engine.schedule_log]
+    assert sorted(simulated.records.last) == sorted(last.values())
+    assert simulated.preemptions == engine.scheduler.preemptions > 0

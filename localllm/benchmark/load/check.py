@@ -175,8 +175,10 @@ def format_check(check: Check) -> str:
         if "_p" in row.name and row.name.endswith("_s") and "/s" not in label:
             name, percentile, _ = row.name.split("_")
             label, show = f"{LABELS[name]} {percentile}", format_seconds
-        shown = ("-" if math.isnan(value) else show(value) for value in (row.predicted, row.measured))
-        rows.append((label, *shown, f"{row.error:+.1%}"))
+        predicted, measured = (
+            "-" if math.isnan(value) else show(value) for value in (row.predicted, row.measured)
+        )
+        rows.append((label, predicted, measured, f"{row.error:+.1%}"))
     failed = f", {check.failed} failed" if check.failed else ""
     head = [f"{check.url}, {check.model}: {check.requests} requests answered{failed}"]
     head += textwrap.wrap(f"step times: {check.step_times}", 80)
