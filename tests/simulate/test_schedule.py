@@ -124,9 +124,9 @@ class TimedModel:
 def test_equals_engine_with_a_model(tmp_path: Path) -> None:
     """The same with a runner that computes a random Llama: prompts in chunks, batches and preemption."""
     make_checkpoint(tmp_path, "Llama")
-    blocks, context = 24, 120
+    blocks, context = 12, 150
     setup = EngineSetup(blocks, 16, 48, 6, context, asynchronous=False)
-    plan = LoadPlan(rate=60.0, requests=40, prompt=Lengths(30, 0.8), output=Lengths(30, 0.7), max_len=context)
+    plan = LoadPlan(rate=60.0, requests=40, prompt=Lengths(20, 0.8), output=Lengths(60, 0.5), max_len=context)
     clock, load = Clock(), plan.start()
     timed = TimedModel(make_engine(tmp_path, blocks=blocks, block_size=16).runner, clock, LinearCost(jitter=True))
     engine = RecordingEngine(timed, BlockPool(blocks, 16), 48, 6, clock=clock)  # type: ignore[arg-type]
