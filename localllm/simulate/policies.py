@@ -78,17 +78,25 @@ class BatchScheduler(SimulatedScheduler):
     closed = False  # no further request will arrive, so that a batch cannot become full
     batcher: Batcher | None = None
     batch_len = 0  # sequences of the batch that is running
+    batch_left = 0  # that the batch may still admit
 
     def admit(self) -> None:
-        if self.running or not self.waiting:
+        """Begin a batch if none is running, and admit the rest of one that has begun: over several steps, if its
+        prompts are longer than a step."""
+        if not self.running and self.waiting:
+            now = self.waiting[0].stopwatch.clock()
+            ready = len(self.waiting) >= self.batch_size or self.closed or now >= self.wake_at()
+            self.batch_left, self.batch_len = self.batch_size if ready else 0, 0
+        if not self.batch_left:
             return
-        now = self.waiting[0].stopwatch.clock()
-        if len(self.waiting) < self.batch_size and not self.closed and now < self.wake_at():
-            return
-        limit, self.max_running = self.max_running, min(self.max_running, self.batch_size)
+        limit, running = self.max_running, len(self.running)
+        self.max_running = min(limit, running + self.batch_left)
         super().admit()
         self.max_running = limit
-        self.batch_len = len(self.running)
+        admitted = len(self.running) - running
+        self.batch_len += admitted
+        # With budget left, nothing else was waiting or fitted.
+        self.batch_left = 0 if self.remaining_budget else self.batch_left - admitted
 
     def wake_at(self) -> float:
         return min((s.request.arrival for s in self.waiting), default=math.inf) + self.max_wait_s
