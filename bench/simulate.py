@@ -17,7 +17,7 @@ from typing import Any
 import localllm
 from bench.report import finish
 from localllm.llm.llm import LLM
-from localllm.llm.worker import Delivered
+from localllm.llm.worker import Delivered, Stream
 from localllm.request import Request, SamplingParams
 from localllm.simulate.cost import FittedCost, TimedStep
 from localllm.simulate.load import Lengths, LoadPlan, Turn
@@ -38,6 +38,7 @@ class Sender:
     def run(self, turns: list[Turn], speed: float = 1.0) -> float:
         """Send the turns, and return the seconds from the first arrival to the last token."""
         start = time.perf_counter()
+        streams: list[Stream] = []  # one that is not referenced is cancelled
         for turn in turns:
             at = start + turn.arrival / speed
             if (left := at - time.perf_counter() - SPIN_S) > 0:
@@ -46,7 +47,7 @@ class Sender:
             params = SamplingParams(temperature=0, max_tokens=turn.answer_len, ignore_eos=True)
             with self.done:
                 self.unanswered += 1
-            self.llm.submit(Request(ids, params, at), self.receive)
+            streams.append(self.llm.submit(Request(ids, params, at), self.receive))
         with self.done:
             self.done.wait_for(lambda: not self.unanswered)
         return time.perf_counter() - start

@@ -132,9 +132,10 @@ def fit_kind(steps: Sequence[TimedStep], kind: str) -> tuple[float, ...]:
     chosen = own if len(own) >= MIN_STEPS_OF_KIND else steps
     x = np.array([features(shape) for shape, _ in chosen])
     y = np.array([seconds for _, seconds in chosen])
-    # Slow steps count in proportion to their excess, not its square: sums must be right, because queues add up.
+    # Slow steps are rare and do not decide the slopes; sums are then made right, because queues add durations up.
     weights = 1 / np.sqrt(y)
-    return tuple(nonnegative_least_squares(x * weights[:, None], y * weights).tolist())
+    coefficients = nonnegative_least_squares(x * weights[:, None], y * weights)
+    return tuple((coefficients * (y.sum() / (x @ coefficients).sum())).tolist())
 
 
 def nonnegative_least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -158,7 +159,7 @@ def nonnegative_least_squares(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def draw_deviations(
     steps: Sequence[TimedStep], kind: str, mean: Callable[[StepShape], float], seed: int
 ) -> "array[float]":
-    """Return measured durations over predicted ones, drawn from steps of a kind and scaled so that sums are
+    """Return measured durations over predicted ones, drawn from steps of a kind, with the mean that keeps sums
     right."""
     own = [step for step in steps if step[0].kind == kind]
     own = own if len(own) >= MIN_STEPS_OF_KIND else list(steps)
