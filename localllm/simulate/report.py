@@ -178,9 +178,9 @@ def answer_lines(report: Report) -> list[str]:
     limits = ", ".join(f"{LABELS[name]} <= {limit * 1e3:g} ms" for name, limit in report.objective.limits.items())
     promise = f"{limits} for {report.objective.attainment:.0%} of the requests"
     if report.capacity.simulated is None:
-        return [f"{report.target.device} serves no such load within {promise}"]
+        return textwrap.wrap(f"{report.target.device} serves no such load within {promise}", 80)
     served = report.load.describe(report.capacity.amount)
-    lines = [f"{report.target.device} serves {served} within {promise}"]
+    lines = textwrap.wrap(f"{report.target.device} serves {served} within {promise}", 80)
     for change in report.sensitivities:
         lines.append(f"  {change.assumption}: {report.load.describe(change.amount)}")
     return lines

@@ -29,8 +29,10 @@ def simulate(localllm, *arguments: str) -> dict:
 
 
 def test_report(localllm, llama):
-    code, out, err = localllm("simulate", llama, "--device", "h100", "--rate", "5", "--requests", "50")
+    flags = ("--rate", "5", "--requests", "50", "--slo", "ttft=500ms,tpot=20ms,e2e=5s")
+    code, out, err = localllm("simulate", llama, "--device", "h100", *flags)
     assert (code, err) == (0, "")
+    assert "H100 SXM serves" in out and "for 95% of the requests" in " ".join(out.split())
     assert all(len(line) <= 80 for line in out.splitlines())
     text = " ".join(out.split())
     assert "roofline of the H100 SXM at 70% of its published bandwidth and 55% of its arithmetic rate" in text
