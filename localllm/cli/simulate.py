@@ -201,24 +201,22 @@ def simulate(
             choices=("fcfs", "shortest"),
         ),
     ] = "fcfs",
-    admission: Annotated[
+    no_admission: Annotated[
         bool,
-        typer.Option(
-            "--admission/--no-admission",
-            help="Reserve blocks for an answer before it starts.",
-            show_default=False,
-            rich_help_panel=options.Panel.ENGINE,
+        options.switch(
+            "--no-admission",
+            text="Start requests without reserving blocks for their answers.",
+            panel=options.Panel.ENGINE,
         ),
-    ] = True,
-    prefix_cache: Annotated[
+    ] = False,
+    no_prefix_cache: Annotated[
         bool,
-        typer.Option(
-            "--prefix-cache/--no-prefix-cache",
-            help="Reuse blocks of equal beginnings of prompts.",
-            show_default=False,
-            rich_help_panel=options.Panel.ENGINE,
+        options.switch(
+            "--no-prefix-cache",
+            text="Compute every prompt as a whole.",
+            panel=options.Panel.ENGINE,
         ),
-    ] = True,
+    ] = False,
     max_answer: Annotated[
         int | None,
         options.option(
@@ -370,8 +368,8 @@ def simulate(
         target.setup,
         batching=batching,
         order=order,
-        admission=admission,
-        prefix_caching=prefix_cache,
+        admission=not no_admission,
+        prefix_caching=not no_prefix_cache,
         seed=seed,
         **{name: value for name, value in changes.items() if value is not None},
     )
