@@ -1,6 +1,8 @@
 """`localllm simulate`: how a model would serve a load on this machine or a GPU, without computing anything."""
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from localllm.cli import options
-from localllm.cli.io import StdoutWriter, note, status
+from localllm.cli.io import StdoutWriter, flag_name, note, status
 from localllm.cli.progress import status_line
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
@@ -22,6 +24,7 @@ OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
 def simulate(
+    ctx: typer.Context,
     model: options.ModelName,
     device: Annotated[
         str | None,
@@ -319,6 +322,7 @@ def simulate(
     check_choices(batching=(batching, ("continuous", "dynamic", "static")), order=(order, ("fcfs", "shortest")))
     if efficiency and device in (None, *LOCAL_DEVICES):
         raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
+    check_combinations(ctx.params)
     from localllm.benchmark.plot import check_plot
     from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective, find_capacity, sensitivities
     from localllm.simulate.load import Lengths, LoadPlan
@@ -361,7 +365,7 @@ def simulate(
         "batch_size": positive(batch_size, "--batch-size"),
         "max_wait_s": None if max_wait is None else parse_duration(max_wait),
         "max_answer": positive(max_answer, "--max-answer"),
-        "drafts": drafts,
+        "drafts": positive(drafts, "--drafts"),
         "acceptance": (0.7 if acceptance is None else acceptance) if drafts else None,
     }
     setup = replace(
@@ -468,6 +472,40 @@ def parse_objectives(text: str) -> dict[str, float]:
     if unknown := limits.keys() - set(OBJECTIVES):
         raise UsageError(f"--slo has {', '.join(unknown)}", "simulations know the objectives ttft, tpot and e2e")
     return limits
+
+
+def check_combinations(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag that would have no effect."""
+    useless = (
+        ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
+        ("users", ("burstiness",), "users send at their own times"),
+        ("check", ("slo", "sensitivity", "plot", "price", "watts"), "--check compares one load with a server"),
+    )
+    for given, others, reason in useless:
+        if flags[given] is not None:
+            refuse_flags(flags, others, f"has no effect, because {reason}")
+    needed = (
+        (flags["trace"] is not None, ("speed",), "--trace"),
+        (flags["slo"] is not None, ("attainment",), "--slo"),
+        (flags["drafts"] is not None, ("acceptance",), "--drafts"),
+        (flags["batching"] != "continuous", ("batch_size",), "--batching static or dynamic"),
+        (flags["batching"] == "dynamic", ("max_wait",), "--batching dynamic"),
+        (flags["rate"] is None or flags["turns"] is not None, ("think",), "--users or --turns"),
+    )
+    for is_given, others, required in needed:
+        if not is_given:
+            refuse_flags(flags, others, f"needs {required}")
+    if not 0 <= (flags["acceptance"] or 0) <= 1:
+        raise UsageError(f"--acceptance is {flags['acceptance']:g}", "give a probability from 0 to 1")
+    for name in ("price", "watts"):
+        if flags[name] is not None and not 0 < flags[name] < math.inf:
+            raise UsageError(f"--{name} is {flags[name]:g}", "give a number above 0")
+
+
+def refuse_flags(flags: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        if flags[name] not in (None, False):
+            raise UsageError(f"{flag_name(name)} {reason}", "leave it out")
 
 
 def positive(value: int | None, flag: str) -> int | None:

@@ -125,6 +125,15 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--efficiency", "1.2"), "--efficiency is '1.2'"),
         (("--rate", "1", "--prompt", "x"), "--prompt is 'x'"),
         (("--trace", "missing.csv"), "missing.csv cannot be read"),
+        (("--rate", "1", "--speed", "2"), "--speed needs --trace"),
+        (("--rate", "1", "--think", "2s"), "--think needs --users or --turns"),
+        (("--trace", "x.csv", "--turns", "2"), "--turns has no effect, because a trace has its own requests"),
+        (("--rate", "1", "--batch-size", "4"), "--batch-size needs --batching static or dynamic"),
+        (("--rate", "1", "--acceptance", "0.5"), "--acceptance needs --drafts"),
+        (("--rate", "1", "--drafts", "2", "--acceptance", "2"), "--acceptance is 2"),
+        (("--rate", "1", "--drafts", "-1"), "--drafts is -1"),
+        (("--rate", "1", "--price", "0"), "--price is 0"),
+        (("--rate", "1", "--check", "http://h", "--slo", "ttft=1s"), "--slo has no effect"),
     ],
 )
 def test_refused_flags(localllm, flags, message):
