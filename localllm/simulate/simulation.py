@@ -212,16 +212,45 @@ def make_engine(
 def simulate(
     load_plan: LoadPlan, setup: EngineSetup, cost: Cost, on_step: OnStep | None = None, *, one_by_one: bool = False
 ) -> Simulated:
-    """Run a load until its last request is answered. Raises UsageError if no request can be answered."""
+    """Run a load until its last request is answered. Raises UsageError if no request can be answered.
+
+    on_step, one_by_one: as in `SimulatedEngine`
+    """
     started = time.perf_counter()
+    if not load_plan.shares_prefixes or not setup.prefix_caching:
+        # Blocks need not be told apart, unless a preempted request finds its own in the prefix cache again.
+        steps: list[tuple[list[tuple[int, int]], float]] = []
+        record = None if on_step is None else lambda work, ends_at: steps.append((work, ends_at))
+        simulated = run(load_plan, setup, cost, record, started, shares_prefixes=False, one_by_one=one_by_one)
+        if simulated:
+            for step in steps if on_step else ():
+                on_step(*step)
+            return simulated
+    simulated = run(load_plan, setup, cost, on_step, started, shares_prefixes=True, one_by_one=one_by_one)
+    assert simulated
+    return simulated
+
+
+def run(
+    load_plan: LoadPlan,
+    setup: EngineSetup,
+    cost: Cost,
+    on_step: OnStep | None,
+    started: float,
+    *,
+    shares_prefixes: bool,
+    one_by_one: bool,
+) -> Simulated | None:
+    """Run a load; None if `shares_prefixes` turns out to be wrong."""
     clock, load, records, timeline = Clock(), load_plan.start(), Records(), Timeline()
 
     def finish(sequence: SimulatedSequence) -> None:
         records.add(sequence)
         load.answered(cast(Turn, sequence.turn), clock.now)
 
-    shares = load_plan.shares_prefixes
-    engine = make_engine(setup, cost, clock, finish, on_step, shares_prefixes=shares, one_by_one=one_by_one)
+    engine = make_engine(
+        setup, cost, clock, finish, on_step, shares_prefixes=shares_prefixes, one_by_one=one_by_one
+    )
     scheduler = engine.scheduler
     batches = scheduler if isinstance(scheduler, BatchScheduler) else None
     first_at, number, refused, most_running, most_waiting = load.next_at(), 0, 0, 0, 0
@@ -252,6 +281,8 @@ def simulate(
                 continue
             before, launched = clock.now, engine.steps
             engine.step()
+            if scheduler.preemptions and setup.prefix_caching and not shares_prefixes:
+                return None
             most_running = max(most_running, len(scheduler.running))
             if engine.steps == launched and engine.in_flight is None and clock.now == before:
                 # Nothing can run: a batch waits to be filled.

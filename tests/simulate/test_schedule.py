@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localllm.metrics import Stopwatch
@@ -73,6 +73,11 @@ def compare(plan: LoadPlan, setup: EngineSetup, *, one_by_one: bool = False) -> 
     return len(steps)
 
 
+# A preempted request finds its own blocks again, although no prompts begin alike.
+@example(
+    LoadPlan(rate=5.0, burstiness=6.0, requests=14, prompt=Lengths(2, 0.9), output=Lengths(40, 0.7), max_len=60),
+    EngineSetup(12, 4, 8, 3, 64, asynchronous=False),
+)
 @settings(max_examples=120, deadline=None)
 @given(loads(), setups)
 def test_equals_product(plan: LoadPlan, setup: EngineSetup) -> None:
