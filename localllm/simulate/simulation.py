@@ -223,8 +223,9 @@ def simulate(
         record = None if on_step is None else lambda work, ends_at: steps.append((work, ends_at))
         simulated = run(load_plan, setup, cost, record, started, shares_prefixes=False, one_by_one=one_by_one)
         if simulated:
-            for step in steps if on_step else ():
-                on_step(*step)
+            if on_step:
+                for step in steps:
+                    on_step(*step)
             return simulated
     simulated = run(load_plan, setup, cost, on_step, started, shares_prefixes=True, one_by_one=one_by_one)
     assert simulated
