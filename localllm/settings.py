@@ -30,8 +30,9 @@ class DiskCache:
 @dataclass(frozen=True)
 class Settings:
     home: Path
-    """LOCALLLM_HOME: folder of saved chats, the prompt history, measured rates, names given to models, models made
-    by `create` and `--quant`, uploaded files, address and log of the background server. Default: ~/.localllm"""
+    """LOCALLLM_HOME: folder of saved chats, the prompt history, measured rates and durations of steps, names given
+    to models, models made by `create` and `--quant`, uploaded files, address and log of the background server.
+    Default: ~/.localllm"""
 
     device: str
     """LOCALLLM_DEVICE: `auto`, `cpu`, `cuda` or `cuda:N`, unless `--device` is given. Default: auto"""

@@ -24,6 +24,8 @@ from localllm.plan.speed import Speed
 from localllm.quality.report import Quality
 from localllm.receipts import receipt
 from localllm.server.models import ModelEvent
+from localllm.simulate.capacity import Sensitivity
+from localllm.simulate.simulation import EngineSetup
 from localllm.tui.top_board import ModelSnapshot, ServerSnapshot, Throughput
 
 FLATTEN = "flat"  # marks a field that is replaced by the fields of its type
@@ -624,6 +626,95 @@ class BatchSummary(TypedDict):
     tokens_per_step: float | None
 
 
+class CheckedFigure(TypedDict):
+    predicted: float | None
+    measured: float | None
+    error: float | None  # relative, of the prediction
+
+
+class SimulationCheck(TypedDict):
+    """Comparison of a simulation with a running server, with --check."""
+
+    url: str
+    model: str
+    date: str
+    step_times: str
+    requests: int  # answered
+    failed: int
+    late_p99_s: float  # how late the client sent requests
+    figures: dict[str, CheckedFigure]
+
+
+class SimulatedLoad(TypedDict):
+    rate: float | None  # requests or conversations per second
+    burstiness: float
+    users: int | None
+    think_s: float
+    turns: int
+    system: int  # tokens
+    prompt: str  # median and spread
+    output: str
+    trace: str | None  # format
+    speed: float
+    seed: int
+
+
+class SimulatedPercentiles(TypedDict):
+    p50: float | None
+    p95: float | None
+    p99: float | None
+
+
+class SimulatedCapacity(TypedDict):
+    amount: float  # the highest load within the objectives; 0 if none is
+    unit: Literal["users", "requests/s", "speed"]
+    runs: int  # simulations of the search
+
+
+class Simulation(TypedDict):
+    """A simulated load: docs/simulate.md."""
+
+    model: str
+    device: str
+    quant: str | None
+    dtype: str
+    kv_dtype: str
+    step_times: str  # where durations of steps are from, and their error
+    engine: EngineSetup
+    load: SimulatedLoad
+    requests: int  # answered
+    refused: int
+    duration_s: float  # simulated
+    steps: int
+    queue_s: SimulatedPercentiles
+    ttft_s: SimulatedPercentiles
+    tpot_s: SimulatedPercentiles
+    itl_s: SimulatedPercentiles
+    e2e_s: SimulatedPercentiles
+    requests_per_s: float | None
+    output_tokens_per_s: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    draft_tokens: int
+    accepted_tokens: int
+    preemptions: int
+    most_running: int
+    most_waiting: int
+    busy: float  # share of the time in which a step ran
+    bandwidth_share: float | None  # of the published bandwidth; null for measured steps
+    flops_share: float | None
+    objectives_s: dict[str, float] | None
+    attainment: float | None
+    met: int | None  # requests that met all objectives
+    goodput_requests_per_s: float | None
+    cost_per_million_tokens: float | None
+    joules_per_token: float | None
+    capacity: SimulatedCapacity | None
+    sensitivity: list[Sensitivity]
+    wall_s: float  # that the simulation took
+
+
 class PromptToken(TypedDict):
     id: int
     text: str
@@ -697,6 +788,7 @@ JSON_OUTPUTS = {
     "list": JsonOutput("array", ModelSummary),
     "show": JsonOutput("object", ModelDetails),
     "plan": JsonOutput("object", PlanResult),
+    "simulate": JsonOutput("object", Simulation | SimulationCheck),
     "bench": JsonOutput("object", Benchmark | LoadTest),
     "quantize": JsonOutput("lines", QuantizeProgress | QuantizedModel),
     "diff": JsonOutput("object", QualityReport),

@@ -52,10 +52,14 @@ def check_plot(file: Path) -> None:
 
 def draw_result(result: BenchmarkResult, file: Path) -> None:
     """Raises OSError if the file cannot be written."""
+    draw_panels(list(result_panels(result)), title(result), file)
+
+
+def draw_panels(panels: list[Panel], title: str, file: Path) -> None:
+    """Draw panels side by side. Raises OSError if the file cannot be written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    panels = list(result_panels(result))
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     svg = file.suffix.lower() == ".svg"
@@ -66,7 +70,7 @@ def draw_result(result: BenchmarkResult, file: Path) -> None:
             panel(ax)
         for ax in axes[len(panels) :]:
             ax.remove()
-        figure.suptitle(title(result), fontsize=9, color=GREY)
+        figure.suptitle(title, fontsize=9, color=GREY)
         figure.savefig(file, dpi=DOTS, metadata={"Date": None} if svg else None)
 
 

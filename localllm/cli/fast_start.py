@@ -33,6 +33,7 @@ COMMANDS = {
     "list": "models:list_models",
     "show": "models:show",
     "plan": "plan:plan",
+    "simulate": "simulate:simulate",
     "bench": "bench:bench",
     "quantize": "quantize:quantize",
     "diff": "diff:diff",

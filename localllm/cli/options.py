@@ -21,6 +21,8 @@ class Panel(StrEnum):
     NETWORK = "Network"
     BACKGROUND = "Background"
     LOAD_TEST = "Load test"
+    LOAD = "Load"
+    ENGINE = "Engine"
     MODEL = "Model"
     PROMPT = "Prompt"
     SAMPLING = "Sampling"

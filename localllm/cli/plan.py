@@ -78,7 +78,7 @@ def plan(
         raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
     check_quant(quant)  # before the header is downloaded
     load_options = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    name, header = _read_or_fetch_header(model, load_options, gpu, device or settings.device)
+    name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
         result = make_plan(header, find_device(gpu), load_options, name=name, prompt=prompt)
@@ -93,7 +93,7 @@ def plan(
         raise typer.Exit(DoesNotFit.exit_code)
 
 
-def _read_or_fetch_header(
+def read_or_fetch_header(
     model: str, load_options: LoadOptions, gpu: str | None, device: str
 ) -> tuple[str, Header]:
     """Name and header of a model; for one that is not local, the header is downloaded with ranged requests.

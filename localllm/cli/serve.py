@@ -1,5 +1,6 @@
 """`localllm serve`: an HTTP server for models with the APIs of OpenAI, Ollama and Anthropic."""
 
+import logging
 import math
 import os
 from contextlib import closing
@@ -274,7 +275,12 @@ def serve(
             flags = {**load_flags, "context": context or load_flags["context"]}
             return cast("LLM | Embedder", load_for_server(model, **flags))
 
-        pool = ModelPool(load, keep_alive=keep_alive_s, max_models=max_models)
+        pool = ModelPool(
+            load,
+            keep_alive=keep_alive_s,
+            max_models=max_models,
+            record_steps=lambda llm: llm.record_steps(settings.home, logging.getLogger("localllm.models").warning),
+        )
         for model in models or []:
             pool.add_preloaded(load(model, None), model)
         app = create_app(pool, access, log_prompts=log_prompts, strict=strict or settings.strict)

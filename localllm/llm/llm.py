@@ -29,10 +29,11 @@ from localllm.llm.worker import Deliver, Stream, Worker
 from localllm.metrics import EngineStats, Metrics, Slot, StepReads, Stopwatch
 from localllm.modelfile.edition import Edition
 from localllm.modelfile.options import to_sampling_params
-from localllm.plan import expected, runs
+from localllm.plan import expected, runs, step_times
 from localllm.plan.memory import MemoryPlan
 from localllm.plan.runs import Run
 from localllm.plan.speed import step_reads
+from localllm.plan.step_times import StepSetup
 from localllm.receipts import provenance, receipt
 from localllm.request import (
     CACHE_SCOPE,
@@ -495,6 +496,20 @@ class LLM:
             self.origin.setup, self.config, self.memory.weights, self.kv_dtype, metrics
         ):
             runs.record(home, run, note)
+
+    @property
+    def step_setup(self) -> StepSetup:
+        """What the durations of its steps depend on."""
+        setup = self.origin.setup
+        return StepSetup(setup.model, setup.device, setup.dtype, self.kv_dtype, setup.threads)
+
+    def record_steps(self, home: Path, note: Callable[[str], None]) -> None:
+        """Store the durations of steps since the last call, for the predictions of `simulate`. note: as in
+        `record`."""
+        times = self.worker.step_times  # which the engine's thread appends to meanwhile
+        steps = [times.popleft() for _ in range(len(times))]
+        if steps:
+            step_times.record(home, self.step_setup, [(*shape, seconds) for shape, seconds in steps], note)
 
     def __enter__(self) -> "LLM":
         return self

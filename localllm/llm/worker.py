@@ -7,6 +7,7 @@ import hashlib
 import queue
 import sys
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
@@ -17,11 +18,13 @@ import torch
 from localllm.errors import Busy, ContextOverflow, LocalLLMError
 from localllm.hardware.device import device_context, peak_bytes, release_cached
 from localllm.metrics import EngineStats, Slot
+from localllm.plan.step_times import MAX_STEPS
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
 from localllm.runtime.device_errors import gpu_failure_error, is_gpu_failure, is_out_of_memory
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.runtime.sequence import Sequence
+from localllm.runtime.step import StepShape
 from localllm.text.detokenizer import Detokenizer, StopStrings
 from localllm.text.output.reader import OutputDelta, OutputParser
 from localllm.text.tokenizer import Tokenizer
@@ -217,6 +220,8 @@ class Worker:
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after `close`
         self.steps = 0  # engine steps that produced output tokens
+        # Shapes and seconds of the last steps, with the delivery of their tokens.
+        self.step_times: deque[tuple[StepShape, float]] = deque(maxlen=MAX_STEPS)
         self.cancelled = 0
         self.finished: Counter[str] = Counter()  # ended answers by finish reason
         self.closed = False
@@ -344,11 +349,14 @@ class Worker:
             while is_open:
                 try:
                     is_open = self.read_inbox()
+                    began = time.perf_counter()
                     events = self.engine.step() if is_open else []
                     self.steps += any(event.token_id is not None for event in events)
                     for event in events:
                         self.deliver(event)
                     self.flush()
+                    if shape := self.engine.last_shape:
+                        self.step_times.append((shape, time.perf_counter() - began))
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
                     if is_gpu_failure(error):

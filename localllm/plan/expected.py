@@ -21,11 +21,12 @@ from localllm.hardware.device import device_name, dtype_name, resolve_device, re
 from localllm.hardware.measure import measure_this_machine, stored_rates
 from localllm.metrics import Metrics
 from localllm.plan import runs
-from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model
+from localllm.plan.fit import Fit, FreeMemory, LoadOptions, fit_model, model_needs
 from localllm.plan.measured import DECODE_SHARE, measure_matmul
 from localllm.plan.memory import TOKEN_BUDGET
 from localllm.plan.plan import Expectation
 from localllm.plan.speed import prefill_steps
+from localllm.plan.step_times import StepSetup
 from localllm.plan.weights import representative_matrix, stored_dtype
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.settings import Settings
@@ -110,6 +111,23 @@ def known_tokens_per_s(
         return rates.bandwidth / read
     machine_rates = stored_rates(device, torch_dtype, settings)
     return DECODE_SHARE * machine_rates.read / read if machine_rates else None
+
+
+def step_setup(
+    header: Header, options: LoadOptions, device: str, settings: Settings, *, name: str
+) -> tuple[StepSetup, str]:
+    """Return what the durations of a model's steps on this machine are recorded under, and the device's name.
+
+    Raises NoSuchDevice and UsageError, and like `parse_config`.
+    """
+    from localllm.runtime.kernels.threads import threads_for
+
+    target = resolve_device(settings.device if device == "auto" else device)
+    config = parse_config(header.config)
+    needs = model_needs(header, config, target.type, options, name=name)
+    threads = threads_for(needs.weights.total, settings.threads)
+    shown = device_name(target)
+    return StepSetup(name, shown, needs.dtype, needs.kv_dtype, threads), shown
 
 
 def expected_rates(

@@ -27,7 +27,7 @@ from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, compute_logprobs
 from localllm.runtime.scheduler import ChunkPolicy, ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import Drafter
-from localllm.runtime.step import Step, StepOutput
+from localllm.runtime.step import Step, StepOutput, StepShape
 from localllm.runtime.step_reports import StepObservation, StepReporter
 
 SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
@@ -71,22 +71,32 @@ class StepInFlight:
     prompt_logits: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
     prompt_only: list[Sequence]  # computed prompts of requests without an answer
     observations: dict[Sequence, StepObservation]  # of the requests with `inspect`
+    shape: StepShape
 
 
 class Engine:
     def __init__(
-        self, runner: Runner, pool: BlockPool, token_budget: int, max_running: int, drafter: Drafter | None = None
+        self,
+        runner: Runner,
+        pool: BlockPool,
+        token_budget: int,
+        max_running: int,
+        drafter: Drafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ):
+        """clock: returns the time in seconds; a simulation passes its own."""
         self.runner = runner
+        self.clock = clock
         self.pool = pool
         self.drafter = drafter
-        chunk_policy = None if runner.asynchronous else ChunkPolicy(token_budget)
+        chunk_policy = None if runner.asynchronous else ChunkPolicy(token_budget, clock)
         self.scheduler = Scheduler(pool, token_budget, max_running, chunk_policy)
-        self.step_reporter = StepReporter(self.scheduler)
+        self.step_reporter = StepReporter(self.scheduler, clock)
         # Preempted sequences keep their slots and are admitted first.
         self.free_token_slots = list(range(max_running))
         self.in_flight: StepInFlight | None = None
-        self.last_read_at = time.perf_counter()  # time at which the last step was read
+        self.last_read_at = clock()  # time at which the last step was read
+        self.last_shape: StepShape | None = None  # of the step that was read by the last call of `step`
         self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # totals since start
 
     @property
@@ -164,6 +174,7 @@ class Engine:
             wait_s = 0.0 if self.scheduler.running or self.in_flight else LOAD_WAIT_S
             if self.pool.lower.install_loaded(wait_s=wait_s):
                 self.scheduler.discard_timing()
+        self.last_shape = None
         events = self.commit() if self.must_commit_first() else []
         if self.drafter:
             self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])
@@ -247,6 +258,7 @@ class Engine:
             ],
             prompt_only=prompt_only,
             observations=observations,
+            shape=step_shape(work),
         )
 
     def make_step(
@@ -274,6 +286,7 @@ class Engine:
         launched, self.in_flight = self.in_flight, None
         if launched is None:
             return []
+        self.last_shape = launched.shape
         events = [
             TokenEvent(s, prompt_logprobs=tuple(prompt_logprobs_of(s, positions, logits)))
             for s, positions, logits in launched.prompt_logits
@@ -336,7 +349,7 @@ class Engine:
 
         Steps run without a pause while a sequence continues, no matter how far ahead they are launched.
         """
-        before, self.last_read_at = self.last_read_at, time.perf_counter()
+        before, self.last_read_at = self.last_read_at, self.clock()
         drafts = sum(launched.draft_counts)
         if self.drafter and launched.token_count == len(launched.sequences) + drafts:
             self.drafter.on_step(len(launched.sequences), drafts, self.last_read_at - before)
@@ -424,6 +437,22 @@ class Engine:
             raise
         finally:
             state.free()
+
+
+def step_shape(work: ScheduledTokens) -> StepShape:
+    """Return the shape of a step, for whose tokens the sequences already have slots."""
+    tokens = context = prompts = prompt_tokens = prompt_context = pairs = 0
+    for sequence, count in work:
+        length = sequence.computed
+        if length > sequence.prompt_len and count == 1 + len(sequence.draft_ids):
+            tokens += count
+            context += length
+        else:
+            prompts += 1
+            prompt_tokens += count
+            prompt_context += length
+            pairs += count * (2 * length - count + 1) // 2
+    return StepShape(len(work) - prompts, tokens, context, prompts, prompt_tokens, prompt_context, pairs)
 
 
 def prompt_logprobs_of(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:

@@ -19,6 +19,7 @@ import bisect
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from operator import itemgetter
 from statistics import median
 
@@ -46,9 +47,10 @@ class ChunkPolicy:
     cores: 1.15 s for 512 tokens, 0.53 s for 256, 0.36 s for 128, 0.27 s for 64, 0.11 s for one.
     """
 
-    def __init__(self, max_tokens: int):
-        """max_tokens: prompt tokens of a step while no answer is streaming."""
+    def __init__(self, max_tokens: int, clock: Callable[[], float] = time.perf_counter):
+        """max_tokens: prompt tokens of a step while no answer is streaming; clock: returns the time in seconds."""
         self.max_tokens = max_tokens
+        self.clock = clock
         self.max_gap_s, self.max_slowdown = MAX_TOKEN_GAP_S, MAX_SLOWDOWN
         self.timed_step: tuple[int, float] | None = None  # prompt tokens of the last step, and when it began
         self.decode_step_s: deque[float] = deque(maxlen=CHUNK_TIMES_KEPT)  # durations of steps without prompts
@@ -63,7 +65,7 @@ class ChunkPolicy:
         """Record how long the last step took, as the next begins."""
         if self.timed_step:
             prompt_tokens, began = self.timed_step
-            self.record_step(prompt_tokens, time.perf_counter() - began)
+            self.record_step(prompt_tokens, self.clock() - began)
         self.timed_step = None
 
     def time_step(self, prompt_tokens: int, began: float) -> None:
@@ -121,7 +123,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         if not self.running and not self.waiting:
             self.discard_timing()
-        bisect.insort(self.waiting, sequence, key=queue_key)
+        bisect.insort(self.waiting, sequence, key=self.queue_key)
 
     def discard_timing(self) -> None:
         """See `ChunkPolicy.discard_timing`."""
@@ -134,7 +136,7 @@ class Scheduler:
         if self.chunk_policy is None:
             self.fill_step()
             return list(self.scheduled.items())
-        began, streaming = time.perf_counter(), self.streaming_tokens
+        began, streaming = self.chunk_policy.clock(), self.streaming_tokens
         self.chunk_policy.begin_step()
         if self.has_short_work(MIN_CHUNK_TOKENS):
             self.remaining_budget = min(self.token_budget, streaming + self.prompt_budget)
@@ -142,6 +144,10 @@ class Scheduler:
         if self.scheduled:
             self.chunk_policy.time_step(max(0, sum(self.scheduled.values()) - streaming), began)
         return list(self.scheduled.items())
+
+    def queue_key(self, sequence: Sequence) -> tuple[bool, int, int]:
+        """Return the order of the queue: preempted sequences first, each group by `priority_key`."""
+        return not sequence.was_admitted, *priority_key(sequence)
 
     @property
     def prompt_budget(self) -> int:
@@ -310,8 +316,3 @@ class Scheduler:
 def priority_key(sequence: Sequence) -> tuple[int, int]:
     """Order by descending priority, then by arrival."""
     return -sequence.request.priority, sequence.request.id
-
-
-def queue_key(sequence: Sequence) -> tuple[bool, int, int]:
-    """Order of the queue: preempted sequences first, each group by `priority_key`."""
-    return not sequence.was_admitted, *priority_key(sequence)

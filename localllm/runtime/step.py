@@ -1,6 +1,7 @@
 """The input of one step, which the engine builds, and its output, which a runner returns."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,28 @@ class Readback:
         if self.copied:
             self.copied.synchronize()
         return self.values
+
+
+class StepShape(NamedTuple):
+    """The amount of work of a step, on which its duration depends.
+
+    A sequence decodes if it brings one token and its drafts; otherwise it brings a part of its prompt.
+    """
+
+    sequences: int  # that decode
+    tokens: int  # of these, drafts included
+    context: int  # cached tokens of these after the step, summed
+    prompts: int  # sequences that bring a part of their prompts
+    prompt_tokens: int
+    prompt_context: int  # cached tokens of these after the step, summed
+    pairs: int  # of a prompt token and a token that it attends to
+
+    @property
+    def kind(self) -> str:
+        """`decode`, `prefill`, or `mixed` for a step that does both."""
+        if not self.prompts:
+            return "decode"
+        return "mixed" if self.sequences else "prefill"
 
 
 @dataclass(frozen=True)

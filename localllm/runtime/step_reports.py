@@ -4,7 +4,7 @@ They cost nothing while no request is observed.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -36,8 +36,9 @@ class StepObservation:
 
 
 class StepReporter:
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float] = time.perf_counter):
         self.scheduler = scheduler
+        self.clock = clock
         self.queue_positions: dict[Sequence, int] = {}  # of the observed requests: reported last, 0 once admitted
 
     def watch(self, sequence: Sequence) -> None:
@@ -51,7 +52,7 @@ class StepReporter:
         """Return reports for the observed requests whose position in the queue has changed."""
         if not self.queue_positions:
             return []
-        now = time.perf_counter()
+        now = self.clock()
         scheduler, reports = self.scheduler, []
         positions = {s: position for position, s in enumerate(scheduler.waiting, 1) if s in self.queue_positions}
         for sequence, before in self.queue_positions.items():
@@ -72,7 +73,7 @@ class StepReporter:
         """Record a step as it is launched. specs: those of each sequence of `sampling`, one after another."""
         if not self.queue_positions:
             return {}
-        now, sequence_specs, end = time.perf_counter(), {}, 0
+        now, sequence_specs, end = self.clock(), {}, 0
         for sequence in sampling:
             begin, end = end, end + 1 + len(sequence.draft_ids)
             sequence_specs[sequence] = specs[begin:end]
@@ -92,8 +93,8 @@ class StepReporter:
             if s in self.queue_positions
         }
 
-    @staticmethod
     def make_report(
+        self,
         sequence: Sequence,
         observation: StepObservation,
         previous_read_at: float,
@@ -115,7 +116,7 @@ class StepReporter:
             computed, blocks = sequence.computed, len(sequence.state.block_table)
         return StepReport(
             began_s=max(observation.launched_at, previous_read_at) - arrival,
-            ended_s=time.perf_counter() - arrival,
+            ended_s=self.clock() - arrival,
             tokens=observation.token_count - observation.padding_draft_count,
             computed=computed,
             blocks=blocks,

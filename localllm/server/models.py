@@ -28,6 +28,7 @@ from localllm.server.lease import Lease, LoadedModel
 
 DEFAULT_KEEP_ALIVE_S = 300.0
 MAX_EVENTS = 200
+STEPS_TO_RECORD = 512  # that are new, before their durations are stored while the model is idle
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -110,16 +111,19 @@ class ModelPool:
         aliases: Mapping[str, str] | None = None,
         keep_alive: float = DEFAULT_KEEP_ALIVE_S,
         max_models: int | None = None,
+        record_steps: Callable[[LLM], object] | None = None,
     ):
         """Create an empty pool.
 
         aliases: names with the name or path that each stands for; keep_alive: seconds that an unused model stays
-        loaded unless a request says otherwise; max_models: limit on loaded models.
+        loaded unless a request says otherwise; max_models: limit on loaded models; record_steps: stores how long a
+        model's steps took, called in a thread when it has been idle or is unloaded.
         """
         self.loader = loader
         self.aliases = dict(aliases or {})
         self.keep_alive = keep_alive
         self.max_models = max_models
+        self.record_steps = record_steps
         self.loaded: dict[str, LoadedModel] = {}  # by key
         self.pending_loads: dict[str, PendingLoad] = {}  # by key
         self.unload_tasks: set[asyncio.Task[None]] = set()
@@ -282,6 +286,13 @@ class ModelPool:
         loaded.last_used_at = time.time()
         if not loaded.users:
             self.start_expiry_timer(loaded)
+            self.record_steps_of(loaded)
+
+    def record_steps_of(self, loaded: LoadedModel) -> None:
+        """Store the durations of an idle model's steps in a thread, if there are many new ones."""
+        llm, record = loaded.llm, self.record_steps
+        if record and isinstance(llm, LLM) and len(llm.worker.step_times) >= STEPS_TO_RECORD:
+            threading.Thread(target=record, args=(llm,), name="localllm-steps", daemon=True).start()
 
     def start_expiry_timer(self, loaded: LoadedModel) -> None:
         if loaded.keep_alive < math.inf and self.loaded.get(loaded.path_key) is loaded:
@@ -321,10 +332,15 @@ class ModelPool:
         if loaded.timer:
             loaded.timer.cancel()
         self.events.add("unloaded", loaded.name, why)
-        task = asyncio.create_task(run_in_daemon_thread(loaded.llm.close))
+        task = asyncio.create_task(run_in_daemon_thread(self.close_model, loaded.llm))
         self.unload_tasks.add(task)
         task.add_done_callback(self.unload_tasks.discard)
         return task
+
+    def close_model(self, llm: LLM | Embedder) -> None:
+        if self.record_steps and isinstance(llm, LLM):
+            self.record_steps(llm)
+        llm.close()
 
     def abort_waiting(self) -> None:
         """Refuse requests that wait for a load; the load itself cannot be cancelled."""

@@ -12,6 +12,8 @@ import pytest
 import localllm
 from localllm.errors import Busy, DamagedModel, DoesNotFit, ModelNotFound, UsageError
 from localllm.hub.local_names import set_alias
+from localllm.plan import step_times
+from localllm.server import models as models_module
 from localllm.server.models import ModelPool
 from tests.shared import shared
 
@@ -319,3 +321,25 @@ def test_unknown_paths_and_names_are_not_loaded():
         assert not loads.begun
 
     in_loop(scenario)
+
+
+def test_durations_of_steps_are_recorded_when_idle_and_at_the_end(tmp_path, monkeypatch):
+    """After many new steps, once no request uses the model; the rest when it is unloaded."""
+    monkeypatch.setattr(models_module, "STEPS_TO_RECORD", 20)
+    params = localllm.SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+
+    def recorded():
+        return sum(len(steps) for steps in step_times.read(tmp_path / "steps.jsonl", pytest.fail).values())
+
+    async def scenario(models, loads):
+        with await models.lease("demo") as lease:
+            await asyncio.to_thread(lease.llm.generate, "Once", params)
+            assert recorded() == 0
+        await until(lambda: recorded() >= 29)
+        with await models.lease("demo") as lease:
+            await asyncio.to_thread(
+                lease.llm.generate, "Twice", localllm.SamplingParams(max_tokens=3, ignore_eos=True)
+            )
+
+    in_loop(scenario, record_steps=lambda llm: llm.record_steps(tmp_path, pytest.fail))
+    assert recorded() >= 29 + 2

@@ -1,0 +1,520 @@
+"""`localllm simulate`: how a model would serve a load on this machine or a GPU, without computing anything."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from localllm.cli import options
+from localllm.cli.io import StdoutWriter, flag_name, note, status
+from localllm.cli.progress import status_line
+from localllm.errors import UsageError
+from localllm.formatting import parse_duration
+from localllm.hardware.catalog import find_device
+from localllm.plan.fit import LoadOptions
+from localllm.plan.weights import check_quant
+from localllm.settings import Settings
+
+LOCAL_DEVICES = ("auto", "cpu", "cuda")
+OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
+
+
+def simulate(
+    ctx: typer.Context,
+    model: options.ModelName,
+    device: Annotated[
+        str | None,
+        options.option(
+            "--device",
+            text="GPU of the catalogue, such as h100, or auto, cpu or cuda for this machine; default: auto.",
+            metavar="NAME",
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        options.option("--rate", text="Requests per second, independent of completions.", metavar="R"),
+    ] = None,
+    users: Annotated[
+        int | None,
+        options.option("--users", text="Users who each wait for an answer before the next request.", metavar="N"),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        options.option(
+            "--trace",
+            text="Trace of requests: BurstGPT, Azure LLM, Mooncake, or a JSON log of serve.",
+            metavar="FILE",
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        options.option(
+            "--slo",
+            text="Objectives, such as ttft=500ms,tpot=50ms: also finds the highest load within them.",
+            metavar="NAME=TIME,...",
+        ),
+    ] = None,
+    requests: Annotated[
+        int | None,
+        options.option("--requests", text="Number of requests; default: 1000, or the trace's.", metavar="N"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the load.", metavar="N")] = 0,
+    prompt: Annotated[
+        str | None,
+        options.option(
+            "--prompt",
+            text="Prompt length in tokens, or median and spread; default: 512~0.8, or a quarter of the context.",
+            metavar="N[~S]",
+            panel=options.Panel.LOAD,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        options.option(
+            "--output",
+            text="Answer length in tokens, or median and spread; default: 128~0.6, or an eighth of the context.",
+            metavar="N[~S]",
+            panel=options.Panel.LOAD,
+        ),
+    ] = None,
+    burstiness: Annotated[
+        float | None,
+        options.option(
+            "--burstiness",
+            text="Squared variation of the gaps between arrivals; default: 1, which is Poisson.",
+            metavar="X",
+            panel=options.Panel.LOAD,
+        ),
+    ] = None,
+    think: Annotated[
+        str | None,
+        options.option(
+            "--think",
+            text="Mean time between an answer and the next request of its user; default: 0.",
+            metavar="TIME",
+            panel=options.Panel.LOAD,
+        ),
+    ] = None,
+    turns: Annotated[
+        int | None,
+        options.option(
+            "--turns",
+            text="Requests of a conversation, each with all before it; default: 1.",
+            metavar="N",
+            panel=options.Panel.LOAD,
+        ),
+    ] = None,
+    system: Annotated[
+        int | None,
+        options.option(
+            "--system",
+            text="Length of a system prompt that all requests share, in tokens.",
+            metavar="N",
+            panel=options.Panel.LOAD,
+        ),
+    ] = None,
+    speed: Annotated[
+        float | None,
+        options.option("--speed", text="Speed of the trace; default: 1.", metavar="X", panel=options.Panel.LOAD),
+    ] = None,
+    context: Annotated[
+        int | None,
+        options.option(
+            text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=options.Panel.LOADING
+        ),
+    ] = None,
+    quant: Annotated[
+        str | None,
+        options.option(
+            "--quant",
+            text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
+            metavar="QUANT",
+            panel=options.Panel.LOADING,
+            choices=("int8", "int4", "q8_0", "q4_k_m"),
+        ),
+    ] = None,
+    dtype: options.DType = None,
+    kv_dtype: options.KVDType = None,
+    chunk: Annotated[
+        int | None,
+        options.option(
+            "--chunk",
+            text="Most tokens of a step; default: as the engine.",
+            metavar="TOKENS",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    max_running: Annotated[
+        int | None,
+        options.option(
+            "--max-running",
+            text="Most requests that run at once; default: as the engine.",
+            metavar="N",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    cache_tokens: Annotated[
+        int | None,
+        options.option(
+            "--cache-tokens",
+            text="Size of the KV cache; default: as the engine.",
+            metavar="TOKENS",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    batching: Annotated[
+        str,
+        options.option(
+            "--batching",
+            text="Batching: continuous, dynamic or static; default: continuous.",
+            metavar="NAME",
+            panel=options.Panel.ENGINE,
+            choices=("continuous", "dynamic", "static"),
+        ),
+    ] = "continuous",
+    batch_size: Annotated[
+        int | None,
+        options.option(
+            "--batch-size",
+            text="Requests of a static or dynamic batch; default: 8.",
+            metavar="N",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    max_wait: Annotated[
+        str | None,
+        options.option(
+            "--max-wait",
+            text="Longest that a dynamic batch waits to be full; default: 0.1s.",
+            metavar="TIME",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    order: Annotated[
+        str,
+        options.option(
+            "--order",
+            text="Order of the queue: fcfs or shortest; default: fcfs.",
+            metavar="NAME",
+            panel=options.Panel.ENGINE,
+            choices=("fcfs", "shortest"),
+        ),
+    ] = "fcfs",
+    no_admission: Annotated[
+        bool,
+        options.switch(
+            "--no-admission",
+            text="Start requests without reserving blocks for their answers.",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = False,
+    no_prefix_cache: Annotated[
+        bool,
+        options.switch(
+            "--no-prefix-cache",
+            text="Compute every prompt as a whole.",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = False,
+    max_answer: Annotated[
+        int | None,
+        options.option(
+            "--max-answer",
+            text="Limit that requests state for their answers; default: the answer's length.",
+            metavar="TOKENS",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    drafts: Annotated[
+        int | None,
+        options.option(
+            "--drafts",
+            text="Draft tokens of each sequence and step; default: 0.",
+            metavar="N",
+            panel=options.Panel.SPECULATION,
+        ),
+    ] = None,
+    acceptance: Annotated[
+        float | None,
+        options.option(
+            "--acceptance",
+            text="Probability that a draft token is accepted; default: 0.7.",
+            metavar="P",
+            panel=options.Panel.SPECULATION,
+        ),
+    ] = None,
+    efficiency: Annotated[
+        str | None,
+        options.option(
+            "--efficiency",
+            text="Shares of published bandwidth and arithmetic that steps reach; default: 0.7,0.55.",
+            metavar="B[,F]",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    attainment: Annotated[
+        float | None,
+        options.option(
+            "--attainment",
+            text="Share of requests that must meet the objectives; default: 0.95.",
+            metavar="P",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
+    sensitivity: Annotated[
+        bool,
+        options.switch(
+            "--sensitivity",
+            text="With --slo: show how the highest load changes with each assumption.",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = False,
+    price: Annotated[
+        float | None,
+        options.option(
+            "--price",
+            text="Price of the device per hour, for the cost of tokens.",
+            metavar="X",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
+    watts: Annotated[
+        float | None,
+        options.option(
+            "--watts",
+            text="Power of the device, for the energy of tokens.",
+            metavar="W",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        options.option(
+            "--plot", text="Plot the simulation to a PNG or SVG file.", metavar="FILE", panel=options.Panel.OUTPUT
+        ),
+    ] = None,
+    check: Annotated[
+        str | None,
+        options.option(
+            "--check",
+            text="Send the load to this running server too, and show the error of every figure.",
+            metavar="URL",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """Simulate how a model would serve a load, on this machine or a GPU.
+
+    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. The engine and its
+    scheduler are those of `serve`, but steps compute nothing: on this machine they take what measured steps took,
+    elsewhere what the roofline says. Give one of --rate, --users and --trace. docs/simulate.md explains every
+    number. Exits with code 3 if the model does not fit.
+    """
+    out = StdoutWriter()
+    settings = Settings.from_environment()
+    check_quant(quant)
+    load_options = LoadOptions(context, 1, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
+    check_choices(batching=(batching, ("continuous", "dynamic", "static")), order=(order, ("fcfs", "shortest")))
+    if efficiency and device in (None, *LOCAL_DEVICES):
+        raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
+    check_combinations(ctx.params)
+    from localllm.benchmark.plot import check_plot
+    from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective, find_capacity, sensitivities
+    from localllm.simulate.load import Lengths, LoadPlan
+    from localllm.simulate.report import Report, as_dict, format_report
+    from localllm.simulate.simulation import simulate as run_simulation
+    from localllm.simulate.traces import read_trace
+
+    trace_format, turns_of_trace = read_trace(trace) if trace else (None, ())
+    given: dict[str, Any] = {
+        "rate": rate,
+        "users": users,
+        "burstiness": burstiness,
+        "turns": turns,
+        "system": system,
+        "speed": speed,
+        "requests": requests if requests is not None else len(turns_of_trace) or None,
+        "think_s": None if think is None else parse_duration(think),
+        "prompt": prompt and Lengths.parse(prompt, "--prompt"),
+        "output": output and Lengths.parse(output, "--output"),
+    }
+    target = choose_target(model, load_options, device, settings, efficiency)
+    own_lengths = default_lengths(target.setup.context)
+    load = LoadPlan(
+        trace=turns_of_trace,
+        seed=seed,
+        max_len=target.setup.capacity if cache_tokens is None else min(target.setup.context, cache_tokens),
+        **own_lengths | {name: value for name, value in given.items() if value is not None},
+    )
+    objective = None
+    if slo:
+        objective = Objective(parse_objectives(slo), DEFAULT_ATTAINMENT if attainment is None else attainment)
+        if not 0 < objective.attainment <= 1:
+            raise UsageError(f"--attainment is {objective.attainment:g}", "give a share from 0 to 1")
+    elif sensitivity:
+        raise UsageError("--sensitivity needs objectives", "give --slo")
+    changes: dict[str, Any] = {
+        "token_budget": positive(chunk, "--chunk"),
+        "max_running": positive(max_running, "--max-running"),
+        "blocks": cache_tokens and -(-cache_tokens // target.setup.block_size),
+        "batch_size": positive(batch_size, "--batch-size"),
+        "max_wait_s": None if max_wait is None else parse_duration(max_wait),
+        "max_answer": positive(max_answer, "--max-answer"),
+        "drafts": positive(drafts, "--drafts"),
+        "acceptance": (0.7 if acceptance is None else acceptance) if drafts else None,
+    }
+    setup = replace(
+        target.setup,
+        batching=batching,
+        order=order,
+        admission=not no_admission,
+        prefix_caching=not no_prefix_cache,
+        seed=seed,
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    target = replace(target, setup=setup, watts=watts)
+    if plot:
+        check_plot(plot)
+    if check:
+        run_check(check, load, target, settings, out, as_json=as_json)
+        return
+    with status_line() as show_status:
+        cost = target.cost
+        simulated = run_simulation(load, setup, cost)
+        capacity = find_capacity(load, objective, target, show_status) if objective else None
+        changed = []
+        if sensitivity and objective and capacity and capacity.simulated:
+            changed = sensitivities(load, objective, target, capacity, show_status)
+    report = Report(target, load, trace_format, cost, simulated, objective, capacity, changed, price)
+    if plot:
+        from localllm.benchmark.simulation_plot import draw_simulation
+
+        draw_simulation(report, plot)
+    out.write(
+        (json.dumps(as_dict(report), indent=1, allow_nan=False) if as_json else format_report(report)) + "\n"
+    )
+
+
+def run_check(url: str, load: Any, target: Any, settings: Settings, out: StdoutWriter, *, as_json: bool) -> None:
+    """Send a load to a server, print predicted and measured figures, and keep them."""
+    from localllm.benchmark.load.check import as_dict, check_server, format_check, keep_check
+    from localllm.benchmark.load.client import normalize_url
+
+    with status_line() as show_status:
+        result, _ = check_server(normalize_url(url), load, target, report=show_status)
+    keep_check(settings.home, result, note)
+    text = json.dumps(as_dict(result), indent=1, allow_nan=False) if as_json else format_check(result)
+    out.write(text + "\n")
+
+
+def default_lengths(context: int) -> dict[str, Any]:
+    """Return lengths that a context has room for, with their spread."""
+    from localllm.simulate.load import Lengths
+
+    return {
+        "prompt": Lengths(max(1, min(512, context // 4)), 0.8),
+        "output": Lengths(max(1, min(128, context // 8)), 0.6),
+    }
+
+
+def choose_target(
+    model: str, load_options: LoadOptions, device: str | None, settings: Settings, efficiency: str | None
+) -> Any:
+    """Return the model on the device. On this machine, step durations are measured ones if there are enough."""
+    from localllm.cli.plan import read_or_fetch_header
+    from localllm.simulate.target import (
+        ASSUMED_BANDWIDTH_SHARE,
+        ASSUMED_FLOPS_SHARE,
+        fitted_target,
+        measured_steps,
+        parse_shares,
+        roofline_target,
+    )
+
+    local = (device or settings.device).partition(":")[0] in LOCAL_DEVICES
+    gpu = None if local else device
+    name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
+    if gpu:
+        shares = parse_shares(efficiency) if efficiency else (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE)
+        return roofline_target(header, find_device(gpu), load_options, name=name, shares=shares)
+    from localllm.cli.loading import free_memory
+    from localllm.plan.expected import expect_on_device, step_setup
+
+    chosen = device or settings.device
+    memory = free_memory(chosen)
+    setup, device_name = step_setup(header, load_options, chosen, settings, name=name)
+    if steps := measured_steps(settings.home, setup, note):
+        origin = f"of {name} on this machine"
+        return fitted_target(
+            header, memory, load_options, steps, name=name, device_name=device_name, origin=origin
+        )
+    with status(f"measuring this machine for {name}"):
+        hardware, expectation = expect_on_device(header, load_options, chosen, settings, name=name, note=note)
+    if expectation is None:
+        return roofline_target(header, hardware, load_options, name=name)
+    reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
+    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured by `serve`"
+    return roofline_target(
+        header, reached, load_options, name=name, shares=(1.0, 1.0), step_s=expectation.step_s, source=source
+    )
+
+
+def parse_objectives(text: str) -> dict[str, float]:
+    """Seconds by measure. Raises UsageError."""
+    from localllm.benchmark.load.outcome import LatencyObjective
+
+    limits = LatencyObjective.parse(text).limits
+    if unknown := limits.keys() - set(OBJECTIVES):
+        raise UsageError(f"--slo has {', '.join(unknown)}", "simulations know the objectives ttft, tpot and e2e")
+    return limits
+
+
+def check_combinations(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag that would have no effect."""
+    useless = (
+        ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
+        ("users", ("burstiness",), "users send at their own times"),
+        ("check", ("slo", "sensitivity", "plot", "price", "watts"), "--check compares one load with a server"),
+    )
+    for given, others, reason in useless:
+        if flags[given] is not None:
+            refuse_flags(flags, others, f"has no effect, because {reason}")
+    needed = (
+        (flags["trace"] is not None, ("speed",), "--trace"),
+        (flags["slo"] is not None, ("attainment",), "--slo"),
+        (flags["drafts"] is not None, ("acceptance",), "--drafts"),
+        (flags["batching"] != "continuous", ("batch_size",), "--batching static or dynamic"),
+        (flags["batching"] == "dynamic", ("max_wait",), "--batching dynamic"),
+        (flags["rate"] is None or flags["turns"] is not None, ("think",), "--users or --turns"),
+    )
+    for is_given, others, required in needed:
+        if not is_given:
+            refuse_flags(flags, others, f"needs {required}")
+    if not 0 <= (flags["acceptance"] or 0) <= 1:
+        raise UsageError(f"--acceptance is {flags['acceptance']:g}", "give a probability from 0 to 1")
+    for name in ("price", "watts"):
+        if flags[name] is not None and not 0 < flags[name] < math.inf:
+            raise UsageError(f"--{name} is {flags[name]:g}", "give a number above 0")
+
+
+def refuse_flags(flags: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        if flags[name] not in (None, False):
+            raise UsageError(f"{flag_name(name)} {reason}", "leave it out")
+
+
+def positive(value: int | None, flag: str) -> int | None:
+    if value is not None and value < 1:
+        raise UsageError(f"{flag} is {value}", "give a whole number from 1")
+    return value
+
+
+def check_choices(**chosen: tuple[str, tuple[str, ...]]) -> None:
+    for name, (value, choices) in chosen.items():
+        if value not in choices:
+            raise UsageError(f"--{name} is {value!r}", f"give {', '.join(choices[:-1])} or {choices[-1]}")

@@ -1,0 +1,89 @@
+"""The durations of steps on this machine by their shape, from which `simulate` predicts: `steps.jsonl` in
+LOCALLLM_HOME, with one line per model and setup, the newest last.
+
+Numbers and names of models, no text. No torch: like `runs.py`.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from localllm.files import write_atomic
+
+MAX_STEPS = 4096  # of a setup: the newest
+MAX_SETUPS = 16
+MAX_FILE_BYTES = 16_000_000  # that are read
+SHAPE_NUMBERS = 7  # of a `StepShape`
+write_lock = Lock()  # so that two models of this process do not overwrite each other's steps
+
+StepTime = tuple[float, ...]  # the numbers of a StepShape, and seconds
+
+
+@dataclass(frozen=True)
+class StepSetup:
+    """What the durations of steps depend on, besides their shapes."""
+
+    model: str
+    device: str  # as reported by the device
+    dtype: str
+    kv_dtype: str
+    threads: int
+
+
+def record(home: Path, setup: StepSetup, steps: Iterable[StepTime], note: Callable[[str], None]) -> None:
+    """Add steps to those of a setup, dropping the oldest. note: receives the reason if that fails"""
+    with write_lock:
+        add(home / "steps.jsonl", setup, steps, note)
+
+
+def add(file: Path, setup: StepSetup, steps: Iterable[StepTime], note: Callable[[str], None]) -> None:
+    setups = read(file, note)
+    rows = [*setups.pop(setup, ()), *steps][-MAX_STEPS:]
+    setups[setup] = rows
+    lines = [
+        json.dumps({**asdict(each), "steps": [[*row[:-1], round(row[-1], 7)] for row in rows]})
+        for each, rows in list(setups.items())[-MAX_SETUPS:]
+    ]
+    try:
+        write_atomic(file, "".join(line + "\n" for line in lines))
+    except OSError as error:
+        note(f"note: the durations of steps could not be saved: {error}")
+
+
+def read(file: Path, note: Callable[[str], None]) -> dict[StepSetup, list[StepTime]]:
+    """Return the steps of each setup, skipping invalid lines with a note."""
+    try:
+        with file.open("rb") as stream:
+            lines = stream.read(MAX_FILE_BYTES).splitlines()
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        note(f"note: {file} cannot be read: {error}")
+        return {}
+    parsed = [entry for entry in map(parse, lines) if entry]
+    if len(parsed) < len(lines):
+        note(f"note: {len(lines) - len(parsed)} of {len(lines)} lines of {file} are invalid and ignored")
+    return dict(parsed)
+
+
+def parse(line: bytes) -> tuple[StepSetup, list[StepTime]] | None:
+    try:
+        entry = json.loads(line)
+        setup = StepSetup(**{field.name: entry[field.name] for field in fields(StepSetup)})
+        steps = [tuple(step) for step in entry["steps"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    names = (setup.model, setup.device, setup.dtype, setup.kv_dtype)
+    if not all(isinstance(name, str) for name in names) or type(setup.threads) is not int:
+        return None
+    return (setup, steps) if all(map(is_step, steps)) else None
+
+
+def is_step(step: tuple[Any, ...]) -> bool:
+    counts, seconds = step[:-1], step[-1] if step else None
+    valid_counts = len(counts) == SHAPE_NUMBERS and all(type(count) is int and count >= 0 for count in counts)
+    return valid_counts and isinstance(seconds, float) and 0 < seconds < math.inf

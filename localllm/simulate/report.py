@@ -1,0 +1,256 @@
+"""A simulation as text and as JSON."""
+
+import math
+import textwrap
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from localllm.formatting import format_columns, format_seconds, format_table, three_digits
+from localllm.simulate.capacity import Capacity, Objective, Sensitivity
+from localllm.simulate.cost import Cost
+from localllm.simulate.load import LoadPlan
+from localllm.simulate.simulation import MEASURES, PERCENTILES, EngineSetup, Simulated
+from localllm.simulate.target import Target
+
+LABELS = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+HOUR_S = 3600
+VALUE_WIDTH = 66  # columns of values beside the longest label, so that lines have at most 80
+Rows = list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a simulation was asked, and what it found."""
+
+    target: Target
+    load: LoadPlan
+    trace_format: str | None
+    cost: Cost
+    simulated: Simulated
+    objective: Objective | None = None
+    capacity: Capacity | None = None
+    sensitivities: list[Sensitivity] = field(default_factory=list)
+    price: float | None = None  # dollars per hour of the device
+
+    def per_s(self, count: float) -> float:
+        return count / self.simulated.duration_s if self.simulated.duration_s > 0 else math.nan
+
+    @property
+    def goodput(self) -> float | None:
+        """Requests per second that met every objective."""
+        return self.per_s(self.simulated.met(self.objective.limits)) if self.objective else None
+
+    @property
+    def dollars_per_million_tokens(self) -> float | None:
+        """Of output."""
+        if self.price is None:
+            return None
+        return self.price / HOUR_S * self.simulated.duration_s / self.simulated.output_tokens * 1e6
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Of output, at the most that the device draws, while steps run."""
+        watts = self.target.watts
+        return None if watts is None else watts * self.simulated.busy_s / self.simulated.output_tokens
+
+    @property
+    def bandwidth_share(self) -> float | None:
+        return self.share(self.simulated.bytes_read, self.target.rates and self.target.rates.bandwidth)
+
+    @property
+    def flops_share(self) -> float | None:
+        return self.share(self.simulated.operations, self.target.rates and self.target.rates.flops)
+
+    def share(self, amount: float | None, rate: float | None) -> float | None:
+        if amount is None or rate is None or not self.simulated.duration_s:
+            return None
+        return amount / rate / self.simulated.duration_s
+
+
+def describe_load(load: LoadPlan, trace_format: str | None) -> str:
+    if load.trace:
+        speed = "" if load.speed == 1 else f", {load.speed:g} times as fast"
+        return f"{min(load.requests, len(load.trace))} requests of a trace ({trace_format}){speed}"
+    system = f"a system prompt of {load.system} tokens, " if load.system else ""
+    turns = f"conversations of {load.turns} turns, " if load.turns > 1 else ""
+    lengths = f"{turns}{system}prompts of {load.prompt} tokens, answers of {load.output}"
+    if load.users is not None:
+        return f"{load.users} users who think for {load.think_s:g} s (mean, exponential), {lengths}"
+    bursts = "Poisson" if load.burstiness == 1 else f"gamma with burstiness {load.burstiness:g}"
+    what = "conversations" if load.turns > 1 else "requests"
+    return f"{load.rate:g} {what}/s ({bursts}), {lengths}"
+
+
+def describe_engine(setup: EngineSetup) -> str:
+    batching = setup.batching
+    if batching != "continuous":
+        batching += f" batching of {setup.batch_size}"
+        batching += f", after at most {setup.max_wait_s:g} s" if setup.batching == "dynamic" else ""
+    else:
+        batching += " batching"
+    parts = [
+        f"{batching}, up to {setup.max_running} running",
+        f"steps of {setup.token_budget} tokens",
+        f"a cache of {setup.blocks * setup.block_size} tokens, contexts of {setup.context}",
+        *(["shortest prompt first"] if setup.order == "shortest" else []),
+        *([] if setup.admission else ["no reservation for answers"]),
+        *([] if setup.prefix_caching else ["no prefix caching"]),
+        *([f"{setup.drafts} draft tokens, accepted with {setup.acceptance:.0%}"] if setup.drafts else []),
+    ]
+    return "; ".join(parts)
+
+
+def format_report(report: Report) -> str:
+    """Return the report as text, without a final line break."""
+    simulated, fit = report.simulated, report.target.fit
+    facts: Rows = [
+        ("model", f"{report.target.model}, {fit.quant or fit.dtype}, keys and values in {fit.kv_dtype}"),
+        ("device", report.target.device),
+        ("step times", report.cost.source),
+        ("engine", describe_engine(report.target.setup)),
+        ("load", describe_load(report.load, report.trace_format)),
+        (
+            "simulated",
+            f"{simulated.requests} requests in {format_seconds(simulated.duration_s)}, {simulated.steps} steps"
+            + (f"; {simulated.refused} refused as too long" if simulated.refused else ""),
+        ),
+    ]
+    rows = [("", *(f"p{percent}" for percent in PERCENTILES))]
+    for name in MEASURES:
+        rows.append((LABELS[name], *(format_time(value) for value in simulated.percentiles(name))))
+    blocks = [
+        columns(facts),
+        format_table(rows),
+        columns(totals(report)),
+    ]
+    if answers := answer_lines(report):
+        blocks.append("\n".join(answers))
+    return "\n\n".join(blocks)
+
+
+def columns(rows: Rows) -> str:
+    return format_columns([row for name, text in rows for row in wrapped(name, text)])
+
+
+def wrapped(name: str, text: str) -> Rows:
+    lines = textwrap.wrap(text, VALUE_WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [(name if i == 0 else "", line) for i, line in enumerate(lines)]
+
+
+def format_time(value: float) -> str:
+    return "-" if math.isnan(value) else "0 s" if value == 0 else format_seconds(value)
+
+
+def totals(report: Report) -> Rows:
+    simulated = report.simulated
+    rate = f"{three_digits(report.per_s(simulated.requests))} requests/s"
+    rows: Rows = [
+        ("throughput", f"{rate}, {three_digits(report.per_s(simulated.output_tokens))} output tokens/s"),
+    ]
+    if report.objective and report.goodput is not None:
+        share = report.objective.attained(simulated)
+        rows.append(("goodput", f"{three_digits(report.goodput)} requests/s; {share:.1%} meet the objectives"))
+    busy = f"steps ran {min(1.0, simulated.busy_s / simulated.duration_s):.0%} of the time"
+    if report.bandwidth_share is not None and report.flops_share is not None:
+        busy += f"; {report.bandwidth_share:.0%} of the bandwidth, {report.flops_share:.0%} of the arithmetic"
+    rows.append(("utilisation", busy))
+    hits = simulated.cached_tokens / simulated.prompt_tokens if simulated.prompt_tokens else 0.0
+    rows += [
+        ("cache hits", f"{hits:.1%} of the prompt tokens"),
+        ("preemptions", str(simulated.preemptions)),
+        ("requests", f"at most {simulated.most_running} at once, {simulated.most_waiting} waiting"),
+    ]
+    if simulated.draft_tokens:
+        accepted = simulated.accepted_tokens / simulated.draft_tokens
+        rows.append(("draft tokens", f"{simulated.draft_tokens}, {accepted:.0%} accepted"))
+    if report.dollars_per_million_tokens is not None:
+        cost = f"{three_digits(report.dollars_per_million_tokens)} per million output tokens"
+        rows.append(("cost", f"{cost}, at {report.price:g} per hour"))
+    if report.joules_per_token is not None:
+        rows.append(("energy", f"at most {three_digits(report.joules_per_token)} J per output token"))
+    return rows
+
+
+def answer_lines(report: Report) -> list[str]:
+    """Return sentences on the highest load within the objectives."""
+    if report.capacity is None or report.objective is None:
+        return []
+    limits = ", ".join(f"{LABELS[name]} <= {limit * 1e3:g} ms" for name, limit in report.objective.limits.items())
+    promise = f"{limits} for {report.objective.attainment:.0%} of the requests"
+    if report.capacity.simulated is None:
+        return textwrap.wrap(f"{report.target.device} serves no such load within {promise}", 80)
+    served = report.load.describe(report.capacity.amount)
+    lines = textwrap.wrap(f"{report.target.device} serves {served} within {promise}", 80)
+    for change in report.sensitivities:
+        lines.append(f"  {change.assumption}: {report.load.describe(change.amount)}")
+    return lines
+
+
+def as_dict(report: Report) -> dict[str, Any]:
+    """Return the object that `--json` prints; docs/simulate.md describes its fields."""
+    simulated, target, load = report.simulated, report.target, report.load
+    capacity = report.capacity
+    return {
+        "model": target.model,
+        "device": target.device,
+        "quant": target.fit.quant,
+        "dtype": target.fit.dtype,
+        "kv_dtype": target.fit.kv_dtype,
+        "step_times": report.cost.source,
+        "engine": asdict(target.setup),
+        "load": {
+            "rate": load.rate,
+            "burstiness": load.burstiness,
+            "users": load.users,
+            "think_s": load.think_s,
+            "turns": load.turns,
+            "system": load.system,
+            "prompt": str(load.prompt),
+            "output": str(load.output),
+            "trace": report.trace_format,
+            "speed": load.speed,
+            "seed": load.seed,
+        },
+        "requests": simulated.requests,
+        "refused": simulated.refused,
+        "duration_s": simulated.duration_s,
+        "steps": simulated.steps,
+        **{
+            f"{name}_s": {
+                f"p{percent}": none_if_nan(value)
+                for percent, value in zip(PERCENTILES, simulated.percentiles(name), strict=True)
+            }
+            for name in MEASURES
+        },
+        "requests_per_s": none_if_nan(report.per_s(simulated.requests)),
+        "output_tokens_per_s": none_if_nan(report.per_s(simulated.output_tokens)),
+        "prompt_tokens": simulated.prompt_tokens,
+        "cached_tokens": simulated.cached_tokens,
+        "output_tokens": simulated.output_tokens,
+        "draft_tokens": simulated.draft_tokens,
+        "accepted_tokens": simulated.accepted_tokens,
+        "preemptions": simulated.preemptions,
+        "most_running": simulated.most_running,
+        "most_waiting": simulated.most_waiting,
+        "busy": simulated.busy_s / simulated.duration_s,
+        "bandwidth_share": report.bandwidth_share,
+        "flops_share": report.flops_share,
+        "objectives_s": report.objective and report.objective.limits,
+        "attainment": report.objective and report.objective.attainment,
+        "met": report.objective and simulated.met(report.objective.limits),
+        "goodput_requests_per_s": none_if_nan(report.goodput),
+        "cost_per_million_tokens": none_if_nan(report.dollars_per_million_tokens),
+        "joules_per_token": none_if_nan(report.joules_per_token),
+        "capacity": capacity
+        and {
+            "amount": capacity.amount,
+            "unit": "users" if load.users is not None else "speed" if load.trace else "requests/s",
+            "runs": capacity.runs,
+        },
+        "sensitivity": [asdict(change) for change in report.sensitivities],
+        "wall_s": simulated.wall_s,
+    }
+
+
+def none_if_nan(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value

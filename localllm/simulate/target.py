@@ -1,0 +1,154 @@
+"""The engine and the cost of its steps for a model on a device: one of the catalogue, by its roofline, or this
+machine, by the steps that it has measured.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localllm.arch.describe import parse_config
+from localllm.checkpoint.header import Header
+from localllm.errors import UnsupportedModel, UsageError
+from localllm.hardware.catalog import DeviceSpec
+from localllm.plan import step_times
+from localllm.plan.fit import DeviceMemory, Fit, LoadOptions, check_fit
+from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, MemoryPlan
+from localllm.plan.step_times import StepSetup
+from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
+from localllm.runtime.step import StepShape
+from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, RooflineCost
+from localllm.simulate.simulation import EngineSetup
+
+# Shares of a device's published rates that steps are assumed to reach: those of a CPU's own rates that answers of
+# a 1B model reached (`plan/measured.py`). No GPU was measured.
+ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
+ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
+
+
+@dataclass(frozen=True)
+class ReachedRates:
+    """The rates that steps reach."""
+
+    bandwidth: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model on a device."""
+
+    model: str
+    device: str
+    fit: Fit
+    setup: EngineSetup
+    make_cost: Callable[[], Cost]
+    rates: ReachedRates | None  # of a roofline: what utilisation is a share of
+    watts: float | None = None
+
+    @property
+    def cost(self) -> Cost:
+        """A new cost, whose totals are 0."""
+        return self.make_cost()
+
+
+def engine_setup(memory: MemoryPlan, device_type: str) -> EngineSetup:
+    """Return the engine that `load` builds with this memory."""
+    return EngineSetup(
+        blocks=memory.blocks,
+        block_size=BLOCK_SIZE,
+        token_budget=TOKEN_BUDGET[device_type],
+        max_running=memory.max_running,
+        context=memory.context,
+        asynchronous=device_type != "cpu",
+    )
+
+
+def checked_memory(fit: Fit) -> MemoryPlan:
+    assert fit.memory  # `checked_fit` has raised an error otherwise
+    return fit.memory
+
+
+def checked_fit(header: Header, device: DeviceMemory, options: LoadOptions, name: str) -> Fit:
+    """Raises DoesNotFit, and UnsupportedModel for a model whose requests are not answered step by step."""
+    config = parse_config(header.config)
+    if config.encoder:
+        raise UnsupportedModel(f"{name} is an embedding model, which has no steps to simulate")
+    return check_fit(header, device, options, name=name)
+
+
+def roofline_target(
+    header: Header,
+    device: DeviceSpec,
+    options: LoadOptions,
+    *,
+    name: str,
+    shares: tuple[float, float] = (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE),
+    step_s: float | None = None,
+    source: str | None = None,
+) -> Target:
+    """Return a model on a device, whose steps reach these shares of its bandwidth and arithmetic rate.
+
+    step_s: time of a step besides reading and computing, None for an assumption; source: describes all this.
+    """
+    fit = checked_fit(header, device, options, name)
+    config = parse_config(header.config)
+    extra_s = ASSUMED_LAYER_S * len(config.layers) if step_s is None else step_s
+    rates = ReachedRates(device.bandwidth * shares[0], device.flops * shares[1])
+    text = source or (
+        f"roofline of the {device.name} at {shares[0]:.0%} of its published bandwidth and {shares[1]:.0%} of its "
+        f"arithmetic rate, and {extra_s * 1e6:.0f} µs more a step: assumed, no step was measured"
+    )
+
+    def make_cost() -> RooflineCost:
+        element = ELEMENT_BYTES[fit.dtype]
+        return RooflineCost(config, fit.weights, element, kv_element_bytes(fit.kv_dtype), rates, text, extra_s)
+
+    return Target(
+        name,
+        device.name,
+        fit,
+        engine_setup(checked_memory(fit), device.device_type),
+        make_cost,
+        ReachedRates(device.bandwidth, device.flops),
+    )
+
+
+def fitted_target(
+    header: Header,
+    device: DeviceMemory,
+    options: LoadOptions,
+    steps: list[step_times.StepTime],
+    *,
+    name: str,
+    device_name: str,
+    origin: str,
+    seed: int = 0,
+) -> Target:
+    """Return a model on this machine, whose steps take what measured ones took."""
+    fit = checked_fit(header, device, options, name)
+    timed = [(StepShape(*(int(n) for n in step[:-1])), step[-1]) for step in steps]
+    cost = FittedCost(timed, origin, seed)
+    return Target(
+        name, device_name, fit, engine_setup(checked_memory(fit), device.device_type), lambda: cost, None
+    )
+
+
+def measured_steps(home: Path, setup: StepSetup, note: Callable[[str], None]) -> list[step_times.StepTime] | None:
+    """Return the steps of a model that this machine has measured, with another number of threads if there are none
+    with the same; None if they are too few."""
+    setups = step_times.read(home / "steps.jsonl", note)
+    steps = setups.get(setup) or next(
+        (rows for each, rows in reversed(setups.items()) if replace(each, threads=setup.threads) == setup), []
+    )
+    return steps if len(steps) >= MIN_STEPS else None
+
+
+def parse_shares(text: str) -> tuple[float, float]:
+    """Parse `0.7` or `0.7,0.55`: shares of bandwidth and of the arithmetic rate. Raises UsageError."""
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if len(shares) not in (1, 2) or not all(0 < share <= 1 for share in shares):
+        raise UsageError(f"--efficiency is {text!r}", "give one or two shares from 0 to 1, such as 0.7,0.55")
+    return shares[0], shares[-1]

@@ -1,0 +1,117 @@
+"""`simulate --check`: a load sent to a server, and its simulation with the same arrivals and lengths."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localllm.benchmark.load.check import CheckRow, as_dict, check_server, format_check, keep_check
+from localllm.errors import NetworkError, UsageError
+from localllm.hardware.catalog import find_device
+from localllm.plan.fit import LoadOptions
+from localllm.runtime.step import StepShape
+from localllm.simulate.load import Lengths, LoadPlan
+from localllm.simulate.target import Target, roofline_target
+from tests.benchmark.load.scripted_server import DONE, Body, Reply, ScriptedServer, completions, text, usage
+from tests.plan.published import LLAMA_8B, header_of
+
+PREFILL_S, DECODE_S, ANSWER = 0.06, 0.02, 6
+
+
+class FixedCost:
+    source = "made up"
+
+    def seconds(self, shape: StepShape, number: int) -> float:
+        return PREFILL_S if shape.prompts else DECODE_S
+
+    def totals(self) -> None:
+        return None
+
+
+@pytest.fixture
+def target() -> Target:
+    options = LoadOptions(4096, 1, None, "auto", "auto")
+    roofline = roofline_target(header_of(LLAMA_8B), find_device("h100"), options, name="m")
+    return replace(roofline, make_cost=FixedCost)
+
+
+def paced(path: str, body: Body | None) -> Reply:
+    """A server that takes these durations, and counts two tokens a word."""
+    if body is None:
+        return completions(path, body)
+    prompt = 2 * len(body["prompt"].split())
+    if not body["stream"]:
+        return Reply([json.dumps({"usage": {"prompt_tokens": prompt}}).encode()], kind="application/json")
+
+    def parts():
+        time.sleep(PREFILL_S)
+        for n in range(body["max_tokens"]):
+            if n:
+                time.sleep(DECODE_S)
+            yield text("a", "length" if n == body["max_tokens"] - 1 else None)
+        yield usage(prompt, body["max_tokens"])
+        yield DONE
+
+    return Reply(parts())
+
+
+def load(**changes: object) -> LoadPlan:
+    plan = LoadPlan(rate=6.0, requests=10, prompt=Lengths(40), output=Lengths(ANSWER), system=20)
+    return replace(plan, **changes)
+
+
+def test_prediction_beside_measurement(target: Target, tmp_path: Path) -> None:
+    with ScriptedServer(paced) as server:
+        check, simulated = check_server(server.url, load(), target)
+        prompts = [body["prompt"].split() for _, body in server.asked]
+    assert (check.requests, check.failed, check.model) == (10, 0, "m")
+    assert {len(words) for words in prompts} == {30}  # 60 tokens
+    assert len({" ".join(words[:10]) for words in prompts}) == 1  # the system prompt
+    assert set(simulated.records.prompt) == {60} and set(simulated.records.output) == {ANSWER}
+    rows = {row.name: row for row in check.rows}
+    assert rows["ttft_p50_s"].measured == pytest.approx(PREFILL_S, rel=0.5)
+    assert rows["tpot_p50_s"].measured == pytest.approx(DECODE_S, rel=0.5)
+    assert abs(rows["tpot_p50_s"].error) < 0.5 and abs(rows["requests_per_s"].error) < 0.5
+    keep_check(tmp_path, check, pytest.fail)
+    keep_check(tmp_path, check, pytest.fail)
+    kept = [json.loads(line) for line in (tmp_path / "checks.jsonl").read_text().splitlines()]
+    assert len(kept) == 2 and kept[0]["figures"].keys() == rows.keys()
+    shown = format_check(check)
+    assert "TTFT p50" in shown and "output tokens/s" in shown and "step times: made up" in shown
+
+
+def test_closed_loop_sends_at_most_as_many_as_users(target: Target) -> None:
+    plan = load(rate=None, users=2, think_s=0.01, requests=6, system=0)
+    with ScriptedServer(paced) as server:
+        check, _ = check_server(server.url, plan, target)
+        assert server.most_under_way == 2
+    assert check.requests == 6
+
+
+def test_failures_are_counted(target: Target) -> None:
+    def failing(path: str, body: Body | None) -> Reply:
+        if body and body["stream"] and len(server.asked) in (1, 2):
+            return Reply([b"{}"], 500)
+        return paced(path, body)
+
+    with ScriptedServer(failing) as server:
+        check, _ = check_server(server.url, load(requests=5), target)
+    assert (check.requests, check.failed) == (3, 2)
+
+
+def test_refusals(target: Target) -> None:
+    with pytest.raises(UsageError, match="--check cannot send conversations"):
+        check_server("http://127.0.0.1:1", load(turns=2), target)
+    with pytest.raises(NetworkError):
+        check_server("http://127.0.0.1:1", load(), target)
+
+
+def test_json_has_no_nan(target: Target) -> None:
+    """Answers of one token have no TPOT."""
+    with ScriptedServer(paced) as server:
+        check, _ = check_server(server.url, load(requests=2, output=Lengths(1)), target)
+    found = json.loads(json.dumps(as_dict(check), allow_nan=False))
+    assert found["figures"]["tpot_p50_s"]["measured"] is None
+    assert CheckRow("x", 2.0, 1.0).error == 1.0

@@ -1,0 +1,146 @@
+"""`localllm simulate` as a user types it: text in 80 columns, JSON, and refused flags."""
+
+import json
+import random
+
+import pytest
+
+from localllm.checkpoint.header import read_header
+from localllm.hub.resolve import resolve_model
+from localllm.plan import step_times
+from localllm.plan.expected import step_setup
+from localllm.plan.fit import LoadOptions
+from localllm.settings import Settings
+from tests.plan.published import LLAMA_8B, write_sparse
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A folder with the files of Llama 3.1 8B that a plan reads, and a sparse file of the model's size."""
+    folder = write_sparse(tmp_path / "llama-8b", LLAMA_8B)
+    (folder / "tokenizer.json").write_text("{}")
+    return str(folder)
+
+
+def simulate(localllm, *arguments: str) -> dict:
+    code, out, err = localllm("simulate", *arguments, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_report(localllm, llama):
+    flags = ("--rate", "5", "--requests", "50", "--slo", "ttft=500ms,tpot=20ms,e2e=5s")
+    code, out, err = localllm("simulate", llama, "--device", "h100", *flags)
+    assert (code, err) == (0, "")
+    assert "H100 SXM serves" in out and "for 95% of the requests" in " ".join(out.split())
+    assert all(len(line) <= 80 for line in out.splitlines())
+    text = " ".join(out.split())
+    assert "roofline of the H100 SXM at 70% of its published bandwidth and 55% of its arithmetic rate" in text
+    assert "assumed, no step was measured" in text
+    assert "50 requests in" in text
+    for label in ("queue", "TTFT", "TPOT", "ITL", "E2E", "throughput", "utilisation", "cache hits", "preemptions"):
+        assert f"\n{label} " in out
+
+
+def test_decode_step_of_roofline(localllm, llama):
+    """A single user's TPOT is the time to read weights and context at 70% of the bandwidth, and the overhead."""
+    found = simulate(localllm, llama, "--device", "h100", "--users", "1", "--requests", "3", "--prompt", "1000")
+    weights, layers = 2 * (8_030_261_248 - 128256 * 4096), 32
+    context = 131_072 * 1064  # half of an answer of 128 tokens behind the prompt
+    expected = (weights + context) / (0.7 * 3.35e12) + 5e-6 * layers
+    assert found["tpot_s"]["p50"] == pytest.approx(expected, rel=0.01)
+    assert found["busy"] == pytest.approx(1, abs=0.01)
+    assert found["bandwidth_share"] == pytest.approx(0.69, abs=0.04)
+
+
+def test_capacity(localllm, llama):
+    """The highest load is within the objectives, and a load a tenth above is not."""
+    flags = ("--device", "h100", "--requests", "300", "--slo", "ttft=500ms,tpot=20ms")
+    found = simulate(localllm, llama, "--rate", "3", *flags)
+    rate = found["capacity"]["amount"]
+    at, above = (simulate(localllm, llama, "--rate", str(r), *flags) for r in (rate, 1.1 * rate))
+    assert at["met"] / at["requests"] >= 0.95 > above["met"] / above["requests"]
+    users = simulate(localllm, llama, "--users", "10", "--think", "20s", *flags)["capacity"]
+    assert users["unit"] == "users" and users["amount"] == int(users["amount"]) > 10
+
+
+def test_price_and_power(localllm, llama):
+    found = simulate(
+        localllm, llama, "--device", "h100", "--rate", "2", "--requests", "40", "--price", "3", "--watts", "700"
+    )
+    per_token = found["duration_s"] / found["output_tokens"]
+    assert found["cost_per_million_tokens"] == pytest.approx(3 / 3600 * per_token * 1e6)
+    assert found["joules_per_token"] == pytest.approx(700 * per_token * found["busy"])
+
+
+def test_sensitivity(localllm, llama):
+    flags = (
+        "--device",
+        "h100",
+        "--rate",
+        "3",
+        "--requests",
+        "60",
+        "--slo",
+        "ttft=500ms,tpot=20ms",
+        "--sensitivity",
+    )
+    found = simulate(localllm, llama, *flags)
+    amounts = {change["assumption"]: change["amount"] for change in found["sensitivity"]}
+    assert amounts["step durations -20%"] > found["capacity"]["amount"] > amounts["step durations +20%"]
+
+
+def test_measured_steps(localllm, tmp_path):
+    """With recorded steps of the model, this machine's durations are fitted to them."""
+    settings = Settings.from_environment()
+    ref = resolve_model("demo")
+    options = LoadOptions(None, 1, None, "auto", "auto")
+    setup, _ = step_setup(read_header(ref.path), options, "auto", settings, name="demo")
+    rng, rows = random.Random(0), []
+    for _ in range(400):
+        sequences, prompt = rng.randint(1, 8), rng.choice((0, 0, 0, 200))
+        context = sequences * rng.randint(50, 900)
+        seconds = 0.002 + 0.001 * sequences + 0.0001 * prompt
+        rows.append(
+            (sequences, sequences, context, int(prompt > 0), prompt, prompt, prompt * prompt // 2, seconds)
+        )
+    settings.home.mkdir(parents=True, exist_ok=True)
+    step_times.record(settings.home, setup, rows, pytest.fail)
+    found = simulate(localllm, "demo", "--users", "1", "--requests", "20", "--prompt", "200", "--output", "50")
+    assert found["step_times"].startswith(
+        "fitted to 320 steps of demo on this machine; of 80 others, a single one"
+    )
+    assert found["tpot_s"]["p50"] == pytest.approx(0.003, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "give one of --rate, --users and --trace"),
+        (("--rate", "1", "--users", "2"), "give one of --rate, --users and --trace"),
+        (("--rate", "0"), "--rate is 0"),
+        (("--rate", "1", "--batching", "some"), "--batching is 'some'"),
+        (("--rate", "1", "--slo", "itl=5ms"), "--slo has itl"),
+        (("--rate", "1", "--sensitivity"), "--sensitivity needs objectives"),
+        (("--rate", "1", "--efficiency", "1.2"), "--efficiency is '1.2'"),
+        (("--rate", "1", "--prompt", "x"), "--prompt is 'x'"),
+        (("--trace", "missing.csv"), "missing.csv cannot be read"),
+        (("--rate", "1", "--speed", "2"), "--speed needs --trace"),
+        (("--rate", "1", "--think", "2s"), "--think needs --users or --turns"),
+        (("--trace", "x.csv", "--turns", "2"), "--turns has no effect, because a trace has its own requests"),
+        (("--rate", "1", "--batch-size", "4"), "--batch-size needs --batching static or dynamic"),
+        (("--rate", "1", "--acceptance", "0.5"), "--acceptance needs --drafts"),
+        (("--rate", "1", "--drafts", "2", "--acceptance", "2"), "--acceptance is 2"),
+        (("--rate", "1", "--drafts", "-1"), "--drafts is -1"),
+        (("--rate", "1", "--price", "0"), "--price is 0"),
+        (("--rate", "1", "--check", "http://h", "--slo", "ttft=1s"), "--slo has no effect"),
+    ],
+)
+def test_refused_flags(localllm, flags, message):
+    code, out, err = localllm("simulate", "demo", "--device", "h100", *flags)
+    assert (code, out) == (2, "") and message in err
+
+
+def test_model_that_does_not_fit(localllm, llama):
+    code, _, err = localllm("simulate", llama, "--device", "t4", "--rate", "1")
+    assert code == 3 and "--quant int8" in err

@@ -1,0 +1,112 @@
+"""Costs of steps: fits find what steps were made from, and the roofline is that of the plan."""
+
+import random
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, flops
+from localllm.arch.describe import parse_config
+from localllm.checkpoint.header import read_header
+from localllm.errors import UsageError
+from localllm.runtime.step import StepShape
+from localllm.simulate.cost import FittedCost, RooflineCost, nonnegative_least_squares
+from tests.models.families import FAMILIES
+from tests.plan.published import LLAMA_8B, header_of
+from tests.tiny import make_checkpoint
+
+
+def shapes(count: int, seed: int = 0) -> list[StepShape]:
+    rng, found = random.Random(seed), []
+    for _ in range(count):
+        sequences = rng.randint(0, 20)
+        prompts = rng.choice((0, 0, 1, 2)) if sequences else 1
+        context = sum(rng.randint(10, 900) for _ in range(sequences))
+        tokens = prompts * rng.randint(10, 250)
+        found.append(StepShape(sequences, sequences, context, prompts, tokens, 2 * tokens, tokens * tokens))
+    return found
+
+
+def true_seconds(s: StepShape) -> float:
+    base = {"decode": 2e-3, "mixed": 4e-3, "prefill": 3e-3}[s.kind]
+    return base + 1e-4 * s.sequences + 2e-7 * s.context + 5e-5 * s.prompt_tokens + 1e-9 * s.pairs
+
+
+def test_fit_without_noise_is_exact() -> None:
+    cost = FittedCost([(shape, true_seconds(shape)) for shape in shapes(600)], "made up", deviations=False)
+    assert cost.error.median < 0.01 and abs(cost.error.total) < 0.005
+    for shape in shapes(50, seed=9):
+        assert cost.seconds(shape, 0) == pytest.approx(true_seconds(shape), rel=0.02)
+    assert "of 120 others" in cost.source
+
+
+def test_deviations_have_the_tails_of_the_measured_steps() -> None:
+    """Steps of one kind vary as the measured ones did, and their sum is right."""
+    rng = random.Random(4)
+    steps = [
+        (s, true_seconds(s) * (5.0 if rng.random() < 0.02 else rng.lognormvariate(0, 0.1))) for s in shapes(4000)
+    ]
+    cost = FittedCost(steps, "made up")
+    shape = StepShape(8, 8, 3000, 0, 0, 0, 0)
+    drawn = [cost.seconds(shape, number) for number in range(10_000)]
+    assert max(drawn) / statistics.median(drawn) > 4
+    slow = 3 * statistics.median(drawn)
+    share = sum(seconds > slow for seconds in drawn) / len(drawn)
+    assert share == pytest.approx(0.02, abs=0.01)
+    mean_factor = 0.02 * 5 + 0.98 * np.exp(0.005)
+    assert statistics.fmean(drawn) == pytest.approx(true_seconds(shape) * mean_factor, rel=0.05)
+    assert drawn[:5] == [cost.seconds(shape, number) for number in range(5)]  # reproducible
+
+
+def test_coefficients_are_not_negative() -> None:
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(200), rng.random((200, 3))])
+    fitted = nonnegative_least_squares(x, x @ np.array([1.0, 2.0, -0.5, 0.0]) + 0.01 * rng.standard_normal(200))
+    assert (fitted >= 0).all() and fitted[1] == pytest.approx(2, abs=0.1) and fitted[2] == 0
+
+
+def test_too_few_steps() -> None:
+    with pytest.raises(UsageError, match="31 steps were measured"):
+        FittedCost([(shape, 0.01) for shape in shapes(31)], "made up")
+
+
+class Rates:
+    bandwidth, flops = 1e12, 1e14
+
+
+def roofline(config, weights) -> RooflineCost:
+    return RooflineCost(config, weights, 2, (2, 0), Rates, "made up")
+
+
+def test_roofline_counts_as_the_plan_does() -> None:
+    config = parse_config(header_of(LLAMA_8B).config)
+    weights = WeightBytes(14_000_000_000, 0, 1_000_000_000, 1_000_000_000)
+    cost = roofline(config, weights)
+    for decoding, prompts in (((1, 500), None), ((7, 900), None), ((3, 64), (2, 200, 700)), (None, (1, 512, 512))):
+        shares = []
+        if decoding:
+            shares.append(SequenceStep(1, decoding[1], 1, decoding[0]))
+        if prompts:
+            shares.append(SequenceStep(prompts[1], prompts[2], 1, prompts[0]))
+        sequences, context = decoding or (0, 0)
+        count, tokens, end = prompts or (0, 0, 0)
+        shape = StepShape(sequences, sequences, sequences * context, count, count * tokens, count * end, 0)
+        read, computed = cost.work(shape)
+        assert read == bytes_read(config, weights, tuple(shares), 2, (2, 0))
+        assert computed == flops(config, tuple(shares))
+        assert cost.seconds(shape, 0) == pytest.approx(max(read / 1e12, computed / 1e14), rel=1e-9)
+
+
+@pytest.mark.parametrize("family", ["Gemma 3", "Mixtral", "Qwen3-Next", "DeepSeek-V3"])
+def test_roofline_of_other_layers(tmp_path: Path, family: str) -> None:
+    """Windows, experts, recurrent states and latents."""
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes)
+    config = parse_config(read_header(tmp_path).config)
+    weights = WeightBytes(1_000_000, 500_000, 100_000, 100_000)
+    shares = (SequenceStep(1, 300, 1, 4), SequenceStep(20, 50, 1, 1))
+    read, computed = roofline(config, weights).work(StepShape(4, 4, 1200, 1, 20, 50, 0))
+    assert read == pytest.approx(bytes_read(config, weights, shares, 2, (2, 0)), abs=1)
+    assert computed == flops(config, shares)
