@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localllm.request import FinishReason
+from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
 from tests.lagging.device import CUDA, LaggingDevice
@@ -99,10 +99,21 @@ def answer_twice(engine: Engine, sequences: list[Sequence], again: list[Sequence
 
 def check_same(got: list[TokenEvent], expected: list[TokenEvent]) -> None:
     assert tokens(got) == tokens(expected)
-    for event, other in zip(got, expected, strict=False):
-        assert (event.logprob is None) == (other.logprob is None)
-        if event.logprob and other.logprob:
-            assert event.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
+    ours, theirs = reported(got), reported(expected)
+    assert [each and each.token_id for each in ours] == [each and each.token_id for each in theirs]
+    for each, other in zip(ours, theirs, strict=True):
+        if each and other:
+            assert each.logprob == pytest.approx(other.logprob, abs=1e-4)
+            # Of tokens that are about as likely, either may come first.
+            assert [p for _, p in each.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+
+def reported(events: list[TokenEvent]) -> list[TokenLogprob | None]:
+    """Return the log probabilities of the prompt's tokens, and of the answer's."""
+    return [
+        *(each for e in events for each in e.prompt_logprobs),
+        *(e.logprob for e in events if e.token_id is not None),
+    ]
 
 
 def check_mix(folder: Path, seed: int, timing: int | None, graphs: bool) -> None:
@@ -145,21 +156,27 @@ def greedy(length: int = 8, **params: Any) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
-def test_a_step_waits_for_nothing_but_the_tokens_of_the_last(make: Any, graphs: bool) -> None:
-    """Sequences that begin and finish together, of which one has penalties: one wait for each step."""
-    folder = make("Llama 3.x")
-    expected = cpu_answers(folder, greedy(frequency_penalty=0.5))
+@pytest.mark.parametrize(
+    "params", [{"frequency_penalty": 0.5}, {"logprobs": 3, "prompt_logprobs": 2}], ids=["penalties", "logprobs"]
+)
+def test_a_step_waits_for_nothing_but_the_tokens_of_the_last(
+    make: Any, params: dict[str, Any], graphs: bool
+) -> None:
+    """Sequences that begin and finish together: one wait for each step."""
+    roomy = make_engine(make("Llama 3.x"))
+    expected = [run(roomy, [s])[s.request.id] for s in greedy(**params)]
     with LaggingDevice() as device:
-        engine = make_engine(folder, device=CUDA)
+        engine = make_engine(make("Llama 3.x"), device=CUDA)
         if not graphs:
             engine.runner.graphs = None
         device.waits.clear()
-        together = greedy(frequency_penalty=0.5)
+        together = greedy(**params)
         got = run(engine, together)
         assert len(device.waits) == engine.steps
         assert all(wait.startswith("Event.synchronize at runtime/step.py") for wait in device.waits)
         assert not graphs or engine.runner.graphs
-    assert [tokens(got[s.request.id]) for s in together] == expected
+    for s, answer in zip(together, expected, strict=True):
+        check_same(got[s.request.id], answer)
 
 
 def test_a_step_is_launched_before_the_last_one_is_read(make: Any) -> None:
