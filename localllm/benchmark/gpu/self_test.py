@@ -135,7 +135,9 @@ def parts(result: SelfTest, device: torch.device, tiny: bool) -> Iterator[tuple[
 def check(case: Case, device: torch.device) -> CheckedModel:
     """Compare the kernels of a model with their references, and its captured steps with others."""
     name, shape, form, kv_dtype = case
-    model = generate(shape, form, device, CHECKED_CONTEXT, sequences=32, kv_dtype=kv_dtype and KV_DTYPES[kv_dtype])
+    model = generate(
+        shape, form, device, CHECKED_CONTEXT, sequences=32, kv_dtype=KV_DTYPES[kv_dtype] if kv_dtype else None
+    )
     engine, vocabulary = model.engine, model.config.vocab_size
     graphs, engine.runner.graphs = engine.runner.graphs, None  # replays call no kernel of the registry
     with compared() as findings:
