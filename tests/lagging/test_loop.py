@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from localllm.plan.memory import MAX_RUNNING
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
@@ -291,4 +292,26 @@ def test_kernels_of_triton_that_run_late(make: Any, monkeypatch: pytest.MonkeyPa
         together = greedy(length=4)
         got = run(engine, together)
         assert engine.runner.graphs and engine.runner.graphs.captured
+    assert [tokens(got[s.request.id]) for s in together] == expected
+
+
+@pytest.mark.slow
+def test_as_many_sequences_as_run_at_once(make: Any) -> None:
+    """Steps of more tokens than a graph has, and of fewer while they finish."""
+    folder = make("Llama 3.x")
+
+    def answers() -> list[Sequence]:
+        lengths = ((i, 2 + i % 3) for i in range(MAX_RUNNING["cuda"]))
+        return [sequence([3 + i, 7], temperature=0, max_tokens=length) for i, length in lengths]
+
+    roomy = make_engine(folder, blocks=600, max_running=16)
+    alone = answers()
+    got = run(roomy, alone)
+    expected = [tokens(got[s.request.id]) for s in alone]
+    with LaggingDevice():
+        engine = make_engine(folder, device=CUDA, blocks=600, max_running=MAX_RUNNING["cuda"])
+        together = answers()
+        got = run(engine, together)
+        graphs = engine.runner.graphs
+        assert graphs and any(key.bucket > 32 for key in graphs.captured)
     assert [tokens(got[s.request.id]) for s in together] == expected

@@ -36,7 +36,7 @@ from tools.triton_aot import compilation_key
 META = torch.device("meta")
 CONTEXT, BLOCK_SIZE, BLOCKS, STATES = 256, 8, 4000, 512
 RUNNING = MAX_RUNNING["cuda"]  # most sequences of a step
-STEPS = 40  # random ones, of each model
+STEPS = 25  # random ones, of each model
 
 
 def runner_of(model: str) -> Runner:
