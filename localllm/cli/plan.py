@@ -220,7 +220,7 @@ def _estimate_table(plan: Plan, estimate: Estimate) -> str:
     ceiling, unknown = plan.chosen.ceiling, "-"
 
     def span(rate: EstimatedRate) -> str:
-        return f"{rate.slowest:.3g} to {format_rate(rate.fastest)}"
+        return f"{format_rate(rate.slowest).partition(' ')[0]} to {format_rate(rate.fastest)}"
 
     rows = [
         ("SPEED", "AT MOST", "ESTIMATED"),
