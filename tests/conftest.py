@@ -31,6 +31,8 @@ if TRITON:
     collect_ignore.append("lagging" if ON_GPU else "gpu")  # the lagging device replaces torch.cuda
 
 TESTS = Path(__file__).parent
+# Files whose tests take long, each in a process of its own, and have no fixtures in common.
+SHARED_FILES = {"tests/tools/test_kernel_docs.py", "tests/tools/test_software_gpu.py"}
 QUICK = pytest.StashKey[set[Path]]()  # files with a test that is not slow
 
 if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
@@ -105,8 +107,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.slow)
             seen[test] += 1
     config.stash[QUICK] = {item.path for item in items if not item.get_closest_marker("slow")}
+    if config.getoption("markexpr") != "not slow":  # then slow tests are run as well
+        left_out = [item for item in items if item.get_closest_marker("part_of_slow")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+@pytest.hookimpl(optionalhook=True)  # the plugin may be missing where GPUs are tested alone
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Share the tests of SHARED_FILES among the workers, and keep all others of a file together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return nodeid if file in SHARED_FILES else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:

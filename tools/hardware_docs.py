@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.hardware.catalog import device_names, find_device  # noqa: E402 (this tree, installed or not)
+from localllm.hardware.catalog import device_names, find_device, unsupported_names  # noqa: E402 (this tree, installed or not)
 
 PAGE = ROOT / "docs" / "hardware.md"
 SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -15,11 +15,18 @@ SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def table() -> str:
     """Table with one row per device, in the order of the catalogue."""
-    rows = ["| device | memory, GB | bandwidth, GB/s | TFLOP/s | source |", "| --- | --- | --- | --- | --- |"]
+    rows = [
+        "| device | architecture | memory, GB | bandwidth, GB/s | TFLOP/s | source |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for device in map(find_device, device_names()):
         figures = (device.memory_bytes / 1e9, device.bandwidth / 1e9, device.flops / 1e12)
-        rows.append(" | ".join([f"| {device.name}", *(f"{figure:g}" for figure in figures), f"{device.source} |"]))
-    return "\n".join(rows)
+        arch = f"sm_{device.cores.arch}" if device.cores else "-"
+        rows.append(
+            " | ".join([f"| {device.name}", arch, *(f"{figure:g}" for figure in figures), f"{device.source} |"])
+        )
+    names = ", ".join(unsupported_names())
+    return "\n".join([*rows, "", f"Too old for the kernels, and refused by `--gpu` and `--device`: {names}."])
 
 
 def render(page: str) -> str:

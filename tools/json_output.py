@@ -20,6 +20,7 @@ from localllm.cli.models import State
 from localllm.comparison.replay import Replayed
 from localllm.hub import verify
 from localllm.modelfile import edition
+from localllm.plan.estimated import Estimate
 from localllm.plan.speed import Speed
 from localllm.quality.report import Quality
 from localllm.receipts import receipt
@@ -386,6 +387,7 @@ class PlanResult(TypedDict):
     ceiling: Speed  # limit of memory bandwidth and arithmetic
     expected: Speed | None
     expectation: str | None  # source of the expected speed
+    estimate: Estimate | None  # of a GPU that was never measured
     quantizations: list[QuantizationChoice]
     best: str | None
 

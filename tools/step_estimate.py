@@ -1,7 +1,8 @@
 """Estimates the time of a decode step on GPUs that need not be here. None of it is a measurement.
 
-`python tools/step_estimate.py` writes the tables of docs/kernels.md; `step_estimate.py MODEL GPU`, names as in the
-tables, prints those of one pair.
+`python tools/step_estimate.py` writes the tables of docs/kernels.md and localllm/plan/gpu_costs.json, with which
+`localllm plan` estimates other models; `--costs` writes the latter alone. `step_estimate.py MODEL GPU`, named as
+in the tables, prints those of one pair.
 
 The launches are recorded from the model itself, with tensors on device `meta`, compiled for the GPU, and
 disassembled. A launch reads its bytes, at the bandwidth or with the loads that are in flight, and executes its
@@ -9,6 +10,7 @@ instructions, as counted in the machine code, in the time of the busiest pipe or
 as the slower of the two if they overlap, as long as both if they do not, and NODE_S in addition.
 """
 
+import json
 import math
 import re
 import subprocess
@@ -28,18 +30,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from bench.gpu.generated import SHAPES, RandomSource  # noqa: E402 (this tree, installed or not)
-from localllm.arch.config import ModelConfig  # noqa: E402
+from localllm.arch.config import AttentionConfig, ModelConfig  # noqa: E402
 from localllm.arch.describe import parse_config  # noqa: E402
+from localllm.benchmark.gpu.generated import GPT_OSS, QWEN3_MOE, SHAPES, RandomSource  # noqa: E402
 from localllm.hardware.catalog import DeviceSpec, find_device  # noqa: E402
+from localllm.plan.estimated import CACHE, DENSE, EXPERTS  # noqa: E402
 from localllm.plan.memory import BLOCK_SIZE  # noqa: E402
 from localllm.quant.tensor import QuantizedTensor  # noqa: E402
+from localllm.runtime import kernels  # noqa: E402
 from localllm.runtime.batch import Batch  # noqa: E402
 from localllm.runtime.kernels.gpu import register  # noqa: E402, F401 (registers the kernels)
+from localllm.runtime.kernels.gpu.decode import attention_example  # noqa: E402
 from localllm.runtime.kernels.gpu.launch import (  # noqa: E402
+    BITS,
+    GPUS,
     Gpu,
     RecordedLaunch,
     meta_packed_weight,
+    meta_tensor,
     record_launches,
 )
 from localllm.runtime.kernels.gpu.small_m import ticket_counters  # noqa: E402
@@ -49,6 +57,7 @@ from localllm.runtime.model import Decoder  # noqa: E402
 from tools.triton_aot import CUOBJDUMP, WARP_THREADS, CompiledTriton, compilation_key, compile_for  # noqa: E402
 
 PAGE = ROOT / "docs" / "kernels.md"
+COSTS = ROOT / "localllm" / "plan" / "gpu_costs.json"
 MARKS = ("<!-- estimates -->\n", "<!-- end of estimates -->")
 META = torch.device("meta")
 CONTEXT = 2048  # tokens in the cache
@@ -129,50 +138,6 @@ def experts_only(name: str) -> str | None:
     return "mxfp4" if ".experts." in name else None
 
 
-GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 201_088,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "attention_bias": True,
-    "max_position_embeddings": 131_072,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150_000.0,
-    "swiglu_limit": 7.0,
-    "hidden_act": "silu",
-    "dtype": "bfloat16",
-}
-QWEN3_MOE = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_hidden_layers": 48,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151_936,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000.0,
-    "hidden_act": "silu",
-    "dtype": "bfloat16",
-}
 DETAILED = "Llama 3.1 8B, INT4"
 SHOWN_S = 1.5e-6
 MODELS = (
@@ -182,6 +147,10 @@ MODELS = (
     EstimatedModel("Qwen3 30B-A3B, INT4", QWEN3_MOE, quantized_layers),
     EstimatedModel("Llama 3.1 70B, INT4", SHAPES["70B"], quantized_layers),
 )
+# Of `plan`: layers whose launches are counted, formats of weights, and those of experts.
+LAYERS = {"mlp": SHAPES["8B"], "moe": QWEN3_MOE}
+FORMATS = (DENSE, *BITS)
+EXPERT_FORMATS = ("int4", "mxfp4")
 WEIGHT_ARGUMENTS = ("p_w", "p_q", "p_scale", "p_zero", "p_minimum", "p_block_scale", "p_block_minimum")
 
 
@@ -189,6 +158,10 @@ WEIGHT_ARGUMENTS = ("p_w", "p_q", "p_scale", "p_zero", "p_minimum", "p_block_sca
 class RecordedStep:
     launches: list[RecordedLaunch]
     torch_kernels: int  # of operations that have no kernel here
+
+    @property
+    def nodes(self) -> int:
+        return len(self.launches) + self.torch_kernels
 
 
 class KernelCounter(TorchDispatchMode):
@@ -211,6 +184,7 @@ def record_step(model: EstimatedModel, gpu: Gpu) -> RecordedStep:
         decoder = Decoder(config, MetaSource(model.weight_format), CONTEXT)
         mixers = [layer.mixer for layer in config.layers]
         caches = make_caches(mixers, blocks, BLOCK_SIZE, 1, torch.bfloat16, META)
+        decoder(single_token_batch(blocks), caches)  # allocates what later steps reuse
         launches.clear()
         ticket_counters(META)  # made once, not in every step
         with KernelCounter() as counter:
@@ -263,6 +237,8 @@ def work_of(launch: RecordedLaunch, context: int) -> Work:
         return Work(programs, a["chunks"] // a["UNROLLED"], int(nbytes * share), int(rows * a["K"] * share))
     if name in ("small_m_packed_kernel", "small_m_dense_kernel"):
         return Work(programs, a["share"], nbytes, a["N"] * a["K"])
+    if name == "quantized_gemm_kernel":
+        return Work(programs, a["chunks_a_part"], nbytes, a["N"] * a["K"])
     return Work(programs, 1, 0, 0)
 
 
@@ -415,7 +391,7 @@ def format_tables(models: Sequence[EstimatedModel], targets: Sequence[Target]) -
         for target in targets:
             step = record_step(model, target.gpu)
             parts = [estimate(launch, target) for launch in step.launches]
-            others_s, nodes = step.torch_kernels * NODE_S, len(parts) + step.torch_kernels
+            others_s = step.torch_kernels * NODE_S
             nbytes = sum(part.work.nbytes for part in parts)
             times = (
                 sum(part.overlapped_s for part in parts) + others_s,
@@ -425,7 +401,7 @@ def format_tables(models: Sequence[EstimatedModel], targets: Sequence[Target]) -
             cells = [
                 f"{s * 1e3:.2f} ms, {1 / s:.0f} tokens/s, {nbytes / s / target.spec.bandwidth:.0%}" for s in times
             ]
-            row = [model.name, target.spec.name, str(nodes), f"{nbytes / 1e9:.2f} GB", *cells]
+            row = [model.name, target.spec.name, str(step.nodes), f"{nbytes / 1e9:.2f} GB", *cells]
             steps.append(f"| {' | '.join(row)} |")
             if model.name == DETAILED or len(models) == 1:
                 launches += [format_launch(target, part) for part in distinct(parts)]
@@ -455,13 +431,77 @@ def format_launch(target: Target, part: Estimate) -> str:
     return f"| {' | '.join(row)} |"
 
 
+def count_costs(targets: Sequence[Target]) -> dict[str, Any]:
+    """Return the content of gpu_costs.json, from the first target of each architecture."""
+    by_arch = {target.gpu.arch: target for target in reversed(targets)}
+    nodes = {kind: record_layers(shape, 1).nodes for kind, shape in LAYERS.items()}
+    layers = {kind: record_layers(shape, 2).nodes - nodes[kind] for kind, shape in LAYERS.items()}
+    return {
+        "bandwidth_share": BANDWIDTH_SHARE,
+        "node_s": NODE_S,
+        "nodes": {"step": nodes["mlp"] - layers["mlp"], **layers},
+        "cycles": {str(arch): format_cycles(by_arch[arch]) for arch in sorted(by_arch)},
+    }
+
+
+def record_layers(shape: dict[str, Any], layers: int) -> RecordedStep:
+    config = shape | {"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers}
+    return record_step(EstimatedModel("", config, quantized_layers), GPUS[90])
+
+
+def format_cycles(target: Target) -> dict[str, float]:
+    """Return the cycles of a multiprocessor per byte: of weights by format, of experts, and of the cache."""
+    cycles = {name: cycles_per_byte(product_launches(name, target.gpu), target) for name in FORMATS}
+    for name in EXPERT_FORMATS:
+        step = record_step(
+            EstimatedModel(
+                "",
+                LAYERS["moe"] | {"num_hidden_layers": 1},
+                lambda each, n=name: n if ".experts." in each else None,
+            ),
+            target.gpu,
+        )
+        launches = [each for each in step.launches if each.kernel.__name__ == "grouped_matmul_kernel"]
+        cycles[f"{EXPERTS}{name}"] = cycles_per_byte(launches, target)
+    with record_launches(target.gpu) as launches:
+        attention_example(AttentionConfig(32, 8, 128, None, 0.1), torch.bfloat16, 1, 1)()
+    cycles[CACHE] = cycles_per_byte(launches, target)
+    return {name: float(f"{value:.3g}") for name, value in cycles.items()}
+
+
+def product_launches(name: str, gpu: Gpu) -> list[RecordedLaunch]:
+    """Record a product of one row with a matrix of an 8B model."""
+    rows, columns = 14_336, 4096
+    x = meta_tensor(1, columns)
+    group = {"int4": 128, "mxfp4": 32}.get(name)
+    weight = meta_tensor(rows, columns) if name == DENSE else meta_packed_weight(name, rows, columns, group)
+    with record_launches(gpu) as launches, torch.inference_mode():
+        kernels.linear(x, weight)
+    return launches
+
+
+def cycles_per_byte(launches: Sequence[RecordedLaunch], target: Target) -> float:
+    """Return the cycles in which a multiprocessor executes the instructions for a byte that is read."""
+    parts = [estimate(launch, target) for launch in launches]
+    seconds = sum(max(part.pipe_s.values()) for part in parts)
+    nbytes = sum(part.work.nbytes for part in parts)
+    return seconds * target.clock_hz * target.gpu.multiprocessors / nbytes
+
+
+def write_costs(targets: Sequence[Target]) -> None:
+    COSTS.write_text(json.dumps(count_costs(targets), indent=1) + "\n", encoding="utf-8")
+
+
 def main(names: list[str]) -> None:
     targets = [Target(find_device(name), Gpu(arch, count)) for name, arch, count in DEVICES]
+    if names == ["--costs"]:
+        return write_costs(targets)
     if names:
         model, gpu = names
         models = [each for each in MODELS if each.name == model]
         print(format_tables(models, [target for target in targets if target.spec == find_device(gpu)]))
         return
+    write_costs(targets)
     before, rest = PAGE.read_text(encoding="utf-8").split(MARKS[0])
     tables = format_tables(MODELS, targets)
     PAGE.write_text(f"{before}{MARKS[0]}{tables}\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")

@@ -20,7 +20,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from localllm.hardware.device import MIN_GPU_ARCH  # noqa: E402
+from localllm.hardware.catalog import MIN_GPU_ARCH  # noqa: E402
 from localllm.quant.formats.gpu_packed import pack_codes  # noqa: E402
 from localllm.quant.tensor import QuantizedTensor  # noqa: E402
 from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed  # noqa: E402

@@ -11,8 +11,8 @@ import tokenizers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bench.gpu.generated import RandomSource
 from bench.gpu.setting import Setting
+from localllm.benchmark.gpu.generated import RandomSource
 from localllm.quant.packing import INT4, INT8
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.compressed import StorageScheme, choose_scheme, quantization_config, to_stored_tensors

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from bench.gpu.clock import seconds
 from bench.gpu.setting import Row, Setting
+from localllm.hardware.gpu_clock import seconds
 
 BUDGET_S = 20
 LARGE_BYTES, TINY_BYTES = 4 * 2**30, 2**20  # a multiple of any cache, except for tiny shapes

@@ -15,8 +15,8 @@ from typing import Any
 
 from bench.gpu.artefact import write
 from bench.gpu.first_token import MARKS
-from bench.gpu.generated import SHAPES, TINY
 from bench.gpu.setting import Row, Setting
+from localllm.benchmark.gpu.generated import SHAPES, TINY
 
 BUDGET_S = 75
 STARTS = 4

@@ -17,9 +17,9 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from bench.gpu.generated import SHAPES, TINY, Form, RandomSource, config_of
-from bench.gpu.loop import DTYPE
 from bench.gpu.setting import Row, Setting
+from localllm.benchmark.gpu.decode_steps import DTYPE
+from localllm.benchmark.gpu.generated import SHAPES, TINY, Form, RandomSource, config_of
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING
 from localllm.runtime.cuda_graphs import CudaGraphs
 from localllm.runtime.gpu_sampler import GpuSampler

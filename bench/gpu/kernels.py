@@ -15,17 +15,16 @@ import torch
 from torch import Tensor
 
 from bench.gpu.ceilings import copy_bandwidth
-from bench.gpu.choice import prefer_kernel, select_kernel
-from bench.gpu.clock import capture, seconds
-from bench.gpu.generated import SHAPES, TINY, Form
-from bench.gpu.loop import DTYPE, Model, generate, needed_bytes
 from bench.gpu.setting import Row, Setting, judged, release
 from localllm.arch.config import AttentionConfig
+from localllm.benchmark.gpu.decode_steps import DTYPE, Model, generate, needed_bytes
+from localllm.benchmark.gpu.generated import SHAPES, TINY, Form
+from localllm.hardware.gpu_clock import capture, seconds
 from localllm.plan.memory import BLOCK_SIZE, blocks_for
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
-from localllm.runtime.kernels.registry import KERNELS
+from localllm.runtime.kernels.registry import KERNELS, prefer_kernel, select_kernel
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache
 
@@ -57,7 +56,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         if not setting.room_for(needed_bytes(shape, form, context, max(BATCHES))):
             yield {"weights": form, "left out": "does not fit"}
             continue
-        model = generate(shape, form, setting, context, sequences=max(BATCHES))
+        model = generate(shape, form, setting.device, context, sequences=max(BATCHES))
         for batch in BATCHES:
             try:
                 yield from step_rows(setting, model, form, context, batch, ceiling)

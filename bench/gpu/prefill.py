@@ -11,12 +11,21 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.gpu.ceilings import matmul_peak
-from bench.gpu.clock import Work, finished, interleaved_seconds
-from bench.gpu.generated import SHAPES, TINY, Form
-from bench.gpu.loop import DTYPE, Model, ask, generate, let_go, needed_bytes, prompt_of, until
 from bench.gpu.setting import Row, Setting, judged, release
 from localllm.arch.config import AttentionConfig
 from localllm.arch.cost import SequenceStep, flops, query_key_pairs
+from localllm.benchmark.gpu.decode_steps import (
+    DTYPE,
+    Model,
+    cancel_all,
+    generate,
+    needed_bytes,
+    random_prompt,
+    run_until,
+    submit,
+)
+from localllm.benchmark.gpu.generated import SHAPES, TINY, Form
+from localllm.hardware.gpu_clock import Work, finished, interleaved_seconds
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch
@@ -39,7 +48,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         if not setting.room_for(need):
             yield {"what": f"8B {form}", "left out": f"needs {need / 1e9:.0f} GB"}
             continue
-        model = generate(shape, form, setting, tokens, sequences=ROUNDS + 1)
+        model = generate(shape, form, setting.device, tokens, sequences=ROUNDS + 1)
         for chunk in sorted({TOKEN_BUDGET[setting.device.type], *CHUNKS}):
             model.engine.scheduler.token_budget = chunk
             ttft_s = measure_ttft(model, tokens, chunk)
@@ -62,12 +71,12 @@ def measure_ttft(model: Model, tokens: int, first_seed: int) -> float:
     """
     times = []
     for number in range(ROUNDS + 1):
-        prompt = prompt_of(model, tokens, 1000 * first_seed + number)
+        prompt = random_prompt(model, tokens, 1000 * first_seed + number)
         start = finished(model.engine.device)
-        sequence = ask(model, prompt, 2)
-        until(model.engine, [sequence], 1)
+        sequence = submit(model, prompt, 2)
+        run_until(model.engine, [sequence], 1)
         times.append(finished(model.engine.device) - start)
-        let_go(model.engine, [sequence])
+        cancel_all(model.engine, [sequence])
     return statistics.median(times[1:])
 
 

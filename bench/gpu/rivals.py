@@ -10,12 +10,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from bench.gpu.choice import prefer_kernel, prefer_reference
-from bench.gpu.generated import SHAPES, TINY, Form
-from bench.gpu.loop import ANSWER, DTYPE, Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged, release
 from bench.gpu.static_cache import CompiledLlama
 from bench.gpu.torch_int4 import FORMAT, TorchInt4Source, linear_int4pack
+from localllm.benchmark.gpu.decode_steps import ANSWER, DTYPE, Model, generate, needed_bytes, step_seconds
+from localllm.benchmark.gpu.generated import SHAPES, TINY, Form
+from localllm.runtime.kernels.registry import prefer_kernel, prefer_reference
 
 BUDGET_S = 115
 CONTEXT, TINY_CONTEXT = 128, 20  # tokens
@@ -72,7 +72,7 @@ def in_our_loop(
 
 
 def localllm_step(setting: Setting, shape: dict[str, Any], form: Form, context: int) -> MeasureStep:
-    measure_step = in_our_loop(setting, generate(shape, form, setting, context), context)
+    measure_step = in_our_loop(setting, generate(shape, form, setting.device, context), context)
     measure_step()  # compiles and captures
     return measure_step
 
@@ -86,7 +86,7 @@ def cublas(setting: Setting, shape: dict[str, Any], context: int) -> MeasureStep
         with prefer_reference("fused_linear"), prefer_kernel("linear", F.linear, unless_dense):
             yield
 
-    return in_our_loop(setting, generate(shape, "bf16", setting, context), context, kernels)
+    return in_our_loop(setting, generate(shape, "bf16", setting.device, context), context, kernels)
 
 
 def torch_int4(setting: Setting, shape: dict[str, Any], context: int) -> MeasureStep:
@@ -102,7 +102,7 @@ def torch_int4(setting: Setting, shape: dict[str, Any], context: int) -> Measure
         ):
             yield
 
-    model = generate(shape, "int4", setting, context, source=TorchInt4Source)
+    model = generate(shape, "int4", setting.device, context, source=TorchInt4Source)
     return in_our_loop(setting, model, context, kernels)
 
 

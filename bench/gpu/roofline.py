@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import torch
 
 from bench.gpu.ceilings import copy_bandwidth
-from bench.gpu.generated import SHAPES, TINY, Form
-from bench.gpu.loop import Model, generate, needed_bytes, step_seconds
 from bench.gpu.setting import Row, Setting, judged, release
+from localllm.benchmark.gpu.decode_steps import Model, generate, needed_bytes, step_seconds
+from localllm.benchmark.gpu.generated import SHAPES, TINY, Form
 from localllm.runtime.cuda_graphs import QUERY_LENS
 from localllm.runtime.kernels.gpu.launch import uses_pdl, without_pdl
 from localllm.runtime.runner import Runner
@@ -51,7 +51,7 @@ def of_model(setting: Setting, name: str, form: Form, ceiling: float) -> Iterato
     if not setting.room_for(need):
         yield {"model": name, "weights": form, "left out": f"needs {need / 1e9:.0f} GB"}
         return
-    model = generate(shape, form, setting, max(contexts), sequences)
+    model = generate(shape, form, setting.device, max(contexts), sequences)
     for context in contexts:
         yield row(setting, model, name, form, context, ceiling)
     if name == "8B" and uses_pdl(setting.device):

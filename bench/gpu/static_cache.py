@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
-from bench.gpu.clock import finished
 from bench.gpu.setting import Setting
+from localllm.hardware.gpu_clock import finished
 
 
 class CompiledLlama:

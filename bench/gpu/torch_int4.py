@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bench.gpu.generated import RandomSource
+from localllm.benchmark.gpu.generated import RandomSource
 from localllm.quant.dequantize import dequantize
 from localllm.quant.formats.groups import unpack_int4
 from localllm.quant.packing import INT4

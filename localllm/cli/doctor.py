@@ -6,15 +6,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from localllm.benchmark.gpu.self_test_report import SelfTest, self_test_rows, store
 from localllm.cli import options
-from localllm.cli.io import StdoutWriter, is_terminal, status
+from localllm.cli.io import StdoutWriter, is_terminal, note, status
 from localllm.cli.loading import load_model
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, NoSuchDevice
 from localllm.formatting import format_bytes, format_columns, format_flops, format_rate
 from localllm.hardware.device import (
     Gpu,
@@ -27,6 +29,7 @@ from localllm.hardware.device import (
     nvidia_driver,
     processor_name,
     required_arch,
+    resolve_device,
     resolve_dtype,
     usable_cores,
 )
@@ -45,14 +48,27 @@ LOW_DISK_BYTES = 10_000_000_000  # an 8B model takes 5 GB in 4 bits and 16 GB in
 DUMB_TERMINALS = ("", "dumb", "unknown")
 
 
-def doctor(as_json: options.Json = False) -> None:
+def doctor(
+    gpu_selftest: Annotated[
+        bool,
+        typer.Option("--gpu-selftest", help="Also test the GPU's kernels and measure its speed, in two minutes."),
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
     """Check the hardware and installation of this machine.
 
     Runs a one-second benchmark and generates text with the bundled model. Uses no network. Exits with code 1 if a
     problem prevents `localllm run` from working.
+
+    With --gpu-selftest, kernels are compared with references in torch on generated models of published shapes, and
+    the rates of products and decode steps are measured and stored for `localllm plan`. Exits with code 1 if a
+    kernel is wrong, and with 3 if there is no GPU that models run on.
     """
-    out = StdoutWriter()
-    examination = examine_machine(Settings.from_environment())
+    out, settings = StdoutWriter(), Settings.from_environment()
+    gpu = _gpu_to_test(settings) if gpu_selftest else None
+    examination = examine_machine(settings)
+    if gpu:
+        examination = replace(examination, self_test=_test_gpu(gpu, settings))
     findings = diagnose(examination)
     broken = any(finding.breaks_run for finding in findings)
     if as_json:
@@ -136,6 +152,28 @@ class Examination:
     home: HomeFolder
     hub: HubAccess
     terminal: Terminal
+    self_test: SelfTest | None = None  # with --gpu-selftest
+
+
+def _gpu_to_test(settings: Settings) -> str:
+    """Return the name of the GPU that models run on. Raises NoSuchDevice if there is none."""
+    name = "cuda" if settings.device in ("auto", "cpu") else settings.device
+    try:
+        return str(resolve_device(name))
+    except NoSuchDevice as error:
+        remedy = "the self-test needs an NVIDIA GPU of sm_80 or newer, or an AMD GPU with a ROCm build of torch"
+        raise NoSuchDevice(error.message, remedy) from error
+
+
+def _test_gpu(gpu: str, settings: Settings) -> SelfTest:
+    import torch
+
+    from localllm.benchmark.gpu.self_test import run_self_test
+
+    with status(f"testing {gpu}, which takes up to two minutes"):
+        result = run_self_test(torch.device(gpu))
+    store(result, settings.home, note)
+    return result
 
 
 def examine_machine(settings: Settings) -> Examination:
@@ -267,6 +305,7 @@ def diagnose(examination: Examination) -> list[Finding]:
     findings = [
         *_torch_findings(examination),
         *_gpu_findings(examination),
+        *_self_test_findings(examination),
         *_bundled_model_findings(examination),
         *_folder_findings(examination),
         *_terminal_findings(examination),
@@ -319,6 +358,17 @@ def _gpu_findings(examination: Examination) -> Iterator[Finding]:
             yield Finding(what, "free some of its memory, or choose another device")
 
 
+def _self_test_findings(examination: Examination) -> Iterator[Finding]:
+    if test := examination.self_test:
+        remedy = "use --device cpu, and report the output of `localllm doctor --gpu-selftest --json` as a bug"
+        for fault in test.faults:
+            yield Finding(f"a kernel is wrong on the {test.device} ({fault})", remedy, breaks_run=True)
+        for part in test.left_out:
+            yield Finding(
+                f"the self-test left out {part}", "run it again: compiled kernels are kept, or free memory"
+            )
+
+
 def _bundled_model_findings(examination: Examination) -> Iterator[Finding]:
     if examination.boxed.fault and not examination.torch_fault:
         what = f"the bundled model does not run ({examination.boxed.fault})"
@@ -363,6 +413,7 @@ def _format_page(examination: Examination, findings: list[Finding]) -> str:
         ("VERSIONS", [(name, version or "not installed") for name, version in examination.versions.items()]),
         ("DEVICES", [*_processor_rows(examination.processor), *_gpu_rows(examination)]),
         ("SPEED", [*_speed_rows(examination)]),
+        *([("SELF-TEST", [*self_test_rows(examination.self_test)])] if examination.self_test else []),
         ("MODELS", [*_model_rows(examination)]),
         ("HUB", [*_hub_rows(examination)]),
     ]

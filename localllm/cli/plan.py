@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +22,8 @@ from localllm.formatting import (
 )
 from localllm.hardware.catalog import find_device
 from localllm.hub.resolve import missing_repo, resolve_model
-from localllm.plan.expected import expect_on_device
+from localllm.plan.estimated import Estimate, EstimatedRate
+from localllm.plan.expected import expect_on_catalogued, expect_on_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Choice, Plan
 from localllm.plan.plan import plan_model as make_plan
@@ -29,6 +31,7 @@ from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS, check_quant
 from localllm.settings import Settings
 
+PAGE_WIDTH = 80
 VALUE_WIDTH = 62  # columns of values beside the longest label, so that lines have at most 80
 BOUND_NAMES = {"memory": "reading memory", "compute": "computing"}
 PUBLISHED_NOTE = "a GGUF file, if somebody has published one; --quant makes the others"
@@ -81,7 +84,9 @@ def plan(
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
-        result = make_plan(header, find_device(gpu), load_options, name=name, prompt=prompt)
+        target = find_device(gpu)
+        expectation = expect_on_catalogued(header, load_options, target, settings, name=name, note=note)
+        result = make_plan(header, target, load_options, name=name, prompt=prompt, expectation=expectation)
     else:
         with status(f"measuring this machine for {name}"):
             hardware, expectation = expect_on_device(
@@ -186,7 +191,9 @@ def _capacity_rows(plan: Plan) -> Rows:
 
 
 def _speed_table(plan: Plan) -> str:
-    """Table of the highest possible speed, and of the expected speed if it is known."""
+    """Table of the highest possible speed, and of the expected or estimated speed if it is known."""
+    if plan.estimate:
+        return _estimate_table(plan, plan.estimate)
     columns = [("AT MOST", plan.chosen.ceiling), *([("EXPECTED", plan.expected)] if plan.expected else [])]
 
     def total(speed: Speed) -> str:
@@ -204,8 +211,32 @@ def _speed_table(plan: Plan) -> str:
         *([("all users", *map(total, speeds))] if plan.users > 1 else []),
         ("bound by", *(BOUND_NAMES[speed.bound] for speed in speeds)),
     ]
-    source = f"\nexpected from {plan.expectation.source}" if plan.expectation else ""
-    return format_table(rows) + source
+    source = textwrap.fill(f"expected from {plan.expectation.source}", PAGE_WIDTH) if plan.expectation else ""
+    return "\n".join([format_table(rows), *([source] if source else [])])
+
+
+def _estimate_table(plan: Plan, estimate: Estimate) -> str:
+    """Table of the highest possible speed, and of the estimate of decoding for a single user."""
+    ceiling, unknown = plan.chosen.ceiling, "-"
+
+    def span(rate: EstimatedRate) -> str:
+        return f"{format_rate(rate.slowest).partition(' ')[0]} to {format_rate(rate.fastest)}"
+
+    rows = [
+        ("SPEED", "AT MOST", "ESTIMATED"),
+        (f"TTFT of {plan.prompt} tokens", format_seconds(ceiling.ttft_s), unknown),
+        ("decoding, empty cache", format_rate(ceiling.first_tokens_per_s), span(estimate.first_tokens_per_s)),
+        (
+            f"decoding, {plan.context} tokens cached",
+            format_rate(ceiling.tokens_per_s),
+            span(estimate.tokens_per_s),
+        ),
+    ]
+    if plan.users > 1:
+        rows.append(("all users", f"{format_rate(ceiling.all_tokens_per_s)} of {ceiling.users}", unknown))
+    rows.append(("bound by", BOUND_NAMES[ceiling.bound], ""))
+    source = textwrap.fill(f"estimated from {estimate.source}", PAGE_WIDTH)
+    return f"{format_table(rows)}\n{source}"
 
 
 def _quantization_tables(plan: Plan) -> list[str]:
@@ -290,6 +321,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "ceiling": vars(plan.chosen.ceiling),
         "expected": vars(plan.expected) if plan.expected else None,
         "expectation": plan.expectation.source if plan.expectation else None,
+        "estimate": asdict(plan.estimate) if plan.estimate else None,
         "quantizations": [_choice_json(choice) for choice in plan.choices],
         "best": _quant_name(plan.best, plan),
     }

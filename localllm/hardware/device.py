@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from localllm.errors import NoSuchDevice, UsageError
 from localllm.hardware import processor
+from localllm.hardware.catalog import MIN_GPU_ARCH
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,6 @@ DTYPES = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("int8", "fp8")  # of keys and values, besides the model's own dtype
 ACTIVATIONS = ("auto", "24", "16", "8")  # bits of activations that meet packed weights on a CPU
 NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
-# Of the Triton kernels: older GPUs have no products of bfloat16, and would dequantize all weights in every step.
-MIN_GPU_ARCH = 80  # of NVIDIA
 AMD_ARCHS = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")  # prefixes: CDNA 2 and RDNA 3, and later
 
 

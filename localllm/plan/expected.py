@@ -16,7 +16,8 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, flops
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, TensorHeader
-from localllm.hardware.catalog import DeviceSpec
+from localllm.errors import UsageError
+from localllm.hardware.catalog import DeviceSpec, find_device
 from localllm.hardware.device import device_name, dtype_name, resolve_device, resolve_dtype
 from localllm.hardware.measure import measure_this_machine, stored_rates
 from localllm.metrics import Metrics
@@ -75,8 +76,10 @@ def expect_on_device(
     hardware = measure_this_machine(str(target), dtype_name(torch_dtype), settings, note=note)
     config = parse_config(header.config)
     fit = fit_model(header, config, hardware, options, name=name)
-    if options.quant or not fit.fits:
+    if not fit.fits:
         return hardware, None
+    if options.quant:
+        return hardware, expect_from_self_test(header, fit, hardware.name, settings, name=name, note=note)
     threads = threads_for(fit.weights.total, settings.threads)
     read = bytes_read(
         config, fit.weights, (SequenceStep(1, fit.context),), torch_dtype.itemsize, kv_element_bytes(fit.kv_dtype)
@@ -86,6 +89,61 @@ def expect_on_device(
     # Rates that answers reached are reachable: the machine's own may have been measured while it was busy.
     bandwidth, rate = max(hardware.bandwidth, expectation.bandwidth), max(hardware.flops, expectation.flops)
     return replace(hardware, bandwidth=bandwidth, flops=rate), expectation
+
+
+def expect_on_catalogued(
+    header: Header,
+    options: LoadOptions,
+    gpu: DeviceSpec,
+    settings: Settings,
+    *,
+    name: str,
+    note: Callable[[str], None] = lambda text: None,
+) -> Expectation | None:
+    """Return the rates of the self-test of a GPU of the catalogue; None if this machine has tested no such GPU."""
+    tested = {run.device for run in runs.read(settings.home / runs.SELF_TEST_FILE, note)}
+    device = next((each for each in sorted(tested) if catalogue_name(each) == gpu.name), None)
+    fit = fit_model(header, parse_config(header.config), gpu, options, name=name)
+    if device is None or not fit.fits:
+        return None
+    return expect_from_self_test(header, fit, device, settings, name=name, note=note)
+
+
+def catalogue_name(device: str) -> str | None:
+    """Return the name in the catalogue of a device as its driver reports it."""
+    try:
+        return find_device(device).name
+    except UsageError:
+        return None
+
+
+def expect_from_self_test(
+    header: Header, fit: Fit, device: str, settings: Settings, *, name: str, note: Callable[[str], None]
+) -> Expectation | None:
+    """Return the rates of a GPU's self-test with weights in this format; None without any.
+
+    device: as reported by its driver
+    """
+    config, step = parse_config(header.config), (SequenceStep(1, fit.context),)
+    read = bytes_read(config, fit.weights, step, ELEMENT_BYTES[fit.dtype], kv_element_bytes(fit.kv_dtype))
+    form = fit.quant.upper() if fit.quant else weight_form(header)
+    setup = runs.Run(name, device, fit.dtype, form, 0, 0, read, 1.0, None)
+    run = runs.nearest_self_test(settings.home / runs.SELF_TEST_FILE, setup, note)
+    return expectation_of(run) if run else None
+
+
+def expectation_of(run: runs.Run) -> Expectation | None:
+    """Return the rates of a run of the self-test."""
+    if run.flops_per_s is None:
+        return None
+    source = f"the self-test of the {run.device}, with a generated {run.model} in {run.form}"
+    return Expectation(run.bandwidth, run.flops_per_s, 0.0, source)
+
+
+def weight_form(header: Header) -> str:
+    """Return the most frequent weight format, as in `Run.form`."""
+    matrix = representative_matrix(header)
+    return matrix.dtype if isinstance(matrix, TensorHeader) else matrix.format.upper()
 
 
 def known_tokens_per_s(
@@ -139,13 +197,16 @@ def expected_rates(
     home: Path,
     note: Callable[[str], None],
 ) -> Expectation:
-    """Return the rates of comparable answers on this machine, or measured ones.
+    """Return the rates of comparable answers on this machine, of a GPU's self-test, or measured ones.
 
     setup: what a run of the model would be recorded as
     """
     rates = runs.median_rates(runs.read(home / "runs.jsonl", note), setup)
     if rates and rates.flops_per_s:
         return Expectation(rates.bandwidth, rates.flops_per_s, 0.0, f"{rates.answers} of this machine")
+    tested = runs.nearest_self_test(home / runs.SELF_TEST_FILE, setup, note) if device.type == "cuda" else None
+    if not rates and tested and (expectation := expectation_of(tested)):
+        return expectation
     measured = measure_matmul(representative_matrix(header), dtype, device, setup.threads)
     if rates:
         return Expectation(rates.bandwidth, measured.flops, 0.0, f"{rates.answers} of this machine")
@@ -157,11 +218,8 @@ def run_setup(
     name: str, header: Header, dtype: torch.dtype, device: torch.device, threads: int, bytes_per_token: float
 ) -> runs.Run:
     """Return a Run of the model without results, for finding comparable ones."""
-    matrix = representative_matrix(header)
-    weight_format = matrix.dtype if isinstance(matrix, TensorHeader) else matrix.format.upper()
-    return runs.Run(
-        name, device_name(device), dtype_name(dtype), weight_format, threads, 0, bytes_per_token, 1.0, None
-    )
+    form = weight_form(header)
+    return runs.Run(name, device_name(device), dtype_name(dtype), form, threads, 0, bytes_per_token, 1.0, None)
 
 
 def measured_run(

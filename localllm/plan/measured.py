@@ -33,7 +33,10 @@ FILL_BYTE = 0x3C  # of every byte: in no format is it NaN, infinity or a denorma
 # A step reaches at least this share of the measured rates, according to answers of a 1B model on two cores
 # (bench/plan.py): other matrices have less favourable shapes, and there are the head, attention and the cache.
 DECODE_SHARE, PREFILL_SHARE = 0.7, 0.55
-CALLS_PER_LAYER = 25  # a layer's overhead besides its matrices, in small operations: Llamas of 1 to 6 MB
+# A layer's overhead besides its matrices, in small operations: on a CPU of Llamas of 1 to 6 MB, on a GPU the
+# kernels of a captured step without the four products.
+CALLS_PER_LAYER = {"cpu": 25, "cuda": 5}
+NORMS = 100  # in a graph
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ def measure_matmul(
     """Measure products of one row and of many rows with matrices like `tensor`."""
     import torch
 
+    from localllm.hardware.gpu_clock import capture, seconds
     from localllm.runtime import kernels
 
     threads_before = torch.get_num_threads()
@@ -66,15 +70,21 @@ def measure_matmul(
             columns = first.shape[1]
             row, rows = (torch.ones(n, columns, dtype=dtype, device=device) for n in (1, PREFILL_ROWS))
             small, scale = torch.ones(1, 64, dtype=dtype, device=device), torch.ones(64, device=device)
-            row_s = time_call(lambda i: kernels.linear(row, weights[i % count]), count, DECODE_S, device)
-            rows_s = time_call(lambda i: kernels.linear(rows, weights[i % count]), 1, PREFILL_S, device)
-            call_s = time_call(lambda i: kernels.rms_norm(small, scale, 1e-5), 100, CALL_S, device)
+            if device.type == "cuda":
+                # Of one row in graphs, as in a step: alone, they are shorter than their launch by the host.
+                products_of_row = capture(lambda: [kernels.linear(row, weight) for weight in weights], device)
+                norms = capture(lambda: [kernels.rms_norm(small, scale, 1e-5) for _ in range(NORMS)], device)
+                row_s, call_s = seconds(products_of_row, device) / count, seconds(norms, device) / NORMS
+                rows_s = seconds(lambda: kernels.linear(rows, first), device)
+            else:
+                row_s = time_call(lambda i: kernels.linear(row, weights[i % count]), count, DECODE_S)
+                rows_s = time_call(lambda i: kernels.linear(rows, weights[i % count]), 1, PREFILL_S)
+                call_s = time_call(lambda i: kernels.rms_norm(small, scale, 1e-5), 100, CALL_S)
     finally:
         torch.set_num_threads(threads_before)
     products = 2 * PREFILL_ROWS * first.shape[0] * columns
-    return StepRates(
-        DECODE_SHARE * first.nbytes / row_s, PREFILL_SHARE * products / rows_s, CALLS_PER_LAYER * call_s
-    )
+    calls = CALLS_PER_LAYER[device.type]
+    return StepRates(DECODE_SHARE * first.nbytes / row_s, PREFILL_SHARE * products / rows_s, calls * call_s)
 
 
 def sample_matrix(
@@ -128,24 +138,14 @@ def sample_matrix(
     return dense(rows, columns)
 
 
-def time_call(run: Callable[[int], object], warmup_calls: int, duration_s: float, device: torch.device) -> float:
+def time_call(run: Callable[[int], object], warmup_calls: int, duration_s: float) -> float:
     """Return the median duration of a call in `duration_s` seconds, after `warmup_calls` uncounted calls."""
     for i in range(warmup_calls):
         run(i)
-    synchronize(device)
     durations: list[float] = []
     end = time.perf_counter() + duration_s
     while not durations or time.perf_counter() < end:
         start = time.perf_counter()
         run(len(durations))
-        synchronize(device)
         durations.append(time.perf_counter() - start)
     return statistics.median(durations)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has finished its work."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -10,6 +10,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.hardware.catalog import DeviceSpec
+from localllm.plan.estimated import Estimate, estimate_decoding
 from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, fit_model, remedy
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.plan.speed import Speed, predict_speed
@@ -57,6 +58,7 @@ class Plan:
     activation_bytes: int  # of a running step
     expected: Speed | None
     expectation: Expectation | None
+    estimate: Estimate | None  # without an expectation, for a GPU that was never measured
 
     @property
     def fit(self) -> Fit:
@@ -158,4 +160,5 @@ def plan_model(
         activation_bytes=chosen.workspace,
         expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,
         expectation=expectation,
+        estimate=None if expectation or not chosen.fits else estimate_decoding(header, config, chosen, hardware),
     )

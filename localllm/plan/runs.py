@@ -18,6 +18,7 @@ MIN_OUTPUT_TOKENS = 16  # of an answer that is informative about decoding
 MIN_PROMPT_TOKENS = 64  # of a prompt that is informative about prefill
 MAX_RUNS = 256  # in the file
 MAX_FILE_BYTES = 1_000_000  # that are read
+SELF_TEST_FILE = "gpu-selftest.jsonl"  # in the home folder: runs of generated models on its GPUs
 COMPARABLE_FACTOR = 4.0  # models that read up to this many times more or fewer bytes per step reach similar rates
 
 
@@ -49,7 +50,11 @@ class Run:
 def record(home: Path, run: Run, note: Callable[[str], None]) -> None:
     """Append a run, dropping the oldest beyond MAX_RUNS. note: receives the reason if that fails"""
     file = home / "runs.jsonl"
-    runs = [*read(file, note), run][-MAX_RUNS:]
+    write(file, [*read(file, note), run][-MAX_RUNS:], note)
+
+
+def write(file: Path, runs: list[Run], note: Callable[[str], None]) -> None:
+    """Replace a file's runs. note: receives the reason if that fails"""
     try:
         write_atomic(file, "".join(json.dumps(asdict(entry)) + "\n" for entry in runs))
     except OSError as error:
@@ -99,6 +104,15 @@ class MedianRates:
     @property
     def answers(self) -> str:
         return "one answer" if self.count == 1 else f"{self.count} answers"
+
+
+def nearest_self_test(file: Path, setup: Run, note: Callable[[str], None]) -> Run | None:
+    """Return the run of the self-test with the same device, dtype and format whose steps read the most similar
+    number of bytes; None without any.
+    """
+    names = ("device", "dtype", "form")
+    similar = [run for run in read(file, note) if all(getattr(run, n) == getattr(setup, n) for n in names)]
+    return min(similar, key=lambda run: abs(math.log(run.bytes_per_token / setup.bytes_per_token)), default=None)
 
 
 def median_rates(runs: list[Run], setup: Run) -> MedianRates | None:

@@ -114,7 +114,7 @@ class CudaGraphs:
         variant = variant_of(step.sampling_specs, self.model.config.vocab_size)
         if variant.unsupported_reason:
             return variant.unsupported_reason
-        return GraphKey(bucket, count, variant, step.keep_logits)
+        return GraphKey(bucket, count, variant, step.uses_logits)
 
     def bucket(self, sequences: int) -> int:
         return self.buckets[bisect_left(self.buckets, sequences)]

@@ -23,7 +23,7 @@ from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.batch import Batch
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.runner import Runner
-from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, compute_logprobs
+from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, parse_logprobs
 from localllm.runtime.scheduler import ChunkPolicy, ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import Drafter
@@ -68,7 +68,7 @@ class StepInFlight:
     # Sampled tokens in the order of `sampling`: for each sequence one behind its newest token and one behind each
     # draft.
     output: StepOutput
-    prompt_logits: list[tuple[Sequence, range, Tensor]]  # prompt positions and their logits [n, vocab]
+    prompts: list[tuple[Sequence, range]]  # prompt positions whose log probabilities are reported
     prompt_only: list[Sequence]  # computed prompts of requests without an answer
     observations: dict[Sequence, StepObservation]  # of the requests with `inspect`
     shape: StepShape
@@ -241,30 +241,36 @@ class Engine:
         for sequence in sampling:
             if sequence.token_slot < 0:
                 sequence.token_slot = self.free_token_slots.pop()
-        step = self.make_step(work, starts, logit_index, sampling)
+        step = self.make_step(work, starts, logit_index, sampling, prompts)
         observations = self.step_reporter.observe(work, step.sampling_specs, sampling)
         output = self.runner.run(step)
         for sequence in sampling:
             sequence.unread_count = 1
-        prompt_logits = output.prompt_logits.split([len(positions) for _, positions in prompts]) if prompts else ()
         return StepInFlight(
             sequences=[s for s, _ in work],
             token_count=starts[-1],
             sampling=sampling,
             draft_counts=[len(s.draft_ids) for s in sampling],
             output=output,
-            prompt_logits=[
-                (s, positions, part) for (s, positions), part in zip(prompts, prompt_logits, strict=True)
-            ],
+            prompts=prompts,
             prompt_only=prompt_only,
             observations=observations,
             shape=step_shape(work),
         )
 
     def make_step(
-        self, work: ScheduledTokens, starts: list[int], logit_index: list[int], sampling: list[Sequence]
+        self,
+        work: ScheduledTokens,
+        starts: list[int],
+        logit_index: list[int],
+        sampling: list[Sequence],
+        prompts: list[tuple[Sequence, range]],
     ) -> Step:
-        """Build the step. starts: index of each sequence's first token, followed by the total."""
+        """Build the step.
+
+        starts: index of each sequence's first token, followed by the total; prompts: positions whose log
+        probabilities are reported
+        """
         if self.pool.recurrent:
             for sequence, count in work:
                 sequence.plan_state_saves(count)
@@ -277,7 +283,10 @@ class Engine:
             unread_tokens=[
                 (end - 1, s.token_slot) for (s, _), end in zip(work, starts[1:], strict=True) if s.ends_with_unread
             ],
-            keep_logits=any(s.request.params.logprobs is not None or s.request.inspect for s in sampling),
+            keep_logits=any(s.request.inspect for s in sampling),
+            logprobs=max((n for s in sampling if (n := s.request.params.logprobs) is not None), default=None),
+            prompt_next_ids=[token for s, positions in prompts for token in next_ids(s, positions)],
+            prompt_logprobs=max((s.request.params.prompt_logprobs or 0 for s, _ in prompts), default=0),
             copies=self.pool.drain_copies(),
         )
 
@@ -287,13 +296,12 @@ class Engine:
         if launched is None:
             return []
         self.last_shape = launched.shape
-        events = [
-            TokenEvent(s, prompt_logprobs=tuple(prompt_logprobs_of(s, positions, logits)))
-            for s, positions, logits in launched.prompt_logits
-            if not s.finished
-        ]
+        choices, table, prompt_table = launched.output.results.wait()
         begin = self.last_read_at
-        events += self.process_output(launched, begin)
+        self.report_step_time(launched)
+        assert choices is not None
+        events = [] if prompt_table is None else prompt_events(launched.prompts, prompt_table)
+        events += self.process_output(launched, choices.tolist(), table, begin)
         events += [
             TokenEvent(s, step=self.step_reporter.make_report(s, observation, begin))
             for s, observation in launched.observations.items()
@@ -311,20 +319,22 @@ class Engine:
                 self.finish(event.sequence)
         return events
 
-    def process_output(self, launched: StepInFlight, begin: float) -> list[TokenEvent]:
+    def process_output(
+        self, launched: StepInFlight, tokens: list[int], table: Tensor | None, begin: float
+    ) -> list[TokenEvent]:
         """Return an event for each sampled token: one per sequence, or several where drafts were accepted.
 
-        begin: when the step before this one was read.
+        table: `logprob_table` of the tokens, if a sequence requests it
+        begin: when the step before this one was read
         """
-        choices, logits = launched.output.sampled_ids.wait(), launched.output.logits
-        self.report_step_time(launched)
+        logits = launched.output.logits
         token_counts = [1 + drafts for drafts in launched.draft_counts]
         logprobs: list[TokenLogprob] = []
-        if logits is not None and any(s.request.params.logprobs is not None for s in launched.sampling):
+        if table is not None:
             top_counts = [s.request.params.logprobs or 0 for s in launched.sampling]
             counts = [n for n, rows in zip(top_counts, token_counts, strict=True) for _ in range(rows)]
-            logprobs = compute_logprobs(logits, choices.clamp(min=0).to(logits.device), counts)
-        events, tokens, end = [], choices.tolist(), 0
+            logprobs = parse_logprobs(table, tokens, counts)
+        events, end = list[TokenEvent](), 0
         for sequence, count in zip(launched.sampling, token_counts, strict=True):
             first, end = end, end + count
             if not sequence.finished:
@@ -455,11 +465,19 @@ def step_shape(work: ScheduledTokens) -> StepShape:
     return StepShape(len(work) - prompts, tokens, context, prompts, prompt_tokens, prompt_context, pairs)
 
 
-def prompt_logprobs_of(sequence: Sequence, positions: range, logits: Tensor) -> list[TokenLogprob]:
-    """Return log probabilities of the tokens that follow these prompt positions.
+def next_ids(sequence: Sequence, positions: range) -> list[int]:
+    """Return the tokens that follow these positions."""
+    return sequence.token_ids[positions.start + 1 : positions.stop + 1]
 
-    logits: [len(positions), vocab]
-    """
-    following = sequence.token_ids[positions.start + 1 : positions.stop + 1]
-    count = sequence.request.params.prompt_logprobs or 0
-    return compute_logprobs(logits, torch.tensor(following, device=logits.device), [count] * len(following))
+
+def prompt_events(prompts: list[tuple[Sequence, range]], table: Tensor) -> list[TokenEvent]:
+    """Return the log probabilities of prompts. table: `logprob_table` of all of their positions"""
+    events, end = list[TokenEvent](), 0
+    for sequence, positions in prompts:
+        first, end = end, end + len(positions)
+        if not sequence.finished:
+            count = sequence.request.params.prompt_logprobs or 0
+            tokens = next_ids(sequence, positions)
+            logprobs = parse_logprobs(table[first:end], tokens, [count] * len(tokens))
+            events.append(TokenEvent(sequence, prompt_logprobs=tuple(logprobs)))
+    return events

@@ -14,14 +14,12 @@ from localllm.runtime.kernels.batch_invariance import batch_invariance
 from localllm.runtime.kv_cache.sequence_state import CacheCopies
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
-from localllm.runtime.sampler import sample
+from localllm.runtime.sampler import logprob_table, sample
 from localllm.runtime.step import Readback, Step, StepOutput
 
 if TYPE_CHECKING:
     from localllm.runtime.cuda_graphs import CudaGraphs, GraphOutput
     from localllm.runtime.gpu_sampler import GpuSampler
-
-NO_LOGITS = torch.empty(0, 0)
 
 
 class Runner:
@@ -113,8 +111,13 @@ class Runner:
         self.apply_copies(step.copies)
         output = replay(step)
         self.copy_states(save for state in step.states for save in state.end_of_step_copies)
-        logits = None if output.logits is None else output.logits.clone()  # the next launch overwrites them
-        return StepOutput(Readback(output.sampled_ids), logits, NO_LOGITS)
+        logprobs = None
+        if output.logits is not None and step.logprobs is not None:
+            logprobs = logprob_table(output.logits.log_softmax(-1), output.sampled_ids, step.logprobs)
+        kept_logits = None
+        if output.logits is not None and step.keep_logits:
+            kept_logits = output.logits.clone()  # the next launch overwrites them
+        return StepOutput(Readback(output.sampled_ids, logprobs), kept_logits)
 
     def find_graph(self, step: Step) -> "Callable[[Step], GraphOutput] | None":
         """Return the launcher of the graph for this step, or None if there is no such graph."""
@@ -137,7 +140,9 @@ class Runner:
             )
             batch.token_ids[index] = self.newest_tokens[token_slots]
         logits, others = self.launch(batch).tensor_split([len(step.sampling_specs)])
-        kept_logits = logits.clone() if step.keep_logits else None  # sampling modifies its logits
+        # Sampling modifies its logits.
+        kept_logits = logits.clone() if step.keep_logits else None
+        logs = logits.log_softmax(-1) if step.logprobs is not None else None
         choices = (self.gpu_sampler.sample if self.gpu_sampler else sample)(logits, step.sampling_specs)
         if step.token_slots:
             last = (
@@ -146,7 +151,12 @@ class Runner:
                 else choices[upload_values(step.last_spec_indices, torch.int64, self.device)]
             )
             self.newest_tokens[upload_values(step.token_slots, torch.int64, self.device)] = last
-        return StepOutput(Readback(choices), kept_logits, others)
+        logprobs = None if logs is None else logprob_table(logs, choices, step.logprobs or 0)
+        prompt_logprobs = None
+        if step.prompt_next_ids:
+            next_ids = upload_values(step.prompt_next_ids, torch.int64, self.device)
+            prompt_logprobs = logprob_table(others.log_softmax(-1), next_ids, step.prompt_logprobs)
+        return StepOutput(Readback(choices, logprobs, prompt_logprobs), kept_logits)
 
     def launch(self, batch: Batch) -> Tensor:
         """Compute logits [N, vocab] float32 of the tokens in `batch.logit_index`."""

@@ -304,19 +304,24 @@ def as_int64(value: int) -> int:
     return value - 2**64 if value >= 2**63 else value
 
 
-def compute_logprobs(logits: Tensor, token_ids: Tensor, top_counts: list[int]) -> list[TokenLogprob]:
-    """Return log probabilities under the model's own distribution (before bias, penalties and temperature).
+def logprob_table(logs: Tensor, token_ids: Tensor, top_count: int) -> Tensor:
+    """Return the log probabilities of tokens and of the likeliest tokens in one tensor, which is one copy to the
+    host.
 
-    logits: [N, vocab] float32; token_ids: [N], the tokens to report; top_counts: alternatives that each row
-    requests.
+    logs: [N, vocab] float32, log probabilities under the model's own distribution (before bias, penalties and
+    temperature); token_ids: [N] int64, where values below 0 are errors instead of tokens. Returns [N, 1 + 2 * k]
+    float64, which represents all values exactly: of the token, of the k likeliest, and the ids of those.
     """
-    logs = logits.log_softmax(-1)
-    chosen = logs.gather(-1, token_ids[:, None])[:, 0].tolist()
-    top = logs.topk(min(max(top_counts), logits.shape[-1]))
-    values, indices = top.values.tolist(), top.indices.tolist()
-    return [
-        TokenLogprob(token, logprob, tuple(zip(ids[:count], logprobs[:count], strict=True)))
-        for token, logprob, ids, logprobs, count in zip(
-            token_ids.tolist(), chosen, indices, values, top_counts, strict=True
-        )
-    ]
+    chosen = logs.gather(-1, token_ids.clamp(min=0)[:, None])
+    top = logs.topk(min(top_count, logs.shape[-1]))
+    return torch.cat([part.double() for part in (chosen, top.values, top.indices)], -1)
+
+
+def parse_logprobs(table: Tensor, token_ids: ListLike[int], top_counts: ListLike[int]) -> list[TokenLogprob]:
+    """Return the rows of a `logprob_table` on the host. top_counts: alternatives that each row requests"""
+    count = table.shape[-1] // 2
+    results = []
+    for token, row, most in zip(token_ids, table.tolist(), top_counts, strict=True):
+        values, ids = row[1 : 1 + count][:most], map(int, row[1 + count :][:most])
+        results.append(TokenLogprob(token, row[0], tuple(zip(ids, values, strict=True))))
+    return results

@@ -1,6 +1,6 @@
 """The input of one step, which the engine builds, and its output, which a runner returns."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -11,25 +11,31 @@ from localllm.runtime.sampler import SamplingSpec
 
 
 class Readback:
-    """Values that are copied from the device to the host in the background.
+    """Results of a step that are copied from the device to the host in the background.
 
     `wait` waits for the step that computed them, not for what was launched after it.
     """
 
-    def __init__(self, values: Tensor):
-        """values: [N] int64"""
-        self.values, self.copied = values, None
-        if values.is_cuda:
-            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self.values.copy_(values, non_blocking=True)
-            self.copied = torch.cuda.Event()
-            self.copied.record(torch.cuda.current_stream(values.device))
+    def __init__(self, sampled_ids: Tensor, logprobs: Tensor | None = None, prompt_logprobs: Tensor | None = None):
+        """sampled_ids: [N] int64; the others: `logprob_table` of sampled and of prompt tokens, if requested"""
+        results = (sampled_ids, logprobs, prompt_logprobs)
+        self.copied = torch.cuda.Event() if sampled_ids.is_cuda else None
+        self.results = tuple(map(copy_to_host, results)) if self.copied else results
+        if self.copied:
+            self.copied.record(torch.cuda.current_stream(sampled_ids.device))
 
-    def wait(self) -> Tensor:
-        """[N] int64 on the host"""
+    def wait(self) -> tuple[Tensor | None, ...]:
+        """Return the results on the host."""
         if self.copied:
             self.copied.synchronize()
-        return self.values
+        return self.results
+
+
+def copy_to_host(values: Tensor | None) -> Tensor | None:
+    """Start copying to pinned memory."""
+    if values is None:
+        return None
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
 
 
 class StepShape(NamedTuple):
@@ -65,7 +71,15 @@ class Step:
     token_slots: list[int]  # where the last sampled token of each sequence is stored on the device
     unread_tokens: list[tuple[int, int]]  # (token of T, token slot): tokens known to the device alone
     keep_logits: bool = False  # return the unmodified logits of the sampled positions
+    logprobs: int | None = None  # likeliest tokens of which sampled positions report log probabilities, if they do
+    prompt_next_ids: list[int] = field(default_factory=list)  # tokens behind the other positions of `logit_index`
+    prompt_logprobs: int = 0  # likeliest tokens of which those positions report log probabilities
     copies: CacheCopies = NO_COPIES
+
+    @property
+    def uses_logits(self) -> bool:
+        """Whether the logits of sampled positions are used besides for sampling, which modifies them."""
+        return self.keep_logits or self.logprobs is not None
 
     @property
     def token_counts(self) -> list[int]:
@@ -81,6 +95,5 @@ class Step:
 
 @dataclass(frozen=True)
 class StepOutput:
-    sampled_ids: Readback  # [len(sampling_specs)]
+    results: Readback
     logits: Tensor | None  # [len(sampling_specs), vocab] float32, unmodified; None unless the step keeps them
-    prompt_logits: Tensor  # [N - len(sampling_specs), vocab] float32, of the rest of `logit_index`

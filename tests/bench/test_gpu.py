@@ -20,11 +20,11 @@ from bench.gpu import __main__ as driver
 from bench.gpu import correct, setting
 from bench.gpu.artefact import write
 from bench.gpu.correct import report_rows
-from bench.gpu.generated import SHAPES, TINY, RandomSource, config_of
 from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import WHEELS, Setting, judged
 from localllm.arch.cost import parameter_count
+from localllm.benchmark.gpu.generated import SHAPES, TINY, RandomSource, config_of
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
 from localllm.runtime.kernels.gpu import launch
@@ -66,7 +66,7 @@ def test_what_was_compiled_before_is_not_compiled_again(tmp_path: Path) -> None:
     finds everything in the cache of Triton's own launcher."""
     code = (
         "from bench.gpu.compile import compile_all, record_steps\n"
-        "from bench.gpu.generated import TINY\n"
+        "from localllm.benchmark.gpu.generated import TINY\n"
         "from localllm.runtime.kernels.gpu import register\n"
         "from localllm.runtime.kernels.gpu.launch import GPUS\n"
         "launches = record_steps(TINY, 'int4', GPUS[90])\n"

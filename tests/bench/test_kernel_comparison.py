@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu.choice import prefer_kernel
+from localllm.benchmark.gpu.kernel_check import compared, converted
 from localllm.runtime.engine import Engine
-from localllm.runtime.kernels.registry import KERNELS
+from localllm.runtime.kernels.registry import KERNELS, prefer_kernel
 from localllm.runtime.kv_cache.tensors import KVCache
-from tests.gpu.compare_kernels import compared, converted
 from tests.gpu.steps import drawn, greedy, run, text
 from tests.tiny import CPU, make_checkpoint, make_engine
 
@@ -36,7 +35,7 @@ def test_right_kernels_pass(engine: Engine) -> None:
     ):
         walk(engine)
     assert not findings.wrong
-    assert findings.ran["fused_linear/bench"] > 20 and findings.ran["rope_append/bench"] > 5
+    assert findings.ran["fused_linear/preferred"] > 20 and findings.ran["rope_append/preferred"] > 5
 
 
 def test_a_wrong_result_is_detected(engine: Engine) -> None:

@@ -144,3 +144,12 @@ def test_an_invalid_setting_is_reported(doctor) -> None:
     done = doctor(LOCALLLM_DTYPE="int3")
     assert (done.returncode, done.stderr) == (1, "")
     assert "does not run (there is no dtype 'int3'" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_the_self_test_without_a_gpu_is_one_sentence_and_exit_code_3(doctor) -> None:
+    done = doctor("--gpu-selftest")
+    assert (done.returncode, done.stdout) == (3, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: there is no CUDA device: ")
+    assert line.endswith("needs an NVIDIA GPU of sm_80 or newer, or an AMD GPU with a ROCm build of torch")

@@ -1,6 +1,7 @@
 """`localllm plan`: text in 80 columns, JSON and exit codes."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -118,20 +119,18 @@ RATES = Expectation(bandwidth=1e10, flops=1e11, step_s=0.01, source="123 answers
     [
         (LLAMA_70B, "h100", LoadOptions(4096, users=1000, quant="int4")),
         (LLAMA_70B, "rtx pro 6000 blackwell", LoadOptions(131_072, users=30)),
-        (LLAMA_8B, "v100 32gb", LoadOptions()),
-        (LLAMA_8B, "v100 32gb", LoadOptions(users=12, kv_dtype="fp8")),
+        (LLAMA_8B, "a100", LoadOptions()),
+        (LLAMA_8B, "rtx pro 6000 blackwell", LoadOptions(users=12, kv_dtype="fp8")),
         (LLAMA_8B, "h200", LoadOptions(1024, users=64)),
         (LLAMA_8B | {"max_position_embeddings": 10**6}, "h200", LoadOptions(users=10**6)),
     ],
     ids=str,
 )
 def test_every_line_fits_a_terminal_of_80_columns(config: dict[str, Any], gpu: str, wish: LoadOptions) -> None:
-    page = format_plan(
-        plan_model(
-            header_of(config), find_device(gpu), wish, name="an-owner/a-model-of-some-name", expectation=RATES
-        )
-    )
-    assert max(map(len, page.splitlines())) <= 80, page
+    for rates in (RATES, None):
+        name = "an-owner/a-model-of-some-name"
+        page = format_plan(plan_model(header_of(config), find_device(gpu), wish, name=name, expectation=rates))
+        assert max(map(len, page.splitlines())) <= 80, page
 
 
 def test_expected_and_ceiling_are_side_by_side() -> None:
@@ -152,3 +151,21 @@ def test_rows_of_different_contexts_are_marked_incomparable() -> None:
     )
     assert "each row's own context" in of_each
     assert "each row's own context" not in of_one
+
+
+def test_a_gpu_that_was_never_measured_has_an_estimate_that_says_so() -> None:
+    options = LoadOptions(1024, users=2)
+    page = format_plan(plan_model(header_of(LLAMA_8B), find_device("h200"), options, name="llama"))
+    rows = {line.split("  ")[0]: line.split("  ")[1:] for line in page.splitlines()}
+    assert [cell.strip() for cell in rows["SPEED"] if cell] == ["AT MOST", "ESTIMATED"]
+    [ceiling, span] = [cell.strip() for cell in rows["decoding, 1024 tokens cached"] if cell]
+    slowest, fastest = (float(number) for number in re.findall(r"[\d.]+", span))
+    assert 0 < slowest < fastest < float(ceiling.split()[0])
+    assert [cell.strip() for cell in rows["TTFT of 512 tokens"] if cell][1] == "-"
+    assert "estimated from the bytes and instructions of its kernels for sm_90, not measured" in rows
+
+
+def test_a_gpu_that_is_too_old_is_refused(localllm, llama) -> None:
+    code, out, err = localllm("plan", llama, "--gpu", "v100")
+    assert (code, out) == (2, "")
+    assert "the V100 is not supported: it is sm_70, and kernels need sm_80 or newer" in err

@@ -4,9 +4,8 @@ where the same kernels compute it."""
 import pytest
 import torch
 
-from bench.gpu.generated import SHAPES, Form
-from bench.gpu.loop import Model, generate, prompt_of, remember
-from bench.gpu.setting import Setting
+from localllm.benchmark.gpu.decode_steps import Model, fill_prefix_cache, generate, random_prompt
+from localllm.benchmark.gpu.generated import SHAPES, Form
 from tests.gpu.steps import drawn, greedy, run
 
 CONTEXT = 65  # tokens, of which all but one are found in the cache: no step has a prompt to compute
@@ -26,9 +25,9 @@ def form(request: pytest.FixtureRequest) -> Form:
 @pytest.fixture(scope="module")
 def model(form: Form) -> Model:
     with torch.inference_mode():
-        made = generate(SHAPES["1B"], form, Setting(torch.device("cuda", 0)), CONTEXT, sequences=40)
+        made = generate(SHAPES["1B"], form, torch.device("cuda", 0), CONTEXT, sequences=40)
         for seed in range(32):
-            remember(made, prompt_of(made, CONTEXT, seed))
+            fill_prefix_cache(made, random_prompt(made, CONTEXT, seed))
         return made
 
 
@@ -37,7 +36,7 @@ def test_graphs_match_single_launches(model: Model) -> None:
     assert runner.graphs is not None, runner.no_graphs_reason
 
     def answers(count: int) -> list[list[tuple[int, float]]]:
-        prompts = [prompt_of(model, CONTEXT, seed) for seed in range(count)]
+        prompts = [random_prompt(model, CONTEXT, seed) for seed in range(count)]
         return run(
             model.engine,
             [drawn(p, ANSWER, i) if i % 3 == 2 else greedy(p, ANSWER) for i, p in enumerate(prompts)],
@@ -54,7 +53,7 @@ def test_graphs_match_single_launches(model: Model) -> None:
 
 def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
     """Sequences end at different times, so that every batch size occurs."""
-    prompts = [prompt_of(model, CONTEXT, seed) for seed in range(MORE)]
+    prompts = [random_prompt(model, CONTEXT, seed) for seed in range(MORE)]
     alone = [run(model.engine, [greedy(prompt, 10 + i)])[0] for i, prompt in enumerate(prompts)]
     for count in SAME_BITS:
         together = run(model.engine, [greedy(p, 10 + i) for i, p in enumerate(prompts[:count])])
@@ -69,7 +68,7 @@ def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
 
 
 def test_an_answer_is_the_same_each_time(model: Model) -> None:
-    prompts = [prompt_of(model, CONTEXT, seed) for seed in range(8)]
+    prompts = [random_prompt(model, CONTEXT, seed) for seed in range(8)]
     first = run(model.engine, [greedy(p, ANSWER) for p in prompts])
     for _ in range(5):
         assert run(model.engine, [greedy(p, ANSWER) for p in prompts]) == first

@@ -6,25 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu.generated import SHAPES, Form
-from bench.gpu.loop import generate
-from bench.gpu.setting import Setting
+from localllm.benchmark.gpu.decode_steps import generate
+from localllm.benchmark.gpu.generated import SHAPES, Form
+from localllm.benchmark.gpu.kernel_check import compared, run_all_kinds_of_steps
 from localllm.quant.vectors import KV_DTYPES
-from localllm.runtime.engine import Engine
-from tests.gpu.compare_kernels import compared
-from tests.gpu.steps import drawn, greedy, run, text
+from tests.gpu.steps import greedy, run, text
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine
-
-PROMPTS = (1, 5, 16, 17, 70, 130)  # tokens: alone, then beside each other
-
-
-def walk(engine: Engine, vocabulary: int, longest: int) -> None:
-    prompts = [text(min(count, longest), vocabulary, count) for count in PROMPTS]
-    for prompt in prompts[:2]:
-        run(engine, [greedy(prompt, 4)])
-    run(engine, [greedy(p, 6) if i % 2 else drawn(p, 6, i) for i, p in enumerate(prompts)])
-    run(engine, [greedy(text(9, vocabulary, i), 4) for i in range(20)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -35,7 +23,7 @@ def test_those_of_every_family(family: str, tmp_path: Path, device: torch.device
     make_checkpoint(tmp_path, kind, **changes)
     engine = make_engine(tmp_path, torch.bfloat16, blocks=400, device=device, max_running=32, token_budget=64)
     with compared() as findings:
-        walk(engine, 320, 200)
+        run_all_kinds_of_steps(engine, 320, 200)
     assert not findings.wrong
     assert findings.ran, "no kernel ran but the references"
 
@@ -47,10 +35,10 @@ def test_those_of_a_llama_at_its_size(
     size: str, form: Form, kept: torch.dtype | None, device: torch.device
 ) -> None:
     shape = SHAPES[size] | {"num_hidden_layers": 1, "vocab_size": 32_000}
-    model = generate(shape, form, Setting(device), 256, sequences=32, kv_dtype=kept)
+    model = generate(shape, form, device, 256, sequences=32, kv_dtype=kept)
     model.engine.runner.graphs = None  # a replay asks for no kernel
     with compared() as findings:
-        walk(model.engine, shape["vocab_size"], 256)
+        run_all_kinds_of_steps(model.engine, shape["vocab_size"], 256)
         run(model.engine, [greedy(text(200, shape["vocab_size"], 7), 2)])
     assert not findings.wrong
     assert {name.split("/")[0] for name in findings.ran} >= {"fused_linear", "attention", "rope_append"}

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from bench.gpu.generated import SHAPES, Form
-from bench.gpu.loop import Model, generate, prompt_of, remember
-from bench.gpu.setting import Setting
+from localllm.benchmark.gpu.decode_steps import Model, fill_prefix_cache, generate, random_prompt
+from localllm.benchmark.gpu.generated import SHAPES, Form
 from tests.gpu.graph_memory import poison
 from tests.gpu.steps import greedy, run
 
@@ -30,15 +29,15 @@ def model(request: pytest.FixtureRequest) -> Model:
     form: Form = request.param
     shape = SHAPES["8B"] | {"num_hidden_layers": 6}
     with torch.inference_mode():
-        made = generate(shape, form, Setting(torch.device("cuda", 0)), max(CONTEXTS), sequences=12)
+        made = generate(shape, form, torch.device("cuda", 0), max(CONTEXTS), sequences=12)
         for context in CONTEXTS:
             for seed in range(3):
-                remember(made, prompt_of(made, context, seed))
+                fill_prefix_cache(made, random_prompt(made, context, seed))
         return made
 
 
 def answers(model: Model, context: int, batch: int) -> list[list[tuple[int, float]]]:
-    return run(model.engine, [greedy(prompt_of(model, context, seed), ANSWER) for seed in range(batch)])
+    return run(model.engine, [greedy(random_prompt(model, context, seed), ANSWER) for seed in range(batch)])
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import pytest
 from localllm.errors import UsageError
 from localllm.hardware import catalog
 from localllm.hardware.catalog import RESERVED_BYTES, device_names, find_device
+from localllm.hardware.device import required_arch
 
 CATALOGUE = Path(catalog.__file__).with_name("hardware.toml")
 
@@ -19,7 +20,7 @@ CATALOGUE = Path(catalog.__file__).with_name("hardware.toml")
         (["a100-40", "A100-40GB", "NVIDIA A100-SXM4-40GB"], "A100 40GB"),
         (["4090", "rtx4090", "RTX-4090", "NVIDIA GeForce RTX 4090"], "RTX 4090"),
         (["3060", "rtx 3060 12gb"], "RTX 3060 12GB"),
-        (["t4", "Tesla T4"], "T4"),
+        (["l4", "NVIDIA L4"], "L4"),
         (["a6000", "NVIDIA RTX A6000"], "RTX A6000"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -71,6 +72,28 @@ def test_no_spelling_names_two_devices_and_no_source_is_left_over() -> None:
             assert find_device(spelling).name == name
     assert {fields["source"] for fields in content["devices"].values()} == set(content["sources"])
     assert list(content["devices"]) == device_names()
+
+
+@pytest.mark.parametrize(("name", "arch"), [("Tesla T4", 75), ("v100", 70), ("NVIDIA GeForce RTX 2080 Ti", 75)])
+def test_gpus_that_are_too_old_are_named_with_their_architecture(name: str, arch: int) -> None:
+    with pytest.raises(UsageError, match=f"it is sm_{arch}, and kernels need sm_80 or newer"):
+        find_device(name)
+
+
+def test_every_unsupported_gpu_is_too_old_and_no_supported_one_is() -> None:
+    assert all(required_arch(f"sm_{find_device(name).cores.arch}") is None for name in device_names())
+    for name, fields in tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))["unsupported"].items():
+        assert required_arch(f"sm_{fields['arch']}")
+        for spelling in (name, *fields.get("aliases", ())):
+            with pytest.raises(UsageError, match="not supported"):
+                find_device(spelling)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigahertz"), [("a100", 1.41), ("l40s", 2.49), ("4090", 2.52), ("h100", 1.83), ("a6000", 1.80)]
+)
+def test_multiprocessors_and_published_rates_imply_boost_clocks(name: str, gigahertz: float) -> None:
+    assert find_device(name).cores.clock_hz == pytest.approx(gigahertz * 1e9, rel=0.01)
 
 
 def test_geforce_cards_sum_in_32_bits_at_half_the_rate() -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from localllm.request import FinishReason
+from localllm.plan.memory import MAX_RUNNING
+from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
 from tests.lagging.device import CUDA, LaggingDevice
@@ -99,10 +100,21 @@ def answer_twice(engine: Engine, sequences: list[Sequence], again: list[Sequence
 
 def check_same(got: list[TokenEvent], expected: list[TokenEvent]) -> None:
     assert tokens(got) == tokens(expected)
-    for event, other in zip(got, expected, strict=False):
-        assert (event.logprob is None) == (other.logprob is None)
-        if event.logprob and other.logprob:
-            assert event.logprob.logprob == pytest.approx(other.logprob.logprob, abs=1e-4)
+    ours, theirs = reported(got), reported(expected)
+    assert [each and each.token_id for each in ours] == [each and each.token_id for each in theirs]
+    for each, other in zip(ours, theirs, strict=True):
+        if each and other:
+            assert each.logprob == pytest.approx(other.logprob, abs=1e-4)
+            # Of tokens that are about as likely, either may come first.
+            assert [p for _, p in each.top] == pytest.approx([p for _, p in other.top], abs=1e-4)
+
+
+def reported(events: list[TokenEvent]) -> list[TokenLogprob | None]:
+    """Return the log probabilities of the prompt's tokens, and of the answer's."""
+    return [
+        *(each for e in events for each in e.prompt_logprobs),
+        *(e.logprob for e in events if e.token_id is not None),
+    ]
 
 
 def check_mix(folder: Path, seed: int, timing: int | None, graphs: bool) -> None:
@@ -145,21 +157,27 @@ def greedy(length: int = 8, **params: Any) -> list[Sequence]:
 
 
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
-def test_a_step_waits_for_nothing_but_the_tokens_of_the_last(make: Any, graphs: bool) -> None:
-    """Sequences that begin and finish together, of which one has penalties: one wait for each step."""
-    folder = make("Llama 3.x")
-    expected = cpu_answers(folder, greedy(frequency_penalty=0.5))
+@pytest.mark.parametrize(
+    "params", [{"frequency_penalty": 0.5}, {"logprobs": 3, "prompt_logprobs": 2}], ids=["penalties", "logprobs"]
+)
+def test_a_step_waits_for_nothing_but_the_tokens_of_the_last(
+    make: Any, params: dict[str, Any], graphs: bool
+) -> None:
+    """Sequences that begin and finish together: one wait for each step."""
+    roomy = make_engine(make("Llama 3.x"))
+    expected = [run(roomy, [s])[s.request.id] for s in greedy(**params)]
     with LaggingDevice() as device:
-        engine = make_engine(folder, device=CUDA)
+        engine = make_engine(make("Llama 3.x"), device=CUDA)
         if not graphs:
             engine.runner.graphs = None
         device.waits.clear()
-        together = greedy(frequency_penalty=0.5)
+        together = greedy(**params)
         got = run(engine, together)
         assert len(device.waits) == engine.steps
         assert all(wait.startswith("Event.synchronize at runtime/step.py") for wait in device.waits)
         assert not graphs or engine.runner.graphs
-    assert [tokens(got[s.request.id]) for s in together] == expected
+    for s, answer in zip(together, expected, strict=True):
+        check_same(got[s.request.id], answer)
 
 
 def test_a_step_is_launched_before_the_last_one_is_read(make: Any) -> None:
@@ -274,4 +292,26 @@ def test_kernels_of_triton_that_run_late(make: Any, monkeypatch: pytest.MonkeyPa
         together = greedy(length=4)
         got = run(engine, together)
         assert engine.runner.graphs and engine.runner.graphs.captured
+    assert [tokens(got[s.request.id]) for s in together] == expected
+
+
+@pytest.mark.slow
+def test_as_many_sequences_as_run_at_once(make: Any) -> None:
+    """Steps of more tokens than a graph has, and of fewer while they finish."""
+    folder = make("Llama 3.x")
+
+    def answers() -> list[Sequence]:
+        lengths = ((i, 2 + i % 3) for i in range(MAX_RUNNING["cuda"]))
+        return [sequence([3 + i, 7], temperature=0, max_tokens=length) for i, length in lengths]
+
+    roomy = make_engine(folder, blocks=600, max_running=16)
+    alone = answers()
+    got = run(roomy, alone)
+    expected = [tokens(got[s.request.id]) for s in alone]
+    with LaggingDevice():
+        engine = make_engine(folder, device=CUDA, blocks=600, max_running=MAX_RUNNING["cuda"])
+        together = answers()
+        got = run(engine, together)
+        graphs = engine.runner.graphs
+        assert graphs and any(key.bucket > 32 for key in graphs.captured)
     assert [tokens(got[s.request.id]) for s in together] == expected

@@ -11,9 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import localllm
 from localllm import LLM, SamplingParams
+from localllm.benchmark.gpu import self_test
+from localllm.benchmark.gpu.generated import TINY
+from localllm.checkpoint.matrices import PackedMatrix
+from localllm.hardware import measure
+from localllm.plan import measured
+from localllm.quant.packing import INT8
 from localllm.request import Grammar, GrammarKind
 from localllm.settings import Settings
 from tests.lagging.device import LaggingDevice
@@ -120,3 +127,28 @@ def test_prompts_on_the_disk_give_the_answers_of_the_cpu(
         with LaggingDevice(timing), loaded("demo", "cuda", tmp_path, **options) as llm:
             assert answers(llm) == expected
             assert llm.stats().disk_tokens >= disk_tokens
+
+
+def test_the_self_test_measures_captured_products_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_references(monkeypatch)
+    tiny = self_test.layers(TINY, 1, vocab_size=320)
+    monkeypatch.setattr(self_test, "CHECKS", (("Llama", tiny, "bf16", None),))
+    monkeypatch.setattr(self_test, "PRODUCTS", ("bf16",))
+    monkeypatch.setattr(self_test, "MEASURED", (("8B", "bf16"),))
+    monkeypatch.setitem(measure.MATRIX_ROWS, "cuda", 64)
+    monkeypatch.setitem(measure.BUFFER_BYTES, "cuda", 2**20)
+    monkeypatch.setitem(measure.PREFILL_ROWS, "cuda", 8)
+    with LaggingDevice():
+        result = self_test.run_self_test(torch.device("cuda", 0), tiny=True)
+    assert not result.left_out and not result.faults
+    assert result.checked[0].kernels and len(result.products) == 2
+    assert [step.without_graphs for step in result.steps] == [""]
+
+
+def test_a_plan_measures_products_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_references(monkeypatch)
+    monkeypatch.setattr(measured, "BUFFER_BYTES", 2**16)
+    matrix = PackedMatrix(INT8, 64, 64, 1, None, "F32")
+    with LaggingDevice():
+        rates = measured.measure_matmul(matrix, torch.bfloat16, torch.device("cuda", 0), 1)
+    assert min(rates.bandwidth, rates.flops, rates.layer_s) > 0

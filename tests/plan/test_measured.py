@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 from localllm.benchmark.ceilings import measure_ceilings
 from localllm.checkpoint.header import TensorHeader, read_header
 from localllm.checkpoint.matrices import PackedMatrix
-from localllm.hardware import measure
+from localllm.hardware import gpu_clock, measure
 from localllm.hardware.measure import Rates
 from localllm.hub.resolve import resolve_model
 from localllm.plan import measured
@@ -84,7 +84,8 @@ def test_a_second_gpu_is_measured_as_the_current_device(monkeypatch: pytest.Monk
         return seconds
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(measured, "time_call", lambda *arguments: noted(1.0))
+    monkeypatch.setattr(gpu_clock, "capture", lambda run, device: run)
+    monkeypatch.setattr(gpu_clock, "seconds", lambda *arguments: noted(1.0))
     monkeypatch.setattr(measure, "median_seconds", lambda *arguments: noted(1.0))
     monkeypatch.setattr(measure, "measure", lambda device, dtype: Rates(noted(1.0), 1.0, 1.0, 1.0))
     monkeypatch.setattr(measure, "free_bytes", lambda device: 2**24)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu.generated import TINY, RandomSource, config_of
 from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
+from localllm.benchmark.gpu.generated import TINY, RandomSource, config_of
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.tensors import Weights
+from localllm.plan.memory import MAX_RUNNING
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch
 from localllm.runtime.cuda_graphs import QUERY_LENS, CudaGraphs, GraphKey
@@ -33,8 +34,9 @@ from localllm.runtime.weight_source import WeightSource
 from tools.triton_aot import compilation_key
 
 META = torch.device("meta")
-CONTEXT, BLOCK_SIZE, BLOCKS, STATES, RUNNING = 256, 8, 400, 64, 32
-STEPS = 40  # random ones, of each model
+CONTEXT, BLOCK_SIZE, BLOCKS, STATES = 256, 8, 4000, 512
+RUNNING = MAX_RUNNING["cuda"]  # most sequences of a step
+STEPS = 25  # random ones, of each model
 
 
 def runner_of(model: str) -> Runner:
@@ -59,7 +61,8 @@ def random_steps(runner: Runner, pool: BlockPool) -> Iterator[str]:
     """Run steps as an engine may, captured ones included; yields a description of each."""
     rng = random.Random(0)
     for _ in range(STEPS):
-        few = [rng.choice((1, 1, 1, 2, 3, 5, 9, 16)) for _ in range(rng.randrange(0, 24))]
+        sequences = rng.randrange(0, rng.choice((4, 24, RUNNING)))
+        few = [rng.choice((1, 1, 1, 2, 3, 5, 9, 16)) for _ in range(sequences)]
         many = [rng.choice((17, 30, 47, 64, 100, 150)) for _ in range(rng.randrange(0, 2 if few else 3))]
         counts = [*few, *many] or [1]
         rng.shuffle(counts)
@@ -80,7 +83,7 @@ def random_steps(runner: Runner, pool: BlockPool) -> Iterator[str]:
         for state in states:
             state.free()
     assert runner.graphs
-    for bucket, count in ((1, 1), (2, 1), (8, 4), (4, 8), (1, 16), (32, 1), (12, 4)):
+    for bucket, count in ((1, 1), (2, 1), (8, 4), (4, 8), (1, 16), (32, 1), (96, 1), (12, 4)):
         for temperature, penalty in ((0.0, 1.0), (0.7, 1.0), (0.7, 1.2)):
             yield f"captured: {bucket} sequences, {count} tokens each, temperature {temperature}"
             assert count in QUERY_LENS

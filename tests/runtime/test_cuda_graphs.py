@@ -248,7 +248,7 @@ def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
         step = Step([state], [piece], list(range(4)), draws, [0], [], keep_logits=True)
         drawn = engine.runner.run(step)
         torch.testing.assert_close(drawn.logits, expected[begin : begin + 4], atol=1e-4, rtol=1e-4)
-        assert drawn.sampled_ids.wait().tolist() == expected[begin : begin + 4].argmax(-1).tolist()
+        assert drawn.results.wait()[0].tolist() == expected[begin : begin + 4].argmax(-1).tolist()
     state.free()
     assert captured(engine) == 1
 

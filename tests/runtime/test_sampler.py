@@ -17,7 +17,8 @@ from localllm.runtime.sampler import (
     ALL_FORBIDDEN,
     NOT_FINITE,
     SamplingSpec,
-    compute_logprobs,
+    logprob_table,
+    parse_logprobs,
     sample,
     uniform_random,
 )
@@ -190,8 +191,8 @@ def test_uniform_is_uniform_over_positions_and_over_seeds() -> None:
 
 def test_log_probabilities_are_sorted_and_of_the_model_itself() -> None:
     values = logits(2)
-    got = compute_logprobs(values, torch.tensor([4, 5]), [3, 0])
     expected = values.log_softmax(-1)
+    got = parse_logprobs(logprob_table(expected, torch.tensor([4, 5]), 3), [4, 5], [3, 0])
     assert got[0].logprob == pytest.approx(expected[0, 4].item())
     assert [t for t, _ in got[0].top] == expected[0].topk(3).indices.tolist()
     assert got[1].top == ()

@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[2]
 VERSIONS = sorted((ROOT / ".triton").glob("*"))
 TIGHT = ("decode", "latent", "prefill", "small_m_packed")  # modules of kernels with hardly a register to spare
 SLOW = pytest.mark.slow
+QUICK_ALONE = pytest.mark.part_of_slow
 
 
 @pytest.mark.parametrize("triton", [None, *(pytest.param(folder, marks=SLOW) for folder in VERSIONS)], ids=str)
-@pytest.mark.parametrize("modules", [["norms"], pytest.param([], marks=SLOW)])
+@pytest.mark.parametrize("modules", [pytest.param(["norms"], marks=QUICK_ALONE), pytest.param([], marks=SLOW)])
 def test_every_kernel_compiles_for_every_architecture_without_spilling(
     modules: list[str], triton: Path | None
 ) -> None:
@@ -42,7 +43,7 @@ def check(triton: Path | None, *arguments: str) -> None:
         assert f"compiled by Triton {triton.name}" in done.stdout
 
 
-@pytest.mark.parametrize("modules", [["small_m_packed"], pytest.param([], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("modules", [pytest.param(["norms"], marks=QUICK_ALONE), pytest.param([], marks=SLOW)])
 def test_every_kernel_compiles_for_amd(modules: list[str]) -> None:
     command = [sys.executable, "tools/kernel_docs.py", "--amd", "--check", *modules]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, env=os.environ)

@@ -1,4 +1,4 @@
-"""All Triton kernels run on a GPU made of software, in a process of their own, as this one interprets them."""
+"""All Triton kernels run on a GPU made of software, in processes of their own, as this one interprets them."""
 
 import re
 import subprocess
@@ -7,9 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tools.software_gpu import ENGINE, PAGE, PLANTED
+from tools.software_gpu import ENGINE, KERNELS, PAGE, PLANTED
 
 ROOT = Path(__file__).parents[2]
+# Files with tests of kernels, in groups that take about as long.
+GROUPS = {
+    "attention": ["test_attention.py", "test_latent.py", "test_paged.py", "test_step.py"],
+    "products": ["test_small_m.py", "test_quantized_gemm.py", "test_w8a8.py"],
+    "experts and others": [
+        *("test_experts.py", "test_angles.py", "test_delta_net.py", "test_launch.py", "test_norms.py"),
+        *("test_rope_append.py", "test_gpu_sampler.py"),
+    ],
+}
 
 
 def software_gpu(*arguments: str) -> set[str]:
@@ -26,16 +35,29 @@ def documented_kernels() -> set[str]:
     return set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
 
 
-@pytest.mark.timeout(900)  # 30 s of CPU time
+def kernel_tests() -> list[Path]:
+    """Return all files with tests of kernels."""
+    paths = [ROOT / path for path in KERNELS]
+    return [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
+
+
+def test_every_file_is_in_a_group() -> None:
+    assert sorted(name for files in GROUPS.values() for name in files) == sorted(f.name for f in kernel_tests())
+
+
+@pytest.mark.part_of_slow
+@pytest.mark.timeout(900)  # 15 s of CPU time
 def test_each_kernel_once() -> None:
     assert documented_kernels() <= software_gpu("--quick")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_kernel() -> None:
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_kernel(group: str) -> None:
     """With another seed than the table of docs/kernels.md, and starting before the previous kernel has ended."""
-    assert documented_kernels() <= software_gpu("--seed", "3", "--pdl")
+    files = [str(file.relative_to(ROOT)) for file in kernel_tests() if file.name in GROUPS[group]]
+    assert software_gpu("--seed", "3", "--pdl", "--fewer", *files)
 
 
 @pytest.mark.slow

@@ -81,7 +81,7 @@ def supports_stacked(x: Tensor, stacked: StackedExperts) -> bool:
 def experts_reference(x: Tensor, expert_ids: Tensor, weight: Tensor, mlps: Experts) -> Tensor:
     if isinstance(mlps, StackedExperts):
         mlps = mlps.expert_mlps(x.dtype)
-    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    out = torch.zeros(x.shape, dtype=weight.dtype, device=x.device)
     order = expert_ids.flatten().argsort(stable=True)  # (token, expert) pairs, sorted by expert
     token, pair_weight = order // expert_ids.shape[1], weight.flatten()[order]
     used_experts, counts = expert_ids.unique(return_counts=True)
@@ -89,6 +89,6 @@ def experts_reference(x: Tensor, expert_ids: Tensor, weight: Tensor, mlps: Exper
     for expert, count in zip(used_experts.tolist(), counts.tolist(), strict=True):
         pair_slice = slice(begin, begin + count)
         tokens = token[pair_slice]
-        out.index_add_(0, tokens, mlps[expert](x[tokens]).float() * pair_weight[pair_slice, None])
+        out.index_add_(0, tokens, mlps[expert](x[tokens]).to(weight.dtype) * pair_weight[pair_slice, None])
         begin += count
     return out.to(x.dtype)

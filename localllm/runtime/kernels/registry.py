@@ -4,7 +4,8 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -80,3 +81,28 @@ def dispatch(operation: str, *arguments: Any) -> Any:
 def explain(operation: str, *arguments: Any) -> list[tuple[str, str]]:
     """Return each kernel's name with `ok` or the reason why it is not supported; the first `ok` is used."""
     return [(k.name, k.unsupported(*arguments) or "ok") for k in KERNELS[operation]]
+
+
+@contextmanager
+def prefer_kernel(
+    operation: str, run: Callable[..., Any], unsupported: Callable[..., str | None] = always_supported
+) -> Iterator[None]:
+    """Try `run` before all other kernels of the operation. unsupported: as of `Kernel`."""
+    kernel = Kernel(operation, "preferred", unsupported, run)
+    KERNELS[operation].insert(0, kernel)
+    try:
+        yield
+    finally:
+        KERNELS[operation].remove(kernel)
+
+
+@contextmanager
+def prefer_reference(operation: str, unsupported: Callable[..., str | None] = always_supported) -> Iterator[None]:
+    """Compute the operation with its reference: torch, one operation after another."""
+    with prefer_kernel(operation, KERNELS[operation][-1].run, unsupported):
+        yield
+
+
+def select_kernel(operation: str, arguments: tuple[Any, ...], excluded: Callable[..., Any]) -> Kernel:
+    """Return the kernel that runs if `excluded`, the function of another one, does not."""
+    return next(k for k in KERNELS[operation] if k.run is not excluded and k.unsupported(*arguments) is None)

@@ -24,7 +24,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from localllm.hardware.device import MIN_GPU_ARCH, arch_name, device_context, required_arch
+from localllm.hardware.catalog import MIN_GPU_ARCH
+from localllm.hardware.device import arch_name, device_context, required_arch
 from localllm.quant.packing import chunk_words, gpu_packed_columns
 from localllm.quant.tensor import QuantizedTensor
 from localllm.settings import Settings

@@ -2,6 +2,7 @@
 the batch."""
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from localllm.arch.config import AttentionConfig
+from localllm.plan.memory import MAX_RUNNING
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.gpu import decode, prefill, splits
@@ -202,14 +204,26 @@ def test_no_mask_is_made(spans: Spans) -> None:
     assert not batch.attention_masks  # so that no plan reserves any
 
 
-def test_a_full_step_takes_no_more_workspace_than_planned() -> None:
-    batch, heads, dim = step([(16, 16)] * 32), 64, 128
-    sizes = [turn.tokens for turn in splits.turns(batch, heads, splits.MAX_SPLITS, dim)]
-    assert sum(sizes) == 512
-    planned = splits.MAX_WORKSPACE_BYTES
-    assert (
-        max(sizes) * heads * splits.MAX_SPLITS * (dim + 2) * 4 <= planned < 512 * heads * splits.MAX_SPLITS * dim
-    )
+@pytest.mark.parametrize("sequences", [32, MAX_RUNNING["cuda"]])
+def test_a_full_step_takes_no_more_workspace_than_planned(monkeypatch: pytest.MonkeyPatch, sequences: int) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "BLOCKS", 1024)
+    batch, heads, dim = step([(16, 16)] * sequences), 64, 128
+    turns = list(splits.turns(batch, heads, splits.MAX_SPLITS, dim))
+    assert sum(turn.tokens for turn in turns) == 16 * sequences
+    assert sum(turn.sequences for turn in turns) == sequences
+    token_bytes, planned = heads * splits.MAX_SPLITS * (dim + 2) * 4, splits.MAX_WORKSPACE_BYTES
+    assert max(turn.tokens for turn in turns) * token_bytes <= planned < 16 * sequences * token_bytes
+
+
+@pytest.mark.slow
+def test_sequences_of_a_full_step_have_the_bits_that_they_have_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many as run at once, in a workspace for 16 tokens."""
+    monkeypatch.setattr(sys.modules[__name__], "BLOCKS", 300)
+    monkeypatch.setattr(splits, "MAX_WORKSPACE_BYTES", 1)
+    c, spans = AttentionConfig(1, 1, 16, None, 0.3), [(1 + i % 5, 1) for i in range(MAX_RUNNING["cuda"])]
+    together = attended(spans, c, BF16)
+    for i in (0, 15, 16, 17, 200, 255):
+        assert torch.equal(together[i : i + 1], attended(spans, c, BF16, only=i))
 
 
 def test_a_prompt_has_the_same_bits_in_any_chunks_and_batch() -> None:

@@ -16,21 +16,23 @@ from localllm.runtime.kernels.gpu.step import (
 )
 
 MOST, SIZE, WIDTH = 6, 8, 5
+MANY = [i % 37 for i in range(90)]  # lengths
 WRITTEN = ("token_ids", "positions", "slot", "context_len", "state_slots")
 
 
 def columns(bucket: int, count: int, lengths: list[int]) -> StepColumns:
+    most = max(MOST, bucket)
     generator = torch.Generator().manual_seed(bucket * 31 + count)
-    inputs = torch.randint(1000, (FIRST_TOKEN + 16, MOST), generator=generator)
-    inputs[NEWEST_INDEX] = torch.randperm(MOST, generator=generator)
+    inputs = torch.randint(1000, (FIRST_TOKEN + 16, most), generator=generator)
+    inputs[NEWEST_INDEX] = torch.randperm(most, generator=generator)
     inputs[CONTEXT_LEN] = PADDING
     inputs[CONTEXT_LEN, : len(lengths)] = torch.tensor(lengths)
     inputs[FIRST_TOKEN + count - 1, 0] = NEWEST_TOKEN
     inputs[NEWEST_INDEX:CONTEXT_LEN, len(lengths) :] = 10**12  # what nobody has is not looked at
     return StepColumns(
         inputs,
-        torch.randint(1000, (MOST,), generator=generator),
-        torch.randint(1, 99, (MOST, WIDTH), generator=generator, dtype=torch.int32),
+        torch.randint(1000, (most,), generator=generator),
+        torch.randint(1, 99, (most, WIDTH), generator=generator, dtype=torch.int32),
         *(torch.full((bucket * count,), -7) for _ in range(3)),
         *(torch.full((bucket,), -7, dtype=torch.int32) for _ in range(2)),
         count,
@@ -42,8 +44,16 @@ def columns(bucket: int, count: int, lengths: list[int]) -> StepColumns:
 
 @pytest.mark.parametrize(
     ("bucket", "count", "lengths"),
-    [(1, 1, [0]), (1, 1, [39]), (4, 1, [7, 8, 23]), (4, 3, [6, 37, 0]), (2, 16, [24]), (2, 1, [])],
-    ids=str,
+    [
+        (1, 1, [0]),
+        (1, 1, [39]),
+        (4, 1, [7, 8, 23]),
+        (4, 3, [6, 37, 0]),
+        (2, 16, [24]),
+        (2, 1, []),
+        (96, 1, MANY),
+    ],
+    ids=lambda value: str(value)[:20],
 )
 def test_begin(interpreter: None, bucket: int, count: int, lengths: list[int]) -> None:
     expected, found = (columns(bucket, count, lengths) for _ in range(2))

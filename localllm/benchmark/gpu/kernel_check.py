@@ -1,9 +1,8 @@
 """Compares every operation of a model with its reference, so that kernels are tested with the shapes and tensors
 that models use.
 
-The bound is twice that of tests/runtime/kernels/harness.py, since the worst of hundreds of calls counts: the error
-may be at most four times that of plain torch in the same dtype. Arguments that a call changes in place are
-compared, too.
+The error may be at most four times that of plain torch in the same dtype, which is twice the bound of the kernels'
+own tests, since the worst of hundreds of calls counts. Arguments that a call changes in place are compared, too.
 """
 
 import copy
@@ -11,19 +10,28 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.gpu.choice import prefer_kernel, select_kernel
+from localllm.metrics import Stopwatch
 from localllm.quant.vectors import DTYPE_MAX
-from localllm.runtime.kernels.registry import KERNELS, Kernel
+from localllm.request import Request, SamplingParams
+from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.registry import KERNELS, Kernel, prefer_kernel, select_kernel
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, RecurrentCache
+from localllm.runtime.sequence import Sequence
 
 CHANGING = (KVCache, LatentCache, RecurrentCache)
 LARGE = 2**24  # elements: weights, which nothing changes
+
+
+PROMPTS = (1, 5, 16, 17, 70, 130)  # tokens of prompts: short ones alone, then all beside each other
+BESIDE = 20  # short prompts beside each other
+ANSWER = 4  # tokens
+MAX_STEPS = 10_000
 
 
 @dataclass
@@ -152,3 +160,40 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(each)
     elif isinstance(value, CHANGING):
         yield from tensors(list(vars(value).values()))
+
+
+def run_all_kinds_of_steps(engine: Engine, vocabulary: int, longest: int) -> None:
+    """Run prompts, chunks, and steps of one and of many sequences, greedy and sampled.
+
+    longest: most tokens of a prompt
+    """
+    prompts = [random_ids(min(count, longest), vocabulary, count) for count in PROMPTS]
+    for prompt in prompts[:2]:
+        answer_all(engine, [make_sequence(prompt, ANSWER)])
+    answer_all(engine, [make_sequence(prompt, ANSWER + 2, sampled=i % 2 == 0) for i, prompt in enumerate(prompts)])
+    answer_all(engine, [make_sequence(random_ids(9, vocabulary, i), ANSWER) for i in range(BESIDE)])
+
+
+def random_ids(count: int, vocabulary: int, seed: int) -> list[int]:
+    return torch.randint(3, vocabulary, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def make_sequence(prompt: list[int], answer: int, sampled: bool = False) -> Sequence:
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True, logprobs=1)
+    if sampled:
+        filters = {"top_k": 40, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.1}
+        params = replace(params, temperature=0.8, **filters)
+    request = Request(tuple(prompt), params, 0.0)
+    return Sequence(request, len(prompt), frozenset(), len(prompt) + answer, Stopwatch(0.0))
+
+
+def answer_all(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
+    """Return the answers' tokens. Raises RuntimeError if a model computes NaN or infinity."""
+    for sequence in sequences:
+        engine.add_sequence(sequence)
+    for _ in range(MAX_STEPS):
+        if not engine.has_unfinished_requests:
+            return [sequence.token_ids[sequence.prompt_len :] for sequence in sequences]
+        if error := next((event.error for event in engine.step() if event.error), None):
+            raise RuntimeError(str(error))
+    raise RuntimeError("the engine makes no progress")

@@ -47,10 +47,14 @@ def capture(work: Work, device: torch.device) -> Work:
         with torch.cuda.stream(stream):  # compiles kernels and allocates workspaces before the capture
             for _ in range(3):
                 work()
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
         torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            work()
     return graph.replay
 
 
