@@ -317,7 +317,9 @@ def grouped_matmul(
     pairs, chunks = sent.size if sent else padded_rows(len(chosen), gpu), arguments["chunks"]
     rows, warps = choose_tile(gpu.arch, arguments["KIND"], sent is None, activation is not None)
     # Short chunks share the barriers of a trip of the loop, in which as many are unrolled as are one of 64 words.
-    unrolled = max(i for i in range(1, MAX_WORDS // arguments["W"] + 1) if chunks % i == 0)
+    # On AMD, whose code takes more registers, a trip has one.
+    most = 1 if gpu.amd_arch else MAX_WORDS // arguments["W"]
+    unrolled = max(i for i in range(1, most + 1) if chunks % i == 0)
     stages = pipeline_stages(arguments, (1 if activation is None else 2) * rows, pairs, x, 1 if sent else unrolled)
     if not (sent or gpu.small_shared or arguments["KIND"] == "plain"):
         stages = FEW_TOKENS_STAGES
