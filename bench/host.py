@@ -102,10 +102,10 @@ def install_free_runner() -> None:
             super().__init__(values)
             self.ends_at = ends_at
 
-        def wait(self) -> torch.Tensor:
+        def wait(self) -> tuple[torch.Tensor | None, ...]:
             if (left_s := self.ends_at - time.perf_counter()) > 0:
                 time.sleep(left_s)
-            return self.values
+            return super().wait()
 
     class Free(runners.Runner):
         """Returns the tokens of a text, one for each position, as an asynchronous device would."""
@@ -121,7 +121,7 @@ def install_free_runner() -> None:
             self.ends_at = max(self.ends_at, time.perf_counter()) + self.step_s
             text, count = self.text, len(self.text)
             ids = torch.tensor([text[spec.position % count] for spec in step.sampling_specs], dtype=torch.int64)
-            return StepOutput(Paced(ids, self.ends_at) if self.step_s else Readback(ids), None, runners.NO_LOGITS)
+            return StepOutput(Paced(ids, self.ends_at) if self.step_s else Readback(ids), None)
 
     runners.Runner, globals()["FreeRunner"] = Free, Free
     importlib.import_module(CacheSpec.__module__).Runner = Free  # pyright: ignore[reportAttributeAccessIssue]

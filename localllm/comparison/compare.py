@@ -22,6 +22,7 @@ from localllm.quality.text import EVALUATION_NAME, EVALUATION_TEXT, MAX_TOKENS, 
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, EncoderBatch
 from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.norm import FollowingNorm, Norm
 from localllm.runtime.kv_cache.sequence_state import SequenceState
 from localllm.runtime.kv_cache.tensors import LayerCache
 from localllm.runtime.model import Layer
@@ -238,8 +239,14 @@ class ObservedLayer(Layer):
         self.on_output = on_output
 
     def __call__(
-        self, x: Tensor, batch: Batch | EncoderBatch, cache: LayerCache | None, token_input: Tensor | None
+        self,
+        x: Tensor,
+        batch: Batch | EncoderBatch,
+        cache: LayerCache | None,
+        token_input: Tensor | None,
+        norm: Norm | None = None,
+        following: FollowingNorm | None = None,
     ) -> Tensor:
-        x = super().__call__(x, batch, cache, token_input)
+        x = super().__call__(x, batch, cache, token_input, norm, following)
         self.on_output(x)
         return x

@@ -15,14 +15,14 @@ import torch
 
 from localllm.runtime.engine import Engine, StepInFlight, TokenEvent
 from localllm.runtime.kv_cache.sequence_state import BlockPool
-from localllm.runtime.runner import NO_LOGITS, Runner
+from localllm.runtime.runner import Runner
 from localllm.runtime.scheduler import CHUNK_TIMES_KEPT, ScheduledTokens, priority_key
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Readback, StepOutput, StepShape
 from localllm.simulate.policies import CountingBlockPool
 from localllm.simulate.sequence import SimulatedSequence
 
-NO_OUTPUT = StepOutput(Readback(torch.empty(0, dtype=torch.int64)), None, NO_LOGITS)
+NO_OUTPUT = StepOutput(Readback(torch.empty(0, dtype=torch.int64)), None)
 NO_SHAPE = StepShape(0, 0, 0, 0, 0, 0, 0)
 DRAFT_TOKEN = 0
 ACCEPTANCE_DRAWS = 2**16

@@ -41,7 +41,7 @@ class CountingBlockPool(BlockPool):
     def make_writable(self, block: int) -> int:
         return block
 
-    def find_longest_prefix(self, token_ids: ListLike[int]) -> tuple[list[int], list[int]]:
+    def find_longest_prefix(self, token_ids: ListLike[int], scope: str = "") -> tuple[list[int], list[int]]:
         return [], []
 
 

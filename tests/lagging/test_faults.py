@@ -111,7 +111,7 @@ def test_a_copy_that_is_known_to_be_complete_frees_its_buffer() -> None:
 def test_a_result_that_is_read_before_its_event(
     folder: Path, monkeypatch: pytest.MonkeyPatch, seed: int | None
 ) -> None:
-    monkeypatch.setattr(Readback, "wait", lambda self: self.values)
+    monkeypatch.setattr(Readback, "wait", lambda self: self.results)
     with fault("the host reads pinned memory"), LaggingDevice(seed):
         run(make_engine(folder, device=CUDA), [sequence(PROMPTS[0], temperature=0)])
 

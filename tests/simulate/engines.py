@@ -10,7 +10,6 @@ from localllm.metrics import Stopwatch
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine, step_shape
 from localllm.runtime.kv_cache.sequence_state import BlockPool
-from localllm.runtime.runner import NO_LOGITS
 from localllm.runtime.scheduler import ScheduledTokens
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Readback, Step, StepOutput, StepShape
@@ -50,7 +49,7 @@ class TimedReadback(Readback):
         super().__init__(values)
         self.clock, self.ends_at = clock, ends_at
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> tuple[torch.Tensor | None, ...]:
         self.clock.now = max(self.clock.now, self.ends_at)
         return super().wait()
 
@@ -79,7 +78,7 @@ class ChosenTokens:
         self.number += 1
         chosen = [self.choose(spec.seed, spec.position) for spec in step.sampling_specs]
         values = torch.tensor(chosen, dtype=torch.int64)
-        return StepOutput(TimedReadback(values, self.clock, self.free_at), None, NO_LOGITS)
+        return StepOutput(TimedReadback(values, self.clock, self.free_at), None)
 
     def choose(self, answer_id: int, position: int) -> int:
         prompt_len, answer_len = self.answers[answer_id]
