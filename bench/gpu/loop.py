@@ -14,6 +14,7 @@ from localllm.arch.config import ModelConfig
 from localllm.arch.cost import SequenceStep, WeightBytes, bytes_read, parameter_count
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import BLOCK_SIZE, MIN_RUNNING, TOKEN_BUDGET, blocks_for
+from localllm.quant.vectors import KVDtype
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
@@ -48,7 +49,7 @@ def generate(
     context: int,
     sequences: int = 1,
     source: type[RandomSource] = RandomSource,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: KVDtype | None = None,
 ) -> Model:
     """With a cache for so many sequences of `context` tokens and an answer, full of random numbers.
 

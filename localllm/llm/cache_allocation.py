@@ -8,6 +8,7 @@ import torch
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import free_bytes, free_host_bytes, release_cached, reserve_bytes
 from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
+from localllm.quant.vectors import KVDtype
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool
@@ -23,7 +24,7 @@ class CacheSpec:
     needs: MemoryNeeds
     device: torch.device
     dtype: torch.dtype
-    kv_dtype: torch.dtype
+    kv_dtype: KVDtype
     use_graphs: bool
     batch_invariant: bool = False  # a token's result does not depend on the rest of its batch
 

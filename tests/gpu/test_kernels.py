@@ -9,7 +9,7 @@ import torch
 from bench.gpu.generated import SHAPES, Form
 from bench.gpu.loop import generate
 from bench.gpu.setting import Setting
-from localllm.quant.vectors import KV_DTYPES
+from localllm.quant.vectors import KV_DTYPES, KVDtype
 from localllm.runtime.engine import Engine
 from tests.gpu.compare_kernels import compared
 from tests.gpu.steps import drawn, greedy, run, text
@@ -43,9 +43,7 @@ def test_those_of_every_family(family: str, tmp_path: Path, device: torch.device
 @pytest.mark.parametrize("kept", [None, *KV_DTYPES.values()])
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("size", ["1B", "8B"])
-def test_those_of_a_llama_at_its_size(
-    size: str, form: Form, kept: torch.dtype | None, device: torch.device
-) -> None:
+def test_those_of_a_llama_at_its_size(size: str, form: Form, kept: KVDtype | None, device: torch.device) -> None:
     shape = SHAPES[size] | {"num_hidden_layers": 1, "vocab_size": 32_000}
     model = generate(shape, form, Setting(device), 256, sequences=32, kv_dtype=kept)
     model.engine.runner.graphs = None  # a replay asks for no kernel
