@@ -191,19 +191,19 @@ def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
     """
     width = triton.next_power_of_2(q.shape[-1])
     gpu = gpu_of(q.device)
-    plain = form == FORM_PLAIN.value
+    plain, four_bit = form == FORM_PLAIN.value, form == FORM_INT4.value
     if q.dtype == torch.float32:  # products without tensor cores
         return 32, 32 if width <= 128 else 16, 8, 1
     if width > 256:
         return 16, 32, 8, 3
     if gpu.arch in (90, 100):
-        # On sm_100, 64 keys in 8 bits spill with Triton 3.6, and on sm_90 those with 4-bit values with Triton 3.9.
-        many = plain or (gpu.arch == 90 and form != FORM_INT4.value)
-        return 128, 64 if width <= 128 and many else 32, 8, 3
+        # On sm_100, 64 keys in 8 bits spill with Triton 3.6. In 4 bits, 64 spill on sm_90, 32 on sm_80 and sm_100.
+        keys = 64 if plain or gpu.arch == 90 else 32
+        return 128, (keys // 2 if four_bit else keys) if width <= 128 else 32, 8, 3
     if width > 128:
         return 32, 32 if gpu.amd_arch else 64, 8, 3
     if width > 64:
-        return 128, 32 if plain or not gpu.small_shared else 16, 8, 3
+        return 128, 32 if plain or not (gpu.small_shared or four_bit) else 16, 8, 3
     return 128, 64 if plain else 32, 8, 3
 
 
