@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 CLEAR_REFS = Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
 UNLIMITED_BYTES = 2**60  # version 1 of control groups represents no limit as 2**63 minus a page
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a vendor and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
@@ -397,6 +398,9 @@ def peak_bytes(device: torch.device) -> int:
 
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    with suppress(OSError):  # not ru_maxrss: Linux lets a program inherit that from the one that started it
+        if line := re.search(r"^VmHWM:\s+(\d+) kB", STATUS.read_text(), re.MULTILINE):
+            return int(line[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -19,7 +19,7 @@ from localllm.plan.fit import LoadOptions
 from localllm.quantize.store import recipe_of
 from localllm.receipts import provenance
 from localllm.request import Grammar, require_int
-from localllm.runtime.kernels.threads import threads_for
+from localllm.runtime.kernels.threads import end_openmp_threads, threads_for
 from localllm.settings import Settings
 from localllm.text.grammar.source import compile_source
 
@@ -105,7 +105,9 @@ def load(
     )
     local_model = find(request)
     load_plan = plan(local_model, request)
-    return start(local_model, load_plan, build(local_model, load_plan, request), request)
+    built = build(local_model, load_plan, request)
+    end_openmp_threads()  # of this thread, which would slow down the engine's
+    return start(local_model, load_plan, built, request)
 
 
 def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:

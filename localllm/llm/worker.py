@@ -20,6 +20,7 @@ from localllm.metrics import EngineStats, Slot
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
 from localllm.runtime.device_errors import gpu_failure_error, is_gpu_failure, is_out_of_memory
 from localllm.runtime.engine import Engine, TokenEvent
+from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.runtime.sequence import Sequence
 from localllm.text.detokenizer import Detokenizer, StopStrings
 from localllm.text.output.reader import OutputDelta, OutputParser
@@ -363,7 +364,10 @@ class Worker:
         """Run the queued commands, and wait for one if the engine is idle. Return False when closed."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self.inbox.get(block=not self.engine.has_unfinished_requests and not self.closed)()
+                idle = not self.engine.has_unfinished_requests and not self.closed
+                if idle and self.inbox.empty():
+                    end_openmp_threads()  # they would slow down another model
+                self.inbox.get(block=idle)()
                 self.flush()
         return not self.closed
 

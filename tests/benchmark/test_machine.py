@@ -65,3 +65,12 @@ def test_peak_memory_can_be_reset() -> None:
     del held
     assert reset_peak_bytes(place)
     assert peak_bytes(place) < before - 100_000_000
+
+
+def test_peak_memory_is_not_that_of_the_starting_program() -> None:
+    held = b"a" * 1_000_000_000
+    script = (
+        "from localllm.hardware.device import peak_bytes, resolve_device; print(peak_bytes(resolve_device('cpu')))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(said.stdout) < len(held)

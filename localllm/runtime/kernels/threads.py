@@ -4,12 +4,15 @@ For many small operations: torch's own threads synchronize after each operation,
 operation itself. Operations release the interpreter's lock, so that Python threads run in parallel.
 """
 
+import ctypes
 import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,6 +20,7 @@ from localllm.hardware.topology import count_performance_cores
 
 # For smaller models, two threads wait for each other longer than they save (docs/lab-log.md).
 SMALL_MODEL_BYTES = 40_000_000
+OMP_PAUSE_SOFT = 1  # OpenMP 5.0, omp_pause_resource_t
 
 
 def threads_for(weight_bytes: int, requested: int | None) -> int:
@@ -54,6 +58,24 @@ def run_in_parts(work: Callable[[int, int], None]) -> None:
 
     for future in [thread_pool().submit(copy_context().run, run, part) for part in range(parts)]:
         future.result()
+
+
+@functools.cache
+def openmp() -> Any:
+    """Load the GNU OpenMP runtime that torch ships, or return None where it ships none."""
+    paths = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+    return ctypes.CDLL(str(paths[0])) if paths else None
+
+
+def end_openmp_threads() -> None:
+    """End the OpenMP threads that belong to the calling thread; its next parallel operation starts them again.
+
+    Each thread with parallel operations has a team of its own. As soon as all teams together have more threads
+    than there are processors, GNU OpenMP lets none of them spin for the next operation: they sleep, and waking
+    them takes longer than most operations of a decode step.
+    """
+    if library := openmp():
+        library.omp_pause_resource_all(OMP_PAUSE_SOFT)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from localllm.hardware import processor
 from localllm.quant import packing
 from localllm.quant.formats import groups
 from localllm.runtime.kernels.cpu.ir import Program
-from localllm.runtime.kernels.threads import run_in_parts
+from localllm.runtime.kernels.threads import openmp, run_in_parts
 from localllm.settings import Settings
 
 P = TypeVarTuple("P")
@@ -73,7 +73,7 @@ class CompiledKernel:
         self.argument_array: type[ctypes.Array[ctypes.c_int64]] = ctypes.c_int64 * source.argument_count
         signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
         self.run_part = signature(self.engine.get_function_address(source.name))
-        thread_entry = openmp() and self.engine.get_function_address(f"{source.name}_thread")
+        thread_entry = linked_openmp() and self.engine.get_function_address(f"{source.name}_thread")
         self.run_thread = thread_entry and ctypes.c_void_p(thread_entry)
 
     def __call__(self, *arguments: int) -> None:
@@ -175,13 +175,10 @@ def compile_pool() -> ThreadPoolExecutor:
 
 
 @functools.cache
-def openmp() -> Any:
-    """Load the GNU OpenMP runtime that torch ships, or return None where it ships none."""
-    paths = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-    if not paths:
-        return None
-    library = ctypes.CDLL(str(paths[0]))
-    for name in ("omp_get_thread_num", "omp_get_num_threads"):
+def linked_openmp() -> Any:
+    """Return the OpenMP runtime, whose functions compiled code may call from now on; None where there is none."""
+    library = openmp()
+    for name in ("omp_get_thread_num", "omp_get_num_threads") if library else ():
         llvm.add_symbol(name, ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
     return library
 

@@ -13,8 +13,8 @@ from localllm.quant.formats.interleaved import interleave
 from localllm.quant.packing import GGUF_INTERLEAVED_BYTES
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime.kernels.cpu import matmul_ir
-from localllm.runtime.kernels.cpu.compile import openmp
 from localllm.runtime.kernels.cpu.quantized_matmul import matmul_dequantized, matmul_integers
+from localllm.runtime.kernels.threads import openmp
 from tests.quant.formats.test_interleaved import blocks, integers
 
 WAYS = {"few": matmul_integers, "many": matmul_dequantized}
