@@ -259,17 +259,17 @@ def attend_tile(
     if FORM == FORM_PLAIN:
         acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
     else:
-        acc *= fading[:, None]
-        acc_odd *= fading[:, None]
         scale, offset = load_scales(p_v_scale, o_vector, m_at, VALUE_FORM)
         if VALUE_FORM == FORM_INT4:
             shift = tl.sum(weight * offset[None, :], 1)[:, None]
-            acc += shift
-            acc_odd += shift
         weight *= scale[None, :]
         v, v_odd = split_pairs(v, VALUE_FORM, q.dtype)
-        acc = dot(weight.to(q.dtype), v, acc)
-        acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd)
+        if VALUE_FORM == FORM_INT4:
+            acc = dot(weight.to(q.dtype), v, acc * fading[:, None] + shift)
+            acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None] + shift)
+        else:
+            acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
+            acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None])
     return acc, acc_odd, most, total
 
 
