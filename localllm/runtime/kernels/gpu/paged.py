@@ -260,6 +260,7 @@ def attend_tile(
         acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
     else:
         scale, offset = load_scales(p_v_scale, o_vector, m_at, VALUE_FORM)
+        shift = 0.0
         if VALUE_FORM == FORM_INT4:
             shift = tl.sum(weight * offset[None, :], 1)[:, None]
         weight *= scale[None, :]
