@@ -45,7 +45,7 @@ class Settings:
     number of physical cores, without efficiency cores"""
 
     kv_dtype: str = "auto"
-    """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8` or the model's dtype, unless `--kv-dtype` is given.
+    """LOCALLLM_KV_DTYPE: `auto`, `int8`, `fp8`, `k8v4`, `int4` or the model's dtype, unless `--kv-dtype` is given.
     Default: auto"""
 
     activations: str = "auto"

@@ -14,6 +14,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.tensors import Weights
+from localllm.quant.vectors import INT4, KVDtype
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
@@ -102,7 +103,7 @@ def make_engine(
     max_running: int = 16,
     context: int = 256,
     rows: int = 24,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: KVDtype | None = None,
     graphs: bool = False,
     aside: int = 0,
     device: torch.device = CPU,
@@ -125,6 +126,6 @@ def make_engine(
     )
     for cache in runner.caches:  # so that a read of an unwritten element shows
         for tensor in vars(cache).values():
-            if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int8:  # which has scales beside
+            if isinstance(tensor, torch.Tensor) and tensor.dtype not in (torch.int8, INT4):  # which have scales
                 tensor.fill_(torch.nan)
     return Engine(runner, BlockPool(blocks, block_size, rows, aside), token_budget, max_running, drafter)

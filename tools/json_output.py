@@ -315,6 +315,7 @@ class ModelSummary(TypedDict):
     parameters: int | None  # computed from the configuration
     active_parameters: int | None  # used by each token
     kv_bytes_per_token: int | None  # in 16 bits
+    kv_bytes_per_token_in_4_bits: int | None  # with --kv-dtype int4; null if not supported
     state_bytes: int | None  # recurrent state of a sequence
     dimensions: int | None  # of the vectors of an embedding model
     formats: list[Format] | None
@@ -370,6 +371,7 @@ class PlanResult(TypedDict):
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_token_in_8_bits: int
+    kv_bytes_per_token_in_4_bits: int | None  # null if not supported
     kv_bytes_per_sequence: int
     kv_bytes_read: int
     kv_bytes: int

@@ -31,6 +31,7 @@ QUICK = [
     "test_step and (4-3 or test_end_hands_the_last_choice_on)",
     "test_attention and test_few_tokens and torch.int8",
     "test_attention and test_many_tokens and torch.float8_e4m3fn",
+    "test_attention and test_few_tokens and torch.uint8-torch.bfloat16",
     "test_latent and test_few_tokens and torch.int8",
     "test_small_m and test_packed_weights and int4-64-True-dtype0",
     "test_small_m and test_plain_weights and 16-70-130-dtype0",

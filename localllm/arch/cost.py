@@ -143,13 +143,24 @@ def ffn_parameters(c: MLPConfig | MoEConfig, hidden: int) -> int:
     )
 
 
-def kv_bytes_per_token(config: ModelConfig, element_bytes: int, scale_bytes: int = 0) -> int:
+def kv_bytes_per_token(config: ModelConfig, element_bytes: float, scale_bytes: float = 0) -> int:
     """Return the bytes of keys and values per token, in all attention layers; 0 for an encoder.
 
-    scale_bytes: of a scale per vector of a head, if keys and values are quantized.
+    scale_bytes: of the scale of a head's vector, if keys and values are quantized. Both are means of keys and
+    values if these differ.
     """
     mixers = [layer.mixer for layer in config.layers if not config.encoder]
-    return sum(cached_elements(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers)
+    return int(sum(cached_elements(c) * element_bytes + cached_vectors(c) * scale_bytes for c in mixers))
+
+
+def why_not_4_bit_cache(config: ModelConfig) -> str | None:
+    """Return why keys and values cannot be stored in 4 bits, or None if they can."""
+    for c in (layer.mixer for layer in config.layers if not config.encoder):
+        if isinstance(c, LatentConfig):
+            return "it caches latents (MLA), which take 8 bits or more"
+        if isinstance(c, AttentionConfig) and c.head_dim % 2:
+            return f"a byte stores two dimensions, and its heads have {c.head_dim}"
+    return None
 
 
 def cached_elements(c: Mixer) -> int:
@@ -183,7 +194,11 @@ def state_bytes(config: ModelConfig, element_bytes: int) -> int:
 
 
 def bytes_read(
-    config: ModelConfig, weights: WeightBytes, step: Step, element_bytes: int, kv: tuple[int, int] | None = None
+    config: ModelConfig,
+    weights: WeightBytes,
+    step: Step,
+    element_bytes: int,
+    kv: tuple[float, float] | None = None,
 ) -> int:
     """Return the bytes that a step reads: weights, except table rows; keys and values; recurrent states.
 
@@ -195,7 +210,7 @@ def bytes_read(
     return weights.layers + head + round(experts) + kv_bytes_read(config, step, *(kv or (element_bytes,))) + states
 
 
-def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int, scale_bytes: int = 0) -> int:
+def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: float, scale_bytes: float = 0) -> int:
     """Return the bytes of visible keys and values, limited by windows; shared ones count for each layer that reads
     them.
 
@@ -206,7 +221,7 @@ def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: int, scale_byt
         elements_read_per_token(c) * element_bytes + vectors_read_per_token(c) * scale_bytes for c in mixers
     ]
     return sum(
-        size * tokens_seen(c, share) * share.sequences
+        int(size * tokens_seen(c, share)) * share.sequences
         for c, size in zip(mixers, token_bytes, strict=True)
         for share in step
     )

@@ -110,7 +110,7 @@ def prefill_phase(answers: Round) -> PrefillPhase:
 
 
 def decode_work(
-    phase: DecodePhase, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[int, int]
+    phase: DecodePhase, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[float, float]
 ) -> StepWork:
     """Return the work of one step. element_bytes, kv: as for `bytes_read`."""
     return step_work(phase.shares, 1, config, weights, element_bytes, kv)
@@ -121,7 +121,7 @@ def prefill_work(
     config: ModelConfig,
     weights: WeightBytes,
     element_bytes: int,
-    kv: tuple[int, int],
+    kv: tuple[float, float],
     chunk: int,
 ) -> StepWork:
     """Return the work of all steps together; each reads the weights again for up to `chunk` tokens."""
@@ -129,7 +129,7 @@ def prefill_work(
 
 
 def step_work(
-    step: Step, steps: int, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[int, int]
+    step: Step, steps: int, config: ModelConfig, weights: WeightBytes, element_bytes: int, kv: tuple[float, float]
 ) -> StepWork:
     read = bytes_read(config, weights, step, element_bytes, kv)
     weight_bytes = read - bytes_read(config, WeightBytes(0, 0, 0, 0), step, element_bytes, kv)

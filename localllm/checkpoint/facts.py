@@ -15,7 +15,13 @@ from localllm.arch.config import (
     MoEConfig,
     ShortConvConfig,
 )
-from localllm.arch.cost import active_parameter_count, kv_bytes_per_token, parameter_count, state_bytes
+from localllm.arch.cost import (
+    active_parameter_count,
+    kv_bytes_per_token,
+    parameter_count,
+    state_bytes,
+    why_not_4_bit_cache,
+)
 from localllm.arch.describe import parse_config
 from localllm.arch.pooling import embedding_size, parse_pooling
 from localllm.checkpoint.header import Header, TensorHeader, read_header
@@ -24,6 +30,7 @@ from localllm.checkpoint.matrices import CODE_SUFFIXES, find_packed_matrix
 from localllm.errors import UnsupportedModel
 from localllm.files import damaged_file
 from localllm.hub.model_files import read_license
+from localllm.quant.packing import kv_element_bytes
 from localllm.request import SamplingParams
 from localllm.text.folder import read_chat_templates
 
@@ -75,6 +82,7 @@ class ModelSummary:
     parameters: int
     active_parameters: int  # used for one token
     kv_bytes_per_token: int  # in 16 bits
+    kv_bytes_per_token_in_4_bits: int | None  # None if they cannot be stored so
     dimensions: int | None  # of an embedder's vectors; None: it generates tokens
     state_bytes: int  # per sequence, of recurrent layers in 16 bits and float32
     formats: tuple[Format, ...]  # in descending order of bytes
@@ -99,6 +107,9 @@ def summarize_model(path: Path) -> ModelSummary:
         parameters=parameter_count(config),
         active_parameters=active_parameter_count(config),
         kv_bytes_per_token=kv_bytes_per_token(config, KV_ELEMENT_BYTES),
+        kv_bytes_per_token_in_4_bits=None
+        if why_not_4_bit_cache(config)
+        else kv_bytes_per_token(config, *kv_element_bytes("int4")),
         dimensions=embedding_size(config, parse_pooling(header.config, config)) if config.encoder else None,
         state_bytes=state_bytes(config, KV_ELEMENT_BYTES),
         formats=tensor_formats(header),

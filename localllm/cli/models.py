@@ -267,7 +267,7 @@ def _details(entry: ModelEntry) -> list[tuple[str, str]]:
             ("vocabulary", f"{facts.vocab_size} tokens"),
             *_labelled_lines("layers", [f"{count} x {kind}" for kind, count in facts.layers]),
             *([("embeddings", f"{facts.dimensions} dimensions")] if facts.dimensions else []),
-            ("KV cache", f"{format_bytes(facts.kv_bytes_per_token)} per token in 16 bits"),
+            ("KV cache", _cache_sizes(facts)),
             *([("state", f"{format_bytes(facts.state_bytes)} per sequence")] if facts.state_bytes else []),
             ("weights", format_bytes(facts.weight_bytes)),
             *_labelled_lines(
@@ -287,6 +287,12 @@ def _details(entry: ModelEntry) -> list[tuple[str, str]]:
 
 def use_without_chat(facts: ModelSummary) -> str:
     return "computes embeddings" if facts.dimensions else "continues text"
+
+
+def _cache_sizes(facts: ModelSummary) -> str:
+    size = f"{format_bytes(facts.kv_bytes_per_token)} per token in 16 bits"
+    in_4_bits = facts.kv_bytes_per_token_in_4_bits
+    return f"{size}, {format_bytes(in_4_bits)} with --kv-dtype int4" if in_4_bits else size
 
 
 def _labelled_lines(name: str, lines: list[str]) -> list[tuple[str, str]]:
@@ -313,6 +319,7 @@ def _entry_json(entry: ModelEntry) -> dict[str, object]:
         "parameters": facts.parameters if facts else None,
         "active_parameters": facts.active_parameters if facts else None,
         "kv_bytes_per_token": facts.kv_bytes_per_token if facts else None,
+        "kv_bytes_per_token_in_4_bits": facts.kv_bytes_per_token_in_4_bits if facts else None,
         "state_bytes": facts.state_bytes if facts else None,
         "dimensions": facts.dimensions if facts else None,
         "formats": [dataclasses.asdict(fmt) for fmt in facts.formats] if facts else None,

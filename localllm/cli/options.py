@@ -81,7 +81,7 @@ JsonEvents = Annotated[bool, switch("--json", text="Print progress events as JSO
 JsonList = Annotated[bool, switch("--json", text="Print a JSON array.", panel=Panel.OUTPUT)]
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-KV_DTYPES = ("auto", "int8", "fp8")
+KV_DTYPES = ("auto", "int8", "fp8", "k8v4", "int4")
 ACTIVATION_BITS = ("auto", "24", "16", "8")
 QUANTS = ("int8", "int4")
 
@@ -108,7 +108,7 @@ KVDType = Annotated[
     str | None,
     option(
         "--kv-dtype",
-        text="Data type of the KV cache: auto, int8 or fp8.",
+        text="Data type of the KV cache: auto, int8, fp8, k8v4 (keys int8, values int4) or int4.",
         metavar="KV",
         panel=Panel.LOADING,
         choices=KV_DTYPES,

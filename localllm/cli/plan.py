@@ -304,6 +304,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "weight_bytes": fit.weights.total,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_bytes_per_token_in_8_bits": plan.kv_bytes_per_token_in_8_bits,
+        "kv_bytes_per_token_in_4_bits": plan.kv_bytes_per_token_in_4_bits,
         "kv_bytes_per_sequence": plan.kv_bytes_per_sequence,
         "kv_bytes_read": plan.kv_bytes_read,
         "kv_bytes": plan.kv_bytes,

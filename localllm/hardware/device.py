@@ -30,7 +30,7 @@ STATUS = Path("/proc/self/status")
 UNLIMITED_BYTES = 2**60  # version 1 of control groups represents no limit as 2**63 minus a page
 NVIDIA, DISPLAY = "0x10de", "0x03"  # a vendor and a class of PCI devices
 DTYPES = ("float32", "bfloat16", "float16")
-KV_DTYPES = ("int8", "fp8")  # of keys and values, besides the model's own dtype
+KV_DTYPES = ("int8", "fp8", "k8v4", "int4")  # of keys and values, besides the model's own dtype
 ACTIVATIONS = ("auto", "24", "16", "8")  # bits of activations that meet packed weights on a CPU
 NO_GPU_REMEDY = "leave --device out or name cpu; `localllm doctor` says more"
 AMD_ARCHS = ("gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")  # prefixes: CDNA 2 and RDNA 3, and later
@@ -202,7 +202,7 @@ def activation_bits_for(name: str, requested_dtype: str, dtype: str) -> int:
 
 
 def kv_dtype_for(name: str, dtype: str) -> str:
-    """Return the dtype of keys and values; `auto` is the model's dtype.
+    """Return the dtype of keys and values; `auto` is the model's dtype, never fewer bits.
 
     Raises UsageError for an unknown name, and for another float dtype than the model's.
     """
@@ -213,7 +213,7 @@ def kv_dtype_for(name: str, dtype: str) -> str:
             message = f"keys and values cannot be in {name}, as the model computes in {dtype}"
         else:
             message = f"there is no dtype {name!r} for keys and values"
-        raise UsageError(message, f"name auto, {dtype}, {' or '.join(KV_DTYPES)}")
+        raise UsageError(message, f"name auto, {dtype}, {', '.join(KV_DTYPES[:-1])} or {KV_DTYPES[-1]}")
     return name
 
 

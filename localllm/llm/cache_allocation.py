@@ -19,6 +19,7 @@ from localllm.hardware.device import (
 )
 from localllm.hardware.processor import library_versions
 from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
+from localllm.quant.vectors import KVDtype
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.disk_folder import CacheFolder, log
@@ -40,7 +41,7 @@ class CacheSpec:
     needs: MemoryNeeds
     device: torch.device
     dtype: torch.dtype
-    kv_dtype: torch.dtype
+    kv_dtype: KVDtype
     use_graphs: bool
     batch_invariant: bool = False  # a token's result does not depend on the rest of its batch
 

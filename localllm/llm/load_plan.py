@@ -11,7 +11,7 @@ from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.prompt import ChatFormat, ChatFormats
 from localllm.plan.fit import Fit, check_fit
 from localllm.plan.memory import MemoryPlan, allocate_minimum, host_blocks
-from localllm.quant.vectors import KV_DTYPES
+from localllm.quant.vectors import KV_DTYPES, KVDtype
 from localllm.request import SamplingParams
 from localllm.runtime.kernels.batch_invariance import check_deterministic, why_not_deterministic
 from localllm.text.grammar.compiled import GrammarCompiler
@@ -40,7 +40,7 @@ class LoadPlan:
     fit: Fit
     memory: MemoryPlan
     dtype: torch.dtype
-    kv_dtype: torch.dtype
+    kv_dtype: KVDtype
     deterministic: bool
     activation_bits: int  # of activations multiplied with packed weights on a CPU
 
@@ -73,7 +73,7 @@ def plan(model: LocalModel, request: LoadRequest) -> LoadPlan:
         if request.device.type != "cpu":
             memory = replace(memory, host_blocks=host_blocks(memory, free_host_bytes()))
     dtype: torch.dtype = getattr(torch, fit.dtype)
-    kv_dtype: torch.dtype = KV_DTYPES.get(fit.kv_dtype, dtype)
+    kv_dtype: KVDtype = KV_DTYPES.get(fit.kv_dtype, dtype)
     deterministic = request.deterministic or request.settings.deterministic
     if deterministic:
         check_deterministic(model.config, request.device, kv_dtype)

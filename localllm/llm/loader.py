@@ -51,7 +51,7 @@ def load(
     device: `auto`, `cpu`, `cuda`, `cuda:N`.
     dtype: `auto` (as in the settings, by default the machine's choice), `float32`, `bfloat16`, `float16`.
     kv_dtype: data type of the KV cache: `auto` (as in the settings, by default the model's dtype), `int8`, `fp8`,
-        or the model's dtype.
+        `k8v4` (keys in INT8, values in INT4), `int4`, or the model's dtype.
     quant: `int8` or `int4`, rounded to nearest; the result is stored in the home folder for the next load.
     context: maximum tokens of prompt and answer (None: as many as the model supports and memory holds).
     draft: `lookup` for speculative decoding with tokens copied from prompt and answer, `off`, or `auto` (as in the

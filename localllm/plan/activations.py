@@ -27,12 +27,12 @@ from localllm.quant.packing import (
     ELEMENT_BYTES,
     FLOAT32_BYTES,
     GGUF_GPU_PACKED,
-    KV_8BIT_DTYPES,
     MAX_HEAD_BYTES,
     MAX_SPLITS,
     MAX_WORKSPACE_BYTES,
     MIN_WORKSPACE_TOKENS,
     PANEL_ROWS,
+    QUANTIZED_KV_BYTES,
     SCRATCH_ELEMENTS,
     stays_packed,
 )
@@ -60,7 +60,7 @@ def activation_bytes(
     """Return the peak of a step with `tokens` tokens in total, of sequences with `context` tokens.
 
     matrix_bytes: size of the largest matrix that is dequantized in a step, see `dequantized_matrix_bytes`;
-    kv_dtype: of keys and values, None for `dtype`; on a CPU, 8-bit ones that a sequence sees are dequantized,
+    kv_dtype: of keys and values, None for `dtype`; on a CPU, quantized ones that a sequence sees are dequantized,
     layer by layer; on_gpu: with the GPU kernels, which make neither masks nor scores, and with all tokens passing
     a layer's experts at once, rather than expert by expert.
     """
@@ -70,7 +70,7 @@ def activation_bytes(
     paged = {
         layer.mixer
         for layer in layers
-        if has_kernels and reads_paged_cache(layer.mixer, e, kv_in_8_bits=kv in KV_8BIT_DTYPES)
+        if has_kernels and reads_paged_cache(layer.mixer, e, quantized=kv in QUANTIZED_KV_BYTES)
     }
     peaks = [
         layer_bytes(
@@ -96,11 +96,11 @@ def activation_bytes(
     return max(persistent + max(*peaks, dequantizing), logits)
 
 
-def reads_paged_cache(c: Mixer, e: int, *, kv_in_8_bits: bool) -> bool:
+def reads_paged_cache(c: Mixer, e: int, *, quantized: bool) -> bool:
     """Return whether GPU kernels attend over the block table for any number of tokens (kernels/gpu/decode.py)."""
     if not isinstance(c, AttentionConfig):
         return False
-    return c.head_dim * e <= MAX_HEAD_BYTES and not (kv_in_8_bits and c.head_dim % 2)
+    return c.head_dim * e <= MAX_HEAD_BYTES and not (quantized and c.head_dim % 2)
 
 
 def split_workspace_bytes(config: ModelConfig) -> int:
@@ -128,8 +128,8 @@ def angle_bytes(config: ModelConfig, tokens: int) -> int:
 
 
 def dequantized_bytes(c: Mixer, e: int, kv_dtype: str, tokens: int, context: int) -> int:
-    """Return the bytes of 8-bit keys and values that one sequence sees, dequantized to e bytes each."""
-    if kv_dtype not in KV_8BIT_DTYPES:
+    """Return the bytes of quantized keys and values that one sequence sees, dequantized to e bytes each."""
+    if kv_dtype not in QUANTIZED_KV_BYTES:
         return 0
     seen = keys_seen(c.window if isinstance(c, AttentionConfig) else None, tokens, context)
     return seen * elements_read_per_token(c) * e

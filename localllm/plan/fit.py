@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.cost import WeightBytes
+from localllm.arch.cost import WeightBytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import DoesNotFit, UsageError
@@ -25,7 +25,7 @@ from localllm.plan.memory import (
     check_context,
 )
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
-from localllm.quant.packing import KV_8BIT_DTYPES
+from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
@@ -62,7 +62,7 @@ class LoadOptions:
     users: int = 1  # concurrent
     quant: str | None = None  # of QUANTS or GGUF_BITS; None: as stored
     dtype: str = "auto"
-    kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8 or fp8
+    kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8, fp8, k8v4 or int4
 
     def __post_init__(self) -> None:
         """Raise UsageError for an invalid number of users."""
@@ -153,13 +153,23 @@ def remedy(fit: Fit, alternatives: Iterable[Fit]) -> str:
 def model_needs(
     header: Header, config: ModelConfig, device_type: str, options: LoadOptions, *, name: str
 ) -> MemoryNeeds:
-    """Return the memory needs of a model on this type of device."""
+    """Return the memory needs of a model on this type of device.
+
+    Raises UsageError for dtypes that the device or the model does not support.
+    """
     stored = stored_dtype(header, device_type, gguf=options.quant in GGUF_BITS)
     dtype = dtype_for(options.dtype, stored, device_type)
     kv_dtype = kv_dtype_for(options.kv_dtype, dtype)
+    check_kv_dtype(config, kv_dtype, name)
     weights = weight_bytes(header, config, dtype, device_type, options.quant)
     unpacked = 0 if options.quant else dequantized_matrix_bytes(header, dtype, device_type)
     return MemoryNeeds(name, config, weights, device_type, dtype, kv_dtype, unpacked)
+
+
+def check_kv_dtype(config: ModelConfig, kv_dtype: str, name: str) -> None:
+    """Raise UsageError if the model's keys and values cannot be stored in 4 bits."""
+    if kv_dtype in KV_4BIT_DTYPES and (reason := why_not_4_bit_cache(config)):
+        raise UsageError(f"keys and values of {name!r} cannot be in {kv_dtype}: {reason}", "use --kv-dtype int8")
 
 
 def fit_model(
@@ -215,7 +225,7 @@ def shortage_error(memory: MemoryPlan, device: str, kv_dtype: str, quantized: bo
 def memory_saving_flags(memory: MemoryPlan, kv_dtype: str, quantized: bool) -> list[str]:
     """Return flags that reduce memory, in descending order of savings."""
     saved = {f"--context {max(1, memory.context // 2)}": memory.cache_bytes / 2 + 1}
-    if memory.cache_bytes and kv_dtype not in KV_8BIT_DTYPES:
+    if memory.cache_bytes and kv_dtype not in QUANTIZED_KV_BYTES:
         saved["--kv-dtype int8"] = memory.cache_bytes / 2
     if not quantized:
         saved["--quant int4"] = memory.weights.total * 3 / 4

@@ -5,7 +5,7 @@ A model that does not fit is planned as well, and the plan says so. A catalogued
 
 from dataclasses import dataclass, replace
 
-from localllm.arch.cost import SequenceStep, kv_bytes_per_token, kv_bytes_read, state_bytes
+from localllm.arch.cost import SequenceStep, kv_bytes_per_token, kv_bytes_read, state_bytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
@@ -15,7 +15,7 @@ from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, fit_model, remedy
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
 from localllm.plan.speed import Speed, predict_speed
 from localllm.plan.weights import GGUF_BITS
-from localllm.quant.packing import ELEMENT_BYTES, KV_SCALE_BYTES, kv_element_bytes
+from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 DEFAULT_PROMPT_TOKENS = 512  # if none is requested
 
@@ -52,6 +52,7 @@ class Plan:
     max_context: int  # of the model
     kv_bytes_per_token: int
     kv_bytes_per_token_in_8_bits: int  # with `--kv-dtype int8` or `fp8`
+    kv_bytes_per_token_in_4_bits: int | None  # with `--kv-dtype int4`; None if the model does not support it
     kv_bytes_per_sequence: int  # at full context
     kv_bytes_read: int  # by a step of one sequence: limited by windows
     state_bytes_per_sequence: int
@@ -151,7 +152,10 @@ def plan_model(
         prompt=length,
         max_context=config.max_context,
         kv_bytes_per_token=kv,
-        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, 1, KV_SCALE_BYTES),
+        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, *kv_element_bytes("int8")),
+        kv_bytes_per_token_in_4_bits=None
+        if why_not_4_bit_cache(config)
+        else kv_bytes_per_token(config, *kv_element_bytes("int4")),
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
         kv_bytes_read=kv_bytes_read(
             config, (SequenceStep(1, chosen.context),), *kv_element_bytes(chosen.kv_dtype)

@@ -62,7 +62,7 @@ def predict_speed(
     prompt: int,
     users: int = 1,
     step_s: float = 0.0,
-    kv: tuple[int, int] | None = None,
+    kv: tuple[float, float] | None = None,
     chunk: int = TOKEN_BUDGET["cpu"],
 ) -> Speed:
     """Predict speed. context, prompt: in tokens; element_bytes, kv: see `bytes_read`; step_s: additional time per
@@ -120,7 +120,7 @@ def step_reads(
     sizes: Counter[int | None] = Counter()  # by a layer's window
     for mixer in (layer.mixer for layer in config.layers):
         window = mixer.window if isinstance(mixer, AttentionConfig) else None
-        sizes[window] += elements_read_per_token(mixer) * element + vectors_read_per_token(mixer) * scale
+        sizes[window] += int(elements_read_per_token(mixer) * element + vectors_read_per_token(mixer) * scale)
     return StepReads(
         weights=bytes_read(config, weights, (SequenceStep(1, 0),), ELEMENT_BYTES[dtype]),
         per_token=sizes[None],

@@ -6,12 +6,18 @@ Needs no torch: dtypes and device types are strings (`bfloat16`, `cpu`).
 INT8, INT4, W8A8, FP8, MXFP4 = "int8", "int4", "w8a8", "fp8", "mxfp4"
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 KV_8BIT_DTYPES = ("int8", "fp8")  # of quantized keys and values: quant/vectors.py
-KV_SCALE_BYTES = 2  # per vector
+KV_4BIT_DTYPES = ("k8v4", "int4")  # of values, with int4 also of keys
+KV_SCALE_BYTES = 2  # per vector in 8 bits; one in 4 bits has an offset, too
+QUANTIZED_KV_BYTES: dict[str, tuple[float, float]] = {  # per element, and per vector: the means of keys and values
+    **{name: (1, KV_SCALE_BYTES) for name in KV_8BIT_DTYPES},
+    "k8v4": ((1 + 1 / 2) / 2, (KV_SCALE_BYTES + 2 * KV_SCALE_BYTES) / 2),
+    "int4": (1 / 2, 2 * KV_SCALE_BYTES),
+}
 
 
-def kv_element_bytes(kv_dtype: str) -> tuple[int, int]:
-    """Return bytes per element of keys and values, and per scale of a vector."""
-    return (1, KV_SCALE_BYTES) if kv_dtype in KV_8BIT_DTYPES else (ELEMENT_BYTES[kv_dtype], 0)
+def kv_element_bytes(kv_dtype: str) -> tuple[float, float]:
+    """Return bytes per element of keys and values, and per vector for its scale and offset."""
+    return QUANTIZED_KV_BYTES.get(kv_dtype) or (ELEMENT_BYTES[kv_dtype], 0)
 
 
 # localllm/quant/formats/interleaved.py

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from localllm.quant.vectors import KVDtype
 from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture, upload_values
 from localllm.runtime.kernels import triton_unsupported
@@ -39,7 +40,7 @@ class Runner:
         dtype: torch.dtype,
         device: torch.device,
         state_slots: int = 0,
-        kv_dtype: torch.dtype | None = None,
+        kv_dtype: KVDtype | None = None,
         max_running: int = 1,
         graph_max_len: int | None = None,
         deterministic: bool = False,

@@ -53,7 +53,7 @@ def test_the_words_are_those_of_the_commands():
         ("localllm run --device cu", ["cuda"]),
         ("localllm run --device=c", ["--device=cpu", "--device=cuda"]),
         ("localllm run --dtype b", ["bfloat16"]),
-        ("localllm run --kv-dtype ", ["auto", "int8", "fp8"]),
+        ("localllm run --kv-dtype ", ["auto", "int8", "fp8", "k8v4", "int4"]),
         ("localllm run --system dem", []),  # a text
         ("localllm run --json dem", ["demo"]),  # a switch takes no value
         ("localllm run --system x dem", ["demo"]),

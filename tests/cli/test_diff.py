@@ -41,11 +41,12 @@ def test_a_model_in_two_types_as_json(diff, tmp_path):
     assert found.recipe is None
 
 
-def test_a_model_with_itself_over_a_cache_in_8_bits(diff):
-    code, out, _ = diff("demo", "demo", "--dtype", "float32", "--kv-dtype-b", "int8", "--tokens", 300, "--json")
+@pytest.mark.parametrize(("kv_dtype", "most"), [("int8", 0.005), ("k8v4", 0.03), ("int4", 0.1)])
+def test_a_model_with_itself_over_a_quantized_cache(diff, kv_dtype, most):
+    code, out, _ = diff("demo", "demo", "--dtype", "float32", "--kv-dtype-b", kv_dtype, "--tokens", 300, "--json")
     found = json.loads(out)
-    assert (code, found["reference"]["kv_dtype"], found["other"]["kv_dtype"]) == (0, None, "int8")
-    assert 0 < found["distance"]["divergence"]["mean"]["value"] < 0.005
+    assert (code, found["reference"]["kv_dtype"], found["other"]["kv_dtype"]) == (0, None, kv_dtype)
+    assert 0 < found["distance"]["divergence"]["mean"]["value"] < most
 
 
 def header_bytes():

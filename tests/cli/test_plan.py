@@ -48,7 +48,9 @@ def test_keys_and_values_in_8_bits(localllm, llama, monkeypatch):
     _, out, _ = localllm("plan", llama, "--gpu", "4090", "--json")
     plan = json.loads(out)
     assert (plan["dtype"], plan["kv_dtype"]) == ("bfloat16", "fp8")
-    code, _, err = localllm("plan", llama, "--gpu", "4090", "--kv-dtype", "int4")
+    _, out, _ = localllm("plan", llama, "--gpu", "4090", "--context", "8192", "--kv-dtype", "k8v4")
+    assert "50.7 kB per token in k8v4" in out
+    code, _, err = localllm("plan", llama, "--gpu", "4090", "--kv-dtype", "int2")
     assert code == 2 and "keys and values" in err
 
 

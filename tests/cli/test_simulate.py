@@ -142,5 +142,5 @@ def test_refused_flags(localllm, flags, message):
 
 
 def test_model_that_does_not_fit(localllm, llama):
-    code, _, err = localllm("simulate", llama, "--device", "t4", "--rate", "1")
+    code, _, err = localllm("simulate", llama, "--device", "rtx-4080", "--rate", "1")
     assert code == 3 and "--quant int8" in err

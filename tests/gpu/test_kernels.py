@@ -9,7 +9,7 @@ import torch
 from localllm.benchmark.gpu.decode_steps import generate
 from localllm.benchmark.gpu.generated import SHAPES, Form
 from localllm.benchmark.gpu.kernel_check import compared, run_all_kinds_of_steps
-from localllm.quant.vectors import KV_DTYPES
+from localllm.quant.vectors import KV_DTYPES, KVDtype
 from tests.gpu.steps import greedy, run, text
 from tests.models.families import FAMILIES
 from tests.tiny import make_checkpoint, make_engine
@@ -31,9 +31,7 @@ def test_those_of_every_family(family: str, tmp_path: Path, device: torch.device
 @pytest.mark.parametrize("kept", [None, *KV_DTYPES.values()])
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("size", ["1B", "8B"])
-def test_those_of_a_llama_at_its_size(
-    size: str, form: Form, kept: torch.dtype | None, device: torch.device
-) -> None:
+def test_those_of_a_llama_at_its_size(size: str, form: Form, kept: KVDtype | None, device: torch.device) -> None:
     shape = SHAPES[size] | {"num_hidden_layers": 1, "vocab_size": 32_000}
     model = generate(shape, form, device, 256, sequences=32, kv_dtype=kept)
     model.engine.runner.graphs = None  # a replay asks for no kernel

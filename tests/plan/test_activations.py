@@ -14,7 +14,7 @@ from localllm.checkpoint.header import read_header
 from localllm.hub.resolve import resolve_model
 from localllm.metrics import Stopwatch
 from localllm.plan.activations import activation_bytes, dequantized_matrix_bytes, split_workspace_bytes
-from localllm.quant.vectors import KV_DTYPES
+from localllm.quant.vectors import EIGHT_BIT_DTYPES, KV_DTYPES
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.sequence import Sequence
@@ -79,8 +79,13 @@ def test_the_estimate_knows_what_is_widened(tmp_path: Path, family: str) -> None
 
 
 @pytest.mark.quick_every(3)
-@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-@pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 3", "DeepSeek-V3", "gpt-oss"])
+@pytest.mark.parametrize(
+    ("family", "kv_dtype"),
+    [
+        *((family, kv_dtype) for family in ("Llama 3.x", "Gemma 3", "gpt-oss") for kv_dtype in KV_DTYPES),
+        *(("DeepSeek-V3", kv_dtype) for kv_dtype in EIGHT_BIT_DTYPES),
+    ],
+)
 def test_the_estimate_includes_dequantized_weights(tmp_path: Path, family: str, kv_dtype: str) -> None:
     kind, changes = FAMILIES[family]
     own = {} if kind.startswith("Deepseek") else {"head_dim": 32}
@@ -131,7 +136,7 @@ def test_a_long_context_makes_keys_of_a_few_heads_at_a_time(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("family", ["Llama 3.x", "Gemma 2", "Gemma 3", "gpt-oss"])
-@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+@pytest.mark.parametrize("kv_dtype", [None, "int8", "int4"])
 def test_what_gpu_kernels_do_not_make_is_not_reserved(tmp_path: Path, family: str, kv_dtype: str | None) -> None:
     """They make no masks and no scores, and read 8-bit keys as they are: a longer context takes no more."""
     kind, changes = FAMILIES[family]

@@ -25,6 +25,7 @@ from localllm.plan.memory import (
     plan_state_slots,
 )
 from localllm.plan.weights import weight_bytes
+from localllm.quant.vectors import EIGHT_BIT_DTYPES, KV_DTYPES
 from localllm.quantize.quantizer import find_or_quantize
 from tests.checkpoint import published
 from tests.checkpoint.quantized.test_mxfp4 import write_published
@@ -89,9 +90,14 @@ def test_matrices_of_16_bits_are_counted_as_stored_in_float32(
 
 
 @pytest.mark.quick_every(5)
-@pytest.mark.parametrize("form", ["int8", "fp8"])
-@pytest.mark.parametrize("family", ["Gemma 4, all at once", "DeepSeek-V3", "Qwen3-Next"])
-def test_keys_and_values_in_8_bits_are_counted_with_their_scales(tmp_path: Path, family: str, form: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        *((family, form) for family in ("Gemma 4, all at once", "Qwen3-Next") for form in KV_DTYPES),
+        *(("DeepSeek-V3", form) for form in EIGHT_BIT_DTYPES),
+    ],
+)
+def test_quantized_keys_and_values_are_counted_with_their_scales(tmp_path: Path, family: str, form: str) -> None:
     check_held(write_model(tmp_path, family), "bfloat16", form)
 
 

@@ -4,18 +4,20 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import localllm
+from localllm.arch.cost import why_not_4_bit_cache
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware.catalog import DeviceSpec, find_device
 from localllm.hub.resolve import resolve_model
-from localllm.plan.fit import LoadOptions, check_fit
+from localllm.plan.fit import LoadOptions, check_fit, model_needs
 from localllm.plan.plan import Expectation, Plan, plan_model
 from localllm.plan.weights import weight_bytes
 from tests.models.families import FAMILIES
@@ -60,9 +62,35 @@ def test_keys_and_values_in_8_bits_take_little_more_than_half(kv_dtype: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("kv_dtype", "of_token"),
+    [("k8v4", 32 * 8 * ((128 + 2) + (64 + 4))), ("int4", 32 * 2 * 8 * (64 + 4))],
+)
+def test_keys_and_values_in_4_bits(kv_dtype: str, of_token: int) -> None:
+    plain, found = plan_of(LLAMA_8B, context=65536), plan_of(LLAMA_8B, context=65536, kv_dtype=kv_dtype)
+    assert found.kv_bytes_per_token == of_token and plain.kv_bytes_per_token_in_4_bits == 34_816
+    assert found.kv_bytes_read == found.kv_bytes_per_sequence == 65536 * of_token
+    assert found.fit.memory and found.fit.memory.block_bytes == 16 * of_token
+    assert found.fit.max_users >= 2.5 * plain.fit.max_users
+
+
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+def test_models_without_4_bit_keys_and_values_are_refused(tmp_path: Path, kv_dtype: str) -> None:
+    latent = read_header(write_model(tmp_path, "DeepSeek-V3"))
+    config = parse_config(latent.config)
+    with pytest.raises(
+        UsageError, match=f"of 'x' cannot be in {kv_dtype}: it caches latents.*; use --kv-dtype int8"
+    ):
+        model_needs(latent, config, "cpu", LoadOptions(kv_dtype=kv_dtype), name="x")
+    model_needs(latent, config, "cpu", LoadOptions(kv_dtype="int8"), name="x")
+    llama = parse_config(LLAMA_8B)
+    odd = replace(llama, layers=tuple(replace(x, mixer=replace(x.mixer, head_dim=7)) for x in llama.layers))
+    assert "its heads have 7" in (why_not_4_bit_cache(odd) or "") and why_not_4_bit_cache(llama) is None
+
+
+@pytest.mark.parametrize(
     ("kv_dtype", "message"),
     [
-        ("int4", "no dtype 'int4' for keys and values; name auto, bfloat16, int8 or fp8"),
+        ("int2", "no dtype 'int2' for keys and values; name auto, bfloat16, int8, fp8, k8v4 or int4"),
         ("float32", "cannot be in float32, as the model computes in bfloat16"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import localllm
-from localllm.arch.cost import SequenceStep, bytes_read, kv_bytes_per_token
+from localllm.arch.cost import SequenceStep, bytes_read, kv_bytes_per_token, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.hardware.measure import Rates, RateSetup, _write, stored_rates
@@ -30,7 +30,7 @@ def test_a_step_reads_the_planned_bytes_at_any_context(tmp_path: Path, family: s
     header = read_header(tmp_path)
     config = parse_config(header.config)
     weights = weight_bytes(header, config, "float32", "cpu")
-    for kv_dtype in ("float32", "int8"):
+    for kv_dtype in ("float32", "int8", *(() if why_not_4_bit_cache(config) else ("k8v4", "int4"))):
         told = step_reads(config, weights, "float32", kv_dtype, 1.0, None)
         for context in (0, 1, 5, 9, 10, 41, 200):
             counted = bytes_read(config, weights, (SequenceStep(1, context),), 4, kv_element_bytes(kv_dtype))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from localllm.quant.grid import Grid, quantize_rtn
 from localllm.quant.tensor import QuantizedTensor
+from localllm.quant.vectors import KV_DTYPES, KVDtype
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.kv_cache.sequence_state import SequenceState
@@ -95,8 +96,8 @@ def test_a_few_tokens_have_the_logits_that_each_has_alone(folder: Path, dtype: t
     check_neighbours(engine, 16)
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-def test_also_over_a_cache_in_8_bits(tmp_path: Path, kv_dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES.values(), ids=KV_DTYPES)
+def test_also_over_a_quantized_cache(tmp_path: Path, kv_dtype: KVDtype) -> None:
     make_checkpoint(tmp_path, *FAMILIES["Gemma 2"][:1], **FAMILIES["Gemma 2"][1])
     engine = small(tmp_path, torch.float32, kv_dtype=kv_dtype)
     check_verification(engine)

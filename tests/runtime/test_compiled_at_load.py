@@ -73,6 +73,7 @@ def answer_all(llm: localllm.LLM) -> None:
         {"dtype": "float32"},
         {"dtype": "bfloat16"},
         {"dtype": "bfloat16", "kv_dtype": "int8"},
+        {"dtype": "bfloat16", "kv_dtype": "k8v4"},
         {"deterministic": True, "threads": 3},
         {"dtype": "float32", "stored": torch.bfloat16},
         {"dtype": "float32", "activations": "24", "draft_model": True},

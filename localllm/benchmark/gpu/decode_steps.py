@@ -13,6 +13,7 @@ from localllm.benchmark.gpu.generated import Form, RandomSource, config_of
 from localllm.hardware.gpu_clock import finished
 from localllm.metrics import Stopwatch
 from localllm.plan.memory import BLOCK_SIZE, MIN_RUNNING, TOKEN_BUDGET, blocks_for
+from localllm.quant.vectors import KVDtype
 from localllm.request import Request, SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
@@ -52,7 +53,7 @@ def generate(
     context: int,
     sequences: int = 1,
     source: type[RandomSource] = RandomSource,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: KVDtype | None = None,
 ) -> Model:
     """Generate a model with a cache for sequences of `context` tokens and an answer, full of random numbers.
 

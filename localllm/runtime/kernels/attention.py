@@ -4,8 +4,8 @@ q: [T, heads, head_dim], k and v in the cache: [slots, kv_heads, head_dim]. A to
 i - window < j <= i. A softcap limits scores to c * tanh(score / c) (Gemma 2); a sink is an additional logit of a
 head in the softmax, without a value (gpt-oss).
 
-Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize, in 8 bits 2 more per vector.
-A cache in 8 bits is dequantized when it is read, at most the part that one sequence attends to.
+Bytes read by a decode step: 2 * context * kv_heads * head_dim * itemsize, in 8 bits 2 more per vector, in 4 bits
+4 more. A quantized cache is dequantized when it is read, at most the part that one sequence attends to.
 """
 
 import torch
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
-from localllm.quant.vectors import dequantize_vectors, to_float32
+from localllm.quant.vectors import INT4, dequantize_vectors, to_float32
 from localllm.runtime.batch import Batch, SequenceSpan
 from localllm.runtime.kernels.cpu import attention as own
 from localllm.runtime.kernels.registry import choose, kernel
@@ -34,7 +34,7 @@ def attention(
 def cpu_tokens_unsupported(
     q: Tensor, cache: KVCache, batch: Batch, config: AttentionConfig, sinks: Tensor | None
 ) -> str | None:
-    if reason := own.unsupported(q, cache.k):
+    if reason := own.unsupported(q, cache.k, cache.v):
         return reason
     return None if own.short_sequences(batch, own.max_short_tokens()) else "every sequence brings many tokens"
 
@@ -52,8 +52,7 @@ def attention_tokens(
     for i, span in enumerate(batch.spans):
         if max_tokens is not None and span.count > max_tokens:
             attend_many(output, q, cache, batch, i, config, sinks)
-    scales = None if cache.k_scale is None or cache.v_scale is None else (cache.k_scale, cache.v_scale)
-    cap = c.softcap or None
+    scales, cap = (cache.k_scale, cache.v_scale), c.softcap or None
     own.attend(
         output, q, cache.k, cache.v, scales, batch, max_tokens, c.scale, window=c.window, softcap=cap, sinks=sinks
     )
@@ -65,6 +64,8 @@ def cpu_8bit_unsupported(
 ) -> str | None:
     if cache.k_scale is None:
         return f"the cache is in {cache.k.dtype}"
+    if INT4 in (cache.k.dtype, cache.v.dtype):
+        return "the cache is in 4 bits"
     if cache.k.device.type != "cpu":
         return "tiles only save cache of a CPU"
     return None if any(span.count == 1 for span in batch.spans) else "no sequence brings a single token"
@@ -242,16 +243,18 @@ def read_keys_values(
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of positions first .. context_len - 1: [n, kv_heads, head_dim] each.
 
-    If they are stored in 8 bits, they are dequantized to `dtype`.
+    If they are quantized, they are dequantized to `dtype`.
     """
-    k, v = read_positions(cache.k, batch, index, first), read_positions(cache.v, batch, index, first)
-    if cache.k_scale is None or cache.v_scale is None:
-        return k, v
-    scales = (
-        read_positions(cache.k_scale, batch, index, first),
-        read_positions(cache.v_scale, batch, index, first),
-    )
-    return dequantize_vectors(k, scales[0], dtype), dequantize_vectors(v, scales[1], dtype)
+
+    def read(stored: Tensor, scale: Tensor | None) -> Tensor:
+        vectors = read_positions(stored, batch, index, first)
+        return (
+            vectors
+            if scale is None
+            else dequantize_vectors(vectors, read_positions(scale, batch, index, first), dtype)
+        )
+
+    return read(cache.k, cache.k_scale), read(cache.v, cache.v_scale)
 
 
 def read_positions(stored: Tensor, batch: Batch, index: int, first: int, end: int | None = None) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 
 from localllm.arch.config import LatentConfig, ModelConfig
 from localllm.errors import UsageError
-from localllm.quant.vectors import DTYPE_MAX
+from localllm.quant.vectors import DTYPE_MAX, KVDtype
 from localllm.runtime.kernels.cpu.compile import cpu_supported
 
 BATCH_INVARIANT: ContextVar[bool] = ContextVar("batch_invariant", default=False)
@@ -34,7 +34,7 @@ def batch_invariance(enabled: bool) -> Iterator[None]:
         BATCH_INVARIANT.reset(token)
 
 
-def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: torch.dtype) -> None:
+def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: KVDtype) -> None:
     """Raise UsageError if deterministic results are not guaranteed for this model and device.
 
     Deterministic: results of a token depend on the tokens before it alone, not on the other tokens of a step, how
@@ -44,9 +44,7 @@ def check_deterministic(config: ModelConfig, device: torch.device, kv_dtype: tor
         raise UsageError(*reason)
 
 
-def why_not_deterministic(
-    config: ModelConfig, device: torch.device, kv_dtype: torch.dtype
-) -> tuple[str, str] | None:
+def why_not_deterministic(config: ModelConfig, device: torch.device, kv_dtype: KVDtype) -> tuple[str, str] | None:
     """Return the obstacle and its remedy, or None if there is none."""
     if device.type != "cpu":
         reason = "--deterministic holds on a CPU alone: on a GPU, sums depend on how a prompt is cut"

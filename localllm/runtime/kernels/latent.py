@@ -79,7 +79,9 @@ def latent_attention_tokens(
         absorbed_q[t, :, : c.kv_lora_rank] = (q[t, :, None, : c.nope_dim] @ k_b)[:, 0]
         absorbed_q[t, :, c.kv_lora_rank :] = q[t, :, c.nope_dim :]
     latents = cache.latents[:, None]  # with a dimension for the single key head
-    own.attend(mixture, absorbed_q, latents, latents[..., : c.kv_lora_rank], None, batch, max_tokens, c.scale)
+    own.attend(
+        mixture, absorbed_q, latents, latents[..., : c.kv_lora_rank], (None, None), batch, max_tokens, c.scale
+    )
     for t in tokens:
         out[t] = (mixture[t, :, None] @ v_b.transpose(1, 2))[:, 0]
     attend_cheaper_form(

@@ -83,7 +83,7 @@ def rope_append_reference(
         q = q * query_growth(c.query_growth, batch.positions)[:, None, None].to(q.dtype)
     if own_kv_heads:
         cache.append(k, rms_norm(v, None, eps) if c.value_norm else v, batch.slot_mapping)
-    return q, gate
+    return cache.rotate(q).to(q.dtype), gate
 
 
 def query_growth(config: QueryScaling, positions: Tensor) -> Tensor:

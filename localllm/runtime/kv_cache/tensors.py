@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import LatentConfig, Mixer, RecurrentConfig
-from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE, quantize_vectors
+from localllm.quant.vectors import (
+    DTYPE_MAX,
+    INT4,
+    SCALE_DTYPE,
+    KVDtype,
+    quantize_vectors,
+    rotate_vectors,
+    rotation_size,
+)
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE
 from localllm.runtime.kv_cache.snapshot import DamagedSnapshot
 from localllm.runtime.kv_cache.tiers import CopyRun
@@ -22,7 +30,9 @@ class KVCache:
     """k, v: [blocks * block_size, kv_heads, head_dim]; index `block * block_size + offset` is called a slot.
 
     In 8 bits, k_scale and v_scale are [slots, kv_heads] bfloat16: one per vector, so that a slot is written and
-    copied without its neighbours; otherwise they are None.
+    copied without its neighbours. In 4 bits, k or v is [slots, kv_heads, head_dim / 2], and its scale [slots,
+    kv_heads, 2] with an offset. Otherwise they are None. With values in 4 bits, keys are rotated before they are
+    rounded (`rotate_vectors`), and queries must be, too.
     """
 
     def __init__(
@@ -31,27 +41,36 @@ class KVCache:
         block_size: int,
         kv_heads: int,
         head_dim: int,
-        dtype: torch.dtype,
+        dtype: KVDtype,
         device: torch.device,
         padding_blocks: int = 0,
     ):
         """padding_blocks: additional blocks that padding writes to and nothing reads."""
         self.block_size = block_size
-        shape = ((blocks + padding_blocks) * block_size, kv_heads, head_dim)
+        slots = (blocks + padding_blocks) * block_size
+        k_dtype, v_dtype = dtype if isinstance(dtype, tuple) else (dtype, dtype)
+        self.rotation = rotation_size(head_dim) if v_dtype == INT4 else 1  # adjacent dimensions of a key
         # Not zeroed: on a CPU, memory is then committed as it is written, and no slot is read before.
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.k, self.v = (
+            torch.empty(slots, kv_heads, stored_width(head_dim, each), dtype=each, device=device)
+            for each in (k_dtype, v_dtype)
+        )
         self.k_scale = empty_scales(self.k, kv_heads)
         self.v_scale = empty_scales(self.v, kv_heads)
         self.tiered = tiered_tensors((self.k, self.v, self.k_scale, self.v_scale), blocks, block_size)
 
     def append(self, k: Tensor, v: Tensor, slot: Tensor) -> None:
         """Write keys and values of new tokens. k, v: [T, kv_heads, head_dim]; slot: [T]"""
+        k = self.rotate(k)
         for stored, scales, x in ((self.k, self.k_scale, k), (self.v, self.v_scale, v)):
             if scales is not None:
                 x, scale = quantize_vectors(x, stored.dtype)
                 scales.index_copy_(0, slot, scale)
             as_bits(stored).index_copy_(0, slot, as_bits(x))
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotate queries or keys [..., head_dim] as keys are stored; the result is in float32 if they are."""
+        return rotate_vectors(x, self.rotation) if self.rotation > 1 else x
 
     def copy_blocks(self, run: CopyRun) -> None:
         for tensor in self.tiered:
@@ -130,13 +149,14 @@ def make_caches(
     state_slots: int,
     dtype: torch.dtype,
     device: torch.device,
-    kv_dtype: torch.dtype | None = None,
+    kv_dtype: KVDtype | None = None,
     padding: int = 0,
 ) -> list[LayerCache]:
     """Return each layer's cache; a layer that reads another's keys and values gets that layer's cache.
 
     state_slots: number of recurrent states; kv_dtype: dtype of keys, values and latents, None for `dtype`, which
-    recurrent states always have; padding: additional blocks and state slots that nothing reads.
+    recurrent states always have; padding: additional blocks and state slots that nothing reads. Latents are not
+    stored in 4 bits.
     """
     paged_dtype = kv_dtype or dtype
     caches: list[LayerCache] = []
@@ -144,6 +164,7 @@ def make_caches(
         if isinstance(c, RecurrentConfig):
             caches.append(RecurrentCache(state_slots + padding, c, dtype, device))
         elif isinstance(c, LatentConfig):
+            assert isinstance(paged_dtype, torch.dtype) and paged_dtype != INT4
             caches.append(
                 LatentCache(blocks, block_size, (c.kv_lora_rank, c.rope_dim), paged_dtype, device, padding)
             )
@@ -154,9 +175,17 @@ def make_caches(
     return caches
 
 
+def stored_width(dim: int, dtype: torch.dtype) -> int:
+    """Return how many elements of `dtype` store `dim` dimensions."""
+    return dim // 2 if dtype == INT4 else dim
+
+
 def empty_scales(stored: Tensor, vectors: int) -> Tensor | None:
-    """Return scales for `vectors` vectors of each slot if they are stored in 8 bits, otherwise None."""
-    return stored.new_empty(len(stored), vectors, dtype=SCALE_DTYPE) if stored.dtype in DTYPE_MAX else None
+    """Return scales for `vectors` vectors of each slot, in 4 bits with offsets; None if they are not quantized."""
+    if stored.dtype not in DTYPE_MAX:
+        return None
+    shape = (len(stored), vectors, 2) if stored.dtype == INT4 else (len(stored), vectors)
+    return stored.new_empty(shape, dtype=SCALE_DTYPE)
 
 
 def as_bits(stored: Tensor) -> Tensor:

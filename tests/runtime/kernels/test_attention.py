@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from localllm.arch.config import AttentionConfig
-from localllm.quant.vectors import KV_DTYPES
+from localllm.quant.vectors import EIGHT_BIT_DTYPES, INT4, KV_DTYPES, KVDtype
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
@@ -55,14 +55,14 @@ def test_attention(
 @pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize(("softcap", "with_sinks"), [(None, False), (1.5, False), (None, True)])
 @pytest.mark.parametrize("spans", [[(33, 1)], [(40, 12)], [(17, 1), (9, 9), (64, 5), (1, 1)]], ids=str)
-def test_attention_over_a_cache_in_8_bits(
+def test_attention_over_a_quantized_cache(
     spans: list[tuple[int, int]],
     scattered: bool,
     window: int | None,
     dtype: torch.dtype,
     softcap: float | None,
     with_sinks: bool,
-    form: torch.dtype,
+    form: KVDtype,
 ) -> None:
     check_kernels(spans, 6, 2, 10, scattered, window, dtype, softcap, with_sinks, form)
 
@@ -77,7 +77,7 @@ def check_kernels(
     dtype: torch.dtype,
     softcap: float | None,
     with_sinks: bool,
-    form: torch.dtype | None,
+    form: KVDtype | None,
 ) -> None:
     config = AttentionConfig(heads, kv_heads, head_dim, None, 0.3, window, softcap, sinks=with_sinks)
     batch = step(spans, scattered)
@@ -102,7 +102,7 @@ def check_kernels(
         cache.append(keys.to(d), values.to(d), torch.arange(BLOCKS * SIZE))
         return q.to(d), cache, batch, config, sinks.to(d) if with_sinks else None
 
-    tiles = form is not None and any(count == 1 for _, count in spans)
+    tiles = form in EIGHT_BIT_DTYPES.values() and any(count == 1 for _, count in spans)
     plain = not softcap and not with_sinks
     few = any(count <= 16 for _, count in spans)
     expected = (
@@ -112,17 +112,17 @@ def check_kernels(
 
 
 def attended(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: torch.dtype, config: AttentionConfig, batch: Batch
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, form: KVDtype, config: AttentionConfig, batch: Batch
 ) -> torch.Tensor:
     slots = len(k)
     cache = KVCache(slots // SIZE, SIZE, config.kv_heads, config.head_dim, form, CPU)
     cache.append(k, v, torch.arange(slots))
-    return attention(q, cache, batch, config)
+    return attention(cache.rotate(q), cache, batch, config)
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("count", [1, 9])
-@pytest.mark.parametrize("form", KV_DTYPES.values())
+@pytest.mark.parametrize("form", EIGHT_BIT_DTYPES.values())
 def test_eight_bit_errors_are_within_half_a_step(form: torch.dtype, count: int, seed: int) -> None:
     """A score is off by at most e = scale * sum |q| * (half a step of k); then no weight changes by more than a
     factor of exp(2 e), and the mixture by (exp(2 e) - 1) * max |v| and half a step of v."""
@@ -144,9 +144,27 @@ def test_eight_bit_errors_are_within_half_a_step(form: torch.dtype, count: int, 
     assert error.max() < 0.1 * bound.max()
 
 
+@pytest.mark.parametrize("head_dim", [8, 16, 40, 64])
+@pytest.mark.parametrize("count", [1, 9, 40])
+@pytest.mark.parametrize("form", [(torch.int8, INT4), INT4], ids=["k8v4", "int4"])
+def test_four_bit_errors_are_those_of_rounded_keys_and_values(form: KVDtype, count: int, head_dim: int) -> None:
+    """The keys are larger in one dimension, and rotated; the values are far from zero."""
+    context, (heads, kv_heads) = BLOCKS * SIZE, (4, 2)
+    config = AttentionConfig(heads, kv_heads, head_dim, None, 0.2)
+    batch = step([(context, count)], scattered=False)
+    generator = torch.Generator().manual_seed(head_dim)
+    q = torch.randn(count, heads, head_dim, generator=generator)
+    k, v = (torch.randn(context, kv_heads, head_dim, generator=generator) for _ in range(2))
+    q[..., 1], k[..., 1], v = q[..., 1] / 8, k[..., 1] * 8, v + 5
+    exact, rounded = (attended(q, k, v, each, config, batch) for each in (torch.float32, form))
+    four_bit_values = attended(q, k, v, (torch.float32, INT4), config, batch)
+    assert (four_bit_values - exact).abs().max() < 0.1  # of numbers around 5 in steps of 0.3 to 0.5
+    assert (rounded - exact).abs().max() < (0.12 if form != INT4 else 0.6)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("form", KV_DTYPES.values())
-def test_a_sequence_does_not_depend_on_the_batch(form: torch.dtype, threads: int) -> None:
+def test_a_sequence_does_not_depend_on_the_batch(form: KVDtype, threads: int) -> None:
     """Includes several tiles, and any number of threads per head."""
     config = AttentionConfig(8, 4, 64, None, 0.125)
     rows, size = 2048, 16
@@ -162,13 +180,15 @@ def test_a_sequence_does_not_depend_on_the_batch(form: torch.dtype, threads: int
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        both = attention(q, cache, Batch.from_states(states, [[0], [0]], [], CPU), config)
-        alone = attention(q[:1], cache, Batch.from_states(states[:1], [[0]], [], CPU), config)
+        turned = cache.rotate(q)
+        both = attention(turned, cache, Batch.from_states(states, [[0], [0]], [], CPU), config)
+        alone = attention(turned[:1], cache, Batch.from_states(states[:1], [[0]], [], CPU), config)
     finally:
         torch.set_num_threads(before)
     assert torch.equal(both[:1], alone)
     exact = attention(q, plain(k, v), Batch.from_states(states, [[0], [0]], [], CPU), config)
-    assert (both - exact).abs().max() < (0.01 if form == torch.int8 else 0.05)
+    most = {torch.int8: 0.01, torch.float8_e4m3fn: 0.05, (torch.int8, INT4): 0.1, INT4: 0.2}
+    assert (both - exact).abs().max() < most[form]
 
 
 def plain(k: torch.Tensor, v: torch.Tensor) -> KVCache:

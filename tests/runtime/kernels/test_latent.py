@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from localllm.arch.config import LatentConfig, RopeConfig
-from localllm.quant.vectors import KV_DTYPES
+from localllm.quant.vectors import EIGHT_BIT_DTYPES
 from localllm.runtime.batch import Batch, SequenceSpan
 from localllm.runtime.kernels.latent import absorbed_is_cheaper
 from localllm.runtime.kv_cache.tensors import LatentCache
@@ -25,7 +25,7 @@ def config(heads: int, nope: int, value: int) -> LatentConfig:
     [[(1, 1)], [(33, 1)], [(40, 40)], [(40, 12)], [(64, 33), (17, 1), (9, 9), (64, 5), (3, 1)]],
     ids=str,
 )
-@pytest.mark.parametrize("form", [None, *KV_DTYPES.values()])
+@pytest.mark.parametrize("form", [None, *EIGHT_BIT_DTYPES.values()])
 def test_latent_attention(
     form: torch.dtype | None,
     spans: list[tuple[int, int]],

@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
+from localllm.quant.vectors import INT4, KVDtype
 from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState, Snapshot
@@ -29,12 +30,12 @@ def checkpoint(name: str) -> Path:
 
 
 @functools.cache
-def oracle(name: str, kv_dtype: torch.dtype | None) -> Engine:
+def oracle(name: str, kv_dtype: KVDtype | None) -> Engine:
     return make_engine(checkpoint(name), blocks=16, block_size=64, kv_dtype=kv_dtype)
 
 
 @functools.cache
-def expected(name: str, kv_dtype: torch.dtype | None, tokens: tuple[int, ...]) -> torch.Tensor:
+def expected(name: str, kv_dtype: KVDtype | None, tokens: tuple[int, ...]) -> torch.Tensor:
     return oracle(name, kv_dtype).logits(list(tokens))[-1]
 
 
@@ -42,7 +43,7 @@ class Verbs(RuleBasedStateMachine):
     """Pairs of live states and their expected tokens."""
 
     name = "Mistral, window"
-    kv_dtype: torch.dtype | None = None
+    kv_dtype: KVDtype | None = None
     tolerance = 1e-4
     live = Bundle("live")
     snapshots = Bundle("snapshots")
@@ -147,13 +148,19 @@ class VerbsOf8Bits(Verbs):
     tolerance = 0.1  # a number that lies between two steps goes to either of them
 
 
+class VerbsOf4Bits(Verbs):
+    kv_dtype = INT4
+    tolerance = 1.5  # the same, with steps that are 17 times as wide
+
+
 TestVerbs = Verbs.TestCase
 TestVerbsOfDeltaNet = pytest.mark.slow(VerbsOfDeltaNet.TestCase)
 TestVerbsOfShortConv = pytest.mark.slow(VerbsOfShortConv.TestCase)
 TestVerbsOf8Bits = pytest.mark.slow(VerbsOf8Bits.TestCase)
 TestVerbs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestVerbsOfDeltaNet.settings = TestVerbsOfShortConv.settings = TestVerbs.settings
-TestVerbsOf8Bits.settings = TestVerbs.settings
+TestVerbsOf4Bits = pytest.mark.slow(VerbsOf4Bits.TestCase)
+TestVerbsOf8Bits.settings = TestVerbsOf4Bits.settings = TestVerbs.settings
 
 
 def test_a_shared_block_is_copied_before_it_is_written() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localllm.quant.vectors import DTYPE_MAX
+from localllm.quant.vectors import DTYPE_MAX, INT4
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels import batch_invariance
 from localllm.runtime.kernels.cpu.attention_ir import (
@@ -31,12 +31,13 @@ def compile_attention(spec: AttentionSpec) -> KernelSource:
     )
 
 
-def unsupported(q: Tensor, cache: Tensor) -> str | None:
-    """Return why the kernel does not support these queries and this cache, or None if it does."""
-    if not (q.is_cpu and cache.is_cpu):
-        return f"the cache is on {cache.device}"
-    if q.dtype not in ELEMENT_TYPES or (cache.dtype != q.dtype and cache.dtype not in DTYPE_MAX):
-        return f"q is {q.dtype} and the cache {cache.dtype}"
+def unsupported(q: Tensor, *stored: Tensor) -> str | None:
+    """Return why the kernel does not support these queries and cache tensors, or None if it does."""
+    for cache in stored:
+        if not (q.is_cpu and cache.is_cpu):
+            return f"the cache is on {cache.device}"
+        if q.dtype not in ELEMENT_TYPES or (cache.dtype != q.dtype and cache.dtype not in DTYPE_MAX):
+            return f"q is {q.dtype} and the cache {cache.dtype}"
     return None if cpu_supported() else "no kernel is compiled for this processor"
 
 
@@ -77,7 +78,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    scales: tuple[Tensor, Tensor] | None,
+    scales: tuple[Tensor | None, Tensor | None],
     batch: Batch,
     max_tokens: int | None,
     scale: float,
@@ -89,14 +90,17 @@ def attend(
     """Write the attention of sequences that bring at most `max_tokens` tokens (None: of all) to `out`.
 
     q: [T, heads, d]; k: [slots, kv_heads, d], v: [slots, kv_heads, e], contiguous within a slot; out: [T, heads,
-    e]; scales: [slots, kv_heads] bfloat16 of 8-bit keys and values.
+    e]; scales: of quantized keys and values, as in KVCache.
     """
     heads, kv_heads, table, threads = q.shape[1], k.shape[1], batch.block_table, torch.get_num_threads()
     tasks = attention_tasks(batch, max_tokens)
     count = tasks.shape[0]
     share = heads_per_task(count, heads, kv_heads, threads)
     has_softcap, has_sinks = softcap is not None, sinks is not None
-    spec = AttentionSpec(q.dtype, k.dtype, q.shape[2], v.shape[2], batch.block_size, has_softcap, has_sinks, share)
+    value_dim = v.shape[2] * (2 if v.dtype == INT4 else 1)
+    spec = AttentionSpec(
+        q.dtype, k.dtype, v.dtype, q.shape[2], value_dim, batch.block_size, has_softcap, has_sinks, share
+    )
     kernel = compile_attention(spec)
     if kernel is SKIPPED:  # steps of more sequences divide the heads otherwise
         for other in {heads_per_task(other, heads, kv_heads, threads) for other in range(1, threads + 1)} - {
@@ -106,10 +110,9 @@ def attend(
     record_bytes = spec.record_vectors * VECTOR_BYTES
     scratch = torch.empty(threads * (share * TASK_TOKENS * record_bytes + SCRATCH_BYTES), dtype=torch.uint8)
     q, sink_scores = q.contiguous(), None if sinks is None else sinks.float().contiguous()
-    k_scale, v_scale = scales or (None, None)
     cap = softcap or 1.0
     assert out.is_contiguous() and table.is_contiguous() and table.dtype == torch.int32
-    tensors = (q, k, v, k_scale, v_scale, out, tasks, table, scratch, sink_scores)
+    tensors = (q, k, v, *scales, out, tasks, table, scratch, sink_scores)
     kernel(
         *(0 if tensor is None else tensor.data_ptr() for tensor in tensors),
         *(count, heads, kv_heads, table.shape[1], window or NO_WINDOW, k.stride(0), v.stride(0)),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from localllm.quant.vectors import INT4
 from localllm.runtime.kernels.cpu.elementwise import exp, tanh
 from localllm.runtime.kernels.cpu.ir import FLOAT, INT, LANES, SHORT, Program, Value
 from localllm.runtime.kernels.cpu.layout import ELEMENT_TYPES
@@ -25,18 +26,14 @@ class AttentionSpec:
     """Properties of an attention that a kernel is compiled for."""
 
     dtype: torch.dtype  # of queries and output
-    cache_dtype: torch.dtype  # of keys and values
+    key_dtype: torch.dtype
+    value_dtype: torch.dtype
     key_dim: int
     value_dim: int
     block_size: int
     softcap: bool
     sinks: bool
     heads_per_task: int  # query heads of a work item, all of one key head
-
-    @property
-    def has_scales(self) -> bool:
-        """Whether each cached vector has a scale."""
-        return self.cache_dtype not in ELEMENT_TYPES
 
     @property
     def head_blocks(self) -> list[tuple[int, int, int]]:
@@ -73,7 +70,8 @@ def emit_attention(p: Program, spec: AttentionSpec) -> None:
     scale, cap, inverse_cap = (
         p.load(FLOAT, p.arguments, 8 * (ADDRESS_COUNT + INTEGER_COUNT + i)) for i in range(FACTOR_COUNT)
     )
-    size, cache_size, share = spec.dtype.itemsize, spec.cache_dtype.itemsize, spec.heads_per_task
+    size, share = spec.dtype.itemsize, spec.heads_per_task
+    key_size, value_size = spec.key_dtype.itemsize, spec.value_dtype.itemsize
     record_bytes = spec.record_vectors * VECTOR_BYTES
     group = heads / kv_heads
     slots = p.address(scratch, p.part * (share * record_bytes * TASK_TOKENS + SCRATCH_BYTES))
@@ -116,27 +114,32 @@ def emit_attention(p: Program, spec: AttentionSpec) -> None:
                             p.address(records, (token * share + i_head + i) * record_bytes) for i in range(step)
                         ]
                         query = p.address(q, ((first + token) * heads + head + i_head) * (spec.key_dim * size))
-                        keys = p.address(k, key_head * (spec.key_dim * cache_size))
-                        values = p.address(v, key_head * (spec.value_dim * cache_size))
-                        scores = tile_scores(p, spec, query, keys, slots, k_stride * cache_size, step)
-                        key_scales = value_scales = None
-                        if spec.has_scales:
-                            key_scales = load_scales(p, k_scale, slots, kv_heads, key_head)
-                            value_scales = load_scales(p, v_scale, slots, kv_heads, key_head)
-                        corrections = []
+                        keys = p.address(k, key_head * vector_bytes(spec.key_dtype, spec.key_dim))
+                        values = p.address(v, key_head * vector_bytes(spec.value_dtype, spec.value_dim))
+                        scores = tile_scores(p, spec, query, keys, slots, k_stride * key_size, step)
+                        vectors = slots, kv_heads, key_head
+                        key_scales, key_offsets = load_scales(p, spec.key_dtype, k_scale, *vectors)
+                        value_scales, value_offsets = load_scales(p, spec.value_dtype, v_scale, *vectors)
+                        corrections, shifts = [], []
                         for i, score in enumerate(scores):
-                            score = (score * key_scales if key_scales else score) * scale.broadcast()
+                            score = score * key_scales if key_scales else score
+                            if key_offsets:  # q . (scale * codes + offset)
+                                score = p.fma(key_offsets, query_sum(p, spec, query, i), score)
+                            score = score * scale.broadcast()
                             if spec.softcap:
                                 score = tanh(p, score * inverse_cap.broadcast()) * cap.broadcast()
                             score = p.select_lanes(score, low, high, p.vector(MASKED_SCORE))
                             correction, weight = softmax_weights(p, spec, head_records[i], score, low, high)
+                            if value_offsets:
+                                shift = p.select_lanes(weight * value_offsets, low, high, p.vector(0.0))
+                                shifts.append(p.reduce_sum(shift).broadcast())
                             if value_scales:
                                 weight = p.select_lanes(weight * value_scales, low, high, p.vector(0.0))
                             p.store(weight, weights, VECTOR_BYTES * i)
                             corrections.append(correction)
-                        stride = v_stride * cache_size
+                        stride = v_stride * value_size
                         accumulate_values(
-                            p, spec, head_records, corrections, values, slots, stride, weights, low, high
+                            p, spec, head_records, corrections, shifts, values, slots, stride, weights, low, high
                         )
         with (
             p.loop(p.index_constant(0), tokens) as token,
@@ -165,7 +168,7 @@ def tile_scores(
         totals = [[p.vector(0.0)] * keys_per_pass for _ in range(heads)]
         for i in range(0, spec.key_dim, LANES):
             count = min(LANES, spec.key_dim - i)
-            key_vectors = [load_elements(p, spec.cache_dtype, address, i, count) for address in addresses]
+            key_vectors = [load_elements(p, spec.key_dtype, address, i, count) for address in addresses]
             for head in range(heads):
                 number = load_elements(p, spec.dtype, query, head * spec.key_dim + i, count)
                 totals[head] = [
@@ -173,6 +176,15 @@ def tile_scores(
                 ]
         sums.append(sum_vectors(p, [total for head_totals in totals for total in head_totals]))
     return transpose_scores(p, sums)
+
+
+def query_sum(p: Program, spec: AttentionSpec, query: Value, head: int) -> Value:
+    """Sum of a head's query, in all lanes."""
+    total = p.vector(0.0)
+    for i in range(0, spec.key_dim, LANES):
+        count = min(LANES, spec.key_dim - i)
+        total = total + load_elements(p, spec.dtype, query, head * spec.key_dim + i, count)
+    return p.reduce_sum(total).broadcast()
 
 
 def sum_vectors(p: Program, vectors: list[Value]) -> Value:
@@ -228,6 +240,7 @@ def accumulate_values(
     spec: AttentionSpec,
     records: list[Value],
     corrections: list[Value],
+    shifts: list[Value],
     values: Value,
     slots: Value,
     stride: Value,
@@ -237,18 +250,20 @@ def accumulate_values(
 ) -> None:
     """Rescale the sums of some heads and add a tile's weighted values, as many columns at a time as registers
     hold.
+
+    shifts: the heads' weighted offsets of values, in all lanes; empty if values have none
     """
     columns_per_pass = min(8, 16 // len(records)) * LANES
     for begin in range(0, spec.value_dim, columns_per_pass):
         columns = range(begin, min(begin + columns_per_pass, spec.value_dim), LANES)
-        totals = [
-            [p.variable(p.load_floats(FLOAT, record, 4 * i) * correction) for i in columns]
-            for record, correction in zip(records, corrections, strict=True)
-        ]
+        totals = []
+        for head, (record, correction) in enumerate(zip(records, corrections, strict=True)):
+            scaled = [p.load_floats(FLOAT, record, 4 * i) * correction for i in columns]
+            totals.append([p.variable(total + shifts[head] if shifts else total) for total in scaled])
         with p.loop(low, high) as lane:
             address = p.address(values, p.load(p.long, slots, lane * 8) * stride)
             numbers = [
-                load_elements(p, spec.cache_dtype, address, i, min(LANES, spec.value_dim - i)) for i in columns
+                load_elements(p, spec.value_dtype, address, i, min(LANES, spec.value_dim - i)) for i in columns
             ]
             for head, head_totals in enumerate(totals):
                 weight = p.load_broadcast(FLOAT, weights, lane * 4 + VECTOR_BYTES * head)
@@ -263,6 +278,8 @@ def load_elements(p: Program, dtype: torch.dtype, address: Value, begin: int, co
     """Load up to 16 numbers of any cache dtype as float32; lanes from `count` on are zero."""
     if dtype in ELEMENT_TYPES:
         return p.load_elements(ELEMENT_TYPES[dtype], address, begin, count)
+    if dtype == INT4:
+        return p.load_nibbles(p.address(address, begin // 2), count).to_float32()
     bits = p.load_signed_bytes(p.address(address, begin), count)
     if dtype == torch.int8:
         return bits.to_float32()
@@ -270,10 +287,22 @@ def load_elements(p: Program, dtype: torch.dtype, address: Value, begin: int, co
     return p.bitcast_float(((bits & 0x7F) << 20) | ((bits & 0x80) << 24)) * 2.0**120
 
 
-def load_scales(p: Program, scales: Value, slots: Value, kv_heads: Value, head: Value) -> Value:
-    """Load the bfloat16 scale of each of a tile's cached vectors as float32."""
+def vector_bytes(dtype: torch.dtype, dim: int) -> int:
+    """Return the bytes of a cached vector without its scale."""
+    return dim // 2 if dtype == INT4 else dim * dtype.itemsize
+
+
+def load_scales(
+    p: Program, dtype: torch.dtype, scales: Value, slots: Value, kv_heads: Value, head: Value
+) -> tuple[Value | None, Value | None]:
+    """Load the bfloat16 scale and offset of each of a tile's cached vectors as float32; None where it has none."""
+    if dtype in ELEMENT_TYPES:
+        return None, None
     bits = p.vector(0, INT)
     for lane in range(LANES):
-        offset = (p.load(p.long, slots, 8 * lane) * kv_heads + head) * 2
-        bits = p.insert_lane(bits, lane, p.extend_short(p.load(SHORT, scales, offset)))
-    return p.bitcast_float(bits << 16)
+        vector = p.load(p.long, slots, 8 * lane) * kv_heads + head
+        if dtype == INT4:
+            bits = p.insert_lane(bits, lane, p.load(INT, scales, vector * 4))
+        else:
+            bits = p.insert_lane(bits, lane, p.extend_short(p.load(SHORT, scales, vector * 2)))
+    return p.bitcast_float(bits << 16), p.bitcast_float(bits & -(2**16)) if dtype == INT4 else None

@@ -177,6 +177,10 @@ class Program:
         """Constant vector with `number` in all lanes."""
         return Value(self, ir.Constant(vector_type(element), [number] * LANES))
 
+    def lanes(self, numbers: list[float]) -> Value:
+        """Constant vector of 16 float32."""
+        return Value(self, ir.Constant(vector_type(FLOAT), numbers))
+
     def variable(self, start: Value) -> Variable:
         with self.builder.goto_entry_block():
             pointer = self.builder.alloca(start.ir.type)
@@ -239,6 +243,20 @@ class Program:
             return self.load_bytes(address, 0, signed=True)
         loaded = self.masked_load(BYTE, LANES, address, self.index_constant(count)).ir
         return Value(self, self.builder.sext(loaded, vector_type(INT)))
+
+    def load_nibbles(self, address: Value, count: int) -> Value:
+        """Load an even `count` of signed 4-bit integers as int32, the lower half of a byte first; the other lanes
+        are zero.
+        """
+        half = LANES // 2
+        if count == LANES:
+            loaded = self.load(ir.VectorType(BYTE, half), address)
+        else:
+            loaded = self.masked_load(BYTE, half, address, self.index_constant(count // 2))
+        twice = ir.Constant(vector_type(INT), [lane // 2 for lane in range(LANES)])
+        wide = self.builder.zext(self.builder.shuffle_vector(loaded.ir, loaded.ir, twice), vector_type(INT))
+        upper = ir.Constant(vector_type(INT), [28, 24] * half)  # moves each code to the highest 4 bits
+        return Value(self, self.builder.shl(wide, upper)).signed_shift(28)
 
     def load_broadcast(self, dtype: ir.Type, address: Value, offset: Value | int) -> Value:
         """Load one number into all lanes."""
@@ -334,6 +352,22 @@ class Program:
         nan = self.builder.fcmp_unordered("uno", value.ir, value.ir)
         return Value(self, self.builder.select(nan, ir.Constant(vector_type(SHORT), [0x7FC0] * LANES), rounded))
 
+    def round_to(self, value: Value, element: Element) -> Value:
+        """Round 16 float32 to numbers that `element` has."""
+        rounded = self.convert(value, element)
+        if element == BFLOAT:
+            return self.bitcast_float(Value(self, self.builder.zext(rounded.ir, vector_type(INT))) << 16)
+        return rounded if element == FLOAT else Value(self, self.builder.fpext(rounded.ir, vector_type(FLOAT)))
+
+    def store_nibbles(self, codes: list[Value], address: Value) -> None:
+        """Store the lowest 4 bits of the lanes of one or two vectors of int32, of two lanes in a byte."""
+        first, second = codes[0], codes[-1]
+        even, odd = (self.shuffle(first, second, list(range(i, 2 * LANES, 2))) for i in (0, 1))
+        pairs = self.builder.trunc(((even & 15) | (odd << 4)).ir, vector_type(BYTE))
+        count = len(codes) * LANES // 2
+        kept = ir.Constant(ir.VectorType(INT, count), list(range(count)))
+        self.store(Value(self, self.builder.shuffle_vector(pairs, pairs, kept)), address)
+
     def store_float(self, value: Value, element: Element, address: Value, offset: Value | int = 0) -> None:
         """Store one float32, rounded to `element`."""
         first = self.builder.extract_element(self.convert(value.broadcast(), element).ir, ir.Constant(INT, 0))
@@ -411,6 +445,9 @@ class Program:
         """Return a with `number` in one lane."""
         return Value(self, self.builder.insert_element(a.ir, number.ir, ir.Constant(INT, lane)))
 
+    def first_lane(self, a: Value) -> Value:
+        return Value(self, self.builder.extract_element(a.ir, ir.Constant(INT, 0)))
+
     def modulo(self, a: Value, divisor: int) -> Value:
         """Remainder of an index a >= 0."""
         return a - a / divisor * divisor
@@ -441,7 +478,7 @@ class Program:
             lanes = [(lane + distance) % LANES for lane in range(LANES)]
             rotated = self.builder.shuffle_vector(a.ir, a.ir, ir.Constant(vector_type(INT), lanes))
             a, distance = a + Value(self, rotated), distance // 2
-        return Value(self, self.builder.extract_element(a.ir, ir.Constant(INT, 0)))
+        return self.first_lane(a)
 
     def sqrt(self, a: Value) -> Value:
         """Square root of a scalar."""

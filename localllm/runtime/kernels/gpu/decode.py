@@ -1,6 +1,6 @@
 """softmax(q k^T * scale) v where sequences bring few tokens, with the context split among programs.
 
-q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], in 8 bits with a scale per vector. A program processes
+q: [T, heads, head_dim]; k, v: [slots, kv_heads, head_dim], quantized with a scale per vector. A program processes
 one chunk of a sequence's context for 16 rows of one key head: its query heads, token by token. Tensor cores
 multiply at least 16 rows, so that up to 16 take the time of one, and the cache is read once for all of them. More
 tokens need more programs that read the same chunk; they are adjacent in the grid, so that all but the first hit
@@ -9,9 +9,9 @@ the L2 cache. The tile does not change, and neither do the bits of each row.
 On GPUs from sm_90 on, a program prefetches the first tile of its chunk into L2 before it waits for the kernel that
 rotates the queries. For that it reads lengths and block table, which are results of kernels before that one.
 
-Bytes: 2 * context * kv_heads * head_dim * itemsize (in 8 bits 2 more per vector) are read, and for each chunk
-heads * (head_dim + 2) * 4 are written and read again (splits.py): an eighth of the chunk's own bytes with 4 heads
-per key head and the minimum length of 64, and less for longer contexts.
+Bytes: 2 * context * kv_heads * head_dim * itemsize (in 8 bits 2 more per vector, in 4 bits 4) are read, and for
+each chunk heads * (head_dim + 2) * 4 are written and read again (splits.py): an eighth of the bytes of a 16-bit
+chunk with 4 heads per key head and the minimum length of 64, and less for longer contexts.
 """
 
 # Triton's types of constants and tensors differ from their use in kernels.
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
 from localllm.quant.packing import MAX_HEAD_BYTES
+from localllm.quant.vectors import INT4, KV_DTYPES, KVDtype
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import (
     allow_next_kernel,
@@ -45,6 +46,7 @@ from localllm.runtime.kernels.gpu.paged import (
     cache_form,
     load_queries,
     meta_batch,
+    scale_words,
     score_units,
     store_output,
     zero_accumulator,
@@ -135,6 +137,7 @@ def decode_kernel(
     WINDOW: tl.constexpr,
     BENT: tl.constexpr,
     FORM: tl.constexpr,
+    VALUE_FORM: tl.constexpr,
     MOST_TOKENS: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -207,6 +210,7 @@ def decode_kernel(
                 WINDOW,
                 BENT,
                 FORM,
+                VALUE_FORM,
                 True,
             )
         if begin < end:
@@ -269,7 +273,7 @@ def launch_turn(
 ) -> None:
     """Write the chunks of some sequences to the workspace."""
     group, splits = c.heads // c.kv_heads, space.total.shape[2]
-    (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
+    (k, form), (v, value_form) = cache_form(cache.k), cache_form(cache.v)
     width = k.shape[-1]  # in elements, or pairs of them
     rows, (tile, warps, stages) = tile_rows(group), choose_tile(q, form)
     unit, bend = score_units(c.scale, c.softcap)
@@ -282,8 +286,8 @@ def launch_turn(
         p_q=q,
         p_k=k,
         p_v=v,
-        p_k_scale=cache.k_scale,
-        p_v_scale=cache.v_scale,
+        p_k_scale=scale_words(cache.k_scale),
+        p_v_scale=scale_words(cache.v_scale),
         p_acc=space.acc,
         p_most=space.max_score,
         p_total=space.total,
@@ -310,6 +314,7 @@ def launch_turn(
         WINDOW=c.window or 0,
         BENT=bool(c.softcap),
         FORM=form,
+        VALUE_FORM=value_form,
         MOST_TOKENS=MAX_DECODE_TOKENS,
     )
 
@@ -322,7 +327,7 @@ def attention_unsupported(
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"queries are in {q.dtype}"
     if cache.k_scale is not None and config.head_dim % 2:
-        return f"an 8-bit cache is read in pairs, but heads have {config.head_dim} dimensions"
+        return f"a quantized cache is read in pairs, but heads have {config.head_dim} dimensions"
     if config.head_dim * q.element_size() > MAX_HEAD_BYTES:
         return f"heads have more than {MAX_HEAD_BYTES} bytes"
     if config.scale <= 0:
@@ -358,15 +363,18 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("Llama 3 8B, 8 tokens", AttentionConfig(32, 8, 128, None, 0.1), torch.bfloat16, 8),
         ("Llama 3 8B, INT8 cache", AttentionConfig(32, 8, 128, None, 0.1), torch.int8, 1),
         ("Llama 3 8B, FP8 cache", AttentionConfig(32, 8, 128, None, 0.1), torch.float8_e4m3fn, 1),
+        ("Llama 3 8B, K8V4 cache", AttentionConfig(32, 8, 128, None, 0.1), KV_DTYPES["k8v4"], 1),
+        ("Llama 3 8B, INT4 cache", AttentionConfig(32, 8, 128, None, 0.1), INT4, 1),
         ("gpt-oss 20B", AttentionConfig(64, 8, 64, None, 0.1, window=128, sinks=True), torch.bfloat16, 1),
         ("Gemma 2 9B", AttentionConfig(16, 8, 256, None, 0.1, window=4096, softcap=50.0), torch.bfloat16, 1),
         ("Gemma 4, whole layers", AttentionConfig(16, 2, 512, None, 0.1), torch.bfloat16, 1),
         ("Gemma 4, whole layers, FP8 cache", AttentionConfig(16, 2, 512, None, 0.1), torch.float8_e4m3fn, 1),
+        ("Gemma 4, whole layers, INT4 cache", AttentionConfig(16, 2, 512, None, 0.1), INT4, 1),
     ):
         yield name, attention_example(c, form, 1, queries)
 
 
-def attention_example(c: AttentionConfig, form: torch.dtype, sequences: int, queries: int) -> Callable[[], object]:
+def attention_example(c: AttentionConfig, form: KVDtype, sequences: int, queries: int) -> Callable[[], object]:
     """Return a call of `attention` in bfloat16 for sequences that bring `queries` tokens each."""
 
     def call() -> Tensor:

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.quant.packing import MIN_WORKSPACE_TOKENS
+from localllm.quant.vectors import INT4
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import PTX, dot
 
@@ -27,9 +28,10 @@ EXAMPLE_CONTEXT = 32768  # tokens, in the examples
 META_DEVICE = torch.device("meta")
 
 # Formats of a cache. 8-bit values are read as pairs of adjacent dimensions, because operands of tensor cores are
-# gathered in units of 16 bits, and split in registers: even and odd dimensions are processed separately.
-FORM_PLAIN, FORM_INT8, FORM_FP8 = (tl.constexpr(i) for i in range(3))
-CACHE_FORMS = {torch.int8: FORM_INT8.value, torch.float8_e4m3fn: FORM_FP8.value}
+# gathered in units of 16 bits, and split in registers: even and odd dimensions are processed separately. A byte
+# is such a pair of 4-bit values.
+FORM_PLAIN, FORM_INT8, FORM_FP8, FORM_INT4 = (tl.constexpr(i) for i in range(4))
+CACHE_FORMS = {torch.int8: FORM_INT8.value, torch.float8_e4m3fn: FORM_FP8.value, INT4: FORM_INT4.value}
 
 # Converts two pairs in a register to two registers of bfloat16, exactly and without a conversion instruction. With
 # s the sign bit, an integer is (128 + its other bits) - (128 + s), both of which are bfloat16 of 0x4300 plus bits
@@ -62,17 +64,49 @@ SPLIT_FP8_ASM = tl.constexpr("""{
     fma.rn.bf16x2 $1, m, grow, zero;
 }""")
 
+# Converts four pairs of 4-bit values in a register to four registers of bfloat16. A value plus 8 becomes the last
+# bits of 0x4300, which is 128, and 136 is subtracted.
+SPLIT_INT4_ASM = tl.constexpr("""{
+    .reg .b32 pairs, codes, m, one, minus;
+    mov.b32 one, 0x3F803F80;
+    mov.b32 minus, 0xC308C308;
+    mov.b32 pairs, $4;
+    prmt.b32 codes, pairs, 0, 0x4140;
+    lop3.b32 m, codes, 0x000F000F, 0x43084308, 0x6A;
+    fma.rn.bf16x2 $0, m, one, minus;
+    shr.u32 codes, codes, 4;
+    lop3.b32 m, codes, 0x000F000F, 0x43084308, 0x6A;
+    fma.rn.bf16x2 $2, m, one, minus;
+    prmt.b32 codes, pairs, 0, 0x4342;
+    lop3.b32 m, codes, 0x000F000F, 0x43084308, 0x6A;
+    fma.rn.bf16x2 $1, m, one, minus;
+    shr.u32 codes, codes, 4;
+    lop3.b32 m, codes, 0x000F000F, 0x43084308, 0x6A;
+    fma.rn.bf16x2 $3, m, one, minus;
+}""")
+
 
 def cache_form(tensor: Tensor) -> tuple[Tensor, int]:
     """Return a cache tensor as the kernels read it, and its format."""
     form = CACHE_FORMS.get(tensor.dtype, FORM_PLAIN.value)
-    return (tensor if form == FORM_PLAIN.value else tensor.view(torch.int16)), form
+    if form == FORM_PLAIN.value:
+        return tensor, form
+    return tensor.view(torch.int8 if form == FORM_INT4.value else torch.int16), form
+
+
+def scale_words(scale: Tensor | None) -> Tensor | None:
+    """Return scales as the kernels read them: a scale and its offset in a word of 32 bits."""
+    return scale.view(torch.int32).squeeze(-1) if scale is not None and scale.dim() == 3 else scale
 
 
 @triton.jit
 def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
-    """Split pairs of 8-bit values into even and odd ones in TYPE, exact, without their scales."""
-    if tl.bfloat16 == TYPE and PTX:
+    """Split pairs of 8-bit or 4-bit values into even and odd ones in TYPE, exact, without their scales."""
+    if tl.bfloat16 == TYPE and PTX and FORM == FORM_INT4:
+        return tl.inline_asm_elementwise(
+            SPLIT_INT4_ASM, "=r,=r,=r,=r,r", [pair], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
+        )
+    elif tl.bfloat16 == TYPE and PTX:
         return tl.inline_asm_elementwise(
             SPLIT_INT8_ASM if FORM == FORM_INT8 else SPLIT_FP8_ASM,
             "=r,=r,r",
@@ -83,6 +117,8 @@ def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
         )
     elif FORM == FORM_INT8:
         return ((pair << 8) >> 8).to(tl.float32).to(TYPE), (pair >> 8).to(tl.float32).to(TYPE)
+    elif FORM == FORM_INT4:
+        return ((pair << 4) >> 4).to(tl.float32).to(TYPE), (pair >> 4).to(tl.float32).to(TYPE)
     else:
         # The bits at their places in float16, whose exponent bias is 15, not 7.
         even = ((pair << 7) & 0x3F80) | ((pair << 8) & -0x8000)
@@ -140,12 +176,23 @@ def store_output(
 
 @triton.jit
 def zero_accumulator(ROWS: tl.constexpr, BLOCK_WIDTH: tl.constexpr, FORM: tl.constexpr):
-    """Return the sums before the first tile; the second is unused if the cache is not in 8 bits."""
+    """Return the sums before the first tile; the second is unused if the cache is not quantized."""
     acc = tl.zeros([ROWS, BLOCK_WIDTH], tl.float32)
     if FORM == FORM_PLAIN:
         return acc, tl.zeros([ROWS], tl.float32)
     else:
         return acc, acc
+
+
+@triton.jit
+def load_scales(p_scale, o_vector, m_at, FORM: tl.constexpr):
+    """Load scales and offsets of vectors, [keys] float32; without offsets twice the scales."""
+    if FORM == FORM_INT4:
+        both = tl.load(p_scale + o_vector, mask=m_at, other=0)
+        return (both << 16).to(tl.float32, bitcast=True), (both & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        scale = tl.load(p_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)
+        return scale, scale
 
 
 @triton.jit
@@ -176,11 +223,12 @@ def attend_tile(
     WINDOW: tl.constexpr,
     BENT: tl.constexpr,
     FORM: tl.constexpr,
+    VALUE_FORM: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Add keys at .. at + TILE - 1 of one key head to the online softmax of rows of queries.
 
-    position: [rows], between low and high; MASKED: not every row attends to every key.
+    position: [rows], between low and high; FORM: of keys; MASKED: not every row attends to every key.
     Returns acc, acc_odd, most, total.
     """
     o_at = at + tl.arange(0, TILE)
@@ -196,7 +244,10 @@ def attend_tile(
     else:
         k, k_odd = split_pairs(k, FORM, q.dtype)
         score = dot(q_odd, tl.trans(k_odd), dot(q, tl.trans(k), score))
-        score *= tl.load(p_k_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)[None, :]
+        scale, offset = load_scales(p_k_scale, o_vector, m_at, FORM)
+        score *= scale[None, :]
+        if FORM == FORM_INT4:  # q . (scale * codes + offset)
+            score += (tl.sum(q.to(tl.float32), 1) + tl.sum(q_odd.to(tl.float32), 1))[:, None] * offset[None, :]
     if BENT:
         score = softcap_score(score, bend)
     if MASKED:
@@ -208,10 +259,18 @@ def attend_tile(
     if FORM == FORM_PLAIN:
         acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
     else:
-        weight *= tl.load(p_v_scale + o_vector, mask=m_at, other=0.0).to(tl.float32)[None, :]
-        v, v_odd = split_pairs(v, FORM, q.dtype)
-        acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
-        acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None])
+        scale, offset = load_scales(p_v_scale, o_vector, m_at, VALUE_FORM)
+        shift = 0.0
+        if VALUE_FORM == FORM_INT4:
+            shift = tl.sum(weight * offset[None, :], 1)[:, None]
+        weight *= scale[None, :]
+        v, v_odd = split_pairs(v, VALUE_FORM, q.dtype)
+        if VALUE_FORM == FORM_INT4:
+            acc = dot(weight.to(q.dtype), v, acc * fading[:, None] + shift)
+            acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None] + shift)
+        else:
+            acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
+            acc_odd = dot(weight.to(q.dtype), v_odd, acc_odd * fading[:, None])
     return acc, acc_odd, most, total
 
 

@@ -24,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig
+from localllm.quant.vectors import INT4, KV_DTYPES
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.decode import attention_example, attention_unsupported, launch_decode
 from localllm.runtime.kernels.gpu.launch import (
@@ -33,6 +34,7 @@ from localllm.runtime.kernels.gpu.launch import (
     wait_for_inputs,
 )
 from localllm.runtime.kernels.gpu.paged import (
+    FORM_INT4,
     FORM_PLAIN,
     LOG2_E,
     MAX_DECODE_TOKENS,
@@ -40,6 +42,7 @@ from localllm.runtime.kernels.gpu.paged import (
     attend_tile,
     cache_form,
     load_queries,
+    scale_words,
     score_units,
     store_output,
     zero_accumulator,
@@ -80,6 +83,7 @@ def prefill_kernel(
     WINDOW: tl.constexpr,
     BENT: tl.constexpr,
     FORM: tl.constexpr,
+    VALUE_FORM: tl.constexpr,
     FEWEST: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -159,6 +163,7 @@ def prefill_kernel(
                 WINDOW,
                 BENT,
                 FORM,
+                VALUE_FORM,
                 PART != 1,
             )
     over = 1 / tl.where(m_row, total, 1.0)
@@ -176,7 +181,7 @@ def prefill_kernel(
 
 
 def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
-    """Return rows, keys, warps and stages of a program.
+    """Return rows, keys, warps and stages of a program. form: of values
 
     Estimated: with 128 rows, each value that is read serves 128 multiplications, and the 16 rows of a warp, the
     minimum for tensor cores, have 64 registers of sums at 128 dimensions. If operands are read from shared memory
@@ -186,18 +191,19 @@ def choose_tiles(q: Tensor, form: int) -> tuple[int, int, int, int]:
     """
     width = triton.next_power_of_2(q.shape[-1])
     gpu = gpu_of(q.device)
-    plain = form == FORM_PLAIN.value
+    plain, four_bit = form == FORM_PLAIN.value, form == FORM_INT4.value
     if q.dtype == torch.float32:  # products without tensor cores
         return 32, 32 if width <= 128 else 16, 8, 1
     if width > 256:
         return 16, 32, 8, 3
     if gpu.arch in (90, 100):
-        # On sm_100, 64 keys in 8 bits spill with Triton 3.6.
-        return 128, 64 if width <= 128 and (plain or gpu.arch == 90) else 32, 8, 3
+        # On sm_100, 64 keys in 8 bits spill with Triton 3.6. In 4 bits, 64 spill on sm_90, 32 on sm_80 and sm_100.
+        keys = 64 if plain or gpu.arch == 90 else 32
+        return 128, (keys // 2 if four_bit else keys) if width <= 128 else 32, 8, 3
     if width > 128:
         return 32, 32 if gpu.amd_arch else 64, 8, 3
     if width > 64:
-        return 128, 32 if plain or not gpu.small_shared else 16, 8, 3
+        return 128, 32 if plain or not (gpu.small_shared or four_bit) else 16, 8, 3
     return 128, 64 if plain else 32, 8, 3
 
 
@@ -215,8 +221,8 @@ def launch_prefill(
     out, q, gate: [T, heads, head_dim]
     """
     sequences, group = len(batch.context_len), c.heads // c.kv_heads
-    (k, form), (v, _) = cache_form(cache.k), cache_form(cache.v)
-    rows, tile, warps, stages = choose_tiles(q, form)
+    (k, form), (v, value_form) = cache_form(cache.k), cache_form(cache.v)
+    rows, tile, warps, stages = choose_tiles(q, value_form)
     width = k.shape[-1]  # in elements, or pairs of them
     unit, bend = score_units(c.scale, c.softcap)
     launch_kernel(
@@ -229,8 +235,8 @@ def launch_prefill(
         p_q=q,
         p_k=k,
         p_v=v,
-        p_k_scale=cache.k_scale,
-        p_v_scale=cache.v_scale,
+        p_k_scale=scale_words(cache.k_scale),
+        p_v_scale=scale_words(cache.v_scale),
         p_table=batch.block_table,
         p_start=batch.query_start,
         p_context=batch.context_len,
@@ -255,6 +261,7 @@ def launch_prefill(
         WINDOW=c.window or 0,
         BENT=bool(c.softcap),
         FORM=form,
+        VALUE_FORM=value_form,
         FEWEST=MAX_DECODE_TOKENS + 1,
     )
 
@@ -290,6 +297,8 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
         ("Llama 3 8B", AttentionConfig(32, 8, 128, None, 0.1), torch.bfloat16),
         ("Llama 3 8B, INT8 cache", AttentionConfig(32, 8, 128, None, 0.1), torch.int8),
         ("Llama 3 8B, FP8 cache", AttentionConfig(32, 8, 128, None, 0.1), torch.float8_e4m3fn),
+        ("Llama 3 8B, K8V4 cache", AttentionConfig(32, 8, 128, None, 0.1), KV_DTYPES["k8v4"]),
+        ("Llama 3 8B, INT4 cache", AttentionConfig(32, 8, 128, None, 0.1), INT4),
         ("gpt-oss 20B", AttentionConfig(64, 8, 64, None, 0.1, window=128, sinks=True), torch.bfloat16),
         ("Gemma 2 9B", AttentionConfig(16, 8, 256, None, 0.1, window=4096, softcap=50.0), torch.bfloat16),
         ("Gemma 4, whole layers", AttentionConfig(16, 2, 512, None, 0.1), torch.bfloat16),

@@ -1,9 +1,10 @@
 """Everything between the product of q, k and v and attention in one kernel.
 
-These are norms of heads, rotary positions, scaling of queries, and appending keys and values to the cache, in 8
-bits if the cache has them. Each vector of a head is read, changed and written once. Values are rounded where torch
-rounds them, so that a cache has the same bits whichever path wrote it, unless a fused multiply-add or another
-order of a norm's sum changes a rounding. A program processes HEADS heads of one token, of q, of k or of v.
+These are norms of heads, rotary positions, scaling of queries, rotation for 4 bits, and appending keys and
+values to the cache, quantized if the cache is. Each vector of a head is read, changed and written once. Values are
+rounded where torch rounds them, so that a cache has the same bits whichever path wrote it, unless a fused
+multiply-add or another order of a norm's sum changes a rounding. A program processes HEADS heads of one token, of
+q, of k or of v.
 
 Bytes: a token's row of the product once, q once, keys and values once. A norm across all heads reads the row of q
 or k once more per program, from a cache.
@@ -18,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
-from localllm.quant.vectors import DTYPE_MAX, SCALE_DTYPE
+from localllm.quant.vectors import DTYPE_MAX, INT4, INT4_MIN, INT4_STEPS, SCALE_DTYPE, KVDtype
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
@@ -34,6 +35,9 @@ BLOCK_COLUMNS = 1024  # elements at a time of a norm across all heads
 MIN_SCALE: tl.constexpr = tl.constexpr(torch.finfo(SCALE_DTYPE).tiny)
 # Adding and subtracting it rounds a small float32 half to even.
 ROUND_MAGIC: tl.constexpr = tl.constexpr(1.5 * 2.0**23)
+INT4_MOST: tl.constexpr = tl.constexpr(DTYPE_MAX[INT4])
+INT4_LEAST: tl.constexpr = tl.constexpr(float(INT4_MIN))
+INT4_RANGE: tl.constexpr = tl.constexpr(float(INT4_STEPS))
 
 
 @triton.jit
@@ -66,13 +70,53 @@ def quantize_vectors(x, m, FORM_MOST: tl.constexpr, SCALE_TYPE: tl.constexpr):
 
 
 @triton.jit
+def quantize_to_int4(x, m, SCALE_TYPE: tl.constexpr):
+    """Quantize x [heads, dim] float32 to pairs of 4 bits [heads, dim / 2], as in quant/vectors.py.
+
+    m: [1, dim], dimensions that exist. Returns the pairs, and bfloat16 scales and offsets [heads].
+    """
+    low = tl.min(tl.where(m, x, float("inf")), 1)
+    high = tl.max(tl.where(m, x, float("-inf")), 1)
+    steps = INT4_RANGE + tl.zeros_like(low)
+    scale = tl.maximum(tl.div_rn(high, steps) - tl.div_rn(low, steps), MIN_SCALE)
+    scale += tl.sum(tl.where(m, x * 0.0, 0.0), 1)  # makes it NaN if a value is NaN or infinite
+    scale = round_to_dtype(scale, SCALE_TYPE)
+    offset = round_to_dtype(low - INT4_LEAST * scale.to(tl.float32), SCALE_TYPE)
+    x = tl.div_rn(x - offset.to(tl.float32)[:, None], tl.zeros_like(x) + scale.to(tl.float32)[:, None])
+    x = (x + ROUND_MAGIC) - ROUND_MAGIC
+    x = tl.where(x > INT4_MOST, INT4_MOST, tl.where(x < INT4_LEAST, INT4_LEAST, x))
+    even, odd = tl.split(tl.reshape(x.to(tl.int8), [x.shape[0], x.shape[1] // 2, 2]))
+    return (even & 15) | (odd << 4), scale, offset
+
+
+@triton.jit
+def rotate_vectors(x, STAGES: tl.constexpr, FACTOR: tl.constexpr):
+    """Multiply each 2**STAGES adjacent elements of x [heads, dim] by a Hadamard matrix, as in quant/vectors.py."""
+    HEADS: tl.constexpr = x.shape[0]
+    BLOCK: tl.constexpr = x.shape[1]
+    for i_stage in tl.static_range(STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+        pairs = tl.permute(tl.reshape(x, [HEADS, BLOCK >> (i_stage + 1), 2, 1 << i_stage]), (0, 1, 3, 2))
+        first, second = tl.split(pairs)
+        pairs = tl.join(first + second, first - second)
+        x = tl.reshape(tl.permute(pairs, (0, 1, 3, 2)), [HEADS, BLOCK])
+    return x * FACTOR
+
+
+@triton.jit
 def store_to_cache(
     p_rows, p_scale, x, slot, head, i, m, HEADS_KEPT: tl.constexpr, DIM: tl.constexpr, FORM_MOST: tl.constexpr
 ):
     """Write heads of a token to its cache slot, unless the slot is negative."""
     if slot >= 0:
         row = slot * HEADS_KEPT + head
-        if FORM_MOST > 0:
+        if FORM_MOST == INT4_MOST:
+            pairs, scale, offset = quantize_to_int4(x, i < DIM, p_scale.dtype.element_ty)
+            pair = tl.arange(0, x.shape[1] // 2)[None, :]
+            m_pair = (head[:, None] < HEADS_KEPT) & (pair < DIM // 2)
+            tl.store(p_rows + row[:, None] * (DIM // 2) + pair, pairs, mask=m_pair)
+            tl.store(p_scale + 2 * row, scale, mask=head < HEADS_KEPT)
+            tl.store(p_scale + 2 * row + 1, offset, mask=head < HEADS_KEPT)
+        elif FORM_MOST > 0:
             bits, scale = quantize_vectors(x, m, FORM_MOST, p_scale.dtype.element_ty)
             tl.store(p_rows + row[:, None] * DIM + i, bits, mask=m)
             tl.store(p_scale + row, scale, mask=head < HEADS_KEPT)
@@ -208,7 +252,10 @@ def rope_append_kernel(
     HALF: tl.constexpr,  # rotated pairs per head
     INTERLEAVED: tl.constexpr,
     GROWS: tl.constexpr,
-    FORM_MOST: tl.constexpr,  # largest value of the cache's 8-bit type; 0: it has more bits
+    FORM_MOST: tl.constexpr,  # largest value of the keys' 8-bit or 4-bit type; 0: they have more bits
+    VALUE_FORM_MOST: tl.constexpr,
+    STAGES: tl.constexpr,  # 2**STAGES adjacent dimensions of q and k are rotated together before they are stored
+    STAGES_FACTOR: tl.constexpr,
     HEADS: tl.constexpr,
     PART: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -239,6 +286,8 @@ def rope_append_kernel(
         if GROWS:
             growth = 1.0 + beta * tl.log(1.0 + tl.floor(tl.div_rn(position, original)))
             x *= round_to_dtype(growth, p_q.dtype.element_ty).to(tl.float32)
+        if STAGES > 0:
+            x = rotate_vectors(round_to_dtype(x, p_q.dtype.element_ty).to(tl.float32), STAGES, STAGES_FACTOR)
         tl.store(
             p_q + (token * Q_HEADS + head[:, None]) * DIM + i, round_to_dtype(x, p_q.dtype.element_ty), mask=m
         )
@@ -255,6 +304,8 @@ def rope_append_kernel(
             p, p_row, p_cos, p_sin, x_weight, y_weight, i, m, k_eps,
             K_KIND, K_HEADS * DIM if WHOLE else DIM, WHOLE, PART, HALF, INTERLEAVED,
         )  # fmt: skip
+        if STAGES > 0:
+            x = rotate_vectors(x, STAGES, STAGES_FACTOR)
         store_to_cache(p_k, p_k_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
     else:
         head = (program - Q_PROGRAMS - K_PROGRAMS) * HEADS + tl.arange(0, HEADS)
@@ -266,7 +317,7 @@ def rope_append_kernel(
         if VALUE_NORM:
             x *= tl.rsqrt(tl.sum(x * x, 1) / DIM + v_eps)[:, None]
             x = round_to_dtype(x, p_x.dtype.element_ty).to(tl.float32)
-        store_to_cache(p_v, p_v_scale, x, slot, head, i, m, K_HEADS, DIM, FORM_MOST)
+        store_to_cache(p_v, p_v_scale, x, slot, head, i, m, K_HEADS, DIM, VALUE_FORM_MOST)
 
 
 def rope_append_unsupported(
@@ -358,6 +409,9 @@ def rope_append(
         INTERLEAVED=bool(c.rope and c.rope.interleaved),
         GROWS=c.query_growth is not None,
         FORM_MOST=DTYPE_MAX.get(cache.k.dtype, 0.0),
+        VALUE_FORM_MOST=DTYPE_MAX.get(cache.v.dtype, 0.0),
+        STAGES=cache.rotation.bit_length() - 1,
+        STAGES_FACTOR=cache.rotation**-0.5,
         HEADS=BLOCK_HEADS,
         PART=BLOCK_COLUMNS,
         BLOCK=block,
@@ -366,7 +420,7 @@ def rope_append(
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:
-    def call(c: AttentionConfig, form: torch.dtype) -> object:
+    def call(c: AttentionConfig, form: KVDtype) -> object:
         meta, tokens = torch.device("meta"), 4
         own = c.kv_heads if c.kv_source is None else 0
         rows = (c.heads * (2 if c.output_gate else 1) + (1 if c.keys_as_values else 2) * own) * c.head_dim
@@ -386,4 +440,5 @@ def examples() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "32 + 8 heads of 128", lambda: call(llama, torch.bfloat16)
     yield "32 + 8 heads of 128, normed, INT8", lambda: call(qwen, torch.int8)
     yield "32 + 8 heads of 128, normed, FP8", lambda: call(qwen, torch.float8_e4m3fn)
+    yield "32 + 8 heads of 128, normed, INT4", lambda: call(qwen, INT4)
     yield "8 + 4 heads of 256, normed", lambda: call(gemma, torch.bfloat16)

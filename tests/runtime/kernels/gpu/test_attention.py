@@ -11,6 +11,7 @@ import torch
 
 from localllm.arch.config import AttentionConfig
 from localllm.plan.memory import MAX_RUNNING
+from localllm.quant.vectors import INT4, KVDtype
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.attention import attention
 from localllm.runtime.kernels.gpu import decode, prefill, splits
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.usefixtures("interpreter", "poisoned")
 BLOCKS, SIZE = 48, 16
 Spans = list[tuple[int, int]]  # (context, tokens that it brings)
 BF16, FP32 = torch.bfloat16, torch.float32
+K8V4 = (torch.int8, INT4)
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def step(spans: Spans) -> Batch:
     return replace(batch, block_table=table)
 
 
-def filled(batch: Batch, c: AttentionConfig, form: torch.dtype, spans: Spans, dtype: torch.dtype) -> KVCache:
+def filled(batch: Batch, c: AttentionConfig, form: KVDtype, spans: Spans, dtype: torch.dtype) -> KVCache:
     """NaN in every slot that is no sequence's."""
     generator = torch.Generator().manual_seed(0)
     rows = BLOCKS * SIZE, c.kv_heads, c.head_dim
@@ -88,13 +90,16 @@ MANY: Spans = [(3, 1), (70, 33)]
         (FEW, AttentionConfig(3, 1, 8, None, 0.3, window=7, sinks=True), torch.int8, BF16),
         (FEW, AttentionConfig(5, 1, 80, None, 0.1, softcap=2.0), torch.float8_e4m3fn, BF16),
         (FEW, AttentionConfig(3, 1, 10, None, 0.3, sinks=True), torch.float8_e4m3fn, FP32),
+        (FEW, AttentionConfig(3, 1, 8, None, 0.3, window=7, sinks=True), INT4, BF16),
+        (FEW, AttentionConfig(5, 1, 80, None, 0.1, softcap=2.0), K8V4, BF16),
+        (FEW, AttentionConfig(3, 1, 10, None, 0.3), INT4, FP32),
         ([(20, 16)], AttentionConfig(2, 1, 16, None, 0.3, window=9), None, BF16),
         ([(20, 1)], AttentionConfig(40, 1, 16, None, 0.3), None, BF16),
         ([(40, 1)], AttentionConfig(2, 1, 256, None, 0.06), None, BF16),
     ],
     ids=str,
 )
-def test_few_tokens(spans: Spans, c: AttentionConfig, form: torch.dtype | None, dtype: torch.dtype) -> None:
+def test_few_tokens(spans: Spans, c: AttentionConfig, form: KVDtype | None, dtype: torch.dtype) -> None:
     assert_checked(spans, c, form, dtype, "triton-decode")
 
 
@@ -106,17 +111,17 @@ def test_few_tokens(spans: Spans, c: AttentionConfig, form: torch.dtype | None, 
         ([(70, 70)], AttentionConfig(2, 2, 80, None, 0.1), None, BF16),
         ([(70, 20)], AttentionConfig(3, 1, 8, None, 0.3, window=7, sinks=True), torch.int8, BF16),
         (MANY, AttentionConfig(2, 1, 16, None, 0.3, sinks=True), torch.float8_e4m3fn, BF16),
+        ([(70, 20)], AttentionConfig(3, 1, 8, None, 0.3, window=7, sinks=True), K8V4, BF16),
+        (MANY, AttentionConfig(2, 1, 16, None, 0.3, softcap=1.5), INT4, BF16),
         ([(40, 18)], AttentionConfig(2, 1, 256, None, 0.06), None, BF16),
     ],
     ids=str,
 )
-def test_many_tokens(spans: Spans, c: AttentionConfig, form: torch.dtype | None, dtype: torch.dtype) -> None:
+def test_many_tokens(spans: Spans, c: AttentionConfig, form: KVDtype | None, dtype: torch.dtype) -> None:
     assert_checked(spans, c, form, dtype, "triton-prefill")
 
 
-def assert_checked(
-    spans: Spans, c: AttentionConfig, form: torch.dtype | None, dtype: torch.dtype, name: str
-) -> None:
+def assert_checked(spans: Spans, c: AttentionConfig, form: KVDtype | None, dtype: torch.dtype, name: str) -> None:
     batch, q = step(spans), queries(spans, c)
     sinks = torch.linspace(-2, 2, c.heads).bfloat16() if c.sinks else None
 
@@ -128,7 +133,7 @@ def assert_checked(
 
 
 def attended(
-    spans: Spans, c: AttentionConfig, form: torch.dtype, only: int | None = None, count: int | None = None
+    spans: Spans, c: AttentionConfig, form: KVDtype, only: int | None = None, count: int | None = None
 ) -> torch.Tensor:
     """Of all sequences, or of one alone with the last `count` tokens that it brings."""
     batch, q = step(spans), queries(spans, c)
@@ -163,10 +168,11 @@ def attended(
     [
         (AttentionConfig(2, 1, 16, None, 0.3), BF16),
         (AttentionConfig(3, 1, 16, None, 0.3, window=66), torch.int8),
+        (AttentionConfig(3, 1, 16, None, 0.3, window=66), INT4),
     ],
     ids=str,
 )
-def test_a_token_has_the_same_bits_in_any_batch_and_as_a_draft(c: AttentionConfig, form: torch.dtype) -> None:
+def test_a_token_has_the_same_bits_in_any_batch_and_as_a_draft(c: AttentionConfig, form: KVDtype) -> None:
     """Also where its neighbours' context is cut into longer chunks, and beside a sequence that brings many."""
     spans = [(5, 1), (258, 4), (90, 1)]  # chunks of one tile up to 256 tokens, then of two
     together = attended(spans, c, form)
@@ -260,7 +266,7 @@ def test_what_the_kernels_decline() -> None:
     odd = AttentionConfig(1, 1, 9, None, 0.3)
     cache = filled(batch, odd, torch.int8, spans, BF16)
     told = dict(explain("attention", queries(spans, odd), cache, batch, odd, None))
-    assert told["triton-decode"] == "an 8-bit cache is read in pairs, but heads have 9 dimensions"
+    assert told["triton-decode"] == "a quantized cache is read in pairs, but heads have 9 dimensions"
     assert told["triton-prefill"] == "no sequence brings more than 16 tokens"
 
 

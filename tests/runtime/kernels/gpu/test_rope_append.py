@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
-from localllm.quant.vectors import DTYPE_MAX, KV_DTYPES, dequantize_vectors
+from localllm.quant.vectors import DTYPE_MAX, EIGHT_BIT_DTYPES, INT4, KV_DTYPES, KVDtype, dequantize_vectors
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.rope_append import rope_append, rope_append_unsupported
 from localllm.runtime.kernels.norm import Norm
@@ -49,7 +49,7 @@ def batch_of(slot: Tensor) -> Batch:
     return Batch(POSITIONS, POSITIONS, start, start[1:], table, slot, none, 16, 1, 1)
 
 
-def cache_of(c: AttentionConfig, form: torch.dtype) -> KVCache:
+def cache_of(c: AttentionConfig, form: KVDtype) -> KVCache:
     cache = KVCache(2, 16, c.kv_heads, c.head_dim, form, CPU)
     for rows in (cache.k, cache.v, cache.k_scale, cache.v_scale):
         if rows is not None:
@@ -73,7 +73,7 @@ def arguments(c: AttentionConfig, dtype: torch.dtype, kind: str = "rms") -> tupl
     return held[:, 3:-5], angles, norms
 
 
-def both(c: AttentionConfig, dtype: torch.dtype, form: torch.dtype, kind: str = "rms") -> tuple:
+def both(c: AttentionConfig, dtype: torch.dtype, form: KVDtype, kind: str = "rms") -> tuple:
     """Return (q, gate, cache) of the kernel and of plain torch."""
     qkv, angles, norms = arguments(c, dtype, kind)
     caches, there = [cache_of(c, form) for _ in range(2)], SLOTS >= 0
@@ -109,37 +109,43 @@ def test_means_are_subtracted() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", KV_DTYPES)
-def test_eight_bits_are_those_of_plain_torch(form: str, dtype: torch.dtype) -> None:
-    (_, _, cache), (_, _, expected) = both(PLAIN, dtype, KV_DTYPES[form])
+@pytest.mark.parametrize("head_dim", [12, 16])
+def test_bits_are_those_of_plain_torch(form: str, dtype: torch.dtype, head_dim: int) -> None:
+    """With values in INT4, keys and queries are rotated in parts of 4 and of 16 dimensions."""
+    (q, _, cache), (expected_q, _, expected) = both(replace(PLAIN, head_dim=head_dim), dtype, KV_DTYPES[form])
+    assert torch.equal(q, expected_q)
     for name in ("k", "v", "k_scale", "v_scale"):
         got, wanted = as_bits(getattr(cache, name)), as_bits(getattr(expected, name))
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), name
 
 
 @pytest.mark.parametrize("form", KV_DTYPES)
-@pytest.mark.parametrize("name", ["normed", "keys as values", "partial, interleaved"])
-def test_eight_bits_of_turned_heads(name: str, form: str) -> None:
-    (_, _, cache), (_, _, expected) = both(VARIANTS[name], torch.bfloat16, KV_DTYPES[form])
+@pytest.mark.parametrize("name", ["normed", "keys as values", "partial, interleaved", "growing", "wide"])
+def test_bits_of_turned_heads(name: str, form: str) -> None:
+    (q, _, cache), (expected_q, _, expected) = both(VARIANTS[name], torch.bfloat16, KV_DTYPES[form])
+    torch.testing.assert_close(q, expected_q)
     there = SLOTS[SLOTS >= 0]
     for side in ("k", "v"):
         got, wanted = (
             dequantize_vectors(getattr(each, side)[there], getattr(each, side + "_scale")[there], torch.float32)
             for each in (cache, expected)
         )
-        step = wanted.abs().amax(-1, keepdim=True) / (127 if form == "int8" else 14)
+        most = {torch.int8: 127, torch.float8_e4m3fn: 14, INT4: 3.5}[getattr(cache, side).dtype]
+        step = wanted.abs().amax(-1, keepdim=True) / most
         assert ((got - wanted).abs() <= 1.02 * step).all()
         assert ((got - wanted).abs() > 1e-3 * step).sum() <= 3  # a last bit that fell the other way
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # NaN, whose scale is NaN too
-@pytest.mark.parametrize("form", KV_DTYPES)
-def test_every_number_of_eight_bits_and_all_between(form: str) -> None:
+@pytest.mark.filterwarnings("ignore:invalid value", "ignore:All-NaN slice")  # NaN, whose scale is NaN too
+@pytest.mark.parametrize("form", [*EIGHT_BIT_DTYPES, "int4"])
+def test_every_number_and_all_between(form: str) -> None:
     c = AttentionConfig(heads=1, kv_heads=1, head_dim=1024, rope=None, scale=1.0)
-    most, places = DTYPE_MAX[KV_DTYPES[form]], torch.tensor([0, 1, 2, 3, 4])
+    dtype = EIGHT_BIT_DTYPES.get(form, INT4)
+    most, places = DTYPE_MAX[dtype], torch.tensor([0, 1, 2, 3, 4])
     x = torch.linspace(-most, most, 1024).repeat(5, 3)
     x[1] = torch.logspace(-40, 2.2, 1024).repeat(3) * torch.tensor([1.0, -1.0]).repeat(1536)
     x[2], x[3, 1030], x[3, 2060], x[4, 1500] = 0.0, torch.nan, torch.inf, -torch.inf
-    got, expected = cache_of(c, KV_DTYPES[form]), cache_of(c, KV_DTYPES[form])
+    got, expected = cache_of(c, dtype), cache_of(c, dtype)
     rope_append(x, got, batch_of(places), c, None, None, None, 1e-5)
     rope_append_reference(x, expected, batch_of(places), c, None, None, None, 1e-5)
     for side in ("k", "v"):
