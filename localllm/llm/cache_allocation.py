@@ -19,7 +19,7 @@ from localllm.hardware.device import (
 )
 from localllm.hardware.processor import library_versions
 from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
-from localllm.quant.vectors import KVDtype
+from localllm.quant.vectors import KVDtype, kv_dtype_name
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.disk_folder import CacheFolder, log
@@ -162,7 +162,7 @@ class CacheAllocation:
             model=digest,
             name=spec.needs.name,
             dtype=dtype_name(spec.dtype),
-            kv_dtype=dtype_name(spec.kv_dtype),
+            kv_dtype=kv_dtype_name(spec.kv_dtype),
             activation_bits=activation_bits,
             block_size=engine.block_size,
             layers=len(spec.needs.config.layers),

@@ -21,6 +21,12 @@ E4M3_FROM_HALF = 2.0**8  # ratio of exponent biases: e4m3 has 7, float16 has 15
 E4M3_HALF_MASK = -0x4001  # the bits of a float16 that e4m3 shifted by seven has: all except the first exponent bit
 
 
+def kv_dtype_name(dtype: KVDtype) -> str:
+    """Return the name of a cache's dtype, as for `--kv-dtype`, or that of the model's dtype."""
+    names = {dtype: name for name, dtype in KV_DTYPES.items()}
+    return names.get(dtype) or str(dtype).removeprefix("torch.")
+
+
 def quantize_vectors(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Quantize x [..., dim] to `dtype` [..., dim], with scales [...] bfloat16; to INT4 as `quantize_to_int4`.
 

@@ -182,7 +182,7 @@ class RooflineCost:
         config: ModelConfig,
         weights: WeightBytes,
         element_bytes: int,
-        kv: tuple[int, int],
+        kv: tuple[float, float],
         rates: DeviceRates,
         source: str,
         step_s: float = 0.0,
