@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localllm.checkpoint.digest import digest_model
 from localllm.errors import DamagedModel, LocalLLMError, ModelNotFound, UsageError
 from localllm.files import parse_json
 from localllm.hub.names import RepoName
-from localllm.hub.resolve import model_in_cache
 
 FOLDER, SUFFIX, PARTIAL_SUFFIX, LOCK_SUFFIX = "layouts", ".weights", ".partial", ".lock"
 DIGEST_LENGTH = 24  # characters of each digest in a file's name
@@ -72,6 +70,8 @@ def model_key(model: Path) -> str:
 
     Large files that are not from the Hub are identified by samples of their content, size and time.
     """
+    from localllm.checkpoint.digest import digest_model  # weights are read without the Hub's library
+
     folder = model.parent if model.is_file() else model
     lines = [
         f"{file.path} {file.size} {file.sha256 or (file.samples, (folder / file.path).stat().st_mtime_ns)}\n"
@@ -109,6 +109,8 @@ def kept_files_of(repo: RepoName, removed: Iterable[str], cache: Path) -> list[K
     """Return the files of a download that is to be removed, unless its weights stay. removed: paths of files"""
     if not any(name.endswith((".safetensors", ".gguf")) for name in removed):
         return []
+    from localllm.hub.resolve import model_in_cache  # as above
+
     try:
         path = model_in_cache(repo)
     except ModelNotFound:  # it is incomplete, or there are several

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import localllm
-from localllm.checkpoint import kept_layouts
+from localllm.checkpoint import digest
 from localllm.checkpoint.kept_layouts import kept_files, writing
 from localllm.errors import UsageError
 from localllm.llm import kept_layout
@@ -186,7 +186,7 @@ def test_a_load_without_the_flag_looks_for_no_digest(
     def refuse(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(kept_layouts, "digest_model", refuse)
+    monkeypatch.setattr(digest, "digest_model", refuse)
     assert load(model).note == ""
 
 

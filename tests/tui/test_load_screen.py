@@ -54,7 +54,17 @@ async def test_a_model_is_pulled_and_every_phase_is_shown(slow, until):
         opening = app.screen.load_task
         await until(pilot, lambda: app.given)
         names = [phase.name for phase in opening.phases]
-        assert names == ["download", "import", "header", "tokenizer", "device", "weights", "cache", "compile"]
+        assert names == [
+            "download",
+            "import",
+            "header",
+            "tokenizer",
+            "device",
+            "weights",
+            "cache",
+            "compile",
+            "prefix cache",
+        ]
         assert all(phase.ended >= phase.began for phase in opening.phases)
         weights = next(phase for phase in opening.phases if phase.name == "weights")
         assert weights.done == weights.total > 5_000_000
