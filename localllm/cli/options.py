@@ -191,6 +191,19 @@ DraftModel = Annotated[
         panel=Panel.SPECULATION,
     ),
 ]
+
+
+def assumed_quant(panel: Panel) -> Any:
+    """Return the option for the quantization of a model whose weights are not read."""
+    return option(
+        "--quant",
+        text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
+        metavar="QUANT",
+        panel=panel,
+        choices=("int8", "int4", "q8_0", "q4_k_m"),
+    )
+
+
 ArtefactQuant = Annotated[
     str | None,
     option(

@@ -54,16 +54,7 @@ def plan(
         int | None,
         options.option("--prompt", text="Prompt length for TTFT, in tokens; default: 512.", metavar="TOKENS"),
     ] = None,
-    quant: Annotated[
-        str | None,
-        options.option(
-            "--quant",
-            text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
-            metavar="QUANT",
-            panel=options.Panel.MODEL,
-            choices=("int8", "int4", "q8_0", "q4_k_m"),
-        ),
-    ] = None,
+    quant: Annotated[str | None, options.assumed_quant(options.Panel.MODEL)] = None,
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,

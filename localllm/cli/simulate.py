@@ -20,6 +20,8 @@ from localllm.plan.weights import check_quant
 from localllm.settings import Settings
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
+BATCHING = ("continuous", "dynamic", "static")
+ORDERS = ("fcfs", "shortest")
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
@@ -121,22 +123,8 @@ def simulate(
         float | None,
         options.option("--speed", text="Speed of the trace; default: 1.", metavar="X", panel=options.Panel.LOAD),
     ] = None,
-    context: Annotated[
-        int | None,
-        options.option(
-            text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=options.Panel.LOADING
-        ),
-    ] = None,
-    quant: Annotated[
-        str | None,
-        options.option(
-            "--quant",
-            text="Quantization to assume: int8, int4, q8_0 or q4_k_m.",
-            metavar="QUANT",
-            panel=options.Panel.LOADING,
-            choices=("int8", "int4", "q8_0", "q4_k_m"),
-        ),
-    ] = None,
+    context: options.Context = None,
+    quant: Annotated[str | None, options.assumed_quant(options.Panel.LOADING)] = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     chunk: Annotated[
@@ -173,7 +161,7 @@ def simulate(
             text="Batching: continuous, dynamic or static; default: continuous.",
             metavar="NAME",
             panel=options.Panel.ENGINE,
-            choices=("continuous", "dynamic", "static"),
+            choices=BATCHING,
         ),
     ] = "continuous",
     batch_size: Annotated[
@@ -201,7 +189,7 @@ def simulate(
             text="Order of the queue: fcfs or shortest; default: fcfs.",
             metavar="NAME",
             panel=options.Panel.ENGINE,
-            choices=("fcfs", "shortest"),
+            choices=ORDERS,
         ),
     ] = "fcfs",
     no_admission: Annotated[
@@ -319,7 +307,7 @@ def simulate(
     settings = Settings.from_environment()
     check_quant(quant)
     load_options = LoadOptions(context, 1, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    check_choices(batching=(batching, ("continuous", "dynamic", "static")), order=(order, ("fcfs", "shortest")))
+    check_choices(batching=(batching, BATCHING), order=(order, ORDERS))
     if efficiency and device in (None, *LOCAL_DEVICES):
         raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
     check_combinations(ctx.params)

@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import numpy as np
 import torch
 
-from localllm.runtime.engine import Engine, StepInFlight, TokenEvent
+from localllm.runtime.engine import Engine, StepInFlight, TokenEvent, step_shape
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.runner import Runner
 from localllm.runtime.scheduler import CHUNK_TIMES_KEPT, ScheduledTokens, priority_key
@@ -175,27 +175,15 @@ class SimulatedEngine(Engine):
 
     def shape_of(self, work: ScheduledTokens) -> tuple[StepShape, list[Sequence]]:
         """Return the shape of a scheduled step, and the sequences that are sampled in it."""
-        sampling: list[Sequence] = []
-        tokens = context = prompts = prompt_tokens = prompt_context = pairs = 0
-        for sequence, count in work:
-            state = sequence.state
-            assert state
-            length = state.length
-            if not sequence.pending:
-                sampling.append(sequence)
-            if length > sequence.prompt_len and count == 1 + len(sequence.draft_ids):
-                tokens += count
-                context += length
-            else:
-                prompts += 1
-                prompt_tokens += count
-                prompt_context += length
-                pairs += count * (2 * length - count + 1) // 2
-        decoding = len(work) - prompts + self.padding_sequences
-        if self.padding_sequences and len(work) > prompts:
-            context += self.padding_sequences * context // (len(work) - prompts)
-            tokens += self.padding_sequences
-        return StepShape(decoding, tokens, context, prompts, prompt_tokens, prompt_context, pairs), sampling
+        shape = step_shape(work)
+        if padding := self.padding_sequences:
+            decoding = shape.sequences
+            shape = shape._replace(
+                sequences=decoding + padding,
+                tokens=shape.tokens + (padding if decoding else 0),
+                context=shape.context + (padding * shape.context // decoding if decoding else 0),
+            )
+        return shape, [sequence for sequence, _ in work if not sequence.pending]
 
     def commit(self) -> list[TokenEvent]:
         launched, self.in_flight = self.in_flight, None

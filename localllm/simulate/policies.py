@@ -13,9 +13,6 @@ from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks
 from localllm.runtime.scheduler import Scheduler
 from localllm.runtime.sequence import Sequence
 
-BATCHING = ("continuous", "dynamic", "static")
-ORDERS = ("fcfs", "shortest")
-
 
 class CountingBlockPool(BlockPool):
     """A pool without a prefix cache, which only counts its blocks: without common prefixes, no decision depends on
