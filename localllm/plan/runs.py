@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from localllm.files import write_atomic
 
@@ -20,6 +20,8 @@ MAX_RUNS = 256  # in the file
 MAX_FILE_BYTES = 1_000_000  # that are read
 SELF_TEST_FILE = "gpu-selftest.jsonl"  # in the home folder: runs of generated models on its GPUs
 COMPARABLE_FACTOR = 4.0  # models that read up to this many times more or fewer bytes per step reach similar rates
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,28 @@ def write(file: Path, runs: list[Run], note: Callable[[str], None]) -> None:
 
 def read(file: Path, note: Callable[[str], None]) -> list[Run]:
     """Return the runs of a file, skipping invalid lines with a note."""
+    return read_entries(file, MAX_FILE_BYTES, parse, note)
+
+
+def read_entries(
+    file: Path, limit: int, parse: Callable[[bytes], T | None], note: Callable[[str], None]
+) -> list[T]:
+    """Return the entries of a file with one per line, skipping invalid lines with a note.
+
+    limit: bytes that are read; parse: returns None for an invalid line
+    """
     try:
         with file.open("rb") as stream:
-            lines = stream.read(MAX_FILE_BYTES).splitlines()
+            lines = stream.read(limit).splitlines()
     except FileNotFoundError:
         return []
     except OSError as error:
         note(f"note: {file} cannot be read: {error}")
         return []
-    runs = [run for run in map(parse, lines) if run]
-    if len(runs) < len(lines):
-        note(f"note: {len(lines) - len(runs)} of {len(lines)} lines of {file} are invalid and ignored")
-    return runs
+    entries = [entry for entry in map(parse, lines) if entry]
+    if len(entries) < len(lines):
+        note(f"note: {len(lines) - len(entries)} of {len(lines)} lines of {file} are invalid and ignored")
+    return entries
 
 
 def parse(line: bytes) -> Run | None:

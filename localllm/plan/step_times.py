@@ -13,7 +13,9 @@ from threading import Lock
 from typing import Any
 
 from localllm.files import write_atomic
+from localllm.plan.runs import read_entries
 
+FILE = "steps.jsonl"
 MAX_STEPS = 4096  # of a setup: the newest
 MAX_SETUPS = 16
 MAX_FILE_BYTES = 16_000_000  # that are read
@@ -37,7 +39,7 @@ class StepSetup:
 def record(home: Path, setup: StepSetup, steps: Iterable[StepTime], note: Callable[[str], None]) -> None:
     """Add steps to those of a setup, dropping the oldest. note: receives the reason if that fails"""
     with write_lock:
-        add(home / "steps.jsonl", setup, steps, note)
+        add(home / FILE, setup, steps, note)
 
 
 def add(file: Path, setup: StepSetup, steps: Iterable[StepTime], note: Callable[[str], None]) -> None:
@@ -56,18 +58,7 @@ def add(file: Path, setup: StepSetup, steps: Iterable[StepTime], note: Callable[
 
 def read(file: Path, note: Callable[[str], None]) -> dict[StepSetup, list[StepTime]]:
     """Return the steps of each setup, skipping invalid lines with a note."""
-    try:
-        with file.open("rb") as stream:
-            lines = stream.read(MAX_FILE_BYTES).splitlines()
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        note(f"note: {file} cannot be read: {error}")
-        return {}
-    parsed = [entry for entry in map(parse, lines) if entry]
-    if len(parsed) < len(lines):
-        note(f"note: {len(lines) - len(parsed)} of {len(lines)} lines of {file} are invalid and ignored")
-    return dict(parsed)
+    return dict(read_entries(file, MAX_FILE_BYTES, parse, note))
 
 
 def parse(line: bytes) -> tuple[StepSetup, list[StepTime]] | None:

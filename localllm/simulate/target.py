@@ -136,7 +136,7 @@ def fitted_target(
 def measured_steps(home: Path, setup: StepSetup, note: Callable[[str], None]) -> list[step_times.StepTime] | None:
     """Return the steps of a model that this machine has measured, with another number of threads if there are none
     with the same; None if they are too few."""
-    setups = step_times.read(home / "steps.jsonl", note)
+    setups = step_times.read(home / step_times.FILE, note)
     steps = setups.get(setup) or next(
         (rows for each, rows in reversed(setups.items()) if replace(each, threads=setup.threads) == setup), []
     )
