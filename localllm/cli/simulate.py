@@ -446,7 +446,7 @@ def choose_target(
     if expectation is None:
         return roofline_target(header, hardware, load_options, name=name)
     reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
-    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured by `serve`"
+    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured (see `bench`)"
     return roofline_target(
         header, reached, load_options, name=name, shares=(1.0, 1.0), step_s=expectation.step_s, source=source
     )

@@ -185,7 +185,8 @@ def step_setup(
     needs = model_needs(header, config, target.type, options, name=name)
     threads = threads_for(needs.weights.total, settings.threads)
     shown = device_name(target)
-    return StepSetup(name, shown, needs.dtype, needs.kv_dtype, threads), shown
+    model = f"{name} in {options.quant.upper()}" if options.quant else name  # as `--quant` names what it makes
+    return StepSetup(model, shown, needs.dtype, needs.kv_dtype, threads), shown
 
 
 def expected_rates(
