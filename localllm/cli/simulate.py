@@ -418,6 +418,7 @@ def choose_target(
     from localllm.simulate.target import (
         ASSUMED_BANDWIDTH_SHARE,
         ASSUMED_FLOPS_SHARE,
+        CPU_SEQUENCE_S,
         fitted_target,
         measured_steps,
         parse_shares,
@@ -442,13 +443,22 @@ def choose_target(
             header, memory, load_options, steps, name=name, device_name=device_name, origin=origin
         )
     with status(f"measuring this machine for {name}"):
-        hardware, expectation = expect_on_device(header, load_options, chosen, settings, name=name, note=note)
+        hardware, expectation = expect_on_device(
+            header, load_options, chosen, settings, name=name, note=note, by_answers=False
+        )
     if expectation is None:
         return roofline_target(header, hardware, load_options, name=name)
     reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
     source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured (see `bench`)"
     return roofline_target(
-        header, reached, load_options, name=name, shares=(1.0, 1.0), step_s=expectation.step_s, source=source
+        header,
+        reached,
+        load_options,
+        name=name,
+        shares=(1.0, 1.0),
+        step_s=expectation.step_s,
+        sequence_s=CPU_SEQUENCE_S if hardware.device_type == "cpu" else 0.0,
+        source=source,
     )
 
 

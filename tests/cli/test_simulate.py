@@ -53,6 +53,32 @@ def test_decode_step_of_roofline(localllm, llama):
     assert found["bandwidth_share"] == pytest.approx(0.69, abs=0.04)
 
 
+def test_slow_answers_do_not_slow_down_a_batch(localllm):
+    """The overheads in an answer's rate are those of a step, and not of every byte that 128 sequences read."""
+    settings = Settings.from_environment()
+    options, home = LoadOptions(None, 1, None, "auto", "auto"), settings.home
+    setup, _ = step_setup(read_header(resolve_model("demo").path), options, "cpu", settings, name="demo")
+    slow = {
+        "model": "demo",
+        "device": setup.device,
+        "dtype": setup.dtype,
+        "form": "INT8",
+        "threads": setup.threads,
+    }
+    slow |= {
+        "threads": setup.threads,
+        "context": 110,
+        "bytes_per_token": 6.3e6,
+        "tokens_per_s": 20.0,
+        "flops_per_s": 2e10,
+    }
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "runs.jsonl").write_text(json.dumps(slow) + "\n")
+    found = simulate(localllm, "demo", "--device", "cpu", "--users", "128", "--requests", "200")
+    assert "matrix products" in found["step_times"]
+    assert found["tpot_s"]["p50"] < 0.2
+
+
 def test_capacity(localllm, llama):
     """The highest load is within the objectives, and a load a tenth above is not."""
     flags = ("--device", "h100", "--requests", "300", "--slo", "ttft=500ms,tpot=20ms")
