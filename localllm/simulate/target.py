@@ -114,6 +114,7 @@ def roofline_target(
         engine_setup(checked_memory(fit), device.device_type),
         make_cost,
         ReachedRates(device.bandwidth, device.flops),
+        device.watts,
     )
 
 

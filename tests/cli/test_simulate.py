@@ -6,6 +6,7 @@ import random
 import pytest
 
 from localllm.checkpoint.header import read_header
+from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
 from localllm.plan.expected import step_setup
@@ -97,6 +98,26 @@ def test_price_and_power(localllm, llama):
     per_token = found["duration_s"] / found["output_tokens"]
     assert found["cost_per_million_tokens"] == pytest.approx(3 / 3600 * per_token * 1e6)
     assert found["joules_per_token"] == pytest.approx(700 * per_token * found["busy"])
+
+
+def test_list_price_and_maximum_power(localllm, llama, tmp_path):
+    flags = ("--device", "h100", "--rate", "2", "--requests", "40")
+    found = simulate(localllm, llama, *flags)
+    listed = find_price("H100 SXM")
+    assert (found["price_per_hour"], found["watts"]) == (listed.per_hour, 700)
+    assert "USD per hour" in found["price_source"] and f"{listed.date:%B %Y}" in found["price_source"]
+    code, out, _ = localllm("simulate", llama, *flags)
+    text = " ".join(out.split())
+    assert code == 0 and f"at {found['price_source']}" in text and "at 700 W" in text
+
+    own = tmp_path / "prices.toml"
+    own.write_text('currency = "EUR"\n[devices."h100"]\nper_hour = 2.5\n')
+    mine = simulate(localllm, llama, *flags, "--prices", str(own))
+    assert mine["price_source"] == "2.5 EUR per hour"
+    per_hour = mine["cost_per_million_tokens"] / found["cost_per_million_tokens"]
+    assert per_hour == pytest.approx(2.5 / listed.per_hour)
+    code, _, err = localllm("simulate", llama, "--device", "a100", "--rate", "2", "--prices", str(own))
+    assert code == 2 and "has no price of A100 SXM 80GB" in err
 
 
 def test_sensitivity(localllm, llama):
