@@ -32,7 +32,7 @@ from localllm.server.guard import ConnectionLimits, Guard, error_response
 from localllm.server.inventory import Inventory
 from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
 from localllm.server.models import ModelPool
-from localllm.server.prometheus import ServerMetrics
+from localllm.server.prometheus import ServerMetrics, TokenPrice
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
@@ -44,12 +44,14 @@ def create_app(
     *,
     log_prompts: bool = False,
     strict: bool = False,
+    token_price: TokenPrice | None = None,
 ) -> Starlette:
     """Build the application that serves `models`.
 
-    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect.
+    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect; token_price: counts
+    the cost of each key.
     """
-    metrics = ServerMetrics(models)
+    metrics = ServerMetrics(models, token_price)
     inventory = Inventory(models.aliases)
     routers = (
         openai.router(models),

@@ -131,7 +131,10 @@ class Guard:
                 return preflight_response(headers)  # browsers send no key with a preflight
         body.check_framing()
         try:
-            CACHE_SCOPE.set(self.access.check_key(headers))
+            key = self.access.check_key(headers)
+            CACHE_SCOPE.set(self.access.cache_scope(key))
+            if stats := current_request_stats():
+                stats.key = self.access.key_label(key)
         except MissingKey:
             if not (reading and PUBLIC_PATHS.fullmatch(scope["path"])):
                 raise
