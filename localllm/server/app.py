@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from localllm.errors import LocalLLMError, NoSuchRoute
+from localllm.errors import LocalLLMError, NoSuchRoute, QueueFull
 from localllm.server import (
     admin,
     anthropic,
@@ -31,7 +31,7 @@ from localllm.server.access import AccessPolicy
 from localllm.server.guard import ConnectionLimits, Guard, error_response
 from localllm.server.inventory import Inventory
 from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
-from localllm.server.models import ModelPool
+from localllm.server.models import ModelPool, run_in_daemon_thread
 from localllm.server.prometheus import ServerMetrics, TokenPrice
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -84,6 +84,10 @@ def create_app(
 
 
 async def handle_error(request: Request, error: Any) -> Response:
+    if isinstance(error, QueueFull):
+        if not error.forecast.is_fresh:
+            await run_in_daemon_thread(error.forecast.refresh)
+        error.retry_after = error.forecast.retry_after()
     return error_response(cast(LocalLLMError, error), request.url.path)
 
 
