@@ -26,6 +26,7 @@ from localllm.quality.report import Quality
 from localllm.receipts import receipt
 from localllm.server.models import ModelEvent
 from localllm.simulate.capacity import Sensitivity
+from localllm.simulate.serving import ServingOption
 from localllm.simulate.simulation import EngineSetup
 from localllm.tui.top_board import ModelSnapshot, ServerSnapshot, Throughput
 
@@ -355,6 +356,20 @@ class QuantizationChoice(TypedDict):
     ceiling: Speed
 
 
+class PlannedServing(TypedDict):
+    """Users within latency objectives, with --slo."""
+
+    users: int
+    think_s: float
+    prompt: str  # median and spread
+    output: str
+    objectives_s: dict[str, float]
+    attainment: float
+    options: list[ServingOption]  # in the order of their loss of quality, to the first that serves the users
+    choice: str | None  # flags of that; null if none does
+    devices: int | None  # that the users need with the best setting; null if it serves none
+
+
 class PlanResult(TypedDict):
     """Estimated memory use and speed of a model: docs/plan.md."""
 
@@ -392,6 +407,7 @@ class PlanResult(TypedDict):
     estimate: Estimate | None  # of a GPU that was never measured
     quantizations: list[QuantizationChoice]
     best: str | None
+    serving: PlannedServing | None  # with --slo
 
 
 class RetainedFile(TypedDict):

@@ -3,7 +3,7 @@
 import json
 import textwrap
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
+from localllm.cli.progress import status_line
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import (
     format_bytes,
@@ -19,6 +20,7 @@ from localllm.formatting import (
     format_rate,
     format_seconds,
     format_table,
+    parse_duration,
 )
 from localllm.hardware.catalog import find_device
 from localllm.hub.resolve import missing_repo, resolve_model
@@ -31,6 +33,11 @@ from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS, check_quant
 from localllm.settings import Settings
 
+if TYPE_CHECKING:
+    from localllm.simulate.serving import ServingPlan  # imports torch
+
+DEFAULT_THINK = "20s"
+MIN_REQUESTS, ENOUGH_REQUESTS = 300, 1000  # of a simulation, where they are a few of each user
 PAGE_WIDTH = 80
 VALUE_WIDTH = 62  # columns of values beside the longest label, so that lines have at most 80
 BOUND_NAMES = {"memory": "reading memory", "compute": "computing"}
@@ -54,6 +61,28 @@ def plan(
         int | None,
         options.option("--prompt", text="Prompt length for TTFT, in tokens; default: 512.", metavar="TOKENS"),
     ] = None,
+    slo: Annotated[
+        str | None,
+        options.option(
+            "--slo",
+            text="Objectives, such as ttft=500ms,tpot=50ms: simulate the users, and find settings for them.",
+            metavar="NAME=TIME,...",
+        ),
+    ] = None,
+    think: Annotated[
+        str | None,
+        options.option(
+            "--think",
+            text="With --slo: mean time between an answer and a user's next request; default: 20s.",
+            metavar="TIME",
+        ),
+    ] = None,
+    output: Annotated[
+        int | None,
+        options.option(
+            "--output", text="With --slo: median answer length, in tokens; default: 128.", metavar="TOKENS"
+        ),
+    ] = None,
     quant: Annotated[str | None, options.assumed_quant(options.Panel.MODEL)] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -65,13 +94,19 @@ def plan(
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. Reads no weights,
     and works for models that are still on the Hub: memory use and speed are computed from the model's metadata,
     for this machine or for a named GPU. Exits with code 3 if the model does not fit.
+
+    With --slo, --users are people who read, think and ask again, instead of contexts that are full at once: the
+    engine is simulated with them, as by `localllm simulate`.
     """
     out = StdoutWriter()
     settings = Settings.from_environment()
     if gpu and device:
         raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
     check_quant(quant)  # before the header is downloaded
-    load_options = LoadOptions(context, users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
+    limits = parse_serving_flags(slo, think, output, users)
+    load_options = LoadOptions(
+        context, 1 if slo else users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype
+    )
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
@@ -84,9 +119,123 @@ def plan(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
         result = make_plan(header, hardware, load_options, name=name, prompt=prompt, expectation=expectation)
-    out.write((json.dumps(plan_json(result), indent=1) if as_json else format_plan(result)) + "\n")
+    serving = None
+    if limits:
+        lengths = {"prompt": prompt, "output": output}
+        think_s = parse_duration(think or DEFAULT_THINK)
+        serving = simulate_users(
+            name, header, result, load_options, limits, users, think_s, lengths, gpu, device or "auto", settings
+        )
+    if as_json:
+        out.write(json.dumps(plan_json(result) | {"serving": serving_json(serving)}, indent=1) + "\n")
+    else:
+        out.write(format_plan(result) + (f"\n\n{format_serving(serving)}" if serving else "") + "\n")
     if not result.fit.fits:
         raise typer.Exit(DoesNotFit.exit_code)
+
+
+def parse_serving_flags(slo: str | None, think: str | None, output: int | None, users: int) -> dict[str, float]:
+    """Return the limits of `--slo` in seconds, none without it. Raises UsageError for flags that need it."""
+    if slo is None:
+        for flag, value in (("--think", think), ("--output", output)):
+            if value is not None:
+                raise UsageError(f"{flag} needs --slo", "add it, or leave it out")
+        return {}
+    from localllm.cli.simulate import parse_objectives
+
+    if users < 1 or (output is not None and output < 1):
+        raise UsageError("--users and --output count from 1", "give whole numbers from 1")
+    return parse_objectives(slo)
+
+
+def simulate_users(
+    name: str,
+    header: Header,
+    plan: Plan,
+    load_options: LoadOptions,
+    limits: dict[str, float],
+    users: int,
+    think_s: float,
+    lengths: dict[str, int | None],
+    gpu: str | None,
+    device: str,
+    settings: Settings,
+) -> "ServingPlan":
+    """Simulate users with settings of decreasing quality. lengths: of prompts and answers, None for a default"""
+    from localllm.cli.simulate import default_lengths, target_of
+    from localllm.simulate.capacity import Objective
+    from localllm.simulate.load import Lengths, LoadPlan
+    from localllm.simulate.serving import plan_serving, serving_settings
+    from localllm.simulate.target import Target
+
+    def make_target(changed: LoadOptions) -> Target:
+        return target_of(name, header, changed, gpu, device, settings)
+
+    def make_load(target: Target) -> LoadPlan:
+        drawn = default_lengths(target.setup.context)
+        drawn |= {which: Lengths(tokens, drawn[which].sigma) for which, tokens in lengths.items() if tokens}
+        requests = max(MIN_REQUESTS, min(4 * users, ENOUGH_REQUESTS), 2 * users)
+        return LoadPlan(users=users, think_s=think_s, requests=requests, max_len=target.setup.capacity, **drawn)
+
+    can_quantize = load_options.quant is None and not plan.stored_as
+    tried = serving_settings(load_options, find_device(gpu) if gpu else None, can_quantize=can_quantize)
+    with status_line() as show_status:
+        return plan_serving(tried, make_target, make_load, Objective(limits), show_status)
+
+
+def format_serving(serving: "ServingPlan") -> str:
+    """Table of the settings that were simulated, and a sentence with the answer."""
+    from localllm.simulate.report import LABELS, describe_load
+
+    head = ("SETTINGS", "USERS SERVED", f"MET BY {serving.users}", "TTFT p95", "TPOT p95")
+    rows = [
+        (option.flags or "as planned", "does not fit", "-", "-", "-")
+        if option.refusal
+        else (
+            option.flags or "as planned",
+            str(option.capacity),
+            "-" if option.met is None else f"{option.met:.0%}",
+            "-" if option.ttft_p95_s is None else format_seconds(option.ttft_p95_s),
+            "-" if option.tpot_p95_s is None else format_seconds(option.tpot_p95_s),
+        )
+        for option in serving.options
+    ]
+    objective = serving.objective
+    limits = ", ".join(f"{LABELS[name]} <= {limit * 1e3:g} ms" for name, limit in objective.limits.items())
+    promise = f"within {limits} for {objective.attainment:.0%} of the requests"
+    choice, best, devices = serving.choice, serving.best, serving.devices
+    if choice:
+        settings = f" with {choice.flags}" if choice.flags else ""
+        answer = f"{serving.users} users are served{settings} {promise}; this device serves {choice.capacity}"
+    elif best:
+        settings = f" with {best.flags}" if best.flags else ""
+        answer = (
+            f"this device serves {best.capacity} users{settings} {promise}: {serving.users} need {devices} of it"
+        )
+    else:
+        answer = f"no user is served {promise}"
+    source = next((option.step_times for option in serving.options if option.step_times), "")
+    lines = [describe_load(serving.load, None), f"step times: {source}", answer]
+    return "\n".join([format_table([head, *rows]), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
+
+
+def serving_json(serving: "ServingPlan | None") -> dict[str, Any] | None:
+    """Object of `--json` for `--slo`; None without it."""
+    if serving is None:
+        return None
+    load = serving.load
+
+    return {
+        "users": serving.users,
+        "think_s": load.think_s,
+        "prompt": str(load.prompt),
+        "output": str(load.output),
+        "objectives_s": serving.objective.limits,
+        "attainment": serving.objective.attainment,
+        "options": [asdict(option) for option in serving.options],
+        "choice": serving.choice.flags if serving.choice else None,
+        "devices": serving.devices,
+    }
 
 
 def read_or_fetch_header(

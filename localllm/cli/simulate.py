@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from localllm.checkpoint.header import Header
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, flag_name, note, status
 from localllm.cli.progress import status_line
@@ -439,6 +440,23 @@ def choose_target(
 ) -> Any:
     """Return the model on the device. On this machine, step durations are measured ones if there are enough."""
     from localllm.cli.plan import read_or_fetch_header
+
+    local = (device or settings.device).partition(":")[0] in LOCAL_DEVICES
+    gpu = None if local else device
+    name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
+    return target_of(name, header, load_options, gpu, device or settings.device, settings, efficiency)
+
+
+def target_of(
+    name: str,
+    header: Header,
+    load_options: LoadOptions,
+    gpu: str | None,
+    chosen: str,
+    settings: Settings,
+    efficiency: str | None = None,
+) -> Any:
+    """Return a model on a GPU of the catalogue, or on a device of this machine. chosen: the latter"""
     from localllm.simulate.target import (
         ASSUMED_BANDWIDTH_SHARE,
         ASSUMED_FLOPS_SHARE,
@@ -449,16 +467,12 @@ def choose_target(
         roofline_target,
     )
 
-    local = (device or settings.device).partition(":")[0] in LOCAL_DEVICES
-    gpu = None if local else device
-    name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     if gpu:
         shares = parse_shares(efficiency) if efficiency else (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE)
         return roofline_target(header, find_device(gpu), load_options, name=name, shares=shares)
     from localllm.cli.loading import free_memory
     from localllm.plan.expected import expect_on_device, step_setup
 
-    chosen = device or settings.device
     memory = free_memory(chosen)
     setup, device_name = step_setup(header, load_options, chosen, settings, name=name)
     if steps := measured_steps(settings.home, setup, note):

@@ -40,6 +40,46 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
     assert "EXPECTED" not in out  # nothing was measured on that GPU
 
 
+SLO = ("--slo", "ttft=1s,tpot=25ms", "--think", "5s")
+
+
+def test_users_within_objectives(localllm, llama):
+    code, out, err = localllm("plan", llama, "--gpu", "h100", "--users", "20", *SLO, "--json")
+    assert (code, err) == (0, "")
+    serving = json.loads(out)["serving"]
+    [option] = serving["options"]  # the first serves them
+    assert serving["choice"] == "" and serving["devices"] == 1 and serving["think_s"] == 5
+    assert option["capacity"] >= 20 and option["met"] >= 0.95 and 0 < option["ttft_p95_s"] <= 1
+    code, out, _ = localllm("plan", llama, "--gpu", "h100", "--users", "20", *SLO)
+    text = " ".join(out.split())
+    assert "20 users are served within TTFT <= 1000 ms, TPOT <= 25 ms for 95% of the requests" in text
+    assert f"this device serves {option['capacity']}" in text
+    assert all(len(line) <= 80 for line in out.splitlines())
+
+
+@pytest.mark.slow
+def test_settings_that_serve_more_users(localllm, llama):
+    """16 GB of weights leave a 24 GB card few users; quantized ones more."""
+    flags = ("--gpu", "4090", "--users", "400", "--prompt", "600", "--output", "60", *SLO)
+    _, out, _ = localllm("plan", llama, *flags, "--json")
+    serving = json.loads(out)["serving"]
+    assert [option["flags"] for option in serving["options"]][:3] == ["", "--kv-dtype fp8", "--quant int8"]
+    best = max(option["capacity"] for option in serving["options"])
+    assert best > serving["options"][0]["capacity"] > 0
+    assert serving["choice"] is None and serving["devices"] == -(-400 // best)
+    assert serving["prompt"].startswith("600 ") and serving["output"].startswith("60 ")
+    _, out, _ = localllm("plan", llama, *flags, "--quant", "int4", "--kv-dtype", "int8", "--json")
+    [only] = json.loads(out)["serving"]["options"]
+    assert only["flags"] == "--quant int4 --kv-dtype int8"
+
+
+def test_flags_of_simulated_users(localllm, llama):
+    code, _, err = localllm("plan", llama, "--gpu", "h100", "--think", "5s")
+    assert code == 2 and "--think needs --slo" in err
+    code, _, err = localllm("plan", llama, "--gpu", "h100", "--slo", "itl=5ms")
+    assert code == 2 and "itl" in err
+
+
 def test_keys_and_values_in_8_bits(localllm, llama, monkeypatch):
     code, out, _ = localllm("plan", llama, "--gpu", "4090", "--context", "8192", "--kv-dtype", "int8")
     assert code == 0
