@@ -23,6 +23,7 @@ from torch import Tensor
 from localllm.arch.config import AttentionConfig, RopeConfig
 from localllm.quant.vectors import INT4, KV_DTYPES, KVDtype
 from localllm.runtime.batch import Batch
+from localllm.runtime.kernels.attention import append_and_attend
 from localllm.runtime.kernels.elementwise import sigmoid
 from localllm.runtime.kernels.gpu.decode import (
     attention_unsupported,
@@ -31,7 +32,7 @@ from localllm.runtime.kernels.gpu.decode import (
     score_arguments,
     tile_rows,
 )
-from localllm.runtime.kernels.gpu.launch import allow_next_kernel, launch_kernel, wait_for_inputs
+from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.paged import (
     EXAMPLE_CONTEXT,
     FORM_INT4,
@@ -278,6 +279,8 @@ def rope_decode_unsupported(
         return f"there are more than {MAX_SEQUENCES} sequences"
     if config.qk_norm == "whole":
         return "heads are normalized together"
+    if gpu_of(qkv.device).amd_arch.startswith("gfx1"):  # it spilled up to 187 of 256
+        return "RDNA has too few registers"
     if triton.next_power_of_2(config.head_dim) * qkv.element_size() > MAX_HEAD_BYTES:
         return f"heads have more than {MAX_HEAD_BYTES} bytes"
     if reason := rope_append_unsupported(qkv, cache, batch, config, angles, q_norm, k_norm, eps):
@@ -373,8 +376,6 @@ def example(c: AttentionConfig, form: KVDtype) -> Callable[[], object]:
         half = c.rope.dim // 2 if c.rope else 0
         angles = empty(1, 1, half, dtype=torch.float32), empty(1, 1, half, dtype=torch.float32)
         qkv, sinks = empty(1, (c.heads + 2 * c.kv_heads) * c.head_dim), empty(c.heads) if c.sinks else None
-        arguments = qkv, cache, meta_batch(1, 1), c, angles, norm, norm, 1e-6, sinks
-        assert rope_decode_unsupported(*arguments) is None
-        return rope_decode(*arguments)
+        return append_and_attend(qkv, cache, meta_batch(1, 1), c, angles, norm, norm, 1e-6, sinks)
 
     return call

@@ -10,6 +10,7 @@ from localllm.arch.config import AttentionConfig, QueryScaling, RopeConfig
 from localllm.quant.vectors import INT4, KV_DTYPES, KVDtype
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.attention import append_and_attend_reference
+from localllm.runtime.kernels.gpu.launch import AMD_GPUS, record_launches
 from localllm.runtime.kernels.gpu.rope_decode import MAX_SEQUENCES, rope_decode, rope_decode_unsupported
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain, prefer_reference
@@ -132,3 +133,7 @@ def test_what_the_kernel_declines() -> None:
     assert reason(PLAIN, many) == f"there are more than {MAX_SEQUENCES} sequences"
     assert reason(replace(PLAIN, qk_norm="whole")) == "heads are normalized together"
     assert reason(replace(PLAIN, head_dim=512)) == "heads have more than 512 bytes"
+    with record_launches(AMD_GPUS["gfx1100"]):
+        assert reason(PLAIN) == "RDNA has too few registers"
+    with record_launches(AMD_GPUS["gfx942"]):
+        assert reason(PLAIN) == "ok"
