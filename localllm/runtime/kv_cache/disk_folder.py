@@ -30,6 +30,28 @@ RESCAN_S = 0.2  # in which files of other processes may go unnoticed
 RETRY_S = 60.0  # after a failed write, until the next is tried
 
 
+def write_durably(path: Path, draft: Path, chunks: Iterable[Buffer]) -> None:
+    """Write a file of this user alone durably, under the name of a draft that does not exist, and rename it."""
+    try:
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:
+            for chunk in chunks:
+                rest = memoryview(chunk).cast("B")
+                while rest:
+                    rest = rest[file.write(rest) :]
+            os.fsync(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 @dataclass
 class StoredFile:
     size: int
@@ -131,7 +153,7 @@ class CacheFolder:
                 for replaced in replaces:
                     self.remove(replaced)
                 self.make_room(size)
-                self.write_file(name, chunks)
+                write_durably(self.path / name, self.path / f"{DRAFT_PREFIX}{os.getpid()}", chunks)
                 status = os.stat(self.path / name)
                 self.files[name] = StoredFile(status.st_size, status.st_mtime_ns)
                 self.ignored.pop(name, None)
@@ -145,28 +167,6 @@ class CacheFolder:
             return False
         self.reported.discard("write")
         return True
-
-    def write_file(self, name: str, chunks: Iterable[Buffer]) -> None:
-        """Write a file durably under a temporary name, then rename it."""
-        draft = self.path / f"{DRAFT_PREFIX}{os.getpid()}"
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb", buffering=0) as file:
-                for chunk in chunks:
-                    rest = memoryview(chunk).cast("B")
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                os.fsync(descriptor)
-            os.replace(draft, self.path / name)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def make_room(self, size: int) -> None:
         """Remove drafts, then the least recently used files until `size` bytes more fit within the limit."""
