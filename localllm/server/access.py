@@ -112,8 +112,8 @@ class AccessPolicy:
         return None
 
     def check_key(self, headers: Headers) -> str:
-        """Return the scope of the key's cached prefixes, "" for the one that all share. Raises MissingKey unless a
-        key is valid. Takes the same time however much of a key is right."""
+        """Return the scope of the key, "" if none is required. Raises MissingKey unless a key is valid. Takes the
+        same time however much of a key is right."""
         if not self.keys:
             return ""
         sent = [*header_values(headers, b"x-api-key"), *map(_bearer, header_values(headers, b"authorization"))]
@@ -122,7 +122,12 @@ class AccessPolicy:
         matches = [hmac.compare_digest(key_digest(each), key) for each in sent for key in keys]
         if not any(matches):
             raise MissingKey("the API key is wrong" if any(sent) else "this server requires an API key")
-        return "" if self.shares_cache else cache_scope(keys[matches.index(True) % len(keys)])
+        return key_scope(keys[matches.index(True) % len(keys)])
+
+    @property
+    def accepts_states(self) -> bool:
+        """Whether a client's KV cache contents can affect no answers but its own."""
+        return len(self.keys) == 1 or not self.shares_cache
 
 
 def is_private_name(host: str, client: str) -> bool:
@@ -150,8 +155,9 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def cache_scope(digest: bytes) -> str:
-    """Return the scope of a key's cached prefixes, which does not identify the key. digest: of the key"""
+def key_scope(digest: bytes) -> str:
+    """Return the scope of a key's cached prefixes and slots, from which the key cannot be guessed. digest: of the
+    key"""
     return hashlib.sha256(b"cache scope" + digest).hexdigest()[:32]
 
 
