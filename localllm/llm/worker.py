@@ -18,6 +18,7 @@ import torch
 
 from localllm.errors import ContextOverflow, LocalLLMError, QueueFull, WaitForecast
 from localllm.hardware.device import device_context, peak_bytes, release_cached
+from localllm.llm.slots import SlotTable
 from localllm.metrics import EngineStats, Slot
 from localllm.plan.step_times import MAX_STEPS
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
@@ -218,6 +219,7 @@ class Worker:
         self.max_queue = max_queue
         self.incoming_count = 0  # sequences in the inbox
         self.outputs: dict[Sequence, RequestOutput] = {}
+        self.slot_table = SlotTable()
         self.undelivered: dict[RequestOutput, None] = {}  # those with pending events, in order
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after `close`
@@ -252,6 +254,7 @@ class Worker:
             with self.inbox_lock:
                 self.incoming_count -= 1
             self.outputs[sequence] = output
+            self.slot_table.begin(sequence.request, sequence.token_ids)
             for event in self.engine.add_sequence(sequence):
                 self.deliver(event)
             self.enforce_context(sequence)  # which may have been reduced since it was prepared
@@ -472,6 +475,7 @@ class Worker:
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence from the engine."""
         if self.outputs.pop(sequence, None):
+            self.slot_table.end(sequence.request)
             self.engine.cancel(sequence)
 
     def fail_all(self, error: Exception) -> None:
@@ -483,6 +487,7 @@ class Worker:
         """End all answers with an error."""
         for sequence, output in self.outputs.items():
             self.engine.cancel(sequence)
+            self.slot_table.end(sequence.request)
             self.fail(output, error)
         self.outputs.clear()
         self.flush()

@@ -133,9 +133,8 @@ class AccessPolicy:
         return NO_KEY_LABEL if key is None else self.key_labels[key]
 
     def cache_scope(self, key: bytes | None) -> str:
-        """Return the scope of a key's cached prefixes, which does not identify the key; "" for the one that all
-        share. key: its digest, None without one."""
-        return "" if key is None or self.shares_cache else scoped_digest(b"cache scope", key)[:32]
+        """Return the scope of a key's cached prefixes, "" for the one that all share. key: as in `key_scope`"""
+        return "" if self.shares_cache else key_scope(key)
 
     def check_key(self, headers: Headers) -> bytes | None:
         """Return the digest of the request's key, None if no key is needed. Raises MissingKey unless a key is
@@ -149,6 +148,11 @@ class AccessPolicy:
         if not any(matches):
             raise MissingKey("the API key is wrong" if any(sent) else "this server requires an API key")
         return keys[matches.index(True) % len(keys)]
+
+    @property
+    def accepts_states(self) -> bool:
+        """Whether a client's KV cache contents can affect no answers but its own."""
+        return len(self.keys) == 1 or not self.shares_cache
 
 
 def is_private_name(host: str, client: str) -> bool:
@@ -174,6 +178,14 @@ def _bearer(value: str) -> str:
 
 def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
+
+
+def key_scope(key: bytes | None) -> str:
+    """Return the scope of a key's cached prefixes and slots, from which the key cannot be guessed.
+
+    key: its digest, None without one
+    """
+    return "" if key is None else scoped_digest(b"cache scope", key)[:32]
 
 
 def scoped_digest(purpose: bytes, digest: bytes) -> str:

@@ -33,6 +33,7 @@ from localllm.server.inventory import Inventory
 from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
 from localllm.server.models import ModelPool, run_in_daemon_thread
 from localllm.server.prometheus import ServerMetrics, TokenPrice
+from localllm.server.slots import SlotFiles
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
@@ -44,12 +45,13 @@ def create_app(
     *,
     log_prompts: bool = False,
     strict: bool = False,
+    slot_files: SlotFiles | None = None,
     token_price: TokenPrice | None = None,
 ) -> Starlette:
     """Build the application that serves `models`.
 
-    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect; token_price: counts
-    the cost of each key.
+    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect; slot_files: where
+    slots are saved; token_price: counts the cost of each key.
     """
     metrics = ServerMetrics(models, token_price)
     inventory = Inventory(models.aliases)
@@ -60,9 +62,9 @@ def create_app(
         embeddings.router(models, inventory),
         ollama.router(models, inventory),
         store.router(models, inventory),
-        llama_server.router(models),
+        llama_server.router(models, slot_files),
         admin.router(models, metrics),
-        native_api.router(models, metrics.recent_latencies),
+        native_api.router(models, metrics.recent_latencies, access),
         web.router(),
     )
     routes = [route for router in routers for route in router.routes]

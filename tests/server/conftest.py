@@ -14,6 +14,7 @@ from localllm.server.guard import ConnectionLimits
 from localllm.server.models import ModelPool
 from localllm.server.prometheus import TokenPrice
 from localllm.server.serve import Server, bind
+from localllm.server.slots import SlotFiles
 from tests.shared import shared
 
 
@@ -30,6 +31,7 @@ def answering(
     *,
     with_prompts: bool = False,
     strict: bool = False,
+    slot_files: SlotFiles | None = None,
     token_price: TokenPrice | None = None,
 ) -> Iterator[str]:
     """Yield the URL of a server with these models; end: as of `Server`."""
@@ -40,7 +42,15 @@ def answering(
         ready.set()
 
     with bind("127.0.0.1", 0) as listener:
-        app = create_app(models, access, limits, log_prompts=with_prompts, strict=strict, token_price=token_price)
+        app = create_app(
+            models,
+            access,
+            limits,
+            log_prompts=with_prompts,
+            strict=strict,
+            slot_files=slot_files,
+            token_price=token_price,
+        )
         server = Server(app, listener, say, end, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -61,6 +71,7 @@ def serving(
     *,
     with_prompts: bool = False,
     strict: bool = False,
+    slot_files: SlotFiles | None = None,
     token_price: TokenPrice | None = None,
 ) -> Iterator[str]:
     """Yield the URL of a server with `llm`."""
@@ -72,9 +83,8 @@ def serving(
         """Check that no lease is left, and keep the model loaded for other tests."""
         assert not loaded.users, "a lease was not given back"
 
-    with answering(
-        models, keep, access, limits, with_prompts=with_prompts, strict=strict, token_price=token_price
-    ) as url:
+    options = {"with_prompts": with_prompts, "strict": strict, "slot_files": slot_files}
+    with answering(models, keep, access, limits, token_price=token_price, **options) as url:
         yield url
 
 
