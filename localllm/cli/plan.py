@@ -9,6 +9,7 @@ import typer
 
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.published import published_header
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
 from localllm.errors import DoesNotFit, UsageError
@@ -92,11 +93,14 @@ def plan(
 def read_or_fetch_header(
     model: str, load_options: LoadOptions, gpu: str | None, device: str
 ) -> tuple[str, Header]:
-    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests.
+    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests, unless
+    it comes with the program.
 
     A catalog name without a format is then the edition that the device would get.
     """
     if repo := missing_repo(model):
+        if header := published_header(model):
+            return model, header
         from localllm.checkpoint.remote import remote_header  # imports the Hub's library
         from localllm.cli.loading import free_memory
         from localllm.hub.pull import plan_pull
