@@ -276,6 +276,22 @@ def test_a_busy_or_locked_server_is_retried(browser: Browser, demo: LLM) -> None
         assert not refusals
 
 
+def test_a_lane_is_free_when_its_request_has_ended(page: Page) -> None:
+    """Also if the page has drawn the request before it knew of the end."""
+    lanes = page.evaluate(
+        """async () => {
+            const { Run } = await import("/ui/simulate/run.js");
+            const run = new Run();
+            const lanes = (to) => run.between(0, to).map(({ number, lane }) => [number, lane]);
+            run.take({ t: 1, requests: [[1, 0, 0, 0.5, null, 9, 0, 1], [2, 0.5, null, null, null, 9, 0, 0]] });
+            const before = lanes(1);
+            run.take({ t: 3, requests: [[1, 0, 0, 0.5, 2, 9, 0, 4], [3, 2.5, null, null, null, 9, 0, 0]] });
+            return [before, lanes(3)];
+        }"""
+    )
+    assert lanes == [[[1, 0], [2, 1]], [[1, 0], [2, 1], [3, 0]]]
+
+
 def test_the_pages_link_to_each_other(page: Page, demo_url: str) -> None:
     page.click("#to-chat")
     expect(page.locator("#model")).to_have_value("demo")

@@ -3,7 +3,7 @@
 import { byId, element } from "../dom.js";
 
 const POSITIONS = 100; // of a logarithmic slider
-const MOST_CHARACTERS = 10; // of a placeholder
+const MOST_CHARACTERS = 10; // of a short value
 
 export class Controls {
   /** description: as of `/simulate/options`; changed is called when the visitor has changed something. */
@@ -86,7 +86,8 @@ class Field {
     }
     const kind = option.type === "number" ? { type: "number", step: "any" } : { type: "text", autocomplete: "off", spellcheck: "false" };
     this.input = element("input", { ...kind, name: option.flag, placeholder: usual(said), title: said, on });
-    this.node = element("label", { class: "field", title: said }, option.label, this.input);
+    const long = option.type === "text" && option.metavar.length > MOST_CHARACTERS ? " long" : "";
+    this.node = element("label", { class: `field${long}`, title: said }, option.label, this.input);
     if (option.low === null) return;
     const positions = option.logarithmic ? { min: 0, max: POSITIONS, step: 1 } : { min: option.low, max: option.high, step: option.step };
     this.byKey = false;
@@ -170,8 +171,10 @@ class Field {
   }
 }
 
-/** The default, as the help says it; "default" where it is more than a value. */
+/** The default or an example, as the help says it; "default" where it is more than a value. */
 function usual(help) {
+  const example = /such as ([^ :]+)/.exec(help);
+  if (example) return example[1];
   const value = /default: ([^,;]+?)(?:[,;]|\.$)/.exec(help)?.[1] ?? "";
   return value.length > MOST_CHARACTERS ? "default" : value;
 }

@@ -19,9 +19,11 @@ let run = new Run();
 let before = null; // numbers of the last whole run that differs
 let moment = 0;
 let playing = false;
+let toEnd = false; // the visitor wants to see the end, which is still computed
 let played = 0; // when the last frame was drawn
 let stopping = new AbortController();
 let waiting;
+let charted = ""; // what the chart shows
 
 function change() {
   press(-1);
@@ -64,6 +66,7 @@ async function simulateNow() {
 function begin(next) {
   run = next;
   moment = 0;
+  toEnd = false;
   setPlaying(!STILL.matches);
   const { facts } = run;
   byId("trouble").hidden = true;
@@ -77,7 +80,7 @@ function begin(next) {
 function end() {
   byId("text").textContent = run.text;
   byId("answer").textContent = run.answer;
-  if (STILL.matches) moment = run.end;
+  if (STILL.matches || toEnd) moment = run.end;
   draw();
   tell(`Simulated ${run.report.requests} requests in ${stage.seconds(run.report.duration_s)}. TTFT p50 ${stage.lastNumbers(run)["ttft-p50"]}.`);
 }
@@ -105,7 +108,9 @@ function tick(now) {
 
 function draw() {
   if (!run.frames.length) return;
-  stage.drawChart(run);
+  const drawn = `${run.frames.length} ${byId("chart").clientWidth} ${run.facts.command}`;
+  if (drawn !== charted) stage.drawChart(run);
+  charted = drawn;
   stage.show(run, moment, before);
   byId("scrub").value = run.end ? (moment / run.end) * 1000 : 0;
   byId("scrub").setAttribute("aria-valuetext", stage.seconds(moment));
@@ -113,6 +118,7 @@ function draw() {
 
 function setPlaying(on) {
   playing = on;
+  if (on) toEnd = false;
   byId("play").textContent = on ? "Pause" : moment >= run.end ? "Play again" : "Play";
 }
 
@@ -123,6 +129,7 @@ function toggle() {
 
 function jump(to) {
   moment = to;
+  toEnd = to >= run.end;
   setPlaying(false);
   draw();
 }

@@ -15,7 +15,7 @@ export class Run {
   clear() {
     this.frames = [];
     this.requests = [];
-    this.lanes = []; // times at which each becomes free
+    this.lanes = []; // number of the last request in each
   }
 
   /** Take a line of the answer. Throws Refusal for an error. */
@@ -63,9 +63,12 @@ export class Run {
     for (const other of this.requests) {
       if (!other || other.number > request.number) continue;
       if (other.lane >= 0) continue;
-      let lane = this.lanes.findIndex((free) => free <= other.arrival);
-      if (lane < 0) lane = this.lanes.push(0) - 1;
-      this.lanes[lane] = other.end ?? Infinity;
+      let lane = this.lanes.findIndex((number) => {
+        const { end } = this.requests[number];
+        return end !== null && end <= other.arrival;
+      });
+      if (lane < 0) lane = this.lanes.length;
+      this.lanes[lane] = other.number;
       other.lane = lane;
     }
   }
