@@ -15,6 +15,7 @@ from localllm.cli.progress import status_line
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
 from localllm.hardware.catalog import find_device
+from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
 from localllm.settings import Settings
@@ -265,8 +266,17 @@ def simulate(
         float | None,
         options.option(
             "--price",
-            text="Price of the device per hour, for the cost of tokens.",
+            text="Price of the device per hour; default: a dated list price of the GPU, if there is one.",
             metavar="X",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        options.option(
+            "--prices",
+            text="File of prices by device, instead of the list prices that localllm ships.",
+            metavar="FILE",
             panel=options.Panel.OUTPUT,
         ),
     ] = None,
@@ -274,7 +284,7 @@ def simulate(
         float | None,
         options.option(
             "--watts",
-            text="Power of the device, for the energy of tokens.",
+            text="Power of the device, for the energy of tokens; default: the GPU's maximum.",
             metavar="W",
             panel=options.Panel.OUTPUT,
         ),
@@ -322,7 +332,7 @@ def simulate(
     with code 3 if the model does not fit.
     """
     out = StdoutWriter()
-    flags = ctx.params | {"trace": trace, "plot": plot}
+    flags = ctx.params | {"trace": trace, "plot": plot, "prices": prices}
     if ui:
         from localllm.cli.simulate_page import open_page
 
@@ -363,7 +373,7 @@ class PreparedSimulation:
     trace_format: str | None
     objective: Any
     sensitivity: bool
-    price: float | None
+    price: RentalPrice | None
 
 
 def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
@@ -432,8 +442,10 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         seed=flags["seed"],
         **{name: value for name, value in changes.items() if value is not None},
     )
-    target = replace(target, setup=setup, watts=flags["watts"])
-    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], flags["price"])
+    watts = target.watts if flags["watts"] is None else flags["watts"]
+    target = replace(target, setup=setup, watts=watts)
+    price = choose_price(target.device, flags["price"], flags["prices"])
+    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price)
 
 
 def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], None], observer: Any = None) -> Any:
@@ -455,6 +467,19 @@ def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], No
     return Report(
         target, load, simulation.trace_format, cost, simulated, objective, capacity, changed, simulation.price
     )
+
+
+def choose_price(device: str, price: float | None, file: Path | None) -> RentalPrice | None:
+    """Return the price of a device: the given one, or that of a file of prices.
+
+    Raises UsageError for a file without it.
+    """
+    if price is not None:
+        return RentalPrice(price)
+    found = find_price(device, file)
+    if file and not found:
+        raise UsageError(f"{file} has no price of {device}", "add it, or give --price")
+    return found
 
 
 def run_check(url: str, load: Any, target: Any, settings: Settings, out: StdoutWriter, *, as_json: bool) -> None:
@@ -487,6 +512,7 @@ def choose_target(
     from localllm.simulate.target import (
         ASSUMED_BANDWIDTH_SHARE,
         ASSUMED_FLOPS_SHARE,
+        CPU_SEQUENCE_S,
         fitted_target,
         measured_steps,
         parse_shares,
@@ -511,13 +537,22 @@ def choose_target(
             header, memory, load_options, steps, name=name, device_name=device_name, origin=origin
         )
     with status(f"measuring this machine for {name}"):
-        hardware, expectation = expect_on_device(header, load_options, chosen, settings, name=name, note=note)
+        hardware, expectation = expect_on_device(
+            header, load_options, chosen, settings, name=name, note=note, by_answers=False
+        )
     if expectation is None:
         return roofline_target(header, hardware, load_options, name=name)
     reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
-    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured by `serve`"
+    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured (see `bench`)"
     return roofline_target(
-        header, reached, load_options, name=name, shares=(1.0, 1.0), step_s=expectation.step_s, source=source
+        header,
+        reached,
+        load_options,
+        name=name,
+        shares=(1.0, 1.0),
+        step_s=expectation.step_s,
+        sequence_s=CPU_SEQUENCE_S if hardware.device_type == "cpu" else 0.0,
+        source=source,
     )
 
 
@@ -536,7 +571,12 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
     useless = (
         ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
         ("users", ("burstiness",), "users send at their own times"),
-        ("check", ("slo", "sensitivity", "plot", "price", "watts"), "--check compares one load with a server"),
+        ("price", ("prices",), "--price is the price"),
+        (
+            "check",
+            ("slo", "sensitivity", "plot", "price", "prices", "watts"),
+            "--check compares one load with a server",
+        ),
     )
     for given, others, reason in useless:
         if flags[given] is not None:

@@ -26,6 +26,7 @@ COMMAND = "simulate"
 # Files of the server's machine, other servers, other forms of output, and what takes minutes.
 LEFT_OUT = {
     "--trace",
+    "--prices",
     "--speed",
     "--check",
     "--plot",
