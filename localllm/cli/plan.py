@@ -9,6 +9,7 @@ import typer
 
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
+from localllm.checkpoint.published import published_header
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
 from localllm.cli.progress import status_line
@@ -241,11 +242,14 @@ def serving_json(serving: "ServingPlan | None") -> dict[str, Any] | None:
 def read_or_fetch_header(
     model: str, load_options: LoadOptions, gpu: str | None, device: str
 ) -> tuple[str, Header]:
-    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests.
+    """Name and header of a model; for one that is not local, the header is downloaded with ranged requests, unless
+    it comes with the program.
 
     A catalog name without a format is then the edition that the device would get.
     """
     if repo := missing_repo(model):
+        if header := published_header(model):
+            return model, header
         from localllm.checkpoint.remote import remote_header  # imports the Hub's library
         from localllm.cli.loading import free_memory
         from localllm.hub.pull import plan_pull

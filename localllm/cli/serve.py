@@ -323,11 +323,15 @@ def serve(
             if record:
                 record.publish(message.removeprefix("listening on "))
 
+        async def close() -> None:
+            await app.state.simulations.close()
+            await pool.close()
+
         server = Server(
             app,
             listener,
             on_listening,
-            pool.close,
+            close,
             pool.abort_waiting,
             notify=notify,
             model_names=names,

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 def simulate(
     ctx: typer.Context,
-    model: options.ModelName,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", hidden=True)] = None,
     device: Annotated[
         str | None,
         options.option(
@@ -305,6 +305,23 @@ def simulate(
             panel=options.Panel.OUTPUT,
         ),
     ] = None,
+    ui: Annotated[
+        bool,
+        options.switch(
+            "--ui",
+            text="Open a page to play with: sliders, and requests that move through the engine.",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = False,
+    port: Annotated[
+        int | None,
+        options.option(
+            "--port",
+            text="Port of --ui on this machine; default: a free one.",
+            metavar="N",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Simulate how a model would serve a load, on this machine or a GPU.
@@ -312,91 +329,144 @@ def simulate(
     MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. The engine and its
     scheduler are those of `serve`, but steps compute nothing: on this machine they take what measured steps took,
     elsewhere what the roofline says. Give one of --rate, --users and --trace. docs/simulate.md explains every
-    number. Exits with code 3 if the model does not fit.
+    number. --ui opens a page instead, with the other options filled in, until Ctrl-C; it needs no MODEL. Exits
+    with code 3 if the model does not fit.
     """
     out = StdoutWriter()
-    settings = Settings.from_environment()
-    check_quant(quant)
-    load_options = LoadOptions(context, 1, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    check_choices(batching=(batching, BATCHING), order=(order, ORDERS))
-    if efficiency and device in (None, *LOCAL_DEVICES):
-        raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
-    check_combinations(ctx.params)
-    from localllm.benchmark.plot import check_plot
-    from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective, find_capacity, sensitivities
-    from localllm.simulate.load import Lengths, LoadPlan
-    from localllm.simulate.report import Report, as_dict, format_report
-    from localllm.simulate.simulation import simulate as run_simulation
-    from localllm.simulate.traces import read_trace
+    flags = ctx.params | {"trace": trace, "plot": plot, "prices": prices}
+    if ui:
+        from localllm.cli.simulate_page import open_page
 
-    trace_format, turns_of_trace = read_trace(trace) if trace else (None, ())
-    given: dict[str, Any] = {
-        "rate": rate,
-        "users": users,
-        "burstiness": burstiness,
-        "turns": turns,
-        "system": system,
-        "speed": speed,
-        "requests": requests if requests is not None else len(turns_of_trace) or None,
-        "think_s": None if think is None else parse_duration(think),
-        "prompt": prompt and Lengths.parse(prompt, "--prompt"),
-        "output": output and Lengths.parse(output, "--output"),
-    }
-    target = choose_target(model, load_options, device, settings, efficiency)
-    own_lengths = default_lengths(target.setup.context)
-    load = LoadPlan(
-        trace=turns_of_trace,
-        seed=seed,
-        max_len=target.setup.capacity if cache_tokens is None else min(target.setup.context, cache_tokens),
-        **own_lengths | {name: value for name, value in given.items() if value is not None},
-    )
-    objective = None
-    if slo:
-        objective = Objective(parse_objectives(slo), DEFAULT_ATTAINMENT if attainment is None else attainment)
-        if not 0 < objective.attainment <= 1:
-            raise UsageError(f"--attainment is {objective.attainment:g}", "give a share from 0 to 1")
-    elif sensitivity:
-        raise UsageError("--sensitivity needs objectives", "give --slo")
-    changes: dict[str, Any] = {
-        "token_budget": positive(chunk, "--chunk"),
-        "max_running": positive(max_running, "--max-running"),
-        "blocks": cache_tokens and -(-cache_tokens // target.setup.block_size),
-        "batch_size": positive(batch_size, "--batch-size"),
-        "max_wait_s": None if max_wait is None else parse_duration(max_wait),
-        "max_answer": positive(max_answer, "--max-answer"),
-        "drafts": positive(drafts, "--drafts"),
-        "acceptance": (0.7 if acceptance is None else acceptance) if drafts else None,
-    }
-    setup = replace(
-        target.setup,
-        batching=batching,
-        order=order,
-        admission=not no_admission,
-        prefix_caching=not no_prefix_cache,
-        seed=seed,
-        **{name: value for name, value in changes.items() if value is not None},
-    )
-    target = replace(target, setup=setup, watts=target.watts if watts is None else watts)
-    rental_price = choose_price(target.device, price, prices)
+        open_page(model, flags, port, out)
+        return
+    if port is not None:
+        raise UsageError("--port needs --ui", "leave it out")
+    if model is None:
+        raise UsageError("no model is named", "name one of `localllm list --all`, such as demo")
+    simulation = prepare_simulation(flags)
     if plot:
+        from localllm.benchmark.plot import check_plot
+
         check_plot(plot)
     if check:
-        run_check(check, load, target, settings, out, as_json=as_json)
+        settings = Settings.from_environment()
+        run_check(check, simulation.load, simulation.target, settings, out, as_json=as_json)
         return
+    from localllm.simulate.report import as_dict, format_report
+
     with status_line() as show_status:
-        cost = target.cost
-        simulated = run_simulation(load, setup, cost)
-        capacity = find_capacity(load, objective, target, show_status) if objective else None
-        changed = []
-        if sensitivity and objective and capacity and capacity.simulated:
-            changed = sensitivities(load, objective, target, capacity, show_status)
-    report = Report(target, load, trace_format, cost, simulated, objective, capacity, changed, rental_price)
+        report = run_prepared(simulation, show_status)
     if plot:
         from localllm.benchmark.simulation_plot import draw_simulation
 
         draw_simulation(report, plot)
     out.write(
         (json.dumps(as_dict(report), indent=1, allow_nan=False) if as_json else format_report(report)) + "\n"
+    )
+
+
+@dataclass(frozen=True)
+class PreparedSimulation:
+    """A simulation that has not run: its flags checked and translated."""
+
+    target: Any
+    load: Any
+    trace_format: str | None
+    objective: Any
+    sensitivity: bool
+    price: RentalPrice | None
+
+
+def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
+    """Translate the flags of a command line, by the names of the parameters. Raises UsageError for what makes no
+    sense, DoesNotFit, and as `read_or_fetch_header`."""
+    settings = Settings.from_environment()
+    check_quant(flags["quant"])
+    load_options = LoadOptions(
+        flags["context"],
+        1,
+        flags["quant"],
+        flags["dtype"] or settings.dtype,
+        flags["kv_dtype"] or settings.kv_dtype,
+    )
+    check_choices(batching=(flags["batching"], BATCHING), order=(flags["order"], ORDERS))
+    device, efficiency, cache_tokens = flags["device"], flags["efficiency"], flags["cache_tokens"]
+    if efficiency and device in (None, *LOCAL_DEVICES):
+        raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
+    check_combinations(flags)
+    from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective
+    from localllm.simulate.load import Lengths, LoadPlan
+    from localllm.simulate.traces import read_trace
+
+    trace_format, turns_of_trace = read_trace(flags["trace"]) if flags["trace"] else (None, ())
+    given: dict[str, Any] = {
+        **{name: flags[name] for name in ("rate", "users", "burstiness", "turns", "system", "speed")},
+        "requests": flags["requests"] if flags["requests"] is not None else len(turns_of_trace) or None,
+        "think_s": None if flags["think"] is None else parse_duration(flags["think"]),
+        "prompt": flags["prompt"] and Lengths.parse(flags["prompt"], "--prompt"),
+        "output": flags["output"] and Lengths.parse(flags["output"], "--output"),
+    }
+    target = choose_target(flags["model"], load_options, device, settings, efficiency)
+    own_lengths = default_lengths(target.setup.context)
+    load = LoadPlan(
+        trace=turns_of_trace,
+        seed=flags["seed"],
+        max_len=target.setup.capacity if cache_tokens is None else min(target.setup.context, cache_tokens),
+        **own_lengths | {name: value for name, value in given.items() if value is not None},
+    )
+    objective, attainment = None, flags["attainment"]
+    if flags["slo"]:
+        objective = Objective(
+            parse_objectives(flags["slo"]), DEFAULT_ATTAINMENT if attainment is None else attainment
+        )
+        if not 0 < objective.attainment <= 1:
+            raise UsageError(f"--attainment is {objective.attainment:g}", "give a share from 0 to 1")
+    elif flags["sensitivity"]:
+        raise UsageError("--sensitivity needs objectives", "give --slo")
+    drafts, acceptance, max_wait = flags["drafts"], flags["acceptance"], flags["max_wait"]
+    changes: dict[str, Any] = {
+        "token_budget": positive(flags["chunk"], "--chunk"),
+        "max_running": positive(flags["max_running"], "--max-running"),
+        "blocks": cache_tokens and -(-cache_tokens // target.setup.block_size),
+        "batch_size": positive(flags["batch_size"], "--batch-size"),
+        "max_wait_s": None if max_wait is None else parse_duration(max_wait),
+        "max_answer": positive(flags["max_answer"], "--max-answer"),
+        "drafts": positive(drafts, "--drafts"),
+        "acceptance": (0.7 if acceptance is None else acceptance) if drafts else None,
+    }
+    setup = replace(
+        target.setup,
+        batching=flags["batching"],
+        order=flags["order"],
+        admission=not flags["no_admission"],
+        prefix_caching=not flags["no_prefix_cache"],
+        seed=flags["seed"],
+        **{name: value for name, value in changes.items() if value is not None},
+    )
+    watts = target.watts if flags["watts"] is None else flags["watts"]
+    target = replace(target, setup=setup, watts=watts)
+    price = choose_price(target.device, flags["price"], flags["prices"])
+    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price)
+
+
+def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], None], observer: Any = None) -> Any:
+    """Run a simulation and the searches that were requested, and return the report.
+
+    observer: sees the first run, as `Observer`
+    """
+    from localllm.simulate.capacity import find_capacity, sensitivities
+    from localllm.simulate.report import Report
+    from localllm.simulate.simulation import simulate as run_simulation
+
+    target, load, objective = simulation.target, simulation.load, simulation.objective
+    cost = target.cost
+    simulated = run_simulation(load, target.setup, cost, observer=observer)
+    capacity = find_capacity(load, objective, target, show_status) if objective else None
+    changed = []
+    if simulation.sensitivity and objective and capacity and capacity.simulated:
+        changed = sensitivities(load, objective, target, capacity, show_status)
+    return Report(
+        target, load, simulation.trace_format, cost, simulated, objective, capacity, changed, simulation.price
     )
 
 

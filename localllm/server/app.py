@@ -4,7 +4,8 @@ Built on Starlette alone. Bodies are validated in `localllm.api`, whose errors n
 format, so FastAPI would add routing and an OpenAPI listing only, at 90 ms of import time.
 """
 
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from localllm.errors import LocalLLMError, NoSuchRoute, QueueFull
+from localllm.errors import LocalLLMError, NoSuchRoute, QueueFull, UsageError
 from localllm.server import (
     admin,
     anthropic,
@@ -24,6 +25,7 @@ from localllm.server import (
     openai,
     openapi,
     responses,
+    simulation,
     store,
     web,
 )
@@ -33,6 +35,8 @@ from localllm.server.inventory import Inventory
 from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
 from localllm.server.models import ModelPool, run_in_daemon_thread
 from localllm.server.prometheus import ServerMetrics, TokenPrice
+from localllm.server.routing import Router
+from localllm.server.simulation import SimulationPool
 from localllm.server.slots import SlotFiles
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
@@ -55,6 +59,7 @@ def create_app(
     """
     metrics = ServerMetrics(models, token_price)
     inventory = Inventory(models.aliases)
+    simulations = SimulationPool(models.aliases)
     routers = (
         openai.router(models),
         responses.router(models),
@@ -65,8 +70,41 @@ def create_app(
         llama_server.router(models, slot_files),
         admin.router(models, metrics),
         native_api.router(models, metrics.recent_latencies, access),
+        simulation.router(simulations),
         web.router(),
     )
+    app = assemble(routers, metrics, access, limits, log_prompts=log_prompts, strict=strict)
+    app.state.simulations = simulations  # whose owner closes it
+    return app
+
+
+def create_simulation_app(aliases: Mapping[str, str]) -> Starlette:
+    """Build the application of `localllm simulate --ui`: the page of simulations alone, for this machine.
+
+    aliases: as in SimulationPool
+    """
+    simulations = SimulationPool(aliases)
+    metrics = ServerMetrics(ModelPool(refuse_to_load))
+    routers = (simulation.router(simulations, has_chat=False), web.router(has_chat=False))
+    app = assemble(routers, metrics, AccessPolicy(), ConnectionLimits())
+    app.state.simulations = simulations
+    return app
+
+
+def refuse_to_load(name: Any, context: int | None) -> NoReturn:
+    raise UsageError("this server answers no prompts", "start one with `localllm serve`")
+
+
+def assemble(
+    routers: Sequence[Router],
+    metrics: ServerMetrics,
+    access: AccessPolicy,
+    limits: ConnectionLimits,
+    *,
+    log_prompts: bool = False,
+    strict: bool = False,
+) -> Starlette:
+    """Build an application with these routers and the middleware of every server."""
     routes = [route for router in routers for route in router.routes]
     app = Starlette(
         routes=[*routes, *openapi.router(routes).routes],

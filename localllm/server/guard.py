@@ -22,9 +22,9 @@ from localllm.request import CACHE_SCOPE, CLIENT
 from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values, key_scope
 from localllm.server.request_stats import current_request_stats
 
-PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # readable without a key; they reveal nothing
+PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*|/simulate")  # readable without a key; they reveal nothing
 UNAUTHENTICATED = "localllm.unauthenticated"  # set in the scope of requests without a key to these paths
-PAGE_PATHS = re.compile(r"/|/ui/?")  # which other sites may link to
+PAGE_PATHS = re.compile(r"/|/ui/?|/simulate")  # which other sites may link to
 UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*|/localllm/state")  # bodies that their routes limit and never hold
 HTTP_VERSIONS = ("1.0", "1.1")
 READ_METHODS = ("GET", "HEAD")

@@ -1,7 +1,8 @@
-"""The chat page at `/ui`: files of `localllm/server/web`, read at start-up, with strict security headers.
+"""The chat page at `/ui` and the page of simulations at `/simulate`: files of `localllm/server/web`, read at
+start-up, with strict security headers.
 
 They forbid content from other hosts, inline scripts and styles, HTML from strings (Trusted Types) and framing. The
-page itself talks to `/v1`.
+chat page talks to `/v1`, the other one to the routes of `simulation.py`.
 """
 
 import hashlib
@@ -68,13 +69,20 @@ class StaticFile:
         return Response(self.content, headers=self.headers)
 
 
-def router() -> Router:
+def router(*, has_chat: bool = True) -> Router:
+    """has_chat: whether the chat page is served, besides the page of simulations and the files of both."""
     routes = Router(in_schema=False)
     pages = dict(read_files(files("localllm.server") / "web"))
 
-    @routes.get("/ui")
-    async def index(request: Request) -> Response:
-        return pages["index.html"].response(request)
+    if has_chat:
+
+        @routes.get("/ui")
+        async def index(request: Request) -> Response:
+            return pages["index.html"].response(request)
+
+    @routes.get("/simulate")
+    async def simulation(request: Request) -> Response:
+        return pages["simulate.html"].response(request)
 
     @routes.get("/ui/{name:path}")
     async def page(request: Request) -> Response:

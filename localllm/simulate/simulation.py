@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -80,6 +80,28 @@ class Records:
         self.cached.append(sequence.cached_tokens or 0)
         self.output.append(sequence.produced)
 
+    def measure(self, name: str) -> np.ndarray:
+        """Return the values of one of MEASURES except `itl`, of each request; NaN for TPOT of a single token."""
+        arrival, first, last = (
+            np.frombuffer(each) if len(each) else np.empty(0) for each in (self.arrival, self.first, self.last)
+        )
+        if name == "queue":
+            return np.frombuffer(self.scheduled) - arrival if len(arrival) else arrival
+        if name == "ttft":
+            return first - arrival
+        if name == "e2e":
+            return last - arrival
+        gaps = np.array(self.output, dtype=np.float64) - 1
+        return np.divide(last - first, gaps, out=np.full(len(gaps), math.nan), where=gaps > 0)
+
+    def met(self, limits: dict[str, float]) -> int:
+        """Return how many requests meet every limit; an answer of one token has no TPOT and meets it."""
+        ok = np.ones(len(self.arrival), dtype=bool)
+        for name, limit in limits.items():
+            values = self.measure(name)
+            ok &= np.isnan(values) | (values <= limit)
+        return int(ok.sum())
+
 
 class Timeline:
     """The engine's state over time: at most MAX_POINTS moments, evenly spread over its steps."""
@@ -129,19 +151,8 @@ class Simulated:
         return len(self.records.arrival)
 
     def measure(self, name: str) -> np.ndarray:
-        """Return the values of one of MEASURES except `itl`, of each request; NaN for TPOT of a single token."""
-        r = self.records
-        arrival, first, last = (
-            np.frombuffer(each) if len(each) else np.empty(0) for each in (r.arrival, r.first, r.last)
-        )
-        if name == "queue":
-            return np.frombuffer(r.scheduled) - arrival if len(arrival) else arrival
-        if name == "ttft":
-            return first - arrival
-        if name == "e2e":
-            return last - arrival
-        gaps = np.array(r.output, dtype=np.float64) - 1
-        return np.divide(last - first, gaps, out=np.full(len(gaps), math.nan), where=gaps > 0)
+        """Return values as `Records.measure` does."""
+        return self.records.measure(name)
 
     def percentiles(self, name: str) -> tuple[float, ...]:
         """Return the PERCENTILES of a measure; NaN without values."""
@@ -154,12 +165,26 @@ class Simulated:
         return tuple(float(v) for v in np.percentile(values, PERCENTILES))
 
     def met(self, limits: dict[str, float]) -> int:
-        """Return how many requests meet every limit; an answer of one token has no TPOT and meets it."""
-        ok = np.ones(self.requests, dtype=bool)
-        for name, limit in limits.items():
-            values = self.measure(name)
-            ok &= np.isnan(values) | (values <= limit)
-        return int(ok.sum())
+        """Return a number of requests as `Records.met` does."""
+        return self.records.met(limits)
+
+
+class Observer(Protocol):
+    """What sees a run while it goes on. Any method may raise to end it."""
+
+    def started(self, engine: SimulatedEngine, records: Records) -> None:
+        """A run begins: again, if the one before was on a wrong assumption."""
+
+    def arrived(self, sequence: SimulatedSequence) -> None: ...
+
+    def refused(self) -> None: ...
+
+    def finished(self, sequence: SimulatedSequence) -> None: ...
+
+    def step(self, now: float) -> None:
+        """Time has passed: that of a step, or of several without a decision between them."""
+
+    def ended(self, now: float) -> None: ...
 
 
 def weighted_percentiles(values: np.ndarray, counts: np.ndarray, percents: tuple[int, ...]) -> tuple[float, ...]:
@@ -210,7 +235,13 @@ def make_engine(
 
 
 def simulate(
-    load_plan: LoadPlan, setup: EngineSetup, cost: Cost, on_step: OnStep | None = None, *, one_by_one: bool = False
+    load_plan: LoadPlan,
+    setup: EngineSetup,
+    cost: Cost,
+    on_step: OnStep | None = None,
+    *,
+    one_by_one: bool = False,
+    observer: Observer | None = None,
 ) -> Simulated:
     """Run a load until its last request is answered. Raises UsageError if no request can be answered.
 
@@ -221,13 +252,31 @@ def simulate(
         # Blocks need not be told apart, unless a preempted request finds its own in the prefix cache again.
         steps: list[tuple[list[tuple[int, int]], float]] = []
         record = None if on_step is None else lambda work, ends_at: steps.append((work, ends_at))
-        simulated = run(load_plan, setup, cost, record, started, shares_prefixes=False, one_by_one=one_by_one)
+        simulated = run(
+            load_plan,
+            setup,
+            cost,
+            record,
+            started,
+            shares_prefixes=False,
+            one_by_one=one_by_one,
+            observer=observer,
+        )
         if simulated:
             if on_step:
                 for step in steps:
                     on_step(*step)
             return simulated
-    simulated = run(load_plan, setup, cost, on_step, started, shares_prefixes=True, one_by_one=one_by_one)
+    simulated = run(
+        load_plan,
+        setup,
+        cost,
+        on_step,
+        started,
+        shares_prefixes=True,
+        one_by_one=one_by_one,
+        observer=observer,
+    )
     assert simulated
     return simulated
 
@@ -241,17 +290,22 @@ def run(
     *,
     shares_prefixes: bool,
     one_by_one: bool,
+    observer: Observer | None,
 ) -> Simulated | None:
     """Run a load; None if `shares_prefixes` turns out to be wrong."""
     clock, load, records, timeline = Clock(), load_plan.start(), Records(), Timeline()
 
     def finish(sequence: SimulatedSequence) -> None:
         records.add(sequence)
+        if observer:
+            observer.finished(sequence)
         load.answered(cast(Turn, sequence.turn), clock.now)
 
     engine = make_engine(
         setup, cost, clock, finish, on_step, shares_prefixes=shares_prefixes, one_by_one=one_by_one
     )
+    if observer:
+        observer.started(engine, records)
     scheduler = engine.scheduler
     batches = scheduler if isinstance(scheduler, BatchScheduler) else None
     first_at, number, refused, most_running, most_waiting = load.next_at(), 0, 0, 0, 0
@@ -264,8 +318,12 @@ def run(
                 number += 1
                 if sequence := make_sequence(turn, number, setup, capacity, clock):
                     engine.add_sequence(sequence)
+                    if observer:
+                        observer.arrived(sequence)
                 else:
                     refused += 1
+                    if observer:
+                        observer.refused()
                     load.answered(turn, clock.now)
             next_at = load.next_at()
             if not engine.has_unfinished_requests:
@@ -278,6 +336,8 @@ def run(
             if len(scheduler.waiting) > most_waiting:
                 most_waiting = len(scheduler.waiting)
             timeline.add(clock.now, engine)
+            if observer:
+                observer.step(clock.now)
             if engine.advance(next_at):
                 continue
             before, launched = clock.now, engine.steps
@@ -298,6 +358,8 @@ def run(
         raise UsageError(
             f"all {refused} requests are longer than the {capacity} tokens that fit", "use a longer --context"
         )
+    if observer:
+        observer.ended(clock.now)
     totals = cost.totals()
     return Simulated(
         records=records,

@@ -1,8 +1,10 @@
 """Servers of real models on loopback in this process, so that tests can inspect their engines."""
 
+import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +18,22 @@ from localllm.server.prometheus import TokenPrice
 from localllm.server.serve import Server, bind
 from localllm.server.slots import SlotFiles
 from tests.shared import shared
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser  # takes 0.3 s to import, and few tests need it
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
 
 
 def refuse_to_load(name: str, context: int | None) -> LLM:
@@ -41,6 +59,10 @@ def answering(
         heard.append(text)
         ready.set()
 
+    async def close() -> None:
+        await app.state.simulations.close()
+        await end()
+
     with bind("127.0.0.1", 0) as listener:
         app = create_app(
             models,
@@ -51,7 +73,7 @@ def answering(
             slot_files=slot_files,
             token_price=token_price,
         )
-        server = Server(app, listener, say, end, limits=limits, tls=access.tls)
+        server = Server(app, listener, say, close, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
         try:

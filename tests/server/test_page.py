@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,28 +10,18 @@ from typing import Any
 
 import httpx2
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from localllm import LLM
 from localllm.metrics import percentile
 from localllm.server.access import AccessPolicy
-from tests.server.conftest import serving
+from tests.server.conftest import CHROMIUM, serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STORY = "Tell me a story about a fox"
 SAID = ".turn.assistant .said > .prose"
 
 expect.set_options(timeout=15_000)  # of a machine that does other things besides
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ const commands = [
   { name: "Chats", key: "c", run: () => sides.toggle("chats") },
   { name: "Light or dark", key: "d", run: sides.toggleTheme },
   { name: "Keys", key: "?", run: () => help(commands) },
+  { name: "Simulate a load", run: () => location.assign("/simulate") },
   { name: "Save Markdown", run: () => exportAs("md") },
   { name: "Save JSON", run: () => exportAs("json") },
   { name: "Delete this chat", run: () => remove(shown) },

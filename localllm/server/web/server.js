@@ -41,7 +41,8 @@ export async function* chat(body, signal) {
   }
 }
 
-async function ask(path, options = {}) {
+/** A response that is fine. Throws Refusal; an AbortError where `options.signal` stops it. */
+export async function ask(path, options = {}) {
   const headers = { ...(options.body && { "Content-Type": "application/json" }) };
   if (key()) headers.Authorization = `Bearer ${key()}`;
   let response;
@@ -59,7 +60,7 @@ async function ask(path, options = {}) {
 /** What a server wants that refuses the key that is kept, or that there is none. */
 export const wantsKey = () => (key() ? "The server does not take this key" : "The server asks for a key");
 
-function refused(error, status, after) {
+export function refused(error, status, after) {
   const message = error.message ?? `The server answered with status ${status}.`;
   if (status === 401) return new Refusal(`${wantsKey()}.`, status);
   if (BUSY.includes(status)) return new Refusal(`The server is busy: ${message}`, status, Number(after) || USUAL_WAIT);

@@ -1,0 +1,146 @@
+"""The options and presets of the page: those of the command, with sentences that are true."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import httpx2
+import pytest
+
+from localllm.cli.fast_start import read_command_table
+from localllm.cli.simulate_page import CONTROLS, LEFT_OUT, PRESETS, describe_page, given_options, parse_options
+from localllm.errors import UsageError
+
+TITLES = {preset.title: preset for preset in PRESETS}
+
+
+def simulate(localllm: Any, title: str, **changes: Any) -> dict[str, Any]:
+    """Run a preset with the command; changes: options by their names, None to leave one out."""
+    preset = TITLES[title]
+    options = preset.options | {"--" + name.replace("_", "-"): value for name, value in changes.items()}
+    words = [
+        word
+        for flag, value in options.items()
+        if value is not None
+        for word in ([flag] if value is True else [flag, str(value)])
+    ]
+    code, out, err = localllm("simulate", preset.model, *words, "--json")
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_every_option_of_the_command_is_on_the_page() -> None:
+    described = {option["flag"]: option for option in describe_page()["options"]}
+    table = read_command_table()["commands"]["simulate"]["options"]
+    assert described.keys() == table.keys() - LEFT_OUT - {"--help"}
+    assert CONTROLS.keys() <= described.keys()
+    for flag, option in described.items():
+        assert option["help"] == table[flag]["help"]
+        assert (option["type"] == "switch") == (table[flag]["type"] == "flag")
+        assert (option["type"] == "number") == (table[flag]["type"] in ("int", "float"))
+        named = {other for other, _ in option["needs"]} | set(option["excludes"])
+        assert named <= described.keys()
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.title)
+def test_presets_are_command_lines(preset: Any) -> None:
+    flags, words = parse_options(preset.model, preset.options)
+    assert words[0] == flags["model"] == preset.model
+    assert given_options(flags) == preset.options
+    assert preset.see.endswith(".") and len(preset.see) < 200
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        ("demo", {"--trace": "/etc/passwd"}, "--trace is not an option of the page"),
+        ("demo", {"--nothing": 1}, "--nothing is not an option of the page"),
+        ("demo", {"--rate": "fast"}, "invalid value for '--rate'"),
+        ("demo", {"--no-prefix-cache": "yes"}, "--no-prefix-cache is 'yes'"),
+        ("--help", {}, "'--help' is not a name of a model"),
+    ],
+)
+def test_refused_options(model: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_options(model, options)
+
+
+def test_a_value_is_never_a_flag() -> None:
+    flags, _ = parse_options("demo", {"--slo": "--plot=x.png"})
+    assert flags["slo"] == "--plot=x.png" and flags["plot"] is None
+
+
+def test_static_and_continuous_batching(localllm: Any) -> None:
+    """The queue of static batching only grows, and with the same requests there is none otherwise."""
+    static, continuous = (simulate(localllm, f"{name}") for name in list(TITLES)[:2])
+    assert static["queue_s"]["p50"] > 60 and static["most_waiting"] > 500
+    assert continuous["queue_s"]["p95"] < 0.1 and continuous["requests"] == static["requests"]
+    without = {name: value for name, value in PRESETS[0].options.items() if "batch" not in name}
+    assert without == PRESETS[1].options
+
+
+def test_prefix_caching(localllm: Any) -> None:
+    cached, computed = (simulate(localllm, "Prefix caching", no_prefix_cache=off) for off in (None, True))
+    assert cached["cached_tokens"] > 0.75 * cached["prompt_tokens"]
+    assert computed["ttft_s"]["p50"] > 3 * cached["ttft_s"]["p50"]
+
+
+def test_speculation(localllm: Any) -> None:
+    drafting, plain = (simulate(localllm, "Speculation", drafts=drafts) for drafts in (4, None))
+    assert drafting["tpot_s"]["p50"] == pytest.approx(plain["tpot_s"]["p50"] / 3, rel=0.15)
+
+
+def test_more_gpus(localllm: Any) -> None:
+    half, whole = (simulate(localllm, "More GPUs", rate=rate) for rate in (30, 60))
+    assert whole["ttft_s"]["p50"] > 10 * half["ttft_s"]["p50"]
+
+
+def test_breaking_point(localllm: Any) -> None:
+    found = simulate(localllm, "Breaking point")
+    assert found["met"] < 0.5 * found["requests"] and 10 < found["capacity"]["amount"] < 60
+
+
+def test_70b_wall(localllm: Any) -> None:
+    preset = TITLES["The 70B wall"]
+    code, _, err = localllm("simulate", preset.model, "--device", "h100", "--rate", "2")
+    assert code == 3 and "141 GB" in err
+    int8, int4, fp8 = (
+        simulate(localllm, preset.title, **changes) for changes in ({}, {"quant": "int4"}, {"kv_dtype": "fp8"})
+    )
+    assert int8["queue_s"]["p95"] > 3 * int4["queue_s"]["p95"]
+    assert int8["queue_s"]["p95"] > 3 * fp8["queue_s"]["p95"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "no model is named"),
+        (("demo", "--rate", "1", "--port", "80"), "--port needs --ui"),
+        (("demo", "--ui", "--trace", "x.csv"), "--trace has no effect with --ui"),
+        (("demo", "--ui", "--json"), "--json has no effect with --ui"),
+    ],
+)
+def test_refused_flags(localllm: Any, flags: tuple[str, ...], message: str) -> None:
+    code, out, err = localllm("simulate", *flags)
+    assert (code, out) == (2, "") and message in err
+
+
+def test_ui_prints_its_address_and_ends_with_ctrl_c(tmp_path: Any) -> None:
+    command = [sys.executable, "-m", "localllm", "simulate", "demo", "--ui", "--rate", "3", "--no-prefix-cache"]
+    environment = os.environ | {"DISPLAY": ""}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, process_group=0) as process:
+        assert process.stdout
+        url = process.stdout.readline().strip()
+        base, _, fragment = url.partition("#")
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/simulate", base)
+        assert fragment == "model=demo&--rate=3.0&--no-prefix-cache=True"
+        assert httpx2.get(base).status_code == 200
+        origin = base.removesuffix("/simulate")
+        assert "demo" in httpx2.get(f"{origin}/simulate/options", timeout=60).json()["models"]
+        assert httpx2.get(f"{origin}/ui").status_code == httpx2.get(f"{origin}/v1/models").status_code == 404
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
