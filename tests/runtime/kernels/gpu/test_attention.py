@@ -129,7 +129,8 @@ def assert_checked(spans: Spans, c: AttentionConfig, form: KVDtype | None, dtype
         cache = filled(batch, c, form or d, spans, d)
         return q.to(d), cache, batch, c, None if sinks is None else sinks.to(d)
 
-    assert check("attention", make, dtype)[0] == name
+    terms = c.head_dim if form == INT4 else 1  # codes and offsets of keys are summed apart
+    assert check("attention", make, dtype, terms)[0] == name
 
 
 def attended(
