@@ -89,6 +89,7 @@ class CacheAllocation:
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
+    ranks: int = 1  # processes among which the model is divided
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -101,7 +102,8 @@ class CacheAllocation:
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
-            return allocate(needs, free_bytes(device) + self.weight_bytes + written * memory.block_bytes, context)
+            free = free_bytes(device) // self.ranks  # all ranks have as much as this one
+            return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
         resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
@@ -128,6 +130,9 @@ class CacheAllocation:
         self, engine: Engine, decoder: Decoder, draft_decoder: Decoder | None, memory: MemoryPlan
     ) -> None:
         decoder.set_max_len(self.target.max_len(memory), self.target.device)
+        if decoder.ranks:
+            slots, context = self.target.state_slots(memory), self.target.max_len(memory)
+            decoder.ranks.send_caches(memory.blocks, slots, memory.max_running, context)
         runner, pool = self.target.allocate(decoder, memory)
         engine.replace_caches(runner, pool)
         if self.disk_tier:
