@@ -238,7 +238,14 @@ def bench(
         if plot:
             plotting.check_plot(plot)
         plan = BenchmarkPlan(
-            grid, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft, explain
+            grid,
+            rounds,
+            seed,
+            content,
+            RANDOM_PROMPTS if text is None else io.display_name(text),
+            draft,
+            explain,
+            lambda llm, name: llm.record_steps(settings.home, io.note, name),
         )
         subjects = [
             load_subject(

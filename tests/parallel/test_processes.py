@@ -14,6 +14,7 @@ import pytest
 
 import localllm
 from localllm.errors import RankFailed, UsageError
+from localllm.llm.kv_transfer import StateExport
 from localllm.llm.llm import LLM
 from localllm.parallel.group import Leader
 from localllm.request import Grammar, GrammarKind, SamplingParams
@@ -76,6 +77,8 @@ def test_nothing_is_recorded_as_if_by_one_process(two: LLM, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
     with pytest.raises(UsageError, match="receipt describes the computation of one process"):
         two.provenance()
+    with pytest.raises(UsageError, match="keys and values of a model in several processes"):
+        StateExport(two, [1, 2, 3], "", "")
 
 
 @pytest.mark.parametrize(
