@@ -24,6 +24,7 @@
     ├── Busy                 exit 1   503   no capacity for this request now
     ├── QueueFull            exit 1   503   too many requests are waiting
     ├── EngineFailed         exit 1   503   a GPU failed, and with it everything this process has on it
+    ├── RankFailed           exit 1   503   a process that computes a part of a model has ended
     ├── MissingKey           exit 1   401   a request without a valid API key
     ├── OriginRefused        exit 1   403   a request for another host, or from a page of another origin
     ├── NoSuchRoute          exit 1   500   an unknown path or method; carries the router's status
@@ -244,6 +245,12 @@ class QueueFull(Busy):
 
 class EngineFailed(LocalLLMError):
     """A GPU failed, and with it everything that this process has on it."""
+
+    http_status = 503
+
+
+class RankFailed(LocalLLMError):
+    """One of the processes that compute a model together has ended, and with it the model."""
 
     http_status = 503
 

@@ -167,13 +167,18 @@ def load_subject(
     device: str | None,
     dtype: str | None,
     kv_dtype: str | None,
+    tensor_parallel: int | None = None,
 ) -> Subject:
     """Return a model as stored, or the `--quant` version of it, which is made now if missing."""
     if quant is None:
-        return find_subject(model, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+        return find_subject(
+            model, settings, device=device, dtype=dtype, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel
+        )
     ref = resolve_model(model)
     path = find_or_quantize(read_header(ref.path), quant, settings.home)
-    subject = find_subject(str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+    subject = find_subject(
+        str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel
+    )
     return replace(subject, name=f"{ref.name} in {quant.upper()}")
 
 

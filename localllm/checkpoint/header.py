@@ -5,7 +5,7 @@ Files are untrusted: every name, count and length is checked before it is used.
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,15 @@ OTHER_DTYPES = ("F4", "F6_E2M3", "F6_E3M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64")
 
 
 @dataclass(frozen=True)
+class TensorPart:
+    """The part of a tensor that one of several processes reads."""
+
+    dim: int  # of the runtime's shape
+    segments: tuple[tuple[int, int], ...]  # (begin, end) along it, as the file orders it
+    whole: tuple[int, ...]  # shape of the whole tensor in the runtime
+
+
+@dataclass(frozen=True)
 class TensorHeader:
     file: Path
     name: str  # in the file
@@ -103,6 +112,7 @@ class TensorHeader:
     offset: int | None = None  # bytes from the beginning of a GGUF file
     heads: tuple[int, int] | None = None  # (number, size) of heads whose rotary pairs are adjacent rows
     data: int = 0  # offset of the stored tensor's bytes in a safetensors file
+    part: TensorPart | None = None  # None: the tensor is read as a whole; otherwise `shape` is that of the part
 
     @property
     def elements(self) -> int:
@@ -111,13 +121,58 @@ class TensorHeader:
     @property
     def begin(self) -> int:
         """Offset of the tensor's bytes in its file."""
-        return self.offset if self.offset is not None else self.data + (self.expert or 0) * self.nbytes
+        return self.offset if self.offset is not None else self.data + (self.expert or 0) * self.whole_nbytes
 
     @property
     def nbytes(self) -> int:
+        return self.bytes_of(self.shape)
+
+    @property
+    def whole_nbytes(self) -> int:
+        """Bytes of the tensor in its file, of which a part may be read."""
+        return self.bytes_of(self.part.whole) if self.part else self.nbytes
+
+    def bytes_of(self, shape: tuple[int, ...]) -> int:
         if self.offset is not None:
-            return math.prod(self.shape[:-1]) * BLOCK_TYPE_BY_NAME[self.dtype.lower()].row_bytes(self.shape[-1])
-        return self.elements * DTYPE_BYTES[self.dtype]
+            return math.prod(shape[:-1]) * BLOCK_TYPE_BY_NAME[self.dtype.lower()].row_bytes(shape[-1])
+        return math.prod(shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def file_shape(self) -> tuple[int, ...]:
+        """Shape of the whole tensor in its file, without the dimension of experts."""
+        shape = self.part.whole if self.part else self.shape
+        return tuple(reversed(shape)) if self.transposed else shape
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, the first dimension, of the whole tensor in its file."""
+        return self.whole_nbytes // max(1, self.file_shape[0])
+
+    @property
+    def file_ranges(self) -> Iterator[tuple[int, int]]:
+        """Offset and bytes of each contiguous range of the file that holds the tensor or its part, in order."""
+        if self.part is None:
+            yield self.begin, self.nbytes
+            return
+        row_bytes, dim = self.row_bytes, self.file_dim
+        if dim == 0:
+            for begin, end in self.part.segments:
+                yield self.begin + begin * row_bytes, (end - begin) * row_bytes
+            return
+        for row in range(self.file_shape[0]):
+            for begin, end in self.part.segments:
+                first, last = (self.row_offset(border) for border in (begin, end))
+                yield self.begin + row * row_bytes + first, last - first
+
+    @property
+    def file_dim(self) -> int:
+        """The dimension of the file's shape along which the tensor is divided."""
+        assert self.part
+        return 1 - self.part.dim if self.transposed else self.part.dim
+
+    def row_offset(self, column: int) -> int:
+        """Return the offset of a column within a row of the file, which begins a block."""
+        return self.row_bytes * column // self.file_shape[1]
 
 
 @dataclass(frozen=True)

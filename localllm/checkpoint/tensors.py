@@ -41,6 +41,19 @@ def decode_tensor(raw: Tensor, entry: TensorHeader) -> Tensor:
     return tensor.index_select(0, half_split_order(*entry.heads, len(tensor)).to(tensor.device))
 
 
+def select_part(raw: Tensor, entry: TensorHeader) -> Tensor:
+    """Return the bytes of a tensor's part, [entry.nbytes] uint8: a view if they are adjacent, otherwise a copy."""
+    assert entry.part
+    rows = raw.view(entry.file_shape[0], entry.row_bytes)
+    if entry.file_dim == 0:
+        pieces = [rows[begin:end] for begin, end in entry.part.segments]
+    else:
+        borders = [tuple(map(entry.row_offset, segment)) for segment in entry.part.segments]
+        pieces = [rows[:, begin:end] for begin, end in borders]
+    joined = pieces[0] if len(pieces) == 1 else torch.cat(pieces, entry.file_dim)
+    return joined.contiguous().view(-1)
+
+
 def arrange(tensor: Tensor, entry: TensorHeader) -> Tensor:
     """Convert a tensor in the file's layout to the runtime's: [out, in], gate before up."""
     if entry.transposed:
@@ -69,8 +82,9 @@ class GGUFFile:
         self.content = torch.frombuffer(self.mapping, dtype=torch.uint8)  # [bytes of the file]
 
     def read(self, entry: TensorHeader) -> Tensor:
-        """Return a tensor. Dense: in its dtype and shape; packed: uint8 [..., bytes of a row]"""
-        return decode_tensor(self.content[entry.begin : entry.begin + entry.nbytes], entry)
+        """Return a tensor or its part. Dense: in its dtype and shape; packed: uint8 [..., bytes of a row]"""
+        raw = self.content[entry.begin : entry.begin + entry.whole_nbytes]
+        return decode_tensor(select_part(raw, entry) if entry.part else raw, entry)
 
     def release(self) -> None:
         """Drop the pages that were read from this process; they are read again from the system's cache."""
@@ -223,10 +237,24 @@ class SafetensorsFile:
         self.file = safe_open(file, framework="pt")
 
     def read(self, entry: TensorHeader) -> Tensor:
-        """Return the tensor, or one expert of it, in the runtime's layout: [out, in], gate before up."""
+        """Return the tensor, one expert of it, or a part, in the runtime's layout: [out, in], gate before up."""
+        if entry.part:
+            return arrange(self.read_part(entry), entry)
         is_single = entry.expert is None
         tensor = self.file.get_tensor(entry.name) if is_single else self.file.get_slice(entry.name)[entry.expert]
         return arrange(tensor, entry)
+
+    def read_part(self, entry: TensorHeader) -> Tensor:
+        """Read the segments of a part, and nothing between them."""
+        assert entry.part
+        stored, pieces = self.file.get_slice(entry.name), []
+        for begin, end in entry.part.segments:
+            index = [slice(None)] * entry.file_dim + [slice(begin, end)]
+            if entry.expert is None:
+                pieces.append(stored[tuple(index)])
+            else:
+                pieces.append(stored[(slice(entry.expert, entry.expert + 1), *index)][0])
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces, entry.file_dim)
 
     def release(self) -> None:
         """Do nothing: each tensor's mapping ends with the tensor."""

@@ -69,6 +69,7 @@ def batch(
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
+    tensor_parallel: options.TensorParallel = None,
     no_deterministic: Annotated[
         bool,
         options.switch(
@@ -98,6 +99,8 @@ def batch(
     load_flags = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "quant": quant, "context": context}
     parameters = {"localllm": __version__, "model": model, "seed": seed, "max_tokens": max_tokens, **load_flags}
     parameters["deterministic"] = not no_deterministic
+    if tensor_parallel is not None:  # whose sums are rounded otherwise
+        parameters["tensor_parallel"] = tensor_parallel
     with ExitStack() as stack:
         file = stack.enter_context(open_input(source))
         with status(f"reading {display_name(source)}"):
@@ -117,6 +120,7 @@ def batch(
                     force=force,
                     cache_dir=cache_dir,
                     cache_size=cache_size,
+                    tensor_parallel=tensor_parallel,
                 ),
             )
             stack.callback(llm.close)

@@ -84,6 +84,7 @@ def bench(
     device: options.Device = None,
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
+    tensor_parallel: options.TensorParallel = None,
     as_json: options.Json = False,
     as_csv: Annotated[
         bool, options.switch("--csv", text="Print comma-separated values.", panel=options.Panel.OUTPUT)
@@ -211,7 +212,14 @@ def bench(
     content = None if text is None else io.read_text(text)
     for model, model_quant in variants:
         ref = resolve_or_fetch(
-            model, settings, device=device, dtype=dtype, context=None, kv_dtype=kv_dtype, quant=model_quant
+            model,
+            settings,
+            device=device,
+            dtype=dtype,
+            context=None,
+            kv_dtype=kv_dtype,
+            quant=model_quant,
+            tensor_parallel=tensor_parallel,
         )
         if model_quant:
             quantize_missing(ref, model_quant, settings)
@@ -240,7 +248,15 @@ def bench(
             lambda llm, name: llm.record_steps(settings.home, io.note, name),
         )
         subjects = [
-            load_subject(model, model_quant, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)
+            load_subject(
+                model,
+                model_quant,
+                settings,
+                device=device,
+                dtype=dtype,
+                kv_dtype=kv_dtype,
+                tensor_parallel=tensor_parallel,
+            )
             for model, model_quant in variants
         ]
         if compare:
@@ -292,7 +308,18 @@ LOAD_TEST_FIELDS = (
     "ignore_eos",
     "timeout",
 )
-LOCAL_FIELDS = ("compare", "depth", "batch", "quant", "draft", "plot", "device", "dtype", "kv_dtype")
+LOCAL_FIELDS = (
+    "compare",
+    "depth",
+    "batch",
+    "quant",
+    "draft",
+    "plot",
+    "device",
+    "dtype",
+    "kv_dtype",
+    "tensor_parallel",
+)
 
 
 def refuse_flags(flags: Mapping[str, Any], fields: Sequence[str], reason: str) -> None:

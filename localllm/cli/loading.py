@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from localllm.llm.llm import LLM
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
-PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant")
+PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel")
 
 
 def load_model(
@@ -43,6 +43,7 @@ def load_model(
     force: bool = False,
     deterministic: bool | None = False,
     keep_layout: bool = False,
+    tensor_parallel: int | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -81,7 +82,15 @@ def load_model(
         recipe_of(quant)  # refuses an unknown name before the download
     with observe_load(name if isinstance(name, str) else name.name, observer) as progress:
         target: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "force": force}
-        ref = resolve_or_fetch(name, settings, **target, quant=quant, context=context, observer=progress)
+        ref = resolve_or_fetch(
+            name,
+            settings,
+            **target,
+            quant=quant,
+            context=context,
+            tensor_parallel=tensor_parallel,
+            observer=progress,
+        )
         draft_ref = draft_model and resolve_or_fetch(
             draft_model, settings, **target, context=None, observer=progress
         )
@@ -105,6 +114,7 @@ def load_model(
             force=force,
             grammar=grammar,
             deterministic=deterministic,
+            tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
             on_phase=progress.phase,
             on_part=progress.part,
         )
@@ -245,6 +255,7 @@ def resolve_or_fetch(
     kv_dtype: str | None = None,
     quant: str | None = None,
     force: bool = False,
+    tensor_parallel: int | None = None,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
     """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
@@ -257,7 +268,11 @@ def resolve_or_fetch(
     from localllm.llm.fetch import fetch
 
     load_options = LoadOptions(
-        context, quant=quant, dtype=dtype or settings.dtype, kv_dtype=kv_dtype or settings.kv_dtype
+        context,
+        quant=quant,
+        dtype=dtype or settings.dtype,
+        kv_dtype=kv_dtype or settings.kv_dtype,
+        tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
     )
     target_device = device or settings.device
     with observe_load(name, observer) as progress:

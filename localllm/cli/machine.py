@@ -37,6 +37,7 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "activations",
     "quant",
     "keep_layout",
+    "tensor_parallel",
     "deterministic",
     "draft",
     "draft_model",

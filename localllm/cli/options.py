@@ -128,6 +128,15 @@ Context = Annotated[
     int | None, option(text="Context length: prompt and answer, in tokens.", metavar="TOKENS", panel=Panel.LOADING)
 ]
 
+TensorParallel = Annotated[
+    int | None,
+    option(
+        "--tensor-parallel",
+        text="Divide the model among N processes, on a CPU with a share of its cores each.",
+        metavar="N",
+        panel=Panel.LOADING,
+    ),
+]
 KeepLayout = Annotated[
     bool,
     switch(

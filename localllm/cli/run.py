@@ -45,6 +45,7 @@ def run(
     activations: options.Activations = None,
     quant: options.Quant = None,
     keep_layout: options.KeepLayout = False,
+    tensor_parallel: options.TensorParallel = None,
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
     force: options.ForceLoad = False,
@@ -118,7 +119,7 @@ def run(
     If a running server (LOCALLLM_HOST, the background server, or port 11434 of this machine) has the model loaded,
     it answers instead and no loading is needed; --verbose shows this. With LOCALLLM_BACKGROUND=5m, a server is
     started in the background for that, and ends after 5 minutes without requests. Loading flags (--context,
-    --device, --dtype, --kv-dtype, --quant, --keep-layout, --deterministic, --draft, --draft-model, --force,
-    --cache-dir) load the model in this process.
+    --device, --dtype, --kv-dtype, --quant, --keep-layout, --tensor-parallel, --deterministic, --draft,
+    --draft-model, --force, --cache-dir) load the model in this process.
     """
     execute_run(ctx.params)

@@ -212,7 +212,7 @@ def stream_logits(engine: Engine, token_ids: Sequence[int], chunk_len: int) -> G
             state.extend(len(chunk))
             all_indices = list(range(len(chunk)))
             yield engine.runner.launch(
-                Batch.from_states([state], [chunk], all_indices, engine.runner.device, engine.pool.drain_copies())
+                engine.runner.make_batch([state], [chunk], all_indices, engine.pool.drain_copies())
             )
     finally:
         state.free()

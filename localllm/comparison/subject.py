@@ -39,6 +39,7 @@ def find_subject(
     device: str | None = None,
     dtype: str | None = None,
     kv_dtype: str | None = None,
+    tensor_parallel: int | None = None,
 ) -> Subject:
     """Find a model by alias, repository, folder or GGUF file; None uses the settings. Raises what `load` raises
     before it reads weights.
@@ -61,6 +62,7 @@ def find_subject(
             kv_dtype=chosen_kv_dtype,
             context=context,
             settings=settings,
+            tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
         )
 
     return Subject(

@@ -64,6 +64,13 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
+def rank_device(device: torch.device, rank: int) -> torch.device:
+    """Return the device of a rank: the CPU of all, or the GPU that many behind the one of rank 0."""
+    import torch
+
+    return device if device.type == "cpu" else torch.device(device.type, (device.index or 0) + rank)
+
+
 def gpu_fault(index: int) -> tuple[str, str] | None:
     """Return why models do not run on a GPU of this machine, and a remedy; None if they do."""
     import torch

@@ -2,11 +2,14 @@
 
 import contextlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
+from localllm.checkpoint.shards import shard_model
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
@@ -14,15 +17,18 @@ from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.kept_layout import LayoutUse, open_layout
 from localllm.llm.load_plan import LoadPlan
 from localllm.plan.fit import shortage_error
-from localllm.plan.memory import MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
+from localllm.plan.memory import BLOCK_SIZE, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_unsupported
-from localllm.runtime.kernels.threads import threads_for, use_threads
+from localllm.runtime.kernels.threads import use_threads
 from localllm.runtime.model_loader import compile_kernels, load_decoder, set_triton_cache_dir, warm_up
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.policy import SpeculativeDrafter
 from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost, estimate_gpu_cost
+
+if TYPE_CHECKING:
+    from localllm.parallel.group import Leader  # imports torch.distributed
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,7 @@ class BuiltModel:
     caches: CacheAllocation
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     kept: LayoutUse
+    leader: "Leader | None"  # of several processes that compute the model
 
 
 def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel:
@@ -50,12 +57,17 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
     )
     if device.type != "cpu":
         set_triton_cache_dir(request.settings.cache)
-    threads = threads_for(plan.fit.weights.total, request.settings.threads)
+    threads = request.threads(plan.fit.weights.total)
     anonymous = anonymous_bytes()
     with contextlib.ExitStack() as undo:
         if template := plan.text.own.template:
             undo.callback(template.close)
             template.warm_up()  # starts its process while the weights are read
+        leader, header, config = None, model.header, model.config
+        if request.ranks > 1:
+            leader = start_ranks(model, plan, request, threads)  # which load while this process does
+            undo.callback(leader.close)
+            header, config = shard_model(header, config, leader.shard)
         with (
             torch.inference_mode(),
             device_context(device),
@@ -63,11 +75,13 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             use_threads(threads),
             translate_device_errors(lambda: shortage_of(memory)),
         ):
-            kept = undo.enter_context(open_layout(model, plan.fit.weights.total, request))
+            # Of one process of several, laid-out weights are not kept.
+            use = nullcontext(LayoutUse()) if leader else open_layout(model, plan.fit.weights.total, request)
+            kept = undo.enter_context(use)
             with phases("weights"):
                 decoder, read_bytes_per_s = load_decoder(
-                    model.header,
-                    model.config,
+                    header,
+                    config,
                     device,
                     plan.dtype,
                     memory.context,
@@ -75,16 +89,20 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     request.on_part,
                     plan.activation_bits,
                     kept.layout,
+                    leader,
                 )
             kept.finish(phases)
-            use_graphs = request.settings.graphs and triton_unsupported(device) is None
+            # Collectives are not captured yet.
+            use_graphs = request.settings.graphs and triton_unsupported(device) is None and leader is None
             spec = CacheSpec(plan.fit.needs, device, plan.dtype, plan.kv_dtype, use_graphs, plan.deterministic)
             with phases("cache"):
                 engine = Engine(*spec.allocate(decoder, memory), TOKEN_BUDGET[device.type], memory.max_running)
             with phases("compile"):
                 if device.type == "cpu":
                     compile_kernels(engine.runner, engine.pool, threads)
-                else:
+                if leader:
+                    leader.finish_start()
+                if device.type != "cpu":
                     warm_up(engine.runner, engine.pool)
             if device.type != "cpu":
                 with phases("capture"):
@@ -98,8 +116,31 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
         undo.pop_all()
-    caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model)
-    return BuiltModel(engine, caches, read_bytes_per_s, kept)
+    caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model, ranks=request.ranks)
+    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader)
+
+
+def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
+    """Start the other processes of tensor parallelism, which load their parts of the model."""
+    from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
+
+    leader = Leader(request.ranks, request.device)
+    leader.start(
+        {
+            "path": str(model.header.path),
+            "device": str(request.device),
+            "dtype": plan.fit.dtype,
+            "kv_dtype": plan.fit.kv_dtype,
+            "activation_bits": plan.activation_bits,
+            "threads": threads,
+            "block_size": BLOCK_SIZE,
+            "blocks": plan.memory.blocks,
+            "state_slots": plan.memory.state_slots if plan.fit.needs.own_state_slot_bytes else 0,
+            "max_running": plan.memory.max_running,
+            "context": plan.memory.context,
+        }
+    )
+    return leader
 
 
 def add_drafter(

@@ -90,6 +90,7 @@ class CacheAllocation:
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
+    ranks: int = 1  # processes among which the model is divided
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -102,7 +103,8 @@ class CacheAllocation:
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
-            return allocate(needs, free_bytes(device) + self.weight_bytes + written * memory.block_bytes, context)
+            free = free_bytes(device) // self.ranks  # all ranks have as much as this one
+            return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
         resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
@@ -129,6 +131,9 @@ class CacheAllocation:
         self, engine: Engine, decoder: Decoder, draft_decoder: Decoder | None, memory: MemoryPlan
     ) -> None:
         decoder.set_max_len(self.target.max_len(memory), self.target.device)
+        if decoder.ranks:
+            slots, context = self.target.state_slots(memory), self.target.max_len(memory)
+            decoder.ranks.send_caches(memory.blocks, slots, memory.max_running, context)
         runner, pool = self.target.allocate(decoder, memory)
         engine.replace_caches(runner, pool)
         if self.disk_tier:
@@ -160,7 +165,12 @@ class CacheAllocation:
 
     def identity(self, engine: Engine, model: Path, activation_bits: int, threads: int) -> CacheIdentity:
         """Return the properties that the bits of keys and values depend on, without a scope. Reads megabytes of
-        the model's files."""
+        the model's files. Raises UsageError for several processes, of which each has a part of them."""
+        if self.ranks > 1:
+            raise UsageError(
+                "the keys and values of a model in several processes are not stored or moved",
+                "load it without --tensor-parallel",
+            )
         spec = self.target
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))
         versions = library_versions(COMPUTING_LIBRARIES[1:])

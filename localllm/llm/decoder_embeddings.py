@@ -23,7 +23,6 @@ from localllm.llm.embedding_inputs import (
     truncate_dimensions,
 )
 from localllm.llm.worker import Worker
-from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.runtime.pooling import Pooler
@@ -98,7 +97,7 @@ def embed_in_chunks(engine: Engine, texts: Sequence[TokenIds], pooler: Pooler) -
             for index, tokens in work:
                 states[index].extend(len(tokens))
             running, chunks = [states[index] for index, _ in work], [list(tokens) for _, tokens in work]
-            batch = Batch.from_states(running, chunks, [], engine.device, engine.pool.drain_copies())
+            batch = engine.runner.make_batch(running, chunks, [], engine.pool.drain_copies(), hidden=True)
             outputs = engine.runner.hidden_states(batch).split([len(tokens) for tokens in chunks])
             engine.scheduler.discard_timing()
             for (index, _), x in zip(work, outputs, strict=True):

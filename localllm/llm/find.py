@@ -12,7 +12,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hardware.device import free_bytes
+from localllm.hardware.device import free_bytes, rank_device
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
@@ -24,6 +24,7 @@ from localllm.quantize.quantizer import find_or_quantize
 from localllm.quantize.source import INSTEAD, check_source
 from localllm.request import Grammar
 from localllm.runtime.engine import Engine
+from localllm.runtime.kernels.threads import threads_for
 from localllm.runtime.model_loader import load_decoder
 from localllm.runtime.speculation.draft_budget import DraftModelCost
 from localllm.runtime.speculation.draft_model import DraftModel
@@ -51,8 +52,18 @@ class LoadRequest:
 
     @property
     def free_memory(self) -> FreeMemory:
-        """The memory that the device has free now."""
-        return FreeMemory(self.device.type, free_bytes(self.device))
+        """The memory that the device has free now; with several processes on GPUs, the one with the least."""
+        devices = {rank_device(self.device, rank) for rank in range(self.ranks)}
+        return FreeMemory(self.device.type, min(map(free_bytes, devices)))
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes among which the model is divided."""
+        return self.options.tensor_parallel
+
+    def threads(self, rank_weight_bytes: int) -> int:
+        """Return the threads of each process. rank_weight_bytes: weights of one process"""
+        return max(1, threads_for(rank_weight_bytes * self.ranks, self.settings.threads) // self.ranks)
 
 
 def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
@@ -139,7 +150,7 @@ class DraftModelPlan:
                 f"{ref.name!r} is an embedding model and cannot draft tokens", "name another draft model"
             )
         check_quantization(header.config)
-        options = replace(target_options, context=None, quant=None)
+        options = replace(target_options, context=None, quant=None, tensor_parallel=1)
         return cls(ref.name, header, config, model_needs(header, config, device_type, options, name=ref.name))
 
     def cache_spec(self, device: torch.device, *, use_graphs: bool) -> CacheSpec:

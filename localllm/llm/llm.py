@@ -484,7 +484,12 @@ class LLM:
         )
 
     def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
-        """Return the model's identity and its setup, for receipts. Reads megabytes of its files."""
+        """Return the model's identity and its setup, for receipts. Reads megabytes of its files.
+
+        Raises UsageError for a model in several processes, whose answers `replay` could not repeat.
+        """
+        if self.parts.caches.ranks > 1:
+            raise UsageError("a receipt describes the computation of one process", "leave out --tensor-parallel")
         engine = self.worker.engine
         setup = provenance.setup(
             engine.device,
@@ -508,6 +513,8 @@ class LLM:
     def record(self, metrics: Metrics, home: Path, note: Callable[[str], None]) -> None:
         """Store the speed of an answer that ran alone, for the predictions of `plan`. note: called with the reason
         if it cannot be stored."""
+        if self.parts.caches.ranks > 1:  # predictions are those of one process
+            return
         if run := expected.measured_run(
             self.origin.setup, self.config, self.memory.weights, self.kv_dtype, metrics
         ):
@@ -522,6 +529,8 @@ class LLM:
     def record_steps(self, home: Path, note: Callable[[str], None], name: str | None = None) -> None:
         """Store the durations of steps since the last call, for the predictions of `simulate`. note: as in
         `record`; name: of the model, if it was not loaded by it."""
+        if self.parts.caches.ranks > 1:
+            return
         times = self.worker.step_times  # which the engine's thread appends to meanwhile
         steps = [times.popleft() for _ in range(len(times))]
         if steps:

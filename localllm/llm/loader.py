@@ -5,9 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from localllm.arch.shard import check_tensor_parallel
 from localllm.errors import UsageError
 from localllm.files import expand_path
-from localllm.hardware.device import resolve_device
+from localllm.hardware.device import rank_device, resolve_device
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import BuiltModel, build
 from localllm.llm.find import LoadRequest, LocalModel, find, resolve_or_fetch
@@ -20,7 +21,7 @@ from localllm.plan.fit import LoadOptions
 from localllm.quantize.store import recipe_of
 from localllm.receipts import provenance
 from localllm.request import Grammar, require_int
-from localllm.runtime.kernels.threads import end_openmp_threads, threads_for
+from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.settings import DISK_CACHE_BYTES, DiskCache, Settings
 from localllm.text.grammar.source import compile_source
 
@@ -40,6 +41,7 @@ def load(
     grammar: Grammar | None = None,
     deterministic: bool | None = False,
     keep_layout: bool | None = None,
+    tensor_parallel: int = 1,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -63,6 +65,8 @@ def load(
         (docs/determinism.md), on a CPU only; None: if supported.
     keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
         the settings.
+    tensor_parallel: number of processes among which the model is divided, on a CPU by its cores, otherwise a GPU
+        each (docs/parallel.md).
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -89,11 +93,24 @@ def load(
     if grammar is not None:
         compile_source(grammar)
     torch_device = resolve_device(settings.device if device == "auto" else device)
+    check_tensor_parallel(tensor_parallel)
+    if tensor_parallel > 1:
+        resolve_device(str(rank_device(torch_device, tensor_parallel - 1)))  # raises if there are too few GPUs
+        if settings.disk_cache and not settings.disk_cache.kept_only:
+            raise UsageError(
+                "computed prompts of several processes are not stored on the disk",
+                "leave out --cache-dir or --tensor-parallel",
+            )
+        if settings.keep_layout:
+            raise UsageError(
+                "the layout of divided weights is not kept", "leave out --keep-layout or --tensor-parallel"
+            )
     options = LoadOptions(
         context,
         quant=quant,
         dtype=settings.dtype if dtype == "auto" else dtype,
         kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
+        tensor_parallel=tensor_parallel,
     )
 
     def resolve(name: str | Path | ModelRef, options: LoadOptions) -> ModelRef:
@@ -102,7 +119,7 @@ def load(
         )
 
     ref = resolve(model, options)
-    draft_ref = draft_model and resolve(draft_model, replace(options, context=None, quant=None))
+    draft_ref = draft_model and resolve(draft_model, replace(options, context=None, quant=None, tensor_parallel=1))
     request = LoadRequest(
         ref=ref,
         draft_ref=draft_ref or None,
@@ -127,14 +144,25 @@ def load(
 def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
     """The fourth step of loading: start the engine's thread, and return the model."""
     weight_bytes = load_plan.fit.weights.total
-    threads = threads_for(weight_bytes, request.settings.threads)
+    threads = request.threads(weight_bytes)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
-    if request.settings.disk_cache:
+    if request.settings.disk_cache and not built.leader:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
                 built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads
             )
-    worker = Worker(built.engine, tokenizer, threads, caches.shortage, load_plan.memory.context, request.max_queue)
+    leader = built.leader
+    worker = Worker(
+        built.engine,
+        tokenizer,
+        threads,
+        caches.shortage,
+        load_plan.memory.context,
+        request.max_queue,
+        on_end=leader.close if leader else lambda: None,
+    )
+    if leader:
+        leader.on_failure = worker.report_failure
     origin = ModelOrigin(
         ref=model.ref,
         source=model.source,

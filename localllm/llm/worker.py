@@ -22,7 +22,7 @@ from localllm.llm.slots import SlotTable
 from localllm.metrics import EngineStats, Slot
 from localllm.plan.step_times import MAX_STEPS
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
-from localllm.runtime.device_errors import gpu_failure_error, is_gpu_failure, is_out_of_memory
+from localllm.runtime.device_errors import engine_failure_error, is_engine_failure, is_out_of_memory
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.runtime.sequence import Sequence
@@ -208,10 +208,13 @@ class Worker:
         shortage: Callable[[], LocalLLMError],
         context: int,
         max_queue: int = MAX_QUEUE,
+        on_end: Callable[[], object] = lambda: None,
     ):
         """threads: CPU threads per operation; shortage: returns the error for a step without enough memory;
-        context: maximum tokens per sequence; max_queue: when so many sequences wait, further ones are refused."""
+        context: maximum tokens per sequence; max_queue: when so many sequences wait, further ones are refused;
+        on_end: called when the thread ends."""
         self.engine = engine
+        self.on_end = on_end
         self.tokenizer = tokenizer
         self.threads = threads
         self.shortage = shortage
@@ -232,7 +235,7 @@ class Worker:
         self.finished: Counter[str] = Counter()  # ended answers by finish reason
         self.closed = False
         self.closed_reason = "the model is closed"
-        self.failed = False  # after a GPU failure
+        self.failed = False  # after a failure of the GPU or of another rank
         self.thread = threading.Thread(target=self.run, name="localllm-engine", daemon=True)
         self.thread.start()
 
@@ -330,7 +333,7 @@ class Worker:
                 future.set_result(function())
             except Exception as error:
                 future.set_exception(self.translate_error(error))
-                if is_gpu_failure(error):
+                if is_engine_failure(error):
                     raise
 
         self.post(run)
@@ -375,7 +378,7 @@ class Worker:
                         self.recent_steps.append(timed)
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
-                    if is_gpu_failure(error):
+                    if is_engine_failure(error):
                         self.stop_after_failure(error)
                         is_open = False
             if not self.failed:
@@ -384,19 +387,29 @@ class Worker:
                 )
                 self.engine.close()
         self.engine.runner.free()
+        self.on_end()
         release_cached(device)
 
+    def report_failure(self, error: Exception) -> None:
+        """Fail all requests, and close, from any thread: another rank has failed, perhaps between two steps."""
+
+        def fail() -> None:
+            raise error
+
+        with contextlib.suppress(LocalLLMError):  # closed already
+            self.post(fail)
+
     def stop_after_failure(self, error: Exception) -> None:
-        """Close the worker after a GPU failure, which leaves the engine unusable, and fail all requests."""
+        """Close the worker after a failure that leaves the engine unusable, and fail all requests."""
         with self.inbox_lock:
             self.closed = self.failed = True
-            self.closed_reason = gpu_failure_error(error).message
+            self.closed_reason = engine_failure_error(error).message
         with contextlib.suppress(queue.Empty):
             while True:
                 command = self.inbox.get_nowait()
                 with contextlib.suppress(Exception):  # `call` passes it to its caller
                     command()
-        self.fail_all(gpu_failure_error(error))
+        self.fail_all(engine_failure_error(error))
 
     def read_inbox(self) -> bool:
         """Run the queued commands, and wait for one if the engine is idle. Return False when closed."""
@@ -501,7 +514,7 @@ class Worker:
         """Return the error to report for an exception in a step."""
         if is_out_of_memory(error):
             return self.shortage()
-        return gpu_failure_error(error) if is_gpu_failure(error) else error
+        return engine_failure_error(error) if is_engine_failure(error) else error
 
 
 def make_slot(sequence: Sequence) -> Slot:

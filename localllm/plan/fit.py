@@ -10,7 +10,9 @@ from typing import Protocol
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
+from localllm.arch.shard import Shard, check_tensor_parallel
 from localllm.checkpoint.header import Header
+from localllm.checkpoint.shards import shard_model
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
@@ -63,9 +65,11 @@ class LoadOptions:
     quant: str | None = None  # of QUANTS or GGUF_BITS; None: as stored
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8, fp8, k8v4 or int4
+    tensor_parallel: int = 1  # processes among which the model is divided
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an invalid number of users."""
+        """Raise UsageError for an invalid number of users or processes."""
+        check_tensor_parallel(self.tensor_parallel)
         if type(self.users) is not int or self.users < 1:
             raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
@@ -181,14 +185,21 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """Compute the fit with the code by which `load` allocates. Raises UsageError like `check_fit`."""
+    """Compute the fit with the code by which `load` allocates, with tensor parallelism that of one process.
+
+    Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
+    """
     check_context(config.max_context, options.context)
+    memory_bytes = device.memory_bytes
+    if (ranks := options.tensor_parallel) > 1:
+        header, config = shard_model(header, config, Shard(0, ranks))
+        memory_bytes //= ranks if device.device_type == "cpu" else 1  # GPUs have a memory each
     needs = replace(model_needs(header, config, device.device_type, options, name=name), draft=draft)
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
     max_context = 0
     try:
-        max_context = allocate(needs, device.memory_bytes).max_context
-        memory = allocate(needs, device.memory_bytes, options.context, options.users)
+        max_context = allocate(needs, memory_bytes).max_context
+        memory = allocate(needs, memory_bytes, options.context, options.users)
     except DoesNotFit as refusal:
         context = options.context or needs.default_context
         return Fit(options.quant, dtype, kv_dtype, needs, None, refusal, context, max_context, 0)

@@ -4,13 +4,37 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from localllm.arch.config import RopeConfig
-from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
+from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, StateSave
+
+
+class BatchPool(Protocol):
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def recurrent(self) -> bool: ...
+
+
+class BatchState(Protocol):
+    """What a batch reads of a sequence: a SequenceState, or what another process has received of one."""
+
+    @property
+    def pool(self) -> BatchPool: ...
+    @property
+    def block_table(self) -> list[int]: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def state_slot(self) -> int | None: ...
+    @property
+    def state_saves(self) -> list[StateSave]: ...
+    @property
+    def end_of_step_copies(self) -> list[tuple[int, int]]: ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +155,7 @@ class Batch:
     @classmethod
     def from_states(
         cls,
-        states: list[SequenceState],
+        states: Sequence[BatchState],
         token_ids: list[list[int]],
         logit_index: list[int],
         device: torch.device,
@@ -218,12 +242,12 @@ class EncoderBatch:
             yield x[group.token_slice].unflatten(0, (group.text_count, group.length))
 
 
-def state_slot_tensor(states: list[SequenceState], device: torch.device) -> Tensor | None:
+def state_slot_tensor(states: Sequence[BatchState], device: torch.device) -> Tensor | None:
     slots = [state.state_slot for state in states if state.state_slot is not None]
     return upload_values(slots, torch.int32, device) if slots else None
 
 
-def make_span(state: SequenceState, start: int, count: int, first_slot: int | None) -> SequenceSpan:
+def make_span(state: BatchState, start: int, count: int, first_slot: int | None) -> SequenceSpan:
     if state.state_slot is None:
         return SequenceSpan(start, count, state.length, first_slot)
     before = state.length - count

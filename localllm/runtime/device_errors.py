@@ -1,11 +1,11 @@
-"""Classifies errors of torch: out of memory in one step, or a GPU failure after which nothing can run."""
+"""Classifies errors of steps: out of memory in one step, or a failure after which nothing can run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, RankFailed
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -30,6 +30,16 @@ def gpu_failure_error(error: Exception) -> LocalLLMError:
     """Return an error for a failed GPU, without the advice that torch adds below its first line."""
     reason = str(error).partition("\n")[0] or type(error).__name__
     return LocalLLMError(f"the GPU failed ({reason})", "load the model again, in a new process")
+
+
+def is_engine_failure(error: Exception) -> bool:
+    """Return whether no further step can run: a GPU or another rank has failed."""
+    return isinstance(error, RankFailed) or is_gpu_failure(error)
+
+
+def engine_failure_error(error: Exception) -> LocalLLMError:
+    """Return the error to report for a failure after which no further step can run."""
+    return error if isinstance(error, RankFailed) else gpu_failure_error(error)
 
 
 @contextmanager

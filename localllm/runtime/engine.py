@@ -20,7 +20,6 @@ from torch import Tensor
 from localllm.errors import LocalLLMError, UsageError
 from localllm.metrics import StepReport
 from localllm.request import FinishReason, TokenLogprob
-from localllm.runtime.batch import Batch
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.runner import Runner
 from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, parse_logprobs
@@ -435,9 +434,7 @@ class Engine:
         try:
             state.extend(len(token_ids))
             all_indices = list(range(len(token_ids)))
-            batch = Batch.from_states(
-                [state], [token_ids], all_indices, self.runner.device, self.pool.drain_copies()
-            )
+            batch = self.runner.make_batch([state], [token_ids], all_indices, self.pool.drain_copies())
             return self.runner.launch(batch)
         except OutOfBlocks:
             raise

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig
@@ -43,7 +44,9 @@ class Layer:
         self.ffn = load_ffn(config.ffn, model, source.under("mlp"))
         self.per_layer_gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
         self.output_scale = source.float32_tensor("layer_scalar", 1).item() if config.output_scale else 1.0
-        self.prepares_norms = kernels.prepares_norms() and not config.parallel and not isinstance(self.ffn, MoE)
+        # With several ranks, a product is complete only after their sum.
+        fuses_norms = kernels.prepares_norms() and source.ranks is None
+        self.prepares_norms = fuses_norms and not config.parallel and not isinstance(self.ffn, MoE)
         self.next_norm: Norm | None = None
 
     def prepare_norm_of(self, following: "Layer") -> None:
@@ -118,9 +121,14 @@ class Decoder:
         self.config = config
         self.dtype = source.dtype
         head_on_cpu = config.tie_embeddings and source.device.type == "cpu"
-        self.embedding = Embedding(
-            source, "embed_tokens", config.vocab_size, config.hidden_size, checked=not head_on_cpu
+        self.ranks = source.ranks
+        first_row, end_row = (
+            self.ranks.shard.vocab_range(config.vocab_size) if self.ranks else (0, config.vocab_size)
         )
+        vocab_rows = end_row - first_row
+        self.embedding = Embedding(source, "embed_tokens", vocab_rows, config.hidden_size, checked=not head_on_cpu)
+        if self.ranks:
+            self.embedding.divide(self.ranks, first_row)
         self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
         self.layers: list[Layer] = []
         for i, c in enumerate(config.layers):
@@ -140,9 +148,9 @@ class Decoder:
             if head_on_cpu:
                 source.check_laid_out(["embed_tokens"], [self.embedding.weight], [head])
                 self.embedding.weight = head  # for lookups, too: none of the mapped file stays in memory
-            source.keep_matrices({"embed_tokens": config.vocab_size}, self.lm_head.weights)
+            source.keep_matrices({"embed_tokens": vocab_rows}, self.lm_head.weights)
         else:
-            self.lm_head = Linear.load(source, {"lm_head": config.vocab_size}, config.hidden_size, bias=False)
+            self.lm_head = Linear.load(source, {"lm_head": vocab_rows}, config.hidden_size, bias=False)
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
         self.set_max_len(max_len, source.device)
         source.weights.release()
@@ -159,10 +167,18 @@ class Decoder:
         self.ropes = {c.rope: Rope(c.rope, max_len, device) for c in attending if c.rope}
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
-        """Append the batch's tokens to the caches and return logits [N, vocab] in the model's dtype."""
+        """Append the batch's tokens to the caches and return logits [N, vocab] in the model's dtype.
+
+        Of several ranks, only the first returns the logits of the whole vocabulary.
+        """
         c, x = self.config, self.hidden_states(batch, caches)
         selected = x if batch.logit_index is None else x[batch.logit_index]
-        logits = scale_by(self.lm_head(selected, norm=self.norm), c.logit_scale)
+        logits = self.lm_head(selected, norm=self.norm)
+        if self.ranks:
+            if rows_left := self.ranks.shard.vocab_rows(c.vocab_size) - logits.shape[1]:
+                logits = F.pad(logits, (0, rows_left))
+            logits = self.ranks.gather_columns(logits)[:, : c.vocab_size]
+        logits = scale_by(logits, c.logit_scale)
         return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
     def hidden_states(self, batch: Batch, caches: list[LayerCache]) -> Tensor:

@@ -19,6 +19,7 @@ from localllm.runtime.kernels.threads import use_threads
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
 from localllm.runtime.model import Decoder, Encoder
 from localllm.runtime.pooling import Pooler
+from localllm.runtime.ranks import Ranks
 from localllm.runtime.runner import Runner
 from localllm.runtime.weight_loader import CudaCopier, WeightLoader
 from localllm.runtime.weight_source import WeightSource
@@ -43,8 +44,12 @@ def load_decoder(
     on_part: OnPart = lambda done, total: None,
     activation_bits: int | None = None,
     layout: KeptLayout | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[Decoder, float | None]:
-    """Load a decoder. Also returns the read rate in bytes/s, None on a CPU, where weights are mapped."""
+    """Load a decoder. Also returns the read rate in bytes/s, None on a CPU, where weights are mapped.
+
+    ranks: of which this process is one; header and config are those of this one
+    """
     spare = ("lm_head.weight",) if config.tie_embeddings else ()
     return build_from_files(
         header,
@@ -56,6 +61,7 @@ def load_decoder(
         on_part,
         activation_bits,
         layout,
+        ranks,
     )
 
 
@@ -88,11 +94,13 @@ def build_from_files(
     on_part: OnPart = lambda done, total: None,
     activation_bits: int | None = None,
     layout: KeptLayout | None = None,
+    ranks: Ranks | None = None,
 ) -> tuple[T, float | None]:
     """Build a model from mapped files on a CPU, or from a WeightLoader that reads ahead on a GPU.
 
     Returns the model and the read rate in bytes/s (None on a CPU). skipped_names: tensors that are not needed;
-    on_part: called before each tensor is read; an exception from it ends the loading; layout: see `WeightSource`
+    on_part: called before each tensor is read; an exception from it ends the loading; layout, ranks: see
+    `WeightSource`
     """
     tensors = {name: tensor for name, tensor in header.tensors.items() if name not in skipped_names}
     total = sum(tensor.nbytes for tensor in tensors.values())
@@ -105,11 +113,12 @@ def build_from_files(
 
     if device.type == "cpu":
         weights = Weights(header, on_read=on_read)
-        model = build(WeightSource(weights, device, dtype, phases, activation_bits, layout))
+        model = build(WeightSource(weights, device, dtype, phases, activation_bits, layout, ranks))
         on_part(total, total)
         return model, None
     with WeightLoader(tensors, CudaCopier(device), phases=phases) as loader:
-        model = build(WeightSource(Weights(header, reader=loader, on_read=on_read), device, dtype, phases))
+        weights = Weights(header, reader=loader, on_read=on_read)
+        model = build(WeightSource(weights, device, dtype, phases, ranks=ranks))
         loader.check_unchanged()
         torch.cuda.synchronize(device)
     on_part(total, total)

@@ -12,7 +12,7 @@ from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture, upload_values
 from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.batch_invariance import batch_invariance
-from localllm.runtime.kv_cache.sequence_state import CacheCopies
+from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import logprob_table, sample
@@ -134,12 +134,15 @@ class Runner:
 
     def run_eagerly(self, step: Step) -> StepOutput:
         """Run a step kernel by kernel."""
-        batch = Batch.from_states(step.states, step.token_ids, step.logit_index, self.device, step.copies)
+        has_unread = bool(step.unread_tokens)
+        batch = self.make_batch(step.states, step.token_ids, step.logit_index, step.copies, has_unread=has_unread)
         if step.unread_tokens:
             index, token_slots = (
                 upload_values(each, torch.int64, self.device) for each in zip(*step.unread_tokens, strict=True)
             )
             batch.token_ids[index] = self.newest_tokens[token_slots]
+            if self.model.ranks:
+                self.model.ranks.broadcast(batch.token_ids)
         logits, others = self.launch(batch).tensor_split([len(step.sampling_specs)])
         # Sampling modifies its logits.
         kept_logits = logits.clone() if step.keep_logits else None
@@ -159,6 +162,26 @@ class Runner:
             prompt_logprobs = logprob_table(others.log_softmax(-1), next_ids, step.prompt_logprobs)
         return StepOutput(Readback(choices, logprobs, prompt_logprobs), kept_logits)
 
+    def make_batch(
+        self,
+        states: list[SequenceState],
+        token_ids: list[list[int]],
+        logit_index: list[int],
+        copies: CacheCopies = NO_COPIES,
+        *,
+        hidden: bool = False,
+        has_unread: bool = False,
+    ) -> Batch:
+        """Build a batch that is computed next, by all ranks if there are several: see `Batch.from_states`.
+
+        hidden: by `hidden_states`, not by `launch`; has_unread: the caller sets token ids that the device knows
+        """
+        if self.model.ranks:
+            self.model.ranks.send_step(
+                states, token_ids, logit_index, copies, hidden=hidden, has_unread=has_unread
+            )
+        return Batch.from_states(states, token_ids, logit_index, self.device, copies)
+
     def launch(self, batch: Batch) -> Tensor:
         """Compute logits [N, vocab] float32 of the tokens in `batch.logit_index`."""
         return self.forward(batch, self.model)
@@ -168,10 +191,17 @@ class Runner:
         return self.forward(batch, lambda *given: self.model.norm(self.model.hidden_states(*given)))
 
     def forward(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
-        self.apply_copies(batch.copies)
-        with batch_invariance(self.deterministic):
-            output = compute(batch, self.caches).float()
-        self.copy_states(batch.state_saves)
+        try:
+            self.apply_copies(batch.copies)
+            with batch_invariance(self.deterministic):
+                output = compute(batch, self.caches).float()
+            self.copy_states(batch.state_saves)
+        except CannotCapture:
+            raise
+        except Exception as error:
+            if self.model.ranks is None:
+                raise
+            raise self.model.ranks.step_failed(error) from error
         return output
 
     def free(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -132,6 +132,14 @@ class PendingTensor:
                 self.done.set_exception(error)
 
 
+class Piece(NamedTuple):
+    """Adjacent bytes of a tensor, from one or several ranges of its file."""
+
+    begin: int  # in the tensor
+    nbytes: int
+    ranges: tuple[tuple[int, int], ...]  # offset in the file and bytes
+
+
 class WeightLoader:
     """Reads tensors ahead. Use it in one thread and a `with` block, which ends all threads and frees all buffers.
 
@@ -215,7 +223,7 @@ class WeightLoader:
         for piece in pieces:
             self.readers.submit(self.copy_piece, entry, handle, piece, pending)
 
-    def copy_piece(self, entry: TensorHeader, handle: int, piece: range, pending: PendingTensor) -> None:
+    def copy_piece(self, entry: TensorHeader, handle: int, piece: Piece, pending: PendingTensor) -> None:
         """Copy one piece of a tensor from the file to the device, on a reader thread."""
         if self.closed:
             return
@@ -223,11 +231,13 @@ class WeightLoader:
         try:
             if copy:
                 copy.synchronize()  # the buffer is free once its last copy is done
-            source = buffer[: len(piece)]
-            read_into(source, entry, handle, piece.start)
-            begin = piece.start - entry.begin
+            source = buffer[: piece.nbytes]
+            begin = 0
+            for offset, count in piece.ranges:
+                read_into(source[begin : begin + count], entry, handle, offset)
+                begin += count
             with torch.inference_mode():  # the mode in which the tensor may have been allocated
-                copy = self.copier.start_copy(pending.raw[begin : begin + len(piece)], source)
+                copy = self.copier.start_copy(pending.raw[piece.begin : piece.begin + piece.nbytes], source)
             pending.finish_piece(copy)
         except BaseException as error:
             pending.fail(error)
@@ -256,11 +266,19 @@ def load_order(item: tuple[str, TensorHeader]) -> tuple[int, Path, int]:
     return order, entry.file, entry.begin
 
 
-def split_pieces(entry: TensorHeader, size: int) -> Iterator[range]:
-    """Yield the byte ranges of a tensor in its file, at most `size` bytes each."""
-    end = entry.begin + entry.nbytes
-    for begin in range(entry.begin, end, size):
-        yield range(begin, min(begin + size, end))
+def split_pieces(entry: TensorHeader, size: int) -> Iterator[Piece]:
+    """Yield the pieces of a tensor, at most `size` bytes each."""
+    begin, nbytes, ranges = 0, 0, list[tuple[int, int]]()
+    for offset, count in entry.file_ranges:
+        while count:
+            taken = min(count, size - nbytes)
+            ranges.append((offset, taken))
+            offset, count, nbytes = offset + taken, count - taken, nbytes + taken
+            if nbytes == size:
+                yield Piece(begin, nbytes, tuple(ranges))
+                begin, nbytes, ranges = begin + nbytes, 0, []
+    if nbytes:
+        yield Piece(begin, nbytes, tuple(ranges))
 
 
 def read_into(buffer: Tensor, entry: TensorHeader, handle: int, offset: int) -> None:

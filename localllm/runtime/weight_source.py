@@ -20,6 +20,7 @@ from localllm.quant.formats import gguf
 from localllm.quant.packing import FP8, INTERLEAVED_BITS, W8A8, stays_packed
 from localllm.quant.tensor import QuantizedTensor, concat_quantized
 from localllm.runtime.kept_weights import KeptLayout
+from localllm.runtime.ranks import Ranks
 
 STORED_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
@@ -38,19 +39,24 @@ class WeightSource:
         phases: PhaseTimer | None = None,
         activation_bits: int | None = None,
         layout: KeptLayout | None = None,
+        ranks: Ranks | None = None,
     ):
         """phases: records the time for repacking weights for kernels as `repack`; layout: has laid-out weights, or
-        takes those that are laid out."""
+        takes those that are laid out; ranks: of which this process is one, if the tensors are
+        those of one."""
         self.weights = weights
         self.device = device
         self.dtype = dtype
         self.phases = phases or PhaseTimer()
         self.activation_bits = activation_bits
         self.layout = layout
+        self.ranks = ranks
 
     def under(self, name: str) -> "WeightSource":
         weights = self.weights.scoped(name)
-        return WeightSource(weights, self.device, self.dtype, self.phases, self.activation_bits, self.layout)
+        return WeightSource(
+            weights, self.device, self.dtype, self.phases, self.activation_bits, self.layout, self.ranks
+        )
 
     def has_matrix(self, name: str) -> bool:
         return has_matrix(self.weights, name)

@@ -227,6 +227,7 @@ def install():
         draft="auto",
         draft_model=None,
         deterministic=False,
+        tensor_parallel=1,
         on_phase=None,
         on_part=None,
     ):

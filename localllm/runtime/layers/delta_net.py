@@ -43,7 +43,7 @@ class DeltaNet:
         )
         self.dt_bias = source.float32_tensor("dt_bias", c.value_heads)
         self.norm = source.float32_tensor("norm.weight", c.value_dim)
-        self.out = Linear.load(source, {"out_proj": hidden}, values, bias=False)
+        self.out = Linear.load(source, {"out_proj": hidden}, values, bias=False, by_columns=True)
 
     def __call__(
         self,

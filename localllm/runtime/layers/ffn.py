@@ -17,13 +17,14 @@ from localllm.runtime.weight_source import WeightSource
 
 
 class MLP:
-    def __init__(self, config: MLPConfig, hidden: int, source: WeightSource):
+    def __init__(self, config: MLPConfig, hidden: int, source: WeightSource, *, summed: bool = True):
+        """summed: sum up the result over ranks; otherwise the caller does, of several results at once."""
         self.activation: Activation = config.activation
         n = config.intermediate_size
         fused = source.has_matrix("gate_up_proj")
         names = {"gate_up_proj": 2 * n} if fused else {"gate_proj": n, "up_proj": n}
         self.gate_up = Linear.load(source, names, hidden, config.bias)
-        self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias)
+        self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias, by_columns=True, summed=summed)
 
     def __call__(
         self,
@@ -43,7 +44,9 @@ class UngatedMLP:
     def __init__(self, config: MLPConfig, hidden: int, source: WeightSource):
         self.activation: Activation = config.activation
         self.up = Linear.load(source, {"up_proj": config.intermediate_size}, hidden, config.bias)
-        self.down = Linear.load(source, {"down_proj": hidden}, config.intermediate_size, config.bias)
+        self.down = Linear.load(
+            source, {"down_proj": hidden}, config.intermediate_size, config.bias, by_columns=True
+        )
 
     def __call__(
         self,
@@ -80,11 +83,14 @@ class MoE:
         self.expert_scale = (
             source.float32_tensor("expert_scale", config.experts) if config.router.expert_scale else None
         )
-        experts = [MLP(config.expert, hidden, source.under(f"experts.{e}")) for e in range(config.experts)]
+        self.ranks = source.ranks
+        experts = [
+            MLP(config.expert, hidden, source.under(f"experts.{e}"), summed=False) for e in range(config.experts)
+        ]
         self.experts = (
             stack_experts(experts, torch.empty(0, hidden, dtype=source.dtype, device=source.device)) or experts
         )
-        self.shared = MLP(config.shared, hidden, source.under("shared")) if config.shared else None
+        self.shared = MLP(config.shared, hidden, source.under("shared"), summed=False) if config.shared else None
         self.shared_gate = (
             Linear.load(source, {"shared_gate": 1}, hidden, bias=False) if config.shared_gate else None
         )
@@ -92,6 +98,7 @@ class MoE:
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
         """Return residual + moe(norm(x)). x: [T, hidden] -> [T, hidden]"""
         out = self.mix_experts(norm(x) if norm else x)
+        out = self.ranks.all_reduce(out) if self.ranks else out
         return out if residual is None else residual + out
 
     def mix_experts(self, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from localllm.quant.dequantize import dequantize_rows
 from localllm.quant.tensor import QuantizedTensor
 from localllm.runtime import kernels
 from localllm.runtime.kernels.norm import FollowingNorm, Norm
+from localllm.runtime.ranks import Ranks
 from localllm.runtime.weight_source import WeightSource
 
 
@@ -26,13 +27,15 @@ class Linear:
         dtype: torch.dtype | None = None,
         on_read: Callable[[], None] = lambda: None,
         activation_bits: int | None = None,
+        ranks: Ranks | None = None,
     ):
         """dtype: of x; on_read: called whenever some of the weights have been read; activation_bits: see
-        `QuantizedTensor`."""
+        `QuantizedTensor`; ranks: that have the other columns, with which the product is summed up."""
         self.weights = kernels.prepare_weights(
             *weights, dtype=dtype, on_read=on_read, activation_bits=activation_bits
         )
         self.bias = bias  # [out]
+        self.ranks = ranks
 
     @classmethod
     def load(
@@ -42,12 +45,22 @@ class Linear:
         columns: int,
         bias: bool,
         order: Callable[[], Tensor] | None = None,
+        *,
+        by_columns: bool = False,
+        summed: bool = True,
     ) -> "Linear":
-        """Load the matrices (name -> rows) stacked by rows. order: see `WeightSource.matrices`."""
+        """Load the matrices (name -> rows) stacked by rows. order: see `WeightSource.matrices`.
+
+        by_columns: ranks divide the matrix by columns, so that each computes a summand of the product, and the
+        first one adds bias and residual; summed: sum them up here, and not where several products are added
+        """
         kept = source.kept_matrices(names, columns)
         on_cpu = source.device.type == "cpu"
         weights = kept or source.matrices(names, columns, order, checked=not on_cpu)
         vector = source.concatenated_vectors(names, "bias") if bias else None
+        ranks = source.ranks if by_columns else None
+        if ranks and ranks.shard.rank:
+            vector = None
         with source.phases("repack"):
             linear = cls(
                 *weights,
@@ -55,6 +68,7 @@ class Linear:
                 dtype=source.dtype,
                 on_read=source.weights.release,
                 activation_bits=source.activation_bits,
+                ranks=ranks if summed else None,
             )
             if on_cpu and not kept:
                 source.check_laid_out(names, weights, linear.weights)
@@ -73,6 +87,11 @@ class Linear:
 
         following: the norm of the result, for a product without norm and activation
         """
+        if self.ranks:
+            own_residual = residual if self.ranks.shard.rank == 0 else None
+            return self.ranks.all_reduce(
+                kernels.fused_linear(x, self.weights, self.bias, norm, activation, own_residual)
+            )
         if following is not None:
             assert norm is None and activation is None
             return kernels.residual_linear(x, self.weights, self.bias, residual, following)
@@ -103,9 +122,22 @@ class Embedding:
         else:
             self.weight = source.matrix(name, rows, columns, checked=checked)
         self.dtype = source.dtype
+        self.rows = rows
+        self.ranks, self.first_row = None, 0
+
+    def divide(self, ranks: Ranks, first_row: int) -> None:
+        """Sum up lookups over ranks, of which each has some rows. first_row: of this one"""
+        self.ranks, self.first_row = ranks, first_row
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Look up rows. ids: [T] int64 -> [T, columns] in the model's dtype"""
+        if self.ranks:
+            own = ids - self.first_row
+            absent = (own < 0) | (own >= self.rows)
+            return self.ranks.all_reduce(self.look_up(own.masked_fill(absent, 0)).masked_fill(absent[:, None], 0))
+        return self.look_up(ids)
+
+    def look_up(self, ids: Tensor) -> Tensor:
         if isinstance(self.weight, Tensor):
             return self.weight[ids].to(self.dtype)
         return dequantize_rows(self.weight, ids, self.dtype)

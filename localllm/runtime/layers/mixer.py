@@ -40,7 +40,7 @@ class Attention:
         separate = {name: rows for name, rows in separate.items() if rows}
         names = {"qkv_proj": sum(separate.values())} if source.has_matrix("qkv_proj") else separate
         self.qkv = Linear.load(source, names, hidden, c.qkv_bias)
-        self.out = Linear.load(source, {"o_proj": hidden}, queries, c.out_bias)
+        self.out = Linear.load(source, {"o_proj": hidden}, queries, c.out_bias, by_columns=True)
         self.q_norm = self.k_norm = None
         if c.qk_norm:
             norms_all_heads = c.qk_norm == "whole"
@@ -87,7 +87,7 @@ class LatentAttention:
         self.kv_a = Linear.load(source, {"kv_a_proj": c.kv_lora_rank + c.rope_dim}, hidden, c.bias)
         self.kv_norm = load_norm(source, "kv_a_norm", c.kv_lora_rank, model, c.norm_eps)
         self.k_b, self.v_b = load_kv_b(c, source)
-        self.out = Linear.load(source, {"o_proj": hidden}, c.heads * c.value_dim, c.bias)
+        self.out = Linear.load(source, {"o_proj": hidden}, c.heads * c.value_dim, c.bias, by_columns=True)
 
     def __call__(
         self,
@@ -206,11 +206,12 @@ class ShortConv:
     """A gated short convolution layer (LFM2): recurrent, with only its last inputs as state."""
 
     def __init__(self, config: ShortConvConfig, model: ModelConfig, source: WeightSource):
-        hidden, bias = model.hidden_size, config.bias
-        self.in_proj = Linear.load(source, {"in_proj": 3 * hidden}, hidden, bias)
-        self.conv_weight = source.float32_tensor("conv.weight", hidden, 1, config.kernel_size)[:, 0].T.contiguous()
-        self.bias = source.tensor("conv.bias", hidden) if bias else None
-        self.out = Linear.load(source, {"out_proj": hidden}, hidden, bias)
+        hidden, channels, bias = model.hidden_size, config.channels, config.bias
+        self.in_proj = Linear.load(source, {"in_proj": 3 * channels}, hidden, bias)
+        taps = source.float32_tensor("conv.weight", channels, 1, config.kernel_size)
+        self.conv_weight = taps[:, 0].T.contiguous()
+        self.bias = source.tensor("conv.bias", channels) if bias else None
+        self.out = Linear.load(source, {"out_proj": hidden}, channels, bias, by_columns=True)
 
     def __call__(
         self,

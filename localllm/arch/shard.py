@@ -1,0 +1,250 @@
+"""How tensor parallelism divides a model among ranks: heads, columns and rows of the vocabulary. Pure data.
+
+A matrix whose rows are heads or intermediate columns is divided by rows, and the matrix that reads them by
+columns, so that each layer needs two all-reduces (Shoeybi et al. 2019, Megatron-LM). Matrices that stack several,
+such as `qkv_proj`, are divided within each of them.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from localllm.arch.config import (
+    AttentionConfig,
+    DeltaNetConfig,
+    LatentConfig,
+    LayerConfig,
+    Mixer,
+    MLPConfig,
+    ModelConfig,
+    MoEConfig,
+    ShortConvConfig,
+)
+from localllm.errors import UnsupportedModel, UsageError
+
+MAX_RANKS = 64
+Segments = tuple[tuple[int, int], ...]  # (begin, end) each
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank of several processes that compute a model together."""
+
+    rank: int
+    size: int
+
+    def range_of(self, count: int) -> tuple[int, int]:
+        """Return this rank's range of `count` heads, columns or channels, which the size divides."""
+        return self.rank * count // self.size, (self.rank + 1) * count // self.size
+
+    def kv_range(self, kv_heads: int) -> tuple[int, int]:
+        """Return this rank's range of key and value heads: several ranks have the same if there are too few."""
+        if kv_heads >= self.size:
+            return self.range_of(kv_heads)
+        head = self.rank * kv_heads // self.size
+        return head, head + 1
+
+    def vocab_range(self, vocab_size: int) -> tuple[int, int]:
+        """Return this rank's rows of the vocabulary; those of the last rank may be fewer."""
+        count = self.vocab_rows(vocab_size)
+        return min(self.rank * count, vocab_size), min((self.rank + 1) * count, vocab_size)
+
+    def vocab_rows(self, vocab_size: int) -> int:
+        """Return the most rows of the vocabulary of any rank."""
+        return -(-vocab_size // self.size)
+
+
+@dataclass(frozen=True)
+class Division:
+    """The part of a matrix [rows, columns], or of a vector [rows], that a rank has."""
+
+    axis: Literal["rows", "columns"]
+    total: int  # rows or columns of the whole
+    segments: Segments
+
+    @property
+    def count(self) -> int:
+        return sum(end - begin for begin, end in self.segments)
+
+
+def check_tensor_parallel(size: int) -> None:
+    """Raise UsageError for an invalid number of ranks."""
+    if type(size) is not int or not 1 <= size <= MAX_RANKS:
+        raise UsageError(f"{size!r} is not a number of processes", f"give a whole number from 1 to {MAX_RANKS}")
+
+
+def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
+    """Return the configuration of one rank's layers. Raises UnsupportedModel for what cannot be divided."""
+    if config.encoder:
+        raise refusal("an embedding model", shard, never=True)
+    if config.per_layer:
+        raise refusal("a model with per-layer embeddings", shard, never=True)
+    return replace(config, layers=tuple(shard_layer(layer, shard) for layer in config.layers))
+
+
+def shard_layer(layer: LayerConfig, shard: Shard) -> LayerConfig:
+    return replace(layer, mixer=shard_mixer(layer.mixer, shard), ffn=shard_ffn(layer.ffn, shard))
+
+
+def shard_mixer(c: Mixer, shard: Shard) -> Mixer:
+    match c:
+        case AttentionConfig():
+            if c.qk_norm == "whole":
+                raise refusal("a model with a norm across all heads", shard, never=True)
+            if c.kv_heads % shard.size and shard.size % c.kv_heads:
+                raise refusal(f"a model with {c.kv_heads} key and value heads", shard)
+            heads = divide(c.heads, shard, "attention heads")
+            return replace(c, heads=heads, kv_heads=max(1, c.kv_heads // shard.size))
+        case LatentConfig():
+            return replace(c, heads=divide(c.heads, shard, "attention heads"))
+        case DeltaNetConfig():
+            key_heads = divide(c.key_heads, shard, "key heads of a delta net")
+            return replace(c, key_heads=key_heads, value_heads=c.value_heads // shard.size)
+        case ShortConvConfig():
+            return replace(c, channels=divide(c.channels, shard, "channels of a convolution"))
+
+
+def shard_ffn(c: MLPConfig | MoEConfig, shard: Shard) -> MLPConfig | MoEConfig:
+    if isinstance(c, MoEConfig):
+        if c.apart:
+            raise refusal("a model whose shared and routed experts have separate norms", shard, never=True)
+        return replace(c, expert=shard_mlp(c.expert, shard), shared=c.shared and shard_mlp(c.shared, shard))
+    return shard_mlp(c, shard)
+
+
+def shard_mlp(c: MLPConfig, shard: Shard) -> MLPConfig:
+    return replace(c, intermediate_size=divide(c.intermediate_size, shard, "intermediate columns"))
+
+
+def divide(count: int, shard: Shard, what: str) -> int:
+    if count % shard.size:
+        raise refusal(f"a model with {count} {what}", shard)
+    return count // shard.size
+
+
+def refusal(what: str, shard: Shard, *, never: bool = False) -> UnsupportedModel:
+    """Return the error for a model that cannot be divided. never: among no number of processes"""
+    remedy = "leave out --tensor-parallel" if never else "use another number with --tensor-parallel"
+    return UnsupportedModel(f"{what} cannot be divided among {shard.size} processes", remedy)
+
+
+LAYER = re.compile(r"layers\.(\d+)\.(.*)")
+EXPERT = re.compile(r"mlp\.(experts\.\d+|shared)\.")
+
+
+def division_of(name: str, config: ModelConfig, shard: Shard) -> Division | None:
+    """Return the part of a tensor that a rank has; None for all of it.
+
+    name: in `arch.layout`, without its suffix if it is a matrix with a weight or parts of a quantized format;
+    config: of the whole model
+    """
+    if name in ("embed_tokens", "lm_head"):
+        return rows(config.vocab_size, shard.vocab_range(config.vocab_size))
+    match = LAYER.fullmatch(name)
+    if match is None or int(match[1]) >= len(config.layers):
+        return None
+    layer = config.layers[int(match[1])]
+    scope, _, last = match[2].rpartition(".")
+    if scope.startswith("mlp"):
+        return mlp_division(match[2], layer.ffn, shard)
+    return mixer_division(match[2] if scope == "" else last, layer.mixer, shard)
+
+
+def mlp_division(name: str, ffn: MLPConfig | MoEConfig, shard: Shard) -> Division | None:
+    if isinstance(ffn, MoEConfig):
+        match = EXPERT.match(name)
+        mlp = ffn.expert if match and match[1] != "shared" else ffn.shared if match else None
+    else:
+        mlp = ffn
+    if mlp is None:
+        return None
+    count = mlp.intermediate_size
+    own = shard.range_of(count)
+    match name.rpartition(".")[2]:
+        case "gate_proj" | "up_proj":
+            return rows(count, own)
+        case "gate_up_proj":
+            return stacked_rows((count, own), (count, own))
+        case "down_proj":
+            return Division("columns", count, (own,))
+        case _:
+            return None
+
+
+def mixer_division(name: str, mixer: Mixer, shard: Shard) -> Division | None:
+    return dict(mixer_divisions(mixer, shard)).get(name)
+
+
+def mixer_divisions(c: Mixer, shard: Shard) -> Iterator[tuple[str, Division]]:
+    """Yield the tensors of a mixer that are divided."""
+    match c:
+        case AttentionConfig():
+            own, kv_own = shard.range_of(c.heads), shard.kv_range(c.kv_heads)
+            q = scaled(c.heads, own, c.head_dim * (2 if c.output_gate else 1))
+            kv = scaled(c.kv_heads, kv_own, c.head_dim)
+            yield "q_proj", rows(*q)
+            yield "k_proj", rows(*kv)
+            yield "v_proj", rows(*kv)
+            yield "qkv_proj", stacked_rows(q, kv) if c.keys_as_values else stacked_rows(q, kv, kv)
+            yield "sinks", rows(c.heads, own)
+            yield "o_proj", columns(*scaled(c.heads, own, c.head_dim))
+        case LatentConfig():
+            own = shard.range_of(c.heads)
+            q = scaled(c.heads, own, c.nope_dim + c.rope_dim)
+            yield "q_proj", rows(*q)
+            yield "q_b_proj", rows(*q)
+            yield "kv_b_proj", rows(*scaled(c.heads, own, c.nope_dim + c.value_dim))
+            yield "k_b_proj", rows(*scaled(c.heads, own, c.kv_lora_rank))
+            yield "v_b_proj", rows(*scaled(c.heads, own, c.value_dim))
+            yield "o_proj", columns(*scaled(c.heads, own, c.value_dim))
+        case DeltaNetConfig():
+            yield from delta_net_divisions(c, shard)
+        case ShortConvConfig():
+            own = shard.range_of(c.channels)
+            yield "in_proj", stacked_rows(*[(c.channels, own)] * 3)
+            yield "conv", rows(c.channels, own)
+            yield "out_proj", columns(c.channels, own)
+
+
+def delta_net_divisions(c: DeltaNetConfig, shard: Shard) -> Iterator[tuple[str, Division]]:
+    shares = c.value_heads // c.key_heads
+    own = shard.range_of(c.key_heads)
+    keys = scaled(c.key_heads, own, c.key_dim)
+
+    def value_rows(width: int) -> list[tuple[int, tuple[int, int]]]:
+        """Parts of rows with `width` per value head, in the order in which the heads are stored."""
+        if c.tiled:
+            return [scaled(c.key_heads, own, width)] * shares
+        return [scaled(c.key_heads, own, shares * width)]
+
+    values, heads = value_rows(c.value_dim), value_rows(1)
+    yield "in_proj_qkv", stacked_rows(keys, keys, *values)
+    yield "conv1d", stacked_rows(keys, keys, *values)
+    yield "in_proj_z", stacked_rows(*values)
+    yield "in_proj_qkvz", rows(*scaled(c.key_heads, own, 2 * c.key_dim + 2 * shares * c.value_dim))
+    yield "in_proj_ba", rows(*scaled(c.key_heads, own, 2 * shares))
+    for name in ("in_proj_b", "in_proj_a", "A", "A_log", "dt_bias"):
+        yield name, stacked_rows(*heads)
+    yield "out_proj", replace(stacked_rows(*values), axis="columns")
+
+
+def scaled(count: int, own: tuple[int, int], unit: int) -> tuple[int, tuple[int, int]]:
+    return count * unit, (own[0] * unit, own[1] * unit)
+
+
+def rows(total: int, own: tuple[int, int]) -> Division:
+    return Division("rows", total, (own,))
+
+
+def columns(total: int, own: tuple[int, int]) -> Division:
+    return Division("columns", total, (own,))
+
+
+def stacked_rows(*parts: tuple[int, tuple[int, int]]) -> Division:
+    """Return the division of a stack: of each part, its rows and those of the rank."""
+    begin, segments = 0, []
+    for count, (first, end) in parts:
+        segments.append((begin + first, begin + end))
+        begin += count
+    return Division("rows", begin, tuple(segments))

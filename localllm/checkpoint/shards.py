@@ -1,0 +1,130 @@
+"""The tensors of one tensor-parallel rank: the header of a checkpoint with the parts that the rank reads.
+
+Everything that works on headers follows: shapes are checked against the rank's configuration, plans count its
+bytes, and only its parts of the files are read. Quantized matrices are divided at the borders of their groups and
+words.
+"""
+
+from dataclasses import replace
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.shard import Division, Segments, Shard, division_of, shard_config
+from localllm.checkpoint.header import Header, TensorHeader, TensorPart
+from localllm.errors import UnsupportedModel
+from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
+
+CODES_PER_WORD = (1, 4, 8)  # of bytes, and of words with 8 or 4 bits per code
+MXFP4_GROUP = 32  # columns
+# Optional tensors with facts of the whole matrix: its shape, and a group of each column that the order implies.
+WHOLE_SHAPE, GROUP_INDEX = "weight_shape", ("g_idx", "weight_g_idx")
+SINGLE_TENSORS = ("sinks", "A", "A_log", "dt_bias")
+
+
+def shard_model(header: Header, config: ModelConfig, shard: Shard) -> tuple[Header, ModelConfig]:
+    """Return the header and the configuration of one rank.
+
+    Raises UnsupportedModel for families and formats that cannot be divided so.
+    """
+    local_config = shard_config(config, shard)
+    quantization = header.quantization_config
+    if quantization and quantization.activations:
+        raise UnsupportedModel(
+            "weights whose activations are quantized to 8 bits cannot be divided by columns",
+            "leave out --tensor-parallel, or use another quantization",
+        )
+    tensors = {}
+    for name, tensor in header.tensors.items():
+        if local := shard_tensor(name, tensor, header, config, shard):
+            tensors[name] = local
+    return replace(header, tensors=tensors), local_config
+
+
+def shard_tensor(
+    name: str, tensor: TensorHeader, header: Header, config: ModelConfig, shard: Shard
+) -> TensorHeader | None:
+    """Return the rank's part of a tensor; None for one that only describes the whole matrix."""
+    module, _, suffix = name.rpartition(".")
+    if suffix in SINGLE_TENSORS:
+        module, suffix = name, "weight"
+    division = division_of(module, config, shard)
+    if division is None:
+        return tensor
+    if suffix == WHOLE_SHAPE:
+        return None
+    if division.axis == "columns":
+        if suffix == "bias":
+            return tensor
+        if suffix in GROUP_INDEX:
+            if header.quantization_config and header.quantization_config.act_order:
+                raise refused(tensor, "its columns are stored in another order", shard, never=True)
+            return None
+    if f"{module}.qweight" in header.tensors:  # AWQ and GPTQ store the columns first
+        dim = 1 if division.axis == "rows" else 0
+    else:
+        dim = 0 if division.axis == "rows" else 1
+    if suffix in GROUP_INDEX or dim >= len(tensor.shape) or tensor.shape[dim] == 1:
+        return tensor  # shared by all rows or columns
+    segments = divide_extent(tensor, dim, suffix, division, header, shard)
+    shape = list(tensor.shape)
+    shape[dim] = sum(end - begin for begin, end in segments)
+    local = replace(tensor, shape=tuple(shape))
+    if tensor.interleaved:  # rows of gate and up alternate in the file: one range holds both
+        segments = ((2 * segments[0][0], 2 * segments[0][1]),)
+    if tensor.heads is not None:
+        heads, size = tensor.heads
+        local = replace(local, heads=(heads * shape[0] // tensor.shape[0], size))
+    return replace(local, part=TensorPart(dim, segments, tensor.shape))
+
+
+def divide_extent(
+    tensor: TensorHeader, dim: int, suffix: str, division: Division, header: Header, shard: Shard
+) -> Segments:
+    """Return the segments of one dimension of a tensor, in which several rows or columns may share an element."""
+    extent, total = tensor.shape[dim], division.total
+    if tensor.offset is not None:
+        units = [1]
+        if dim == len(tensor.shape) - 1 and dim > 0:
+            block = BLOCK_TYPE_BY_NAME[tensor.dtype.lower()].block_elements
+            if any(border % block for segment in division.segments for border in segment):
+                raise refused(tensor, f"{total} columns are stored in blocks of {block}", shard)
+    else:
+        units = [unit for unit in sharing_units(suffix, division, header) if -(-total // unit) == extent]
+    for unit in dict.fromkeys(units):
+        if any(border % unit for segment in division.segments for border in segment):
+            raise refused(tensor, f"{total} {division.axis} are stored in groups of {unit}", shard)
+    if len(set(units)) != 1:
+        raise refused(tensor, f"its shape {list(tensor.shape)} does not say which {division.axis} it holds", shard)
+    return tuple((begin // units[0], end // units[0]) for begin, end in division.segments)
+
+
+def sharing_units(suffix: str, division: Division, header: Header) -> list[int]:
+    """Return how many rows or columns may share an element of a tensor."""
+    if suffix in ("weight", "bias"):
+        return [1]
+    units: list[int]
+    if suffix in ("weight_packed", "qweight", "qzeros", "weight_zero_point") and (
+        division.axis == "columns" or suffix != "weight_packed"
+    ):
+        units = [*CODES_PER_WORD]
+    else:
+        units = [1]
+    if division.axis == "columns" and suffix in ("qzeros", "weight_zero_point"):
+        units = []
+    quantization = header.quantization_config
+    if quantization and suffix not in ("weight_packed", "qweight"):
+        for scheme in quantization.schemes:
+            if division.axis == "columns" and scheme.group_size:
+                units.append(scheme.group_size)
+            if division.axis == "rows" and scheme.rows > 1:
+                units.append(scheme.rows)
+    if suffix in ("blocks", "scales") and division.axis == "columns":
+        units.append(MXFP4_GROUP)
+    return units
+
+
+def refused(tensor: TensorHeader, why: str, shard: Shard, *, never: bool = False) -> UnsupportedModel:
+    """Return the error for a tensor that cannot be divided. never: among no number of processes"""
+    return UnsupportedModel(
+        f"the tensor {tensor.name!r} cannot be divided among {shard.size} processes: {why}",
+        f"{'leave out' if never else 'use another number with'} --tensor-parallel, or use a model in 16 bits",
+    )

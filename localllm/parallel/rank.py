@@ -1,0 +1,165 @@
+"""One of the processes of tensor parallelism other than the first: `python -m localllm.parallel.rank SOCKET`.
+
+It loads its part of the model, runs the steps that rank 0 sends, and ends with it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from localllm.arch.describe import parse_config
+from localllm.arch.shard import Shard
+from localllm.checkpoint.header import read_header
+from localllm.checkpoint.shards import shard_model
+from localllm.errors import LocalLLMError
+from localllm.hardware.device import device_context, rank_device
+from localllm.metrics import PhaseTimer
+from localllm.parallel.group import (
+    CACHES,
+    CONNECTED,
+    FAILED,
+    LOADED,
+    SETUP,
+    STEP,
+    Channel,
+    Follower,
+)
+from localllm.parallel.steps import StepDecoder
+from localllm.quant.vectors import KV_DTYPES
+from localllm.runtime.kernels.threads import end_openmp_threads
+from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.model import Decoder
+from localllm.runtime.model_loader import compile_kernels, load_decoder, warm_up
+from localllm.runtime.runner import Runner
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a rank is started with."""
+
+    rank: int
+    size: int
+    folder: str  # where the ranks exchange their addresses
+    path: str  # of the model
+    device: str  # of rank 0
+    dtype: str
+    kv_dtype: str
+    activation_bits: int
+    threads: int
+    block_size: int
+    blocks: int
+    state_slots: int
+    max_running: int
+    context: int
+
+
+def serve_rank(channel: Channel) -> None:
+    """Load the part of the model that this rank has, and run what rank 0 sends until it ends."""
+    message = channel.receive()
+    if message is None:
+        return
+    kind, content = message
+    assert kind == SETUP
+    setup = Setup(**json.loads(content))
+    shard = Shard(setup.rank, setup.size)
+    device = rank_device(torch.device(setup.device), setup.rank)
+    ranks = Follower(shard, Path(setup.folder), device)
+    torch.set_num_threads(setup.threads)
+    try:
+        with torch.inference_mode(), device_context(device):
+            read_bytes = 0
+
+            def on_part(done: int, total: int) -> None:
+                nonlocal read_bytes
+                read_bytes = done
+
+            whole = read_header(Path(setup.path))
+            header, config = shard_model(whole, parse_config(whole.config), shard)
+            decoder, _ = load_decoder(
+                header,
+                config,
+                device,
+                getattr(torch, setup.dtype),
+                setup.context,
+                PhaseTimer(),
+                on_part,
+                setup.activation_bits,
+                ranks=ranks,
+            )
+            sizes = {
+                "blocks": setup.blocks,
+                "state_slots": setup.state_slots,
+                "max_running": setup.max_running,
+                "context": setup.context,
+            }
+            runner, pool = make_runner(decoder, setup, device, sizes)
+            if device.type == "cpu":
+                compile_kernels(runner, pool, setup.threads)
+            channel.send(LOADED, json.dumps({"read_bytes": read_bytes}).encode())
+            ranks.connect()
+            channel.send(CONNECTED, b"{}")
+            if device.type != "cpu":
+                warm_up(runner, pool)
+            end_openmp_threads()
+            follow(channel, runner, setup)
+    except LocalLLMError as error:
+        send_failure(channel, error.message, error.remedy)
+    except Exception as error:
+        send_failure(channel, f"{type(error).__name__}: {error}", None)
+
+
+def make_runner(
+    decoder: Decoder, setup: Setup, device: torch.device, sizes: dict[str, int]
+) -> tuple[Runner, BlockPool]:
+    dtype: torch.dtype = getattr(torch, setup.dtype)
+    decoder.set_max_len(sizes["context"], device)
+    runner = Runner(
+        decoder,
+        sizes["blocks"],
+        setup.block_size,
+        dtype,
+        device,
+        sizes["state_slots"],
+        KV_DTYPES.get(setup.kv_dtype, dtype),
+        sizes["max_running"],
+    )
+    return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
+
+
+def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
+    """Run what rank 0 sends, until it ends."""
+    decoder, steps = runner.model, StepDecoder()
+    while (message := channel.receive()) is not None:
+        kind, content = message
+        if kind == CACHES:
+            runner.free()
+            runner, _ = make_runner(decoder, setup, runner.device, json.loads(content))
+            continue
+        assert kind == STEP
+        step = steps.decode(content)
+        batch = step.batch(runner.device)
+        if step.has_unread and decoder.ranks:
+            decoder.ranks.broadcast(batch.token_ids)
+        if step.hidden:
+            runner.hidden_states(batch)
+        else:
+            runner.launch(batch)
+
+
+def send_failure(channel: Channel, message: str, remedy: str | None) -> None:
+    """Report why this rank ends, unless rank 0 has ended."""
+    with contextlib.suppress(OSError):
+        channel.send(FAILED, json.dumps({"message": message, "remedy": remedy}).encode())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C
+    serve_rank(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    os._exit(0)  # without waiting for threads of torch

@@ -1,0 +1,52 @@
+"""The ranks of tensor parallelism, as layers and runners see them; `localllm.parallel` implements them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from localllm.arch.shard import Shard
+from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
+
+
+class Ranks(Protocol):
+    """This process and the others that compute the same model."""
+
+    shard: Shard
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum x over all ranks, in place, and return it."""
+        ...
+
+    def gather_columns(self, x: Tensor) -> Tensor:
+        """Return x [N, columns] of all ranks side by side on rank 0, and x itself on others."""
+        ...
+
+    def send_step(
+        self,
+        states: Sequence[SequenceState],
+        token_ids: Sequence[Sequence[int]],
+        logit_index: Sequence[int],
+        copies: CacheCopies,
+        *,
+        hidden: bool,
+        has_unread: bool,
+    ) -> None:
+        """Send the work of a step to the other ranks, which then run it, too.
+
+        hidden: the step ends with the hidden states of all tokens, without logits; has_unread: `broadcast` sends
+        the token ids, some of which only the device of rank 0 knows
+        """
+        ...
+
+    def broadcast(self, x: Tensor) -> None:
+        """Copy x of rank 0 to all ranks."""
+        ...
+
+    def send_caches(self, blocks: int, state_slots: int, max_running: int, context: int) -> None:
+        """Have the other ranks allocate caches of this size."""
+        ...
+
+    def step_failed(self, error: Exception) -> Exception:
+        """Return the error to raise for a step that failed on this rank, after which the ranks are out of step."""
+        ...

@@ -1,0 +1,163 @@
+"""Ranks of tensor parallelism as threads of this process, which exchange real messages, so that every family can
+be tested without starting processes. Collectives are sums in the order of ranks.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localllm.arch.cost import state_bytes
+from localllm.arch.describe import parse_config
+from localllm.arch.shard import Shard
+from localllm.checkpoint.header import read_header
+from localllm.checkpoint.shards import shard_model
+from localllm.checkpoint.tensors import Weights
+from localllm.parallel.steps import StepDecoder, StepEncoder
+from localllm.runtime.engine import Engine
+from localllm.runtime.kv_cache.sequence_state import BlockPool, CacheCopies, SequenceState
+from localllm.runtime.model import Decoder
+from localllm.runtime.runner import Runner
+from localllm.runtime.speculation.policy import Drafter
+from localllm.runtime.weight_source import WeightSource
+
+CPU = torch.device("cpu")
+BLOCKS, BLOCK_SIZE, STATE_SLOTS = 64, 8, 24
+
+
+@dataclass
+class Exchange:
+    """What the threads share."""
+
+    size: int
+    tensors: list[Tensor | None] = field(default_factory=list)
+    barrier: threading.Barrier = field(init=False)
+    messages: list[SimpleQueue[bytes | None]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tensors = [None] * self.size
+        self.barrier = threading.Barrier(self.size, timeout=30)
+        self.messages = [SimpleQueue() for _ in range(self.size)]
+
+    def share(self, rank: int, x: Tensor) -> list[Tensor]:
+        self.tensors[rank] = x.clone()
+        self.barrier.wait()
+        shared = [tensor for tensor in self.tensors if tensor is not None]
+        self.barrier.wait()
+        return shared
+
+
+class ThreadRanks:
+    def __init__(self, shard: Shard, exchange: Exchange):
+        self.shard = shard
+        self.exchange = exchange
+        self.encoder = StepEncoder()
+        self.message_bytes: list[int] = []
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        first, *others = self.exchange.share(self.shard.rank, x)
+        total = first.clone()
+        for other in others:
+            total += other
+        return x.copy_(total)
+
+    def gather_columns(self, x: Tensor) -> Tensor:
+        pieces = self.exchange.share(self.shard.rank, x)
+        return x if self.shard.rank else torch.cat(pieces, -1)
+
+    def broadcast(self, x: Tensor) -> None:
+        x.copy_(self.exchange.share(self.shard.rank, x)[0])
+
+    def send_step(
+        self,
+        states: Sequence[SequenceState],
+        token_ids: Sequence[Sequence[int]],
+        logit_index: Sequence[int],
+        copies: CacheCopies,
+        *,
+        hidden: bool,
+        has_unread: bool,
+    ) -> None:
+        message = self.encoder.encode(states, token_ids, logit_index, copies, hidden=hidden, has_unread=has_unread)
+        self.message_bytes.append(len(message))
+        for queue in self.exchange.messages[1:]:
+            queue.put(message)
+
+    def send_caches(self, blocks: int, state_slots: int, max_running: int, context: int) -> None:
+        raise AssertionError("not resized here")
+
+    def step_failed(self, error: Exception) -> Exception:
+        self.exchange.barrier.abort()
+        return error
+
+
+def make_runner(
+    path: Path, ranks: ThreadRanks, dtype: torch.dtype, context: int, blocks: int, **options: Any
+) -> tuple[Runner, int]:
+    """Return the runner of one rank, and the bytes of its weights."""
+    whole = read_header(path)
+    header, config = shard_model(whole, parse_config(whole.config), ranks.shard)
+    slots = STATE_SLOTS if state_bytes(config, dtype.itemsize) else 0
+    read = 0
+
+    def on_read(count: int) -> None:
+        nonlocal read
+        read += count
+
+    source = WeightSource(Weights(header, on_read=on_read), CPU, dtype, ranks=ranks)
+    decoder = Decoder(config, source, context)
+    return Runner(decoder, blocks, BLOCK_SIZE, dtype, CPU, slots, max_running=16, **options), read
+
+
+class RanksInThreads:
+    """An engine whose model is divided among threads; a context manager, which ends them."""
+
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        dtype: torch.dtype = torch.float32,
+        context: int = 256,
+        drafter: Drafter | None = None,
+        blocks: int = BLOCKS,
+        token_budget: int = 512,
+        **options: Any,
+    ):
+        exchange = Exchange(size)
+        self.ranks = [ThreadRanks(Shard(rank, size), exchange) for rank in range(size)]
+        made = [make_runner(path, ranks, dtype, context, blocks, **options) for ranks in self.ranks]
+        self.read_bytes = [read for _, read in made]
+        slots = STATE_SLOTS if made[0][0].recurrent_caches else 0
+        pool = BlockPool(blocks, BLOCK_SIZE, slots)
+        self.engine = Engine(made[0][0], pool, token_budget, 16, drafter)
+        self.exchange = exchange
+        self.threads = [
+            threading.Thread(target=self.follow, args=(rank, runner), daemon=True)
+            for rank, (runner, _) in enumerate(made[1:], 1)
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def follow(self, rank: int, runner: Runner) -> None:
+        decoder = StepDecoder()
+        with torch.inference_mode():
+            while (message := self.exchange.messages[rank].get()) is not None:
+                step = decoder.decode(message)
+                batch = step.batch(CPU)
+                if step.has_unread:
+                    self.ranks[rank].broadcast(batch.token_ids)
+                (runner.hidden_states if step.hidden else runner.launch)(batch)
+
+    def __enter__(self) -> "RanksInThreads":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for queue in self.exchange.messages:
+            queue.put(None)
+        for thread in self.threads:
+            thread.join(30)
