@@ -50,7 +50,7 @@ def serve(
         str | None,
         options.option(
             "--api-key-file",
-            text="File of accepted API keys, one per line.",
+            text="File of accepted API keys, one per line: KEY or NAME: KEY.",
             metavar="FILE",
             panel=options.Panel.NETWORK,
         ),
@@ -208,6 +208,15 @@ def serve(
             autocompletion=lambda: ["text", "json", "off"],
         ),
     ] = "text",
+    token_price: Annotated[
+        str | None,
+        options.option(
+            "--token-price",
+            text="Prices of a million prompt, answer and cached tokens, for the cost of each API key in /metrics.",
+            metavar="P,A[,C]",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
     log_prompts: Annotated[
         bool, options.switch("--log-prompts", text="Include prompts in the log.", panel=options.Panel.OUTPUT)
     ] = False,
@@ -281,7 +290,10 @@ def serve(
         }
         from localllm.server.app import create_app
         from localllm.server.models import ModelPool
+        from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
+
+        prices = TokenPrice.parse(token_price) if token_price else None
 
         def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
             flags = {**load_flags, "context": context or load_flags["context"]}
@@ -296,7 +308,12 @@ def serve(
         for model in models or []:
             pool.add_preloaded(load(model, None), model)
         app = create_app(
-            pool, access, log_prompts=log_prompts, strict=strict or settings.strict, slot_files=slot_files
+            pool,
+            access,
+            log_prompts=log_prompts,
+            strict=strict or settings.strict,
+            slot_files=slot_files,
+            token_price=prices,
         )
         names = [loaded.name for loaded in pool.loaded.values()]
         notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON

@@ -57,6 +57,9 @@ class DeviceSpec:
     cores: GpuCores | None = None
     """Of a catalogued GPU"""
 
+    watts: float | None = None
+    """Maximum power of a catalogued GPU"""
+
 
 def find_device(name: str) -> DeviceSpec:
     """Return the device of a name in any spelling: `H100 SXM`, `h100`, `rtx4090`, `4090`, `NVIDIA GeForce RTX
@@ -98,6 +101,7 @@ def _by_spelling() -> Mapping[str, DeviceSpec]:
             measured=False,
             source=content["sources"][fields["source"]],
             cores=GpuCores(arch, multiprocessors, flops / multiprocessors / per_cycle),
+            watts=fields.get("watts"),
         )
         devices |= {_spelling(spelling): device for spelling in (name, *fields.get("aliases", ()))}
     return devices

@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -519,13 +519,14 @@ class LLM:
         setup = self.origin.setup
         return StepSetup(setup.model, setup.device, setup.dtype, self.kv_dtype, setup.threads)
 
-    def record_steps(self, home: Path, note: Callable[[str], None]) -> None:
+    def record_steps(self, home: Path, note: Callable[[str], None], name: str | None = None) -> None:
         """Store the durations of steps since the last call, for the predictions of `simulate`. note: as in
-        `record`."""
+        `record`; name: of the model, if it was not loaded by it."""
         times = self.worker.step_times  # which the engine's thread appends to meanwhile
         steps = [times.popleft() for _ in range(len(times))]
         if steps:
-            step_times.record(home, self.step_setup, [(*shape, seconds) for shape, seconds in steps], note)
+            setup = replace(self.step_setup, model=name) if name else self.step_setup
+            step_times.record(home, setup, [(*shape, seconds) for shape, seconds in steps], note)
 
     def __enter__(self) -> "LLM":
         return self

@@ -11,11 +11,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 
-from localllm.errors import Busy, ContextOverflow, LocalLLMError
+from localllm.errors import ContextOverflow, LocalLLMError, QueueFull, WaitForecast
 from localllm.hardware.device import device_context, peak_bytes, release_cached
 from localllm.llm.slots import SlotTable
 from localllm.metrics import EngineStats, Slot, TierMove
@@ -32,6 +33,7 @@ from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 MAX_QUEUE = 512  # sequences
+RECENT_STEPS, RECENT_ANSWERS = 512, 128  # from which the waiting time in a full queue is predicted
 NO_TEXT = OutputDelta(EventType.CONTENT)
 Delivered = GenerationEvent | BaseException  # an error ends its answer
 Deliver = Callable[[list[Delivered]], object]
@@ -224,6 +226,8 @@ class Worker:
         self.steps = 0  # engine steps that produced output tokens
         # Shapes and seconds of the last steps, with the delivery of their tokens.
         self.step_times: deque[tuple[StepShape, float]] = deque(maxlen=MAX_STEPS)
+        self.recent_steps: deque[tuple[StepShape, float]] = deque(maxlen=RECENT_STEPS)
+        self.answer_lens: deque[int] = deque(maxlen=RECENT_ANSWERS)  # in tokens
         self.cancelled = 0
         self.finished: Counter[str] = Counter()  # ended answers by finish reason
         self.closed = False
@@ -268,9 +272,16 @@ class Worker:
         return self.incoming_count + len(self.engine.scheduler.waiting)
 
     def check_queue(self) -> None:
-        """Raise Busy if the queue is full."""
+        """Raise QueueFull if the queue is full."""
         if (waiting := self.waiting) >= self.max_queue:
-            raise Busy(f"the queue is full: {waiting} requests are waiting")
+            raise QueueFull(f"the queue is full: {waiting} requests are waiting", self.queue_forecast)
+
+    @cached_property
+    def queue_forecast(self) -> WaitForecast:
+        """When a full queue accepts requests again."""
+        from localllm.llm.queue_forecast import QueueForecast  # with the simulator: 8 ms
+
+        return QueueForecast(self.engine, self.recent_steps, self.answer_lens)
 
     def stats(self) -> EngineStats:
         """Return the engine's statistics, from any thread, without waiting for the engine."""
@@ -360,7 +371,9 @@ class Worker:
                         self.deliver(event)
                     self.flush()
                     if shape := self.engine.last_shape:
-                        self.step_times.append((shape, time.perf_counter() - began))
+                        timed = shape, time.perf_counter() - began
+                        self.step_times.append(timed)
+                        self.recent_steps.append(timed)
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
                     if is_gpu_failure(error):
@@ -414,6 +427,8 @@ class Worker:
             finish_reason = FinishReason.ERROR
         if finish_reason:
             self.finished[finish_reason] += 1
+            if finish_reason != FinishReason.ERROR:
+                self.answer_lens.append(output.token_count)
             self.abort(event.sequence)
 
     def flush(self) -> None:

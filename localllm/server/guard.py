@@ -19,7 +19,7 @@ from localllm.api.openai.responses import error_object
 from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, PromptRefused, UsageError
 from localllm.protocol.events import error_to_json
 from localllm.request import CACHE_SCOPE, CLIENT
-from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values
+from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values, key_scope
 from localllm.server.request_stats import current_request_stats
 
 PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # readable without a key; they reveal nothing
@@ -135,9 +135,11 @@ class Guard:
                 return preflight_response(headers)  # browsers send no key with a preflight
         body.check_framing()
         try:
-            client = self.access.check_key(headers)
-            CLIENT.set(client)
-            CACHE_SCOPE.set("" if self.access.shares_cache else client)
+            key = self.access.check_key(headers)
+            CLIENT.set(key_scope(key))
+            CACHE_SCOPE.set(self.access.cache_scope(key))
+            if stats := current_request_stats():
+                stats.key = self.access.key_label(key)
         except MissingKey:
             if not (reading and PUBLIC_PATHS.fullmatch(scope["path"])):
                 raise

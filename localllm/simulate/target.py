@@ -22,6 +22,7 @@ from localllm.simulate.simulation import EngineSetup
 # Shares of a device's published rates that steps are assumed to reach: those of a CPU's own rates that answers of
 # a 1B model reached (`plan/measured.py`). No GPU was measured.
 ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
+CPU_SEQUENCE_S = 60e-6  # of a CPU's step, for attention's calls, sampling and delivery: of `demo` on an AMD EPYC
 ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
 
 
@@ -84,11 +85,13 @@ def roofline_target(
     name: str,
     shares: tuple[float, float] = (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE),
     step_s: float | None = None,
+    sequence_s: float = 0.0,
     source: str | None = None,
 ) -> Target:
     """Return a model on a device, whose steps reach these shares of its bandwidth and arithmetic rate.
 
-    step_s: time of a step besides reading and computing, None for an assumption; source: describes all this.
+    step_s: time of a step besides reading and computing, None for an assumption; sequence_s: the same for each
+    sequence of it; source: describes all this.
     """
     fit = checked_fit(header, device, options, name)
     config = parse_config(header.config)
@@ -101,7 +104,8 @@ def roofline_target(
 
     def make_cost() -> RooflineCost:
         element = ELEMENT_BYTES[fit.dtype]
-        return RooflineCost(config, fit.weights, element, kv_element_bytes(fit.kv_dtype), rates, text, extra_s)
+        kv = kv_element_bytes(fit.kv_dtype)
+        return RooflineCost(config, fit.weights, element, kv, rates, text, extra_s, sequence_s)
 
     return Target(
         name,
@@ -110,6 +114,7 @@ def roofline_target(
         engine_setup(checked_memory(fit), device.device_type),
         make_cost,
         ReachedRates(device.bandwidth, device.flops),
+        device.watts,
     )
 
 
