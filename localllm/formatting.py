@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from localllm.errors import CONTROL_PICTURES, ONE_LINE_PICTURES, UsageError
 
@@ -50,6 +50,16 @@ def format_seconds(value: float) -> str:
         if value * factor >= ROUNDS_TO_ONE or value == 0:
             return f"{three_digits(value * factor)} {unit}"
     return f"{value * 1e6:.0f} µs"
+
+
+def format_moves(moves: Mapping[str, tuple[float, float]]) -> str:
+    """Bytes and seconds of moves between tiers of the KV cache, by names such as `disk_to_host`; "" if there were
+    none."""
+    return ", ".join(
+        f"{format_bytes(size)} {name.replace('_', ' ')} in {format_seconds(seconds)}"
+        for name, (size, seconds) in moves.items()
+        if size
+    )
 
 
 def format_rate(value: float) -> str:

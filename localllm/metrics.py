@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -197,6 +198,13 @@ class DiskStats:
     slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
 
 
+class TierMove(NamedTuple):
+    """Contents of the KV cache that moved from one tier to another since the model was loaded."""
+
+    bytes: int = 0
+    seconds: float = 0.0  # of the device, the engine's thread, or a thread that reads or writes files
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineStats:
     """The engine's current state, and its totals since the model was loaded. An embedder has no cache or output.
@@ -220,6 +228,8 @@ class EngineStats:
     offloaded_blocks: int = 0  # moved from the device to the host tier
     restored_blocks: int = 0  # copied back
     disk: DiskStats | None = None  # None without a disk tier
+    # By `device_to_host` and so on. The disk tier's have two parts: between device and host, and host and disk.
+    moves: Mapping[str, TierMove] = field(default_factory=dict[str, TierMove])
     lookups: int = 0  # requests that have started
     hits: int = 0  # of these, requests with cached tokens
     output_tokens: int = 0

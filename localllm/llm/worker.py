@@ -19,7 +19,7 @@ import torch
 from localllm.errors import ContextOverflow, LocalLLMError, QueueFull, WaitForecast
 from localllm.hardware.device import device_context, peak_bytes, release_cached
 from localllm.llm.slots import SlotTable
-from localllm.metrics import EngineStats, Slot
+from localllm.metrics import EngineStats, Slot, TierMove
 from localllm.plan.step_times import MAX_STEPS
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
 from localllm.runtime.device_errors import engine_failure_error, is_engine_failure, is_out_of_memory
@@ -307,6 +307,7 @@ class Worker:
             offloaded_blocks=pool.offloaded_count,
             restored_blocks=pool.restored_count,
             disk=pool.lower.counts if pool.lower else None,
+            moves=tier_moves(engine),
             lookups=scheduler.prefix_lookups,
             hits=scheduler.prefix_hits,
             output_tokens=engine.output_tokens,
@@ -515,6 +516,15 @@ class Worker:
         if is_out_of_memory(error):
             return self.shortage()
         return engine_failure_error(error) if is_engine_failure(error) else error
+
+
+def tier_moves(engine: Engine) -> dict[str, TierMove]:
+    """Return what moved between the tiers of the KV cache."""
+    moves = dict(engine.runner.move_clock.moves)
+    if lower := engine.pool.lower:
+        moves["host_to_disk"] = TierMove(lower.counts.written_bytes, lower.counts.write_s)
+        moves["disk_to_host"] = TierMove(lower.counts.read_bytes, lower.counts.read_s)
+    return moves
 
 
 def make_slot(sequence: Sequence) -> Slot:

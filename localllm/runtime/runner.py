@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,10 @@ from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture, upload_values
 from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.batch_invariance import batch_invariance
+from localllm.runtime.kv_cache.move_clock import MoveClock
 from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
+from localllm.runtime.kv_cache.tiers import CopyRun
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import logprob_table, sample
 from localllm.runtime.step import Readback, Step, StepOutput
@@ -46,6 +49,8 @@ class Runner:
         deterministic: bool = False,
     ):
         self.model = model
+        self.device_blocks = blocks
+        self.move_clock = MoveClock(device)
         self.deterministic = deterministic
         self.device = device
         self.asynchronous = device.type != "cpu"
@@ -209,10 +214,26 @@ class Runner:
         del self.model, self.caches, self.paged_caches, self.recurrent_caches, self.graphs, self.gpu_sampler
 
     def apply_copies(self, copies: CacheCopies) -> None:
-        for run in copies.blocks:
-            for cache in self.paged_caches:
-                cache.copy_blocks(run)
+        with self.move_clock.measure(**self.tier_bytes(copies.blocks)):
+            for run in copies.blocks:
+                for cache in self.paged_caches:
+                    cache.copy_blocks(run)
         self.copy_states(copies.states)
+
+    def tier_bytes(self, runs: Iterable[CopyRun]) -> dict[str, int]:
+        """Return the bytes of these copies that move between the device and the host tier."""
+        limit, moved = self.device_blocks, {"device_to_host": 0, "host_to_device": 0}
+        for source, target, count in runs:
+            if (source < limit) != (target < limit):
+                moved["device_to_host" if source < limit else "host_to_device"] += count * self.block_bytes
+        return moved
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all caches."""
+        return sum(
+            tensor.on_device[: tensor.block_size].nbytes for cache in self.paged_caches for tensor in cache.tiered
+        )
 
     def copy_states(self, copies: Iterable[tuple[int, int]]) -> None:
         for source, target in copies:

@@ -273,7 +273,8 @@ def model_activity(loaded: LoadedModel, recent: RecentLatencies) -> JsonObject:
 
 
 def engine_counts(stats: EngineStats) -> dict[str, Any]:
-    return {name: getattr(stats, name) for name in ENGINE_COUNTS}
+    moves = {name: move._asdict() for name, move in stats.moves.items()}
+    return {name: getattr(stats, name) for name in ENGINE_COUNTS} | {"moves": moves}
 
 
 def free_memory(models: Iterable[LoadedModel]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from prometheus_client.utils import floatToGoString
 
 from localllm.errors import UsageError
 from localllm.llm.llm import LLM
-from localllm.metrics import Metrics
+from localllm.metrics import Metrics, TierMove
 from localllm.server.access import NO_KEY_LABEL
 from localllm.server.lease import LoadedModel
 from localllm.server.models import ModelPool
@@ -243,6 +243,10 @@ def counter_samples(loaded: LoadedModel) -> Iterator[Sample]:
     block_bytes = loaded.llm.memory.block_bytes if isinstance(loaded.llm, LLM) else 0
     yield "kv_offloaded_bytes", "Bytes moved to the host tier.", stats.offloaded_blocks * block_bytes
     yield "kv_restored_bytes", "Bytes copied back from the host tier.", stats.restored_blocks * block_bytes
+    for name in ("device_to_host", "host_to_device"):
+        move, words = stats.moves.get(name, TierMove()), name.replace("_", " ")
+        yield f"kv_{name}_bytes", f"KV cache bytes copied from {words}, for the disk tier as well.", move.bytes
+        yield f"kv_{name}_seconds", f"Time of copying from {words}.", move.seconds
     if disk := stats.disk:
         yield "kv_disk_written_bytes", "Bytes written to the disk tier.", disk.written_bytes
         yield "kv_disk_write_seconds", "Time of writing, in a thread.", disk.write_s

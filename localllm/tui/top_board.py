@@ -9,7 +9,7 @@ from typing import Any
 
 from localllm.client.model import version_mismatch
 from localllm.client.server import ServerClient, check_server_name
-from localllm.formatting import format_bytes, format_rate, format_seconds, format_table, one_line
+from localllm.formatting import format_bytes, format_moves, format_rate, format_seconds, format_table, one_line
 from localllm.metrics import Slot
 from localllm.tui.drawing import bar
 
@@ -192,7 +192,8 @@ def cache_lines(model: ModelSnapshot) -> list[str]:
             lines.append(f"{name:<8}{model.counts[part] / count:.0%} of {count:,} {description}")
             if name == "cache" and (tiers := tier_shares(model)):
                 lines[-1] += f" ({tiers})"
-    return lines
+    moves = {name: (move["bytes"], move["seconds"]) for name, move in model.counts.get("moves", {}).items()}
+    return [*lines, f"moved   {text}"] if (text := format_moves(moves)) else lines
 
 
 def tier_shares(model: ModelSnapshot) -> str:

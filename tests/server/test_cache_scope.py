@@ -12,6 +12,7 @@ import pytest
 import localllm
 from localllm.llm.llm import LLM
 from localllm.server.access import AccessPolicy
+from localllm.tui.top_board import _model_snapshot, cache_lines
 from tests.server.conftest import serving
 
 KEYS = ("first-key-of-sixteen", "second-key-of-sixteen")
@@ -54,3 +55,7 @@ def test_keys_share_prompts_only_if_asked_to(llm: LLM, tmp_path: Path, shares_ca
         values = dict(line.rsplit(" ", 1) for line in samples.splitlines() if not line.startswith("#"))
         assert float(values['localllm_prefix_disk_tokens_total{model="demo"}']) > 100
         assert float(values['localllm_kv_disk_read_bytes_total{model="demo"}']) > 100_000
+        assert float(values['localllm_kv_host_to_device_bytes_total{model="demo"}']) > 100_000
+        assert float(values['localllm_kv_host_to_device_seconds_total{model="demo"}']) > 0
+        top = httpx2.get(f"{url}/localllm/top", headers={"Authorization": f"Bearer {KEYS[0]}"}).json()
+        assert "disk to host in" in cache_lines(_model_snapshot(top["models"][0]))[-1]

@@ -64,14 +64,16 @@ def copy_out(
 ) -> CopiedBlocks:
     """Copy blocks to the host. state_slots: the recurrent states to copy, by their lengths"""
     flush_copies(runner, pool)
+    nbytes = len(blocks) * runner.block_bytes
     if runner.device.type != "cuda":
-        return CopiedBlocks(
-            pack_caches(runner.paged_caches, runner.recurrent_caches, blocks, state_slots), lambda: None
-        )
+        with runner.move_clock.measure(device_to_host=nbytes):
+            tensors = pack_caches(runner.paged_caches, runner.recurrent_caches, blocks, state_slots)
+        return CopiedBlocks(tensors, lambda: None)
     stream = torch.cuda.current_stream(runner.device)
     if any(block >= pool.count for block in blocks):
         stream.synchronize()  # which may be filling the host tier
-    tensors = pack_caches(runner.paged_caches, runner.recurrent_caches, blocks, state_slots)
+    with runner.move_clock.measure(device_to_host=nbytes):
+        tensors = pack_caches(runner.paged_caches, runner.recurrent_caches, blocks, state_slots)
     event = torch.cuda.Event()
     event.record(stream)
     return CopiedBlocks(tensors, event.synchronize)
@@ -114,7 +116,8 @@ def copy_in(
             slots[length] = pool.state_slots.allocate()
         flush_copies(runner, pool)
         states = {slot: to_tensors(snapshot.state_parts(length)) for length, slot in slots.items()}
-        unpack_caches(runner.paged_caches, runner.recurrent_caches, blocks, parts, states)
+        with runner.move_clock.measure(host_to_device=len(blocks) * runner.block_bytes):
+            unpack_caches(runner.paged_caches, runner.recurrent_caches, blocks, parts, states)
         for index, block in enumerate(blocks, begin + 1):
             parent = pool.cache_block(block, parent, token_ids, index * size, scope)
             serials[index * size] = parent

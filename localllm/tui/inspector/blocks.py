@@ -4,7 +4,7 @@ from typing import Protocol, runtime_checkable
 
 from textual.content import Content
 
-from localllm.formatting import format_bytes
+from localllm.formatting import format_bytes, format_moves
 from localllm.metrics import EngineStats, StepReport
 from localllm.protocol.model import Model
 from localllm.tui.drawing import LineWidget, bar
@@ -40,13 +40,16 @@ class Blocks(LineWidget, can_focus=True):
 
     def lines(self) -> list[Content]:
         newest, width = self.record.newest, self.size.width
+        stats = self.model.stats() if isinstance(self.model, ReportsStats) else None
+        moves = format_moves(stats.moves) if stats else ""
+        height = max(self.size.height - OTHER_LINES - bool(moves), 1)
         lines = [Content.styled(HEADING, DIM_STYLE), self.count_line(newest), Content()]
-        lines += block_grid(
-            newest, self.model.context, self.model.block_tokens, width, max(self.size.height - OTHER_LINES, 1)
-        )
+        lines += block_grid(newest, self.model.context, self.model.block_tokens, width, height)
         lines += [Content(), self.legend()]
-        if isinstance(self.model, ReportsStats):
-            lines.append(self.pool_line(self.model.stats()))
+        if stats:
+            lines.append(self.pool_line(stats))
+        if moves:
+            lines.append(Content.styled(f"moved {moves}", DIM_STYLE))
         return lines
 
     def count_line(self, newest: StepReport | None) -> Content:

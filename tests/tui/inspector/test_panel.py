@@ -6,6 +6,7 @@ import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
 
 from localllm.conversation.chat import Chat
+from localllm.metrics import EngineStats, TierMove
 from localllm.request import GenerationEvent, SamplingParams
 from localllm.tui.answer_thread import AnswerThread
 from localllm.tui.inspector.blocks import Blocks, block_grid
@@ -273,6 +274,23 @@ async def test_blocks_and_bytes_are_shown() -> None:
         text = shown(app)
         assert "41 blocks of 16 tokens, 654 of 4,096 tokens, 42.9 MB" in text
         assert "cached" in text and "pool" not in text
+
+
+async def test_moves_between_tiers_are_shown() -> None:
+    moves = {"host_to_device": TierMove(5_000_000, 0.02), "disk_to_host": TierMove()}
+
+    class Tiered(FakeModel):
+        def stats(self) -> EngineStats:
+            counts = {"running": 1, "waiting": 0, "most_waiting": 8, "context": 4096, "steps": 1}
+            return EngineStats(**counts, prompt_tokens=650, cached_tokens=640, disk_tokens=640, moves=moves)
+
+    app = Inspected(list(story(40)))
+    app.inspector.model = Tiered()
+    async with app.run_test() as pilot:
+        await pilot.press("3")
+        text = shown(app)
+        assert "640 tokens from disk" in text
+        assert "moved 5.00 MB host to device in 20.0 ms" in text and "disk to host" not in text
 
 
 async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
