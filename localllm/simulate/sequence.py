@@ -75,6 +75,8 @@ class SimulatedSequence(Sequence):
         self.answer_len = answer_len
         self.produced = 0  # tokens of the answer
         self.first_token_at = self.last_token_at = -1.0
+        self.joined_at = -1  # step after which it joined the group of decoding sequences; -1: not a member
+        self.reserved_blocks: int | None = None  # of a member, if they are constant
         self.turn = turn
         self.prompt_spans = tokens
         request = Request((), LIMITED if limited else UNLIMITED, arrival, id=number)

@@ -95,7 +95,7 @@ class Timeline:
             return
         self.skipped = 0
         scheduler, pool = engine.scheduler, engine.pool
-        self.points.append((now, len(scheduler.running), len(scheduler.waiting), pool.count - pool.free_count))
+        self.points.append((now, scheduler.running_count, len(scheduler.waiting), pool.count - pool.free_count))
         if len(self.points) > MAX_POINTS:
             del self.points[::2]
             self.stride *= 2
@@ -205,7 +205,7 @@ def make_engine(
     if isinstance(scheduler, BatchScheduler):
         scheduler.batch_size, scheduler.context, scheduler.batcher = setup.batch_size, setup.context, engine
         scheduler.max_wait_s = setup.max_wait_s if setup.batching == "dynamic" else math.inf
-    engine.scheduler = scheduler
+    engine.use_scheduler(scheduler)
     return engine
 
 
@@ -284,7 +284,7 @@ def run(
             engine.step()
             if scheduler.preemptions and setup.prefix_caching and not shares_prefixes:
                 return None
-            most_running = max(most_running, len(scheduler.running))
+            most_running = max(most_running, scheduler.running_count)
             if engine.steps == launched and engine.in_flight is None and clock.now == before:
                 # Nothing can run: a batch waits to be filled.
                 wake_at = batches.wake_at() if batches and not batches.closed else math.inf
