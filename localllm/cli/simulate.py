@@ -22,6 +22,7 @@ from localllm.settings import Settings
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
+ROUTES = ("round-robin", "load", "prefix")
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
@@ -217,6 +218,97 @@ def simulate(
             panel=options.Panel.ENGINE,
         ),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        options.option(
+            "--replicas",
+            text="Engines that share the load, or a range between which they are scaled; default: 1.",
+            metavar="N[..M]",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    route: Annotated[
+        str | None,
+        options.option(
+            "--route",
+            text="Choice of a replica: round-robin, load or prefix; default: load.",
+            metavar="NAME",
+            panel=options.Panel.FLEET,
+            choices=ROUTES,
+        ),
+    ] = None,
+    start_up: Annotated[
+        str | None,
+        options.option(
+            "--start-up",
+            text="Time until a new or failed replica takes requests; default: 0.",
+            metavar="TIME",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    scale_target: Annotated[
+        float | None,
+        options.option(
+            "--scale-target",
+            text="With a range: requests per replica to aim at; default: half of --max-running.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    kill: Annotated[
+        str | None,
+        options.option(
+            "--kill",
+            text="Replicas that fail, and when, such as 1@60s.",
+            metavar="N@TIME,...",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    prefill: Annotated[
+        int | None,
+        options.option(
+            "--prefill",
+            text="Replicas that compute prompts alone, beside those of --decode.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    decode: Annotated[
+        int | None,
+        options.option(
+            "--decode",
+            text="Replicas that compute answers alone.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        options.option(
+            "--tensor-parallel",
+            text="GPUs that share every layer of a replica; default: 1.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    pipeline_parallel: Annotated[
+        int | None,
+        options.option(
+            "--pipeline-parallel",
+            text="Stages of layers, each on a GPU of its own; default: 1.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        options.option(
+            "--link",
+            text="Link between GPUs and replicas: bandwidth in one direction and latency; default: of the GPU.",
+            metavar="B[,L]",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
     drafts: Annotated[
         int | None,
         options.option(
@@ -307,7 +399,13 @@ def simulate(
     settings = Settings.from_environment()
     check_quant(quant)
     load_options = LoadOptions(context, 1, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype)
-    check_choices(batching=(batching, BATCHING), order=(order, ORDERS))
+    check_choices(batching=(batching, BATCHING), order=(order, ORDERS), route=(route or "load", ROUTES))
+    parallel_flags = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel, "link": link}
+    for name, value in parallel_flags.items():
+        if value is not None and device in (None, *LOCAL_DEVICES):
+            raise UsageError(f"{flag_name(name)} is for GPUs of the catalogue", "name one with --device")
+    for name in ("tensor_parallel", "pipeline_parallel", "prefill", "decode"):
+        positive(ctx.params[name], flag_name(name))
     if efficiency and device in (None, *LOCAL_DEVICES):
         raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
     check_combinations(ctx.params)
@@ -331,7 +429,9 @@ def simulate(
         "prompt": prompt and Lengths.parse(prompt, "--prompt"),
         "output": output and Lengths.parse(output, "--output"),
     }
-    target = choose_target(model, load_options, device, settings, efficiency)
+    target = choose_target(
+        model, load_options, device, settings, efficiency, tensor_parallel, pipeline_parallel, link
+    )
     own_lengths = default_lengths(target.setup.context)
     load = LoadPlan(
         trace=turns_of_trace,
@@ -365,7 +465,8 @@ def simulate(
         seed=seed,
         **{name: value for name, value in changes.items() if value is not None},
     )
-    target = replace(target, setup=setup, watts=watts)
+    fleet = fleet_setup(ctx.params, setup.max_running, target)
+    target = replace(target, setup=(setup := replace(setup, fleet=fleet)), watts=watts)
     if plot:
         check_plot(plot)
     if check:
@@ -385,6 +486,38 @@ def simulate(
         draw_simulation(report, plot)
     out.write(
         (json.dumps(as_dict(report), indent=1, allow_nan=False) if as_json else format_report(report)) + "\n"
+    )
+
+
+def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
+    """Return the replicas that flags ask for."""
+    from localllm.simulate.fleet import FleetSetup, parse_kills, parse_replicas
+
+    prefill, decode = flags["prefill"], flags["decode"]
+    first, most = parse_replicas(flags["replicas"] or "1")
+    if (prefill is None) != (decode is None):
+        raise UsageError("--prefill and --decode go together", "give the number of replicas of each")
+    if prefill:
+        refuse_flags(flags, ("replicas",), "has no effect beside --prefill and --decode")
+        if target.link is None:
+            raise UsageError("--prefill is for GPUs of the catalogue", "name one with --device")
+        first = most = prefill + decode
+    if most == first:
+        refuse_flags(flags, ("scale_target",), "needs a range of --replicas")
+    if most == first == 1:
+        refuse_flags(flags, ("route",), "needs --replicas")
+    if (target_count := flags["scale_target"]) is not None and not 0 < target_count < math.inf:
+        raise UsageError(f"--scale-target is {target_count:g}", "give a number above 0")
+    return FleetSetup(
+        replicas=first,
+        most_replicas=most,
+        route=flags["route"] or "load",
+        scale_target=target_count or max_running / 2,
+        start_s=parse_duration(flags["start_up"]) if flags["start_up"] else 0.0,
+        kills=parse_kills(flags["kill"], most) if flags["kill"] else (),
+        prefill=prefill or 0,
+        link=target.link,
+        token_bytes=target.token_bytes,
     )
 
 
@@ -411,10 +544,18 @@ def default_lengths(context: int) -> dict[str, Any]:
 
 
 def choose_target(
-    model: str, load_options: LoadOptions, device: str | None, settings: Settings, efficiency: str | None
+    model: str,
+    load_options: LoadOptions,
+    device: str | None,
+    settings: Settings,
+    efficiency: str | None,
+    tensor: int | None,
+    pipeline: int | None,
+    link: str | None,
 ) -> Any:
     """Return the model on the device. On this machine, step durations are measured ones if there are enough."""
     from localllm.cli.plan import read_or_fetch_header
+    from localllm.simulate.parallel import Parallel, default_link, parse_link
     from localllm.simulate.target import (
         ASSUMED_BANDWIDTH_SHARE,
         ASSUMED_FLOPS_SHARE,
@@ -429,7 +570,9 @@ def choose_target(
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     if gpu:
         shares = parse_shares(efficiency) if efficiency else (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE)
-        return roofline_target(header, find_device(gpu), load_options, name=name, shares=shares)
+        spec = find_device(gpu)
+        parallel = Parallel(tensor or 1, pipeline or 1, parse_link(link) if link else default_link(spec))
+        return roofline_target(header, spec, load_options, name=name, shares=shares, parallel=parallel)
     from localllm.cli.loading import free_memory
     from localllm.plan.expected import expect_on_device, step_setup
 
@@ -467,7 +610,11 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
     useless = (
         ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
         ("users", ("burstiness",), "users send at their own times"),
-        ("check", ("slo", "sensitivity", "plot", "price", "watts"), "--check compares one load with a server"),
+        (
+            "check",
+            ("slo", "sensitivity", "plot", "price", "watts", "replicas", "prefill"),
+            "--check compares one load with a server",
+        ),
     )
     for given, others, reason in useless:
         if flags[given] is not None:

@@ -7,7 +7,7 @@ itself, which `tests/simulate` compares step for step.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -25,6 +25,7 @@ from localllm.simulate.sequence import SimulatedSequence
 
 NO_OUTPUT = StepOutput(Readback(torch.empty(0, dtype=torch.int64)), None)
 NO_SHAPE = StepShape(0, 0, 0, 0, 0, 0, 0)
+FIRST_STEP_STRIDE = 1009  # between the numbers of the first steps of two replicas
 SEPARATE_STEPS = 8  # without a group, after one in which a sequence might have been preempted
 DRAFT_TOKEN = 0
 ACCEPTANCE_DRAWS = 2**16
@@ -98,6 +99,14 @@ class TokenGaps:
         self.seconds = array("d")
         self.counts = array("q")
 
+    @classmethod
+    def joined(cls, parts: Iterable["TokenGaps"]) -> "TokenGaps":
+        result = cls()
+        for part in parts:
+            result.seconds.extend(part.seconds)
+            result.counts.extend(part.counts)
+        return result
+
     def add(self, seconds: float, count: int = 1) -> None:
         self.seconds.append(seconds)
         self.counts.append(count)
@@ -120,14 +129,17 @@ class SimulatedEngine(Engine):
         drafter: SimulatedDrafter | None = None,
         on_step: Callable[[list[tuple[int, int]], float], object] | None = None,
         one_by_one: bool = False,
+        number: int = 1,
     ):
-        """one_by_one: without a group, and never skip steps, for tests."""
+        """one_by_one: without a group, and never skip steps, for tests; number: of a replica, whose steps deviate
+        otherwise than those of others"""
         runner = cast(Runner, IdleDevice(asynchronous, max_running))
         super().__init__(runner, pool, token_budget, max_running, drafter, clock)
         self.now, self.cost, self.on_finish, self.on_step = clock, cost, on_finish, on_step
         self.simulated_drafter = drafter
         self.may_group = not one_by_one and drafter is None and not pool.recurrent
         self.use_scheduler(SimulatedScheduler(pool, token_budget, max_running, self.scheduler.chunk_policy))
+        self.first_step = (number - 1) * FIRST_STEP_STRIDE
         self.separate_until = 0  # step before which no sequence joins the group
         self.device_free_at = 0.0  # when the steps launched so far have ended
         self.busy_s = 0.0
@@ -179,6 +191,12 @@ class SimulatedEngine(Engine):
         group.clear()
         self.separate_until = self.steps + SEPARATE_STEPS
 
+    def abandon(self) -> list[SimulatedSequence]:
+        """Return all sequences, of an engine that has failed."""
+        if self.group.members:
+            self.dissolve_group()
+        return cast(list[SimulatedSequence], [*self.scheduler.running, *self.scheduler.waiting])
+
     def leave_group(self, sequence: SimulatedSequence) -> None:
         """Bring a member up to date, with its blocks in the prefix cache."""
         self.group.leave(sequence, self.last_read_at)
@@ -213,7 +231,7 @@ class SimulatedEngine(Engine):
 
     def start_step(self, shape: StepShape) -> float:
         """Occupy the device with a step, and return when it ends."""
-        seconds = self.cost.seconds(shape, self.steps)
+        seconds = self.cost.seconds(shape, self.first_step + self.steps)
         self.busy_s += seconds
         self.device_free_at = max(self.clock(), self.device_free_at) + seconds
         return self.device_free_at
@@ -323,7 +341,13 @@ class SimulatedEngine(Engine):
 
     def run_decode_steps(self, until: float) -> None:
         """Let the time of decode steps pass until `until`, the end of an answer or a shortage of blocks."""
-        group, clock, cost, number, pool = self.group, self.now, self.cost.seconds, self.steps, self.pool
+        group, clock, cost, number, pool = (
+            self.group,
+            self.now,
+            self.cost.seconds,
+            self.first_step + self.steps,
+            self.pool,
+        )
         policy, asynchronous = self.scheduler.chunk_policy, self.runner.asynchronous
         members, padding = len(group.members), self.padding_sequences
         count = members + padding
@@ -364,6 +388,7 @@ class SimulatedEngine(Engine):
             for seconds in durations[-CHUNK_TIMES_KEPT - 1 : -1]:
                 policy.record_step(0, seconds)
             policy.time_step(0, began)
-        clock.now, self.device_free_at, self.last_read_at, self.steps = now, free_at, before, number
+        clock.now, self.device_free_at, self.last_read_at = now, free_at, before
+        self.steps = number - self.first_step
         if ends_at is not None:
             self.in_flight = SimulatedStep([], count, [], [], NO_OUTPUT, [], [], {}, NO_SHAPE, ends_at)
