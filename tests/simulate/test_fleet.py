@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ CHATS = LoadPlan(
 )
 
 
-def run(load: LoadPlan = LOAD, setup: EngineSetup = SETUP, **fleet: object) -> Simulated:
+def run(load: LoadPlan = LOAD, setup: EngineSetup = SETUP, **fleet: Any) -> Simulated:
     if "replicas" in fleet:
         fleet.setdefault("most_replicas", fleet["replicas"])
     return simulate(load, replace(setup, fleet=FleetSetup(**fleet)), LinearCost())
