@@ -63,6 +63,8 @@ def measure(model: Path, prompt_len: int, answer_len: int, rounds: int) -> dict[
     with tempfile.TemporaryDirectory(dir=model if model.is_dir() else None) as scratch:
         cache = Path(scratch) / "cache"
         first = in_new_process(model, cache, [prompt, prompt], answer_len)
+        for file in cache.iterdir():
+            file.read_bytes()
         again = in_new_process(model, cache, [prompt], answer_len)
         drop_from_page_cache(cache)
         cold = in_new_process(model, cache, [prompt], answer_len)

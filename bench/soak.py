@@ -28,6 +28,7 @@ import psutil
 
 from bench.report import finish
 from localllm.benchmark.load.client import parse_message, read_sse
+from localllm.llm.garbage import freeze_garbage
 from localllm.metrics import percentile
 
 DISTINCT = 96  # requests that streams draw from
@@ -171,6 +172,7 @@ async def soak(
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=streams)
     async with httpx2.AsyncClient(base_url=url, timeout=120, limits=limits, trust_env=False) as client:
         expected = ["".join([piece async for piece in stream_pieces(client, body)]) for body in bodies]
+        freeze_garbage()  # pauses of this process would count as gaps between tokens
         end = time.perf_counter() + seconds
 
         async def watch_memory() -> None:

@@ -22,6 +22,7 @@
     ├── ModelNotFound        exit 8   404   no model of that name
     ├── UnsupportedModel     exit 8   400   a family or file format that localllm does not run
     ├── Busy                 exit 1   503   no capacity for this request now
+    ├── QueueFull            exit 1   503   too many requests are waiting
     ├── EngineFailed         exit 1   503   a GPU failed, and with it everything this process has on it
     ├── MissingKey           exit 1   401   a request without a valid API key
     ├── OriginRefused        exit 1   403   a request for another host, or from a page of another origin
@@ -41,6 +42,7 @@ Code and status belong to the class, so no other file holds a table of them. Exi
 
 import difflib
 from collections.abc import Iterable
+from typing import Protocol
 
 # Replacements of control characters in untrusted text of the Hub, files and models, which must not move the
 # cursor, set the terminal's title or end a line of the log: ESC is shown as ␛ and so on.
@@ -213,6 +215,31 @@ class Busy(LocalLLMError):
     def __init__(self, message: str, remedy: str = "try again later", retry_after: int = 5):
         super().__init__(message, remedy)
         self.retry_after = retry_after
+
+
+class WaitForecast(Protocol):
+    """Predicts how long a full queue refuses requests."""
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether `retry_after` needs no `refresh`."""
+        ...
+
+    def refresh(self) -> None:
+        """Compute a prediction, which takes up to a tenth of a second."""
+        ...
+
+    def retry_after(self) -> int:
+        """Return the seconds after which a refused request should be sent again."""
+        ...
+
+
+class QueueFull(Busy):
+    """Too many requests are waiting. `forecast` predicts `retry_after`."""
+
+    def __init__(self, message: str, forecast: WaitForecast):
+        super().__init__(message)
+        self.forecast = forecast
 
 
 class EngineFailed(LocalLLMError):

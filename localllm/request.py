@@ -363,6 +363,9 @@ class ChatRequest:
     keep: bool = False
     """As Request.keep."""
 
+    slot: int | None = None
+    """As Request.slot."""
+
     @property
     def is_chat(self) -> bool:
         """Whether the prompt is a list of messages."""
@@ -371,8 +374,11 @@ class ChatRequest:
 
 
 _request_ids = itertools.count(1)
+MAX_SLOTS = 256  # that requests of a client can name
 CACHE_SCOPE: ContextVar[str] = ContextVar("cache_scope", default="")
-"""The scope of the requests that are being prepared: a server has one for each API key."""
+"""The scope of the requests that are being prepared: a server has one for each API key, unless they share."""
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""Who sends the requests that are being prepared: a digest of the API key."""
 
 
 @dataclass(frozen=True)
@@ -404,6 +410,12 @@ class Request:
 
     cache_scope: str = ""
     """Only requests of the same scope share cached prefixes."""
+
+    client: str = ""
+    """Who has sent it: each client has slots of its own."""
+
+    slot: int | None = None
+    """Number of the slot that remembers its tokens; None: the lowest idle one."""
 
     id: int = field(default_factory=lambda: next(_request_ids))
 

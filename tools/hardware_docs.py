@@ -16,15 +16,15 @@ SECTION = re.compile(r"(<!-- catalogue -->\n).*?(<!-- end -->)", re.DOTALL)
 def table() -> str:
     """Table with one row per device, in the order of the catalogue."""
     rows = [
-        "| device | architecture | memory, GB | bandwidth, GB/s | TFLOP/s | source |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| device | architecture | memory, GB | bandwidth, GB/s | TFLOP/s | watts | source |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for device in map(find_device, device_names()):
         figures = (device.memory_bytes / 1e9, device.bandwidth / 1e9, device.flops / 1e12)
         arch = f"sm_{device.cores.arch}" if device.cores else "-"
-        rows.append(
-            " | ".join([f"| {device.name}", arch, *(f"{figure:g}" for figure in figures), f"{device.source} |"])
-        )
+        watts = "-" if device.watts is None else f"{device.watts:g}"
+        cells = [f"| {device.name}", arch, *(f"{figure:g}" for figure in figures), watts, f"{device.source} |"]
+        rows.append(" | ".join(cells))
     names = ", ".join(unsupported_names())
     return "\n".join([*rows, "", f"Too old for the kernels, and refused by `--gpu` and `--device`: {names}."])
 

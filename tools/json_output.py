@@ -712,7 +712,10 @@ class Simulation(TypedDict):
     attainment: float | None
     met: int | None  # requests that met all objectives
     goodput_requests_per_s: float | None
+    price_per_hour: float | None
+    price_source: str | None  # the price with its source and date
     cost_per_million_tokens: float | None
+    watts: float | None
     joules_per_token: float | None
     capacity: SimulatedCapacity | None
     replicas: list[ReplicaUse]

@@ -40,6 +40,7 @@ QUICK = [
     "test_quantized_gemm and test_every_format_is_unpacked_as_it_is and mxfp4 and not gguf",
     "test_experts and test_packed_experts and 2-mxfp4 and not gguf",
     "test_rope_append and test_heads and normed-torch.bfloat16 and not values",
+    "test_rope_decode and test_bits_are_those_of_separate_kernels and normed and gated",
     "test_delta_net and test_single_tokens and 9 and bfloat16",
     "test_delta_net and test_spans and 90 and True",
     "test_delta_net and test_convolution and 39 and True-4-True",

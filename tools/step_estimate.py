@@ -223,7 +223,7 @@ class Work:
 def work_of(launch: RecordedLaunch, context: int) -> Work:
     a, programs = launch.arguments, prod(launch.grid)
     name = launch.kernel.__name__
-    if name == "decode_kernel":
+    if name in ("decode_kernel", "rope_decode_kernel"):
         tokens = min(context, a["WINDOW"] or context)
         tiles = ceil(tokens / a["TILE"])
         used = min(tiles, a["SPLITS"])

@@ -1,7 +1,7 @@
 """Formats of llama.cpp's server: `/completion`, `/infill`, `/tokenize`, `/detokenize`, `/apply-template`,
 `/embedding`, `/props`, `/slots`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from localllm.api.parsed_request import ParsedRequest
 from localllm.api.tokens import TokenTexts
 from localllm.errors import BadField
 from localllm.llm.embedding_inputs import Embeddings
+from localllm.llm.slots import RequestSlot
 from localllm.metrics import Slot
 from localllm.request import FinishReason, GenerationEvent, Request, SamplingParams, TokenLogprob
 
@@ -31,6 +32,7 @@ SERVER_FIELDS = (
 )
 SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "grammar")
 SAMPLING_FIELDS += ("frequency_penalty", "seed", "stop", "ignore_eos", "json_schema", "stream", "min_tokens")
+SAMPLING_FIELDS += ("id_slot",)
 
 
 class LlamaCompletionBody(StrictModel):
@@ -57,6 +59,7 @@ class LlamaCompletionBody(StrictModel):
     stream: bool | None = None
     return_tokens: bool | None = None
     timings_per_token: bool | None = None
+    id_slot: int | None = None
 
 
 class InfillBody(LlamaCompletionBody):
@@ -132,14 +135,23 @@ class LlamaStream:
     """Chunks of one answer, which is number `index`."""
 
     def __init__(
-        self, parsed: ParsedRequest, request: Request, texts: TokenTexts, settings: JsonObject, index: int = 0
+        self,
+        parsed: ParsedRequest,
+        request: Request,
+        texts: TokenTexts,
+        settings: JsonObject,
+        index: int,
+        find_slot: Callable[[], int],
     ):
-        """settings: `generation_settings` of this answer."""
+        """settings: `generation_settings` of this answer; find_slot: returns the slot of the request, once it has
+        started."""
         self.parsed = parsed
         self.request = request
         self.texts = texts
         self.settings = settings
         self.index = index
+        self.find_slot = find_slot
+        self.slot = -1
         self.text = ""
         self.tokens: list[int] = []
         self.probabilities: list[JsonObject] = []
@@ -150,6 +162,8 @@ class LlamaStream:
         timings = self.timings.fields_for(event)
         if not (event.text or event.token_ids or event.finish_reason):
             return None
+        if self.slot < 0:
+            self.slot = self.find_slot()
         self.text += event.text
         self.tokens += event.token_ids
         probabilities = [self._probability(entry) for entry in event.logprobs]
@@ -159,7 +173,7 @@ class LlamaStream:
             "content": event.text,
             "tokens": list(event.token_ids),
             "stop": event.finish_reason is not None,
-            "id_slot": -1,
+            "id_slot": self.slot,
             "tokens_predicted": len(self.tokens),
             "tokens_evaluated": len(self.request.prompt_ids),
         }
@@ -225,16 +239,18 @@ def sampling_settings(params: SamplingParams, context: int) -> JsonObject:
     }
 
 
-def slot_object(slot: Slot, context: int) -> JsonObject:
-    """A running or queued request, as `/slots` lists it. context: the model's, in tokens."""
+def slot_object(slot: RequestSlot, request: Slot | None, context: int) -> JsonObject:
+    """A slot, as `/slots` lists it. request: its last, unless it has ended; context: the model's, in tokens."""
+    running = request is not None
     return {
-        "id": slot.id,
+        "id": slot.number,
+        "id_task": slot.request_id,
         "n_ctx": context,
         "speculative": False,
-        "is_processing": not slot.waiting,
-        "n_prompt_tokens": slot.prompt_tokens,
-        "n_prompt_tokens_cache": slot.found,
-        "next_token": [{"has_next_token": True, "n_decoded": slot.output_tokens}],
+        "is_processing": running and not request.waiting,
+        "n_prompt_tokens": request.prompt_tokens if running else len(slot.token_ids),
+        "n_prompt_tokens_cache": request.found if running else 0,
+        "next_token": [{"has_next_token": running, "n_decoded": request.output_tokens if running else 0}],
     }
 
 

@@ -4,6 +4,8 @@ receipts."""
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from localllm.api.body import (
     MAX_LOGIT_BIASES,
     MAX_MESSAGES,
@@ -15,10 +17,13 @@ from localllm.api.body import (
     check_stop_strings,
     validate,
 )
+from localllm.api.openai.messages import MessageList
 from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import BadField, UsageError
 from localllm.request import SamplingParams
 from localllm.sampling import params_from_json
+
+MAX_STATE_TOKENS = 2**20
 
 
 class OpenBody(StrictModel):
@@ -38,6 +43,15 @@ class ArgumentsBody(StrictModel):
     given: dict[str, Any]
     think: bool | None
     with_tools: bool
+
+
+class StateBody(StrictModel):
+    """The conversation whose KV cache contents to send, if the query names no slot."""
+
+    model: str | None = None
+    tokens: list[int] | None = Field(None, max_length=MAX_STATE_TOKENS)
+    prompt: str | None = None
+    messages: MessageList | None = None
 
 
 class AnswerBody(StrictModel):

@@ -59,6 +59,9 @@ class ParsedRequest:
     inspect: int | None = None
     """As in Request.inspect."""
 
+    slot: int | None = None
+    """As in Request.slot."""
+
     stream: bool = False
     include_usage: bool = False
     timings_per_token: bool = False
@@ -106,6 +109,7 @@ class ParsedRequest:
             tool_use=self.tool_use,
             priority=self.priority,
             inspect=self.inspect,
+            slot=self.slot,
         )
 
 

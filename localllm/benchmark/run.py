@@ -34,6 +34,7 @@ from localllm.settings import Settings
 SMALLER_SCENARIO_REMEDY = "ask for shorter prompts and answers, less depth or fewer streams"
 RANDOM_PROMPTS = "random tokens"
 ReportProgress = Callable[[str], None]  # receives the current activity
+RecordSteps = Callable[[LLM, str], object]  # receives a model and its name
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class BenchmarkPlan:
     text_name: str = RANDOM_PROMPTS
     drafts: bool = False
     explain: bool = False  # measure the products with the model's own weights
+    record_steps: RecordSteps = lambda llm, name: None  # stores the durations of a model's steps
 
 
 class BenchmarkedModel:
@@ -214,6 +216,7 @@ def measure_model(edition: Subject, plan: BenchmarkPlan, report_progress: Report
             for scenario in fitting:
                 report_progress(f"{edition.name}: {scenario}, round {number + 1} of {plan.rounds}")
                 contestant.run_round(scenario)
+        plan.record_steps(llm, edition.name)
         report_progress("measuring this machine")
         contestant.measure_ceilings()
         return contestant.model_result([*left_out, *not_fitting], alone=alone)
@@ -227,6 +230,7 @@ def prepare_model(
     contestant = BenchmarkedModel(edition, llm, make_prompt_source(edition, plan), scenarios)
     report_progress(f"warming up {edition.name}")
     contestant.warm_up()
+    llm.worker.step_times.clear()
     report_progress("measuring this machine")
     contestant.measure_ceilings()
     if plan.explain:
@@ -333,6 +337,8 @@ def compare_models(
                 report_progress(f"{scenario}, round {number + 1} of {plan.rounds}")
                 for contestant in both if number % 2 else both[::-1]:
                     contestant.run_round(scenario)
+        for contestant in both:
+            plan.record_steps(contestant.llm, contestant.subject.name)
         report_progress("measuring this machine")
         for contestant in both:
             contestant.measure_ceilings()

@@ -230,7 +230,14 @@ def bench(
         if plot:
             plotting.check_plot(plot)
         plan = BenchmarkPlan(
-            grid, rounds, seed, content, RANDOM_PROMPTS if text is None else io.display_name(text), draft, explain
+            grid,
+            rounds,
+            seed,
+            content,
+            RANDOM_PROMPTS if text is None else io.display_name(text),
+            draft,
+            explain,
+            lambda llm, name: llm.record_steps(settings.home, io.note, name),
         )
         subjects = [
             load_subject(model, model_quant, settings, device=device, dtype=dtype, kv_dtype=kv_dtype)

@@ -15,6 +15,7 @@ from localllm.cli.loading import load_for_server
 from localllm.cli.machine import parse_idle_time
 from localllm.client.background import inherited_record
 from localllm.errors import UsageError
+from localllm.files import expand_path
 from localllm.formatting import parse_duration
 from localllm.settings import Settings
 
@@ -49,7 +50,7 @@ def serve(
         str | None,
         options.option(
             "--api-key-file",
-            text="File of accepted API keys, one per line.",
+            text="File of accepted API keys, one per line: KEY or NAME: KEY.",
             metavar="FILE",
             panel=options.Panel.NETWORK,
         ),
@@ -124,6 +125,15 @@ def serve(
             panel=options.Panel.LOADING,
         ),
     ] = False,
+    slot_save_path: Annotated[
+        str | None,
+        options.option(
+            "--slot-save-path",
+            text="Folder in which clients of llama.cpp's server save slots; default: they cannot.",
+            metavar="FOLDER",
+            panel=options.Panel.LOADING,
+        ),
+    ] = None,
     keep_alive: Annotated[
         str,
         typer.Option(
@@ -198,6 +208,15 @@ def serve(
             autocompletion=lambda: ["text", "json", "off"],
         ),
     ] = "text",
+    token_price: Annotated[
+        str | None,
+        options.option(
+            "--token-price",
+            text="Prices of a million prompt, answer and cached tokens, for the cost of each API key in /metrics.",
+            metavar="P,A[,C]",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
     log_prompts: Annotated[
         bool, options.switch("--log-prompts", text="Include prompts in the log.", panel=options.Panel.OUTPUT)
     ] = False,
@@ -234,6 +253,7 @@ def serve(
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
     from localllm.server.serve import bind  # uvicorn takes time to import
+    from localllm.server.slots import SlotFiles
 
     settings = Settings.from_environment()
     record = inherited_record(settings.home)
@@ -252,6 +272,7 @@ def serve(
     )
     for warning in access_warnings(access):
         note(warning)
+    slot_files = SlotFiles(expand_path(slot_save_path)) if slot_save_path else None
     with closing(bind(host, port)) as listener:
         load_flags = {
             "device": device,
@@ -269,7 +290,10 @@ def serve(
         }
         from localllm.server.app import create_app
         from localllm.server.models import ModelPool
+        from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
+
+        prices = TokenPrice.parse(token_price) if token_price else None
 
         def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
             flags = {**load_flags, "context": context or load_flags["context"]}
@@ -283,7 +307,14 @@ def serve(
         )
         for model in models or []:
             pool.add_preloaded(load(model, None), model)
-        app = create_app(pool, access, log_prompts=log_prompts, strict=strict or settings.strict)
+        app = create_app(
+            pool,
+            access,
+            log_prompts=log_prompts,
+            strict=strict or settings.strict,
+            slot_files=slot_files,
+            token_price=prices,
+        )
         names = [loaded.name for loaded in pool.loaded.values()]
         notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON
 

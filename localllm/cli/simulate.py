@@ -15,6 +15,7 @@ from localllm.cli.progress import status_line
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
 from localllm.hardware.catalog import find_device
+from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
 from localllm.settings import Settings
@@ -357,8 +358,17 @@ def simulate(
         float | None,
         options.option(
             "--price",
-            text="Price of the device per hour, for the cost of tokens.",
+            text="Price of the device per hour; default: a dated list price of the GPU, if there is one.",
             metavar="X",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        options.option(
+            "--prices",
+            text="File of prices by device, instead of the list prices that localllm ships.",
+            metavar="FILE",
             panel=options.Panel.OUTPUT,
         ),
     ] = None,
@@ -366,7 +376,7 @@ def simulate(
         float | None,
         options.option(
             "--watts",
-            text="Power of the device, for the energy of tokens.",
+            text="Power of the device, for the energy of tokens; default: the GPU's maximum.",
             metavar="W",
             panel=options.Panel.OUTPUT,
         ),
@@ -465,8 +475,9 @@ def simulate(
         seed=seed,
         **{name: value for name, value in changes.items() if value is not None},
     )
-    fleet = fleet_setup(ctx.params, setup.max_running, target)
-    target = replace(target, setup=(setup := replace(setup, fleet=fleet)), watts=watts)
+    setup = replace(setup, fleet=fleet_setup(ctx.params, setup.max_running, target))
+    target = replace(target, setup=setup, watts=target.watts if watts is None else watts)
+    rental_price = choose_price(target.device_model or target.device, price, prices)
     if plot:
         check_plot(plot)
     if check:
@@ -479,7 +490,7 @@ def simulate(
         changed = []
         if sensitivity and objective and capacity and capacity.simulated:
             changed = sensitivities(load, objective, target, capacity, show_status)
-    report = Report(target, load, trace_format, cost, simulated, objective, capacity, changed, price)
+    report = Report(target, load, trace_format, cost, simulated, objective, capacity, changed, rental_price)
     if plot:
         from localllm.benchmark.simulation_plot import draw_simulation
 
@@ -521,6 +532,19 @@ def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
     )
 
 
+def choose_price(device: str, price: float | None, file: Path | None) -> RentalPrice | None:
+    """Return the price of a device: the given one, or that of a file of prices.
+
+    Raises UsageError for a file without it.
+    """
+    if price is not None:
+        return RentalPrice(price)
+    found = find_price(device, file)
+    if file and not found:
+        raise UsageError(f"{file} has no price of {device}", "add it, or give --price")
+    return found
+
+
 def run_check(url: str, load: Any, target: Any, settings: Settings, out: StdoutWriter, *, as_json: bool) -> None:
     """Send a load to a server, print predicted and measured figures, and keep them."""
     from localllm.benchmark.load.check import as_dict, check_server, format_check, keep_check
@@ -559,6 +583,7 @@ def choose_target(
     from localllm.simulate.target import (
         ASSUMED_BANDWIDTH_SHARE,
         ASSUMED_FLOPS_SHARE,
+        CPU_SEQUENCE_S,
         fitted_target,
         measured_steps,
         parse_shares,
@@ -585,13 +610,22 @@ def choose_target(
             header, memory, load_options, steps, name=name, device_name=device_name, origin=origin
         )
     with status(f"measuring this machine for {name}"):
-        hardware, expectation = expect_on_device(header, load_options, chosen, settings, name=name, note=note)
+        hardware, expectation = expect_on_device(
+            header, load_options, chosen, settings, name=name, note=note, by_answers=False
+        )
     if expectation is None:
         return roofline_target(header, hardware, load_options, name=name)
     reached = replace(hardware, bandwidth=expectation.bandwidth, flops=expectation.flops)
-    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured by `serve`"
+    source = f"roofline of this machine, from {expectation.source}; no step of {name} was measured (see `bench`)"
     return roofline_target(
-        header, reached, load_options, name=name, shares=(1.0, 1.0), step_s=expectation.step_s, source=source
+        header,
+        reached,
+        load_options,
+        name=name,
+        shares=(1.0, 1.0),
+        step_s=expectation.step_s,
+        sequence_s=CPU_SEQUENCE_S if hardware.device_type == "cpu" else 0.0,
+        source=source,
     )
 
 
@@ -610,9 +644,10 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
     useless = (
         ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
         ("users", ("burstiness",), "users send at their own times"),
+        ("price", ("prices",), "--price is the price"),
         (
             "check",
-            ("slo", "sensitivity", "plot", "price", "watts", "replicas", "prefill"),
+            ("slo", "sensitivity", "plot", "price", "prices", "watts", "replicas", "prefill"),
             "--check compares one load with a server",
         ),
     )

@@ -61,6 +61,9 @@ class DeviceSpec:
     link: float = PCIE_BYTES_PER_S
     """Bytes per second in one direction to other devices: of its NVLink where it is catalogued, otherwise PCIe"""
 
+    watts: float | None = None
+    """Maximum power of a catalogued GPU"""
+
 
 def find_device(name: str) -> DeviceSpec:
     """Return the device of a name in any spelling: `H100 SXM`, `h100`, `rtx4090`, `4090`, `NVIDIA GeForce RTX
@@ -103,6 +106,7 @@ def _by_spelling() -> Mapping[str, DeviceSpec]:
             source=content["sources"][fields["source"]],
             cores=GpuCores(arch, multiprocessors, flops / multiprocessors / per_cycle),
             link=fields["nvlink_gb_per_s"] * 1e9 / 2 if "nvlink_gb_per_s" in fields else PCIE_BYTES_PER_S,
+            watts=fields.get("watts"),
         )
         devices |= {_spelling(spelling): device for spelling in (name, *fields.get("aliases", ()))}
     return devices

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -146,7 +147,6 @@ class CacheAllocation:
     ) -> None:
         """Attach a disk tier to the engine, which has not run yet. Reads megabytes of the model's files. Raises
         UsageError if the folder cannot be used; if it is the default, one line in the log says so."""
-        spec = self.target
         try:
             folder = CacheFolder(cache.path, cache.limit)
         except UsageError as error:
@@ -154,11 +154,19 @@ class CacheAllocation:
                 log.warning("%s", error.message)
                 return
             raise
-        digest, _ = combine_digests(tuple(file for file in digest_model(header.path) if file.affects_logits))
+        identity = self.identity(engine, header.path, activation_bits, threads)
+        self.disk_tier = DiskTier(folder, identity, writes_evicted=not cache.kept_only)
+        self.disk_tier.attach(engine.runner, engine.pool)
+
+    def identity(self, engine: Engine, model: Path, activation_bits: int, threads: int) -> CacheIdentity:
+        """Return the properties that the bits of keys and values depend on, without a scope. Reads megabytes of
+        the model's files."""
+        spec = self.target
+        digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))
         versions = library_versions(COMPUTING_LIBRARIES[1:])
         processor = cpu_features() if spec.device.type == "cpu" else [device_name(spec.device)]
         invariant = f"batch invariant with {threads} threads" if spec.batch_invariant else "not batch invariant"
-        identity = CacheIdentity(
+        return CacheIdentity(
             model=digest,
             name=spec.needs.name,
             dtype=dtype_name(spec.dtype),
@@ -168,8 +176,6 @@ class CacheAllocation:
             layers=len(spec.needs.config.layers),
             setup=(invariant, *processor, *(f"{name} {versions[name]}" for name in COMPUTING_LIBRARIES)),
         )
-        self.disk_tier = DiskTier(folder, identity, writes_evicted=not cache.kept_only)
-        self.disk_tier.attach(engine.runner, engine.pool)
 
 
 def measured_growth(measure: Callable[[], int], initial: int, limit: int) -> int:

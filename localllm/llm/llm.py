@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as ListLike
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from localllm.plan.step_times import StepSetup
 from localllm.receipts import provenance, receipt
 from localllm.request import (
     CACHE_SCOPE,
+    CLIENT,
     SEED_BITS,
     ChatRequest,
     Completion,
@@ -50,6 +51,7 @@ from localllm.request import (
 )
 from localllm.runtime.kernels.registry import used_kernels
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks
+from localllm.runtime.kv_cache.snapshot import CacheIdentity
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.settings import Settings
@@ -104,6 +106,12 @@ class ModelParts:
             self, close_all, self.worker, self.chat_formats.renderer, self.caches.draft_model
         )
 
+    @cached_property
+    def cache_identity(self) -> CacheIdentity:
+        """See `LLM.cache_identity`."""
+        worker, path = self.worker, self.origin.ref.path
+        return self.caches.identity(worker.engine, path, self.activation_bits, worker.threads)
+
 
 class LLM:
     """A loaded language model. Safe to use from several threads; `with` closes it.
@@ -144,6 +152,12 @@ class LLM:
         self.measured_rates: Rates | None = None  # by this process
         self.close = parts.close
         """End the engine and free its memory; unfinished answers fail with an error."""
+
+    @property
+    def cache_identity(self) -> CacheIdentity:
+        """The properties that the bits of cached keys and values depend on. The first time, this reads megabytes
+        of the model's files."""
+        return self.parts.cache_identity
 
     def __repr__(self) -> str:
         return f"<LLM {self.name} on {self.device} in {self.dtype}, context {self.context}>"
@@ -292,6 +306,8 @@ class LLM:
             inspect=chat.inspect,
             keep=chat.keep,
             cache_scope=CACHE_SCOPE.get(),
+            client=CLIENT.get(),
+            slot=chat.slot,
         )
         self.max_len(request)
         if constraint := tool_constraint or params.grammar:
@@ -503,13 +519,14 @@ class LLM:
         setup = self.origin.setup
         return StepSetup(setup.model, setup.device, setup.dtype, self.kv_dtype, setup.threads)
 
-    def record_steps(self, home: Path, note: Callable[[str], None]) -> None:
+    def record_steps(self, home: Path, note: Callable[[str], None], name: str | None = None) -> None:
         """Store the durations of steps since the last call, for the predictions of `simulate`. note: as in
-        `record`."""
+        `record`; name: of the model, if it was not loaded by it."""
         times = self.worker.step_times  # which the engine's thread appends to meanwhile
         steps = [times.popleft() for _ in range(len(times))]
         if steps:
-            step_times.record(home, self.step_setup, [(*shape, seconds) for shape, seconds in steps], note)
+            setup = replace(self.step_setup, model=name) if name else self.step_setup
+            step_times.record(home, setup, [(*shape, seconds) for shape, seconds in steps], note)
 
     def __enter__(self) -> "LLM":
         return self

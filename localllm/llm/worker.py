@@ -11,12 +11,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 
-from localllm.errors import Busy, ContextOverflow, LocalLLMError
+from localllm.errors import ContextOverflow, LocalLLMError, QueueFull, WaitForecast
 from localllm.hardware.device import device_context, peak_bytes, release_cached
+from localllm.llm.slots import SlotTable
 from localllm.metrics import EngineStats, Slot
 from localllm.plan.step_times import MAX_STEPS
 from localllm.request import EventType, FinishReason, GenerationEvent, ToolCall
@@ -31,6 +33,7 @@ from localllm.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 MAX_QUEUE = 512  # sequences
+RECENT_STEPS, RECENT_ANSWERS = 512, 128  # from which the waiting time in a full queue is predicted
 NO_TEXT = OutputDelta(EventType.CONTENT)
 Delivered = GenerationEvent | BaseException  # an error ends its answer
 Deliver = Callable[[list[Delivered]], object]
@@ -216,12 +219,15 @@ class Worker:
         self.max_queue = max_queue
         self.incoming_count = 0  # sequences in the inbox
         self.outputs: dict[Sequence, RequestOutput] = {}
+        self.slot_table = SlotTable()
         self.undelivered: dict[RequestOutput, None] = {}  # those with pending events, in order
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after `close`
         self.steps = 0  # engine steps that produced output tokens
         # Shapes and seconds of the last steps, with the delivery of their tokens.
         self.step_times: deque[tuple[StepShape, float]] = deque(maxlen=MAX_STEPS)
+        self.recent_steps: deque[tuple[StepShape, float]] = deque(maxlen=RECENT_STEPS)
+        self.answer_lens: deque[int] = deque(maxlen=RECENT_ANSWERS)  # in tokens
         self.cancelled = 0
         self.finished: Counter[str] = Counter()  # ended answers by finish reason
         self.closed = False
@@ -248,6 +254,7 @@ class Worker:
             with self.inbox_lock:
                 self.incoming_count -= 1
             self.outputs[sequence] = output
+            self.slot_table.begin(sequence.request, sequence.token_ids)
             for event in self.engine.add_sequence(sequence):
                 self.deliver(event)
             self.enforce_context(sequence)  # which may have been reduced since it was prepared
@@ -265,9 +272,16 @@ class Worker:
         return self.incoming_count + len(self.engine.scheduler.waiting)
 
     def check_queue(self) -> None:
-        """Raise Busy if the queue is full."""
+        """Raise QueueFull if the queue is full."""
         if (waiting := self.waiting) >= self.max_queue:
-            raise Busy(f"the queue is full: {waiting} requests are waiting")
+            raise QueueFull(f"the queue is full: {waiting} requests are waiting", self.queue_forecast)
+
+    @cached_property
+    def queue_forecast(self) -> WaitForecast:
+        """When a full queue accepts requests again."""
+        from localllm.llm.queue_forecast import QueueForecast  # with the simulator: 8 ms
+
+        return QueueForecast(self.engine, self.recent_steps, self.answer_lens)
 
     def stats(self) -> EngineStats:
         """Return the engine's statistics, from any thread, without waiting for the engine."""
@@ -356,7 +370,9 @@ class Worker:
                         self.deliver(event)
                     self.flush()
                     if shape := self.engine.last_shape:
-                        self.step_times.append((shape, time.perf_counter() - began))
+                        timed = shape, time.perf_counter() - began
+                        self.step_times.append(timed)
+                        self.recent_steps.append(timed)
                 except Exception as error:
                     self.fail_all(self.translate_error(error))
                     if is_gpu_failure(error):
@@ -410,6 +426,8 @@ class Worker:
             finish_reason = FinishReason.ERROR
         if finish_reason:
             self.finished[finish_reason] += 1
+            if finish_reason != FinishReason.ERROR:
+                self.answer_lens.append(output.token_count)
             self.abort(event.sequence)
 
     def flush(self) -> None:
@@ -457,6 +475,7 @@ class Worker:
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence from the engine."""
         if self.outputs.pop(sequence, None):
+            self.slot_table.end(sequence.request)
             self.engine.cancel(sequence)
 
     def fail_all(self, error: Exception) -> None:
@@ -468,6 +487,7 @@ class Worker:
         """End all answers with an error."""
         for sequence, output in self.outputs.items():
             self.engine.cancel(sequence)
+            self.slot_table.end(sequence.request)
             self.fail(output, error)
         self.outputs.clear()
         self.flush()

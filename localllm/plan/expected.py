@@ -63,8 +63,11 @@ def expect_on_device(
     *,
     name: str,
     note: Callable[[str], None] = lambda text: None,
+    by_answers: bool = True,
 ) -> tuple[DeviceSpec, Expectation | None]:
     """Return a device of this machine, and the rates that a model is expected to reach on it.
+
+    by_answers: use the rates of earlier answers, which include the overheads of steps with a single sequence.
 
     The latter are None if the model does not fit, or is not quantized yet. Raises NoSuchDevice and UsageError, and
     like `parse_config`. note: receives a line for each file that cannot be used.
@@ -85,7 +88,9 @@ def expect_on_device(
         config, fit.weights, (SequenceStep(1, fit.context),), torch_dtype.itemsize, kv_element_bytes(fit.kv_dtype)
     )
     setup = run_setup(name, header, torch_dtype, target, threads, read)
-    expectation = expected_rates(header, config, setup, torch_dtype, target, settings.home, note)
+    expectation = expected_rates(
+        header, config, setup, torch_dtype, target, settings.home, note, by_answers=by_answers
+    )
     # Rates that answers reached are reachable: the machine's own may have been measured while it was busy.
     bandwidth, rate = max(hardware.bandwidth, expectation.bandwidth), max(hardware.flops, expectation.flops)
     return replace(hardware, bandwidth=bandwidth, flops=rate), expectation
@@ -185,7 +190,8 @@ def step_setup(
     needs = model_needs(header, config, target.type, options, name=name)
     threads = threads_for(needs.weights.total, settings.threads)
     shown = device_name(target)
-    return StepSetup(name, shown, needs.dtype, needs.kv_dtype, threads), shown
+    model = f"{name} in {options.quant.upper()}" if options.quant else name  # as `--quant` names what it makes
+    return StepSetup(model, shown, needs.dtype, needs.kv_dtype, threads), shown
 
 
 def expected_rates(
@@ -196,12 +202,14 @@ def expected_rates(
     device: torch.device,
     home: Path,
     note: Callable[[str], None],
+    *,
+    by_answers: bool = True,
 ) -> Expectation:
     """Return the rates of comparable answers on this machine, of a GPU's self-test, or measured ones.
 
-    setup: what a run of the model would be recorded as
+    setup: what a run of the model would be recorded as; by_answers: as in `expect_on_device`
     """
-    rates = runs.median_rates(runs.read(home / "runs.jsonl", note), setup)
+    rates = runs.median_rates(runs.read(home / "runs.jsonl", note), setup) if by_answers else None
     if rates and rates.flops_per_s:
         return Expectation(rates.bandwidth, rates.flops_per_s, 0.0, f"{rates.answers} of this machine")
     tested = runs.nearest_self_test(home / runs.SELF_TEST_FILE, setup, note) if device.type == "cuda" else None

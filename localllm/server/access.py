@@ -12,8 +12,9 @@ import hmac
 import ipaddress
 import re
 import ssl
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from localllm.errors import MissingKey, OriginRefused, UsageError
 from localllm.files import expand_path
@@ -28,6 +29,9 @@ PRIVATE_DOMAIN = ".internal"  # reserved, so no public name server resolves it
 PREFLIGHT_MAX_AGE_S = 600  # how long browsers cache the preflight response
 MIN_KEY_LEN = 16  # characters; `openssl rand -hex 32` makes 64
 KEY = re.compile(r"[\x21-\x7e]+")
+NAMED_KEY = re.compile(r"(?P<name>[A-Za-z0-9._@-]{1,64}):[ \t]+(?P<key>\S+)")  # no key contains a space
+MAX_KEY_LABELS = 100  # in metrics; the keys of all others share one
+NO_KEY_LABEL, OTHER_KEYS_LABEL = "none", "other"
 HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(:\d{1,5})?")
 
@@ -54,6 +58,9 @@ class AccessPolicy:
 
     shares_cache: bool = False
     """Whether requests with different keys share cached prefixes: the speed of an answer then reveals prompts."""
+
+    key_names: Mapping[bytes, str] = field(default_factory=dict, hash=False)
+    """Names of keys by their digests, for metrics; a key without one is shown as a digest of its digest."""
 
     @property
     def scheme(self) -> str:
@@ -111,18 +118,41 @@ class AccessPolicy:
             raise OriginRefused("web pages of other sites have no access", "use a program instead of a web page")
         return None
 
-    def check_key(self, headers: Headers) -> str:
-        """Return the scope of the key's cached prefixes, "" for the one that all share. Raises MissingKey unless a
-        key is valid. Takes the same time however much of a key is right."""
+    @cached_property
+    def key_labels(self) -> dict[bytes, str]:
+        """Labels of the keys in metrics: at most MAX_KEY_LABELS different ones, those of named keys first."""
+        names = {
+            key: self.key_names.get(key) or f"key-{scoped_digest(b'metrics label', key)[:8]}" for key in self.keys
+        }
+        kept = sorted(set(names.values()), key=lambda name: (name not in self.key_names.values(), name))
+        shown = set(kept[:MAX_KEY_LABELS])
+        return {key: name if name in shown else OTHER_KEYS_LABEL for key, name in names.items()}
+
+    def key_label(self, key: bytes | None) -> str:
+        """Return the label of a key in metrics. key: its digest, None without one."""
+        return NO_KEY_LABEL if key is None else self.key_labels[key]
+
+    def cache_scope(self, key: bytes | None) -> str:
+        """Return the scope of a key's cached prefixes, "" for the one that all share. key: as in `key_scope`"""
+        return "" if self.shares_cache else key_scope(key)
+
+    def check_key(self, headers: Headers) -> bytes | None:
+        """Return the digest of the request's key, None if no key is needed. Raises MissingKey unless a key is
+        valid. Takes the same time however much of a key is right."""
         if not self.keys:
-            return ""
+            return None
         sent = [*header_values(headers, b"x-api-key"), *map(_bearer, header_values(headers, b"authorization"))]
         # Every pair is compared, and by digest, so that timing reveals nothing about the keys.
         keys = sorted(self.keys)
         matches = [hmac.compare_digest(key_digest(each), key) for each in sent for key in keys]
         if not any(matches):
             raise MissingKey("the API key is wrong" if any(sent) else "this server requires an API key")
-        return "" if self.shares_cache else cache_scope(keys[matches.index(True) % len(keys)])
+        return keys[matches.index(True) % len(keys)]
+
+    @property
+    def accepts_states(self) -> bool:
+        """Whether a client's KV cache contents can affect no answers but its own."""
+        return len(self.keys) == 1 or not self.shares_cache
 
 
 def is_private_name(host: str, client: str) -> bool:
@@ -150,9 +180,17 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def cache_scope(digest: bytes) -> str:
-    """Return the scope of a key's cached prefixes, which does not identify the key. digest: of the key"""
-    return hashlib.sha256(b"cache scope" + digest).hexdigest()[:32]
+def key_scope(key: bytes | None) -> str:
+    """Return the scope of a key's cached prefixes and slots, from which the key cannot be guessed.
+
+    key: its digest, None without one
+    """
+    return "" if key is None else scoped_digest(b"cache scope", key)[:32]
+
+
+def scoped_digest(purpose: bytes, digest: bytes) -> str:
+    """Return a digest for one purpose, from which neither the key nor its digest follows. digest: of the key"""
+    return hashlib.sha256(purpose + digest).hexdigest()
 
 
 def make_access_policy(
@@ -172,7 +210,8 @@ def make_access_policy(
     key, host name or origin.
     """
     is_exposed = not parse_ip_address(host).is_loopback
-    for key in keys:
+    named = [match_named_key(key) for key in keys]
+    for _, key in named:
         _check_key(key)
     host_names, origins = [name.lower() for name in host_names], [origin.lower() for origin in origins]
     for name in host_names:
@@ -187,8 +226,20 @@ def make_access_policy(
         message = f"{host} can be reached from other machines, and no API key is required"
         raise UsageError(message, "add --api-key-file FILE, or --insecure to accept everybody")
     return AccessPolicy(
-        frozenset(map(key_digest, keys)), frozenset(host_names), frozenset(origins), is_exposed, tls, shares_cache
+        frozenset(key_digest(key) for _, key in named),
+        frozenset(host_names),
+        frozenset(origins),
+        is_exposed,
+        tls,
+        shares_cache,
+        {key_digest(key): name for name, key in named if name},
     )
+
+
+def match_named_key(text: str) -> tuple[str, str]:
+    """Return name and key of `NAME: KEY`; an empty name for a key alone."""
+    match = NAMED_KEY.fullmatch(text)
+    return (match["name"], match["key"]) if match else ("", text)
 
 
 def access_warnings(access: AccessPolicy) -> list[str]:
@@ -211,8 +262,10 @@ def parse_ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def read_keys(file: str | None) -> list[str]:
-    """API keys of a file, one per line; none if `file` is None. Raises UsageError for a file without keys, or that
-    cannot be read."""
+    """API keys of a file, one per line as `KEY` or `NAME: KEY`; none if `file` is None.
+
+    Raises UsageError for a file without keys, or that cannot be read.
+    """
     if file is None:
         return []
     try:

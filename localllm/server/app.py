@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Match
 
-from localllm.errors import LocalLLMError, NoSuchRoute
+from localllm.errors import LocalLLMError, NoSuchRoute, QueueFull
 from localllm.server import (
     admin,
     anthropic,
@@ -31,8 +31,9 @@ from localllm.server.access import AccessPolicy
 from localllm.server.guard import ConnectionLimits, Guard, error_response
 from localllm.server.inventory import Inventory
 from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
-from localllm.server.models import ModelPool
-from localllm.server.prometheus import ServerMetrics
+from localllm.server.models import ModelPool, run_in_daemon_thread
+from localllm.server.prometheus import ServerMetrics, TokenPrice
+from localllm.server.slots import SlotFiles
 
 METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
@@ -44,12 +45,15 @@ def create_app(
     *,
     log_prompts: bool = False,
     strict: bool = False,
+    slot_files: SlotFiles | None = None,
+    token_price: TokenPrice | None = None,
 ) -> Starlette:
     """Build the application that serves `models`.
 
-    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect.
+    log_prompts: write prompts to the log as well; strict: refuse fields that have no effect; slot_files: where
+    slots are saved; token_price: counts the cost of each key.
     """
-    metrics = ServerMetrics(models)
+    metrics = ServerMetrics(models, token_price)
     inventory = Inventory(models.aliases)
     routers = (
         openai.router(models),
@@ -58,9 +62,9 @@ def create_app(
         embeddings.router(models, inventory),
         ollama.router(models, inventory),
         store.router(models, inventory),
-        llama_server.router(models),
+        llama_server.router(models, slot_files),
         admin.router(models, metrics),
-        native_api.router(models, metrics.recent_latencies),
+        native_api.router(models, metrics.recent_latencies, access),
         web.router(),
     )
     routes = [route for router in routers for route in router.routes]
@@ -82,6 +86,10 @@ def create_app(
 
 
 async def handle_error(request: Request, error: Any) -> Response:
+    if isinstance(error, QueueFull):
+        if not error.forecast.is_fresh:
+            await run_in_daemon_thread(error.forecast.refresh)
+        error.retry_after = error.forecast.retry_after()
     return error_response(cast(LocalLLMError, error), request.url.path)
 
 

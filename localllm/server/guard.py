@@ -18,14 +18,14 @@ from localllm.api.anthropic import responses as anthropic
 from localllm.api.openai.responses import error_object
 from localllm.errors import BodyTooLarge, BodyTooSlow, LocalLLMError, MissingKey, PromptRefused, UsageError
 from localllm.protocol.events import error_to_json
-from localllm.request import CACHE_SCOPE
-from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values
+from localllm.request import CACHE_SCOPE, CLIENT
+from localllm.server.access import PREFLIGHT_MAX_AGE_S, AccessPolicy, Headers, header_values, key_scope
 from localllm.server.request_stats import current_request_stats
 
 PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*")  # readable without a key; they reveal nothing
 UNAUTHENTICATED = "localllm.unauthenticated"  # set in the scope of requests without a key to these paths
 PAGE_PATHS = re.compile(r"/|/ui/?")  # which other sites may link to
-UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*")  # files, which their route writes to disk as they arrive
+UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*|/localllm/state")  # bodies that their routes limit and never hold
 HTTP_VERSIONS = ("1.0", "1.1")
 READ_METHODS = ("GET", "HEAD")
 CORS_METHODS = "GET, HEAD, POST, DELETE"
@@ -103,7 +103,11 @@ class Guard:
             await self.app(scope, receive, send)
             return
         body = GuardedBody(
-            scope["headers"], receive, send, self.limits, is_limited=not UNLIMITED_PATHS.fullmatch(scope["path"])
+            scope["headers"],
+            receive,
+            send,
+            self.limits,
+            is_limited=scope["method"] != "POST" or not UNLIMITED_PATHS.fullmatch(scope["path"]),
         )
         try:
             response = self.check(scope, body)
@@ -131,7 +135,11 @@ class Guard:
                 return preflight_response(headers)  # browsers send no key with a preflight
         body.check_framing()
         try:
-            CACHE_SCOPE.set(self.access.check_key(headers))
+            key = self.access.check_key(headers)
+            CLIENT.set(key_scope(key))
+            CACHE_SCOPE.set(self.access.cache_scope(key))
+            if stats := current_request_stats():
+                stats.key = self.access.key_label(key)
         except MissingKey:
             if not (reading and PUBLIC_PATHS.fullmatch(scope["path"])):
                 raise

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from localllm import __version__
-from localllm.api.body import drop_nulls, validate
+from localllm.api.body import drop_nulls, parse_json_object, validate
 from localllm.api.embeddings import MAX_INPUTS, check_input_type
 from localllm.api.llama_server import (
     InfillBody,
@@ -28,18 +29,28 @@ from localllm.api.openai.responses import error_object
 from localllm.api.parsed_request import ParsedRequest
 from localllm.errors import BadField, LocalLLMError
 from localllm.llm.llm import LLM
-from localllm.request import ChatRequest, GenerationEvent, SamplingParams
+from localllm.request import CLIENT, ChatRequest, GenerationEvent, SamplingParams
 from localllm.request import Request as Prepared
+from localllm.server import slots
 from localllm.server.answers import AnswerReader
 from localllm.server.lease import Lease
 from localllm.server.models import ModelPool
-from localllm.server.routing import JsonObject, RouteDocs, Router, only_model, read_model_body
+from localllm.server.routing import (
+    JsonObject,
+    RouteDocs,
+    Router,
+    only_model,
+    read_json_body,
+    read_model_body,
+)
+from localllm.server.slots import SlotFileBody, SlotFiles
 from localllm.server.streaming import EVENT_STREAM, StreamResponse, run_until_disconnect, sse_event
 
 EXAMPLE = {"model": "demo", "prompt": "Once upon a time", "n_predict": 8}
 ONE_OR_MORE = ["object", "array"]  # an array for several prompts
 COMPLETION_DOCS = RouteDocs(LlamaCompletionBody, EXAMPLE, stream_type=EVENT_STREAM, json_type=ONE_OR_MORE)
 EMBEDDING_DOCS = RouteDocs(LlamaEmbeddingBody, {"model": "demo", "content": "a cat"}, json_type="array")
+SLOT_DOCS = RouteDocs(SlotFileBody, {"filename": "slot.bin"}, query=("action", "model"))
 RERANK_PATHS = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
 
 
@@ -50,7 +61,8 @@ class NoReranker(LocalLLMError):
         super().__init__("reranking models are not supported", "request embeddings and compare those")
 
 
-def router(models: ModelPool) -> Router:
+def router(models: ModelPool, slot_files: SlotFiles | None) -> Router:
+    """slot_files: where slots are saved; None: nowhere."""
     routes = Router()
 
     @routes.post("/completion", COMPLETION_DOCS)
@@ -115,10 +127,33 @@ def router(models: ModelPool) -> Router:
             return properties(lease.llm, lease.name)
 
     @routes.get("/slots", RouteDocs(json_type="array", query=("model",)))
-    async def slots(request: Request) -> Response:
-        """Running and queued requests; llama.cpp, with its fixed number of slots, lists free ones as well."""
+    async def list_slots(request: Request) -> Response:
+        """Slots of this client's requests, with those that remember tokens of earlier ones; at least slot 0."""
         with await models.lease(queried_model(request)) as lease:
-            return JSONResponse([slot_object(slot, lease.llm.context) for slot in lease.llm.slots()])
+            requests = {each.id: each for each in lease.llm.slots()}
+            table, context = lease.llm.worker.slot_table, lease.llm.context
+            return JSONResponse(
+                [slot_object(s, requests.get(s.request_id), context) for s in table.of_client(CLIENT.get())]
+            )
+
+    @routes.post("/slots/{id_slot}", SLOT_DOCS)
+    async def slot_action(request: Request) -> JsonObject:
+        """Save the tokens of a slot to a file, restore them, or erase them."""
+        folder = slots.require_files(slot_files)
+        number, action = slots.parse_number(request.path_params["id_slot"]), request.query_params.get("action")
+        if action == "erase":
+            model = request.query_params.get("model")
+            body = parse_json_object(content) if (content := await request.body()) else {}
+            with await models.lease(model or body.get("model") or only_model(models)) as lease:
+                return await asyncio.to_thread(slots.erase, lease.llm, number)
+        if action not in ("save", "restore"):
+            raise BadField("action", f"the action is {str(action)[:20]!r}", "send save, restore or erase")
+        fields = await read_json_body(request)
+        fields["model"] = request.query_params.get("model") or fields.get("model") or only_model(models)
+        body = validate(SlotFileBody, fields)
+        with await models.lease(body.model) as lease:
+            act = folder.save if action == "save" else folder.restore
+            return await asyncio.to_thread(act, lease.llm, number, body.filename)
 
     async def rerank(_: Request) -> Response:
         raise NoReranker
@@ -140,7 +175,7 @@ def properties(llm: LLM, name: str) -> JsonObject:
             "n_ctx": llm.context,
             "params": sampling_settings(llm.default_params, llm.context),
         },
-        "total_slots": max(1, len(llm.slots())),
+        "total_slots": len(llm.worker.slot_table.of_client(CLIENT.get())),
         "model_alias": name,
         "model_path": name,  # the real path is not for clients
         "chat_template": llm.tokenizer.chat_templates.get("default", ""),
@@ -161,8 +196,16 @@ async def answer(models: ModelPool, request: Request, *, infill: bool = False) -
     with lease:
         parsed = parse_llama_completion(body, lease.llm.default_params)
         prepared = await asyncio.to_thread(parsed.prepare, lease.llm)
+        slot_table = lease.llm.worker.slot_table
         streams = [
-            LlamaStream(parsed, each, lease.token_texts, sampling_settings(each.params, lease.llm.context), index)
+            LlamaStream(
+                parsed,
+                each,
+                lease.token_texts,
+                sampling_settings(each.params, lease.llm.context),
+                index,
+                partial(slot_table.number_of, each),
+            )
             for index, each in enumerate(prepared)
         ]
         if parsed.stream:

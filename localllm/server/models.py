@@ -22,6 +22,7 @@ from typing import Literal, ParamSpec, TypeVar
 from localllm.errors import Busy, DoesNotFit, LocalLLMError, ModelNotFound, UsageError
 from localllm.hub.resolve import ModelRef, resolve_model
 from localllm.llm.embedder import Embedder
+from localllm.llm.garbage import freeze_garbage, unfreeze_garbage
 from localllm.llm.llm import LLM
 from localllm.server.inventory import resolve_client_name
 from localllm.server.lease import Lease, LoadedModel
@@ -276,6 +277,7 @@ class ModelPool:
 
     def register(self, loaded: LoadedModel, users: int) -> LoadedModel:
         self.loaded[loaded.path_key] = loaded
+        freeze_garbage()
         loaded.add_users(users)
         if not users:
             self.start_expiry_timer(loaded)
@@ -341,6 +343,9 @@ class ModelPool:
         if self.record_steps and isinstance(llm, LLM):
             self.record_steps(llm)
         llm.close()
+        unfreeze_garbage()  # the model may be part of a cycle
+        if self.loaded:
+            freeze_garbage()
 
     def abort_waiting(self) -> None:
         """Refuse requests that wait for a load; the load itself cannot be cancelled."""

@@ -7,6 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncGenerator, Iterable
+from collections.abc import Sequence as ListLike
 from dataclasses import asdict
 from typing import Any
 
@@ -14,20 +15,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm import __version__
-from localllm.api.body import validate
-from localllm.api.native import ArgumentsBody, NameBody, OpenBody, parse_answer_request
-from localllm.errors import LocalLLMError, ModelNotFound, UsageError
+from localllm.api.body import parse_json_object, validate
+from localllm.api.native import ArgumentsBody, NameBody, OpenBody, StateBody, parse_answer_request
+from localllm.api.openai.messages import parse_messages
+from localllm.errors import AccessDenied, LocalLLMError, ModelNotFound, UsageError
 from localllm.hardware.device import free_bytes, resolve_device
+from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM
 from localllm.metrics import EngineStats
 from localllm.protocol.events import SERVER_NAME, error_to_json, event_to_json
+from localllm.request import CACHE_SCOPE, CLIENT, ChatRequest
 from localllm.request import Request as Prepared
 from localllm.sampling import params_to_json
+from localllm.server.access import AccessPolicy
 from localllm.server.answers import AnswerReader
 from localllm.server.lease import Lease, LoadedModel
 from localllm.server.models import ModelPool
 from localllm.server.request_stats import RecentLatencies
-from localllm.server.routing import JsonObject, Router, read_json_body
+from localllm.server.routing import JsonObject, Router, only_model, read_json_body
+from localllm.server.slots import parse_number as parse_slot_number
+from localllm.server.slots import remember as remember_tokens
 from localllm.server.streaming import NDJSON, StreamResponse, ndjson_line
 
 ENGINE_COUNTS = (
@@ -47,7 +54,7 @@ ENGINE_COUNTS = (
 )
 
 
-def router(models: ModelPool, recent: RecentLatencies) -> Router:
+def router(models: ModelPool, recent: RecentLatencies, access: AccessPolicy) -> Router:
     routes = Router("/localllm", in_schema=False)
 
     @routes.post("/open")
@@ -102,7 +109,71 @@ def router(models: ModelPool, recent: RecentLatencies) -> Router:
         activity = await asyncio.to_thread(server_activity, oldest_first(models), recent)
         return server_fields(models) | {"at": time.time()} | activity
 
+    @routes.get("/state")
+    async def send_state(request: Request) -> Response:
+        """The KV cache contents of a conversation, as `POST /localllm/state` of another server accepts them."""
+        require_keys(access)
+        body = validate(StateBody, parse_json_object(content) if (content := await request.body()) else {})
+        query = request.query_params
+        with await models.lease(query.get("model") or body.model or only_model(models)) as lease:
+            tokens = await asyncio.to_thread(state_tokens, lease.llm, body, query.get("slot"))
+            export = await asyncio.to_thread(StateExport, lease.llm, tokens, CACHE_SCOPE.get(), CLIENT.get())
+            if not export.length:
+                raise UsageError(
+                    "the KV cache has none of these tokens", "send the prompt first, with max_tokens 0"
+                )
+            return StreamResponse(stream_state(export), lease.renew(), "application/octet-stream")
+
+    @routes.post("/state")
+    async def receive_state(request: Request) -> JsonObject:
+        """Add a state to the prefix cache, where a prompt that continues it finds its tokens."""
+        require_keys(access)
+        if not access.accepts_states:
+            message = "a state could change the answers to other API keys, as this server has --cache-shared"
+            raise AccessDenied(message, "start it without --cache-shared, or with one key")
+        began, query = time.perf_counter(), request.query_params
+        number = parse_slot_number(slot) if (slot := query.get("slot")) is not None else None
+        with await models.lease(query.get("model") or only_model(models)) as lease:
+            state = StateImport(lease.llm, CACHE_SCOPE.get(), None)
+            async for content in request.stream():
+                for snapshot in state.add(content):
+                    await asyncio.to_thread(state.install, snapshot)
+            await asyncio.to_thread(state.finish)
+            if not state.token_ids:
+                raise UsageError("the state is empty", "send the answer of GET /localllm/state")
+            number = await asyncio.to_thread(remember_tokens, lease.llm, number, state)
+            seconds = time.perf_counter() - began
+            return {"slot": number, "tokens": len(state.token_ids), "bytes": state.nbytes, "seconds": seconds}
+
     return routes
+
+
+def require_keys(access: AccessPolicy) -> None:
+    """Raise AccessDenied on a server without API keys: a state contains what was said."""
+    if not access.keys:
+        message = "/localllm/state needs an API key, and this server has none"
+        raise AccessDenied(message, "start both servers with --api-key-file FILE")
+
+
+def state_tokens(llm: LLM, body: StateBody, slot: str | None) -> ListLike[int]:
+    """Tokens whose state a client requests: those of a slot, token ids, a text or messages. Raises UsageError."""
+    given = [name for name in ("tokens", "prompt", "messages") if getattr(body, name) is not None]
+    if len(given) + (slot is not None) != 1:
+        raise UsageError("exactly one of slot, tokens, prompt and messages is required", "send one of them")
+    if slot is not None:
+        remembered = llm.worker.slot_table.find(CLIENT.get(), parse_slot_number(slot))
+        return list(remembered.token_ids) if remembered else ()
+    if body.tokens is not None:
+        return body.tokens
+    prompt = body.prompt if body.messages is None else parse_messages(body.messages)
+    return llm.encode(ChatRequest(prompt or ""))
+
+
+async def stream_state(export: StateExport) -> AsyncGenerator[bytes]:
+    """Bytes of a state, a snapshot at a time."""
+    while chunks := await asyncio.to_thread(next, export, None):
+        for chunk in chunks:
+            yield bytes(chunk)
 
 
 def find_loaded(models: ModelPool, body: OpenBody) -> LoadedModel | None:

@@ -1,21 +1,25 @@
 """Metrics for Prometheus (`/metrics`).
 
 Finished answers are counted here, so that counts outlive their model; current state is read from the engines on
-each scrape. Labels are loaded models, routes, methods and statuses, so clients cannot create new ones. Times are
+each scrape. Labels are loaded models, API keys of the server, routes, methods and statuses, so clients cannot
+create new ones. Times are
 defined in `metrics.py`.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from localllm.errors import UsageError
 from localllm.llm.llm import LLM
 from localllm.metrics import Metrics
+from localllm.server.access import NO_KEY_LABEL
 from localllm.server.lease import LoadedModel
 from localllm.server.models import ModelPool
 from localllm.server.native_api import free_memory
@@ -34,11 +38,40 @@ Sample = tuple[str, str, float]  # name, help, value
 MetricFamily = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
 
+@dataclass(frozen=True)
+class TokenPrice:
+    """Prices of a million tokens."""
+
+    prompt: float
+    output: float
+    cached: float  # prompt tokens that were found in the prefix cache
+
+    @classmethod
+    def parse(cls, text: str) -> "TokenPrice":
+        """Parse `0.5,1.5` or `0.5,1.5,0.1`: prompt, answer and cached prompt tokens, by default as the first.
+
+        Raises UsageError.
+        """
+        try:
+            prices = [float(part) for part in text.split(",")]
+        except ValueError:
+            prices = []
+        if len(prices) not in (2, 3) or not all(0 <= price < math.inf for price in prices):
+            remedy = "give two or three prices of a million tokens, such as 0.5,1.5"
+            raise UsageError(f"--token-price is {text!r}", remedy)
+        return cls(prices[0], prices[1], prices[2] if len(prices) == 3 else prices[0])
+
+    def cost(self, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> float:
+        computed = self.prompt * (prompt_tokens - cached_tokens) + self.output * output_tokens
+        return (computed + self.cached * cached_tokens) / 1e6
+
+
 class ServerMetrics:
     """Counters and histograms of one server, and a collector for its current state."""
 
-    def __init__(self, models: ModelPool):
+    def __init__(self, models: ModelPool, price: TokenPrice | None = None):
         self.models = models
+        self.price = price
         self.recent_latencies = RecentLatencies()
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -70,11 +103,37 @@ class ServerMetrics:
         self.output = counter("output_tokens", "Answer tokens.", "model")
         self.drafted = counter("draft_tokens", "Draft tokens that were verified.", "model")
         self.accepted = counter("accepted_tokens", "Draft tokens that were accepted.", "model")
+        self.key_answers = counter("key_answers", "Finished answers by API key.", "key", "model")
+        self.key_prompt = counter("key_prompt_tokens", "Prompt tokens by API key.", "key", "model")
+        self.key_cached = counter("key_cached_tokens", "Cached prompt tokens by API key.", "key", "model")
+        self.key_output = counter("key_output_tokens", "Answer tokens by API key.", "key", "model")
+        self.key_cost = (
+            counter("key_cost", "Cost of tokens by API key, at the server's prices.", "key", "model")
+            if price
+            else None
+        )
+
+    def count_key(self, key: str, model: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """Count a finished answer for its API key."""
+        self.key_answers.labels(key, model).inc()
+        self.key_prompt.labels(key, model).inc(prompt_tokens)
+        self.key_cached.labels(key, model).inc(cached_tokens)
+        self.key_output.labels(key, model).inc(output_tokens)
+        if self.key_cost and self.price:
+            self.key_cost.labels(key, model).inc(self.price.cost(prompt_tokens, cached_tokens, output_tokens))
 
     def answer_ended(
-        self, model: str, reason: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int
+        self,
+        model: str,
+        reason: str,
+        prompt_tokens: int,
+        metrics: Metrics | None,
+        output_tokens: int,
+        key: str = NO_KEY_LABEL,
     ) -> None:
         """Count a finished answer. output_tokens: used if there are no metrics, as the answer was cancelled."""
+        cached = metrics.cached_tokens if metrics else 0
+        self.count_key(key, model, prompt_tokens, cached, metrics.output_tokens if metrics else output_tokens)
         self.answers.labels(model, reason).inc()
         self.prompt.labels(model).inc(prompt_tokens)
         if metrics is None:

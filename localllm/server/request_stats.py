@@ -25,7 +25,7 @@ class AnswerCounter(Protocol):
     """Counts the answers of all requests."""
 
     def answer_ended(
-        self, model: str, reason: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int
+        self, model: str, reason: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int, key: str
     ) -> None: ...
 
 
@@ -37,6 +37,7 @@ class RequestStats:
     counter: AnswerCounter
     log_prompts: bool = False
     model: str | None = None
+    key: str = ""  # label of the API key
     prompts: list[str] = field(default_factory=list)
     metrics_list: list[Metrics] = field(default_factory=list)
     finish_reasons: list[str] = field(default_factory=list)
@@ -59,7 +60,7 @@ class RequestStats:
         self.metrics_list += [metrics] if metrics else []
         self.prompt_tokens += prompt_tokens
         self.output_tokens += metrics.output_tokens if metrics else output_tokens
-        self.counter.answer_ended(model, reason, prompt_tokens, metrics, output_tokens)
+        self.counter.answer_ended(model, reason, prompt_tokens, metrics, output_tokens, self.key)
 
 
 CURRENT_REQUEST: ContextVar[RequestStats | None] = ContextVar("current_request", default=None)

@@ -171,7 +171,8 @@ def draw_deviations(
 
 
 class RooflineCost:
-    """The time to read a step's bytes or to compute its products, whichever is longer, at the rates of a device.
+    """The time to read a step's bytes or to compute its products, whichever is longer, at the rates of a device:
+    of products with weights, and then of attention, plus a time per step and per sequence.
 
     The sequences of a step count as equally long: sums over them suffice. Deviations from the mean are not
     known, so there are none.
@@ -186,11 +187,13 @@ class RooflineCost:
         rates: DeviceRates,
         source: str,
         step_s: float = 0.0,
+        sequence_s: float = 0.0,
     ):
-        """rates: those that steps reach; element_bytes, kv: as in `bytes_read`; step_s: additional time per
-        step."""
+        """rates: those that steps reach; element_bytes, kv: as in `bytes_read`; step_s, sequence_s: additional
+        time per step, and per sequence of it."""
         self.config, self.weights, self.element_bytes = config, weights, element_bytes
         self.rates, self.source, self.step_s = rates, source, step_s
+        self.sequence_s = sequence_s
         self.bytes_read = self.operations = 0.0  # of all steps so far
         element, scale = kv
         counts = Counter(layer.mixer for layer in config.layers)
@@ -203,14 +206,15 @@ class RooflineCost:
         self.operations_per_token = flops(config, (ONE_TOKEN,)) - pairs
         self.operations_per_logit = flops(config, (replace(ONE_TOKEN, logits=1),)) - flops(config, (ONE_TOKEN,))
         self.is_linear = all(isinstance(c, AttentionConfig) and not c.window for c in counts)
-        # By sequences and tokens of a step that decodes: bytes and operations without context, and per context.
-        self.lines: dict[tuple[int, int], tuple[float, float, float, float]] = {}
+        # By sequences and tokens of a step that decodes: bytes and operations of its products, and those of its
+        # attention without context, and per context.
+        self.lines: dict[tuple[int, int], tuple[float, ...]] = {}
 
     def totals(self) -> tuple[float, float]:
         return self.bytes_read, self.operations
 
-    def work(self, shape: StepShape) -> tuple[float, float]:
-        """Return the bytes that a step reads, and its operations."""
+    def work(self, shape: StepShape) -> tuple[float, float, float, float]:
+        """Return the bytes that a step reads and its operations: of products with weights, and of attention."""
         shares: list[SequenceStep] = []
         if shape.sequences:
             each = max(1, shape.tokens // shape.sequences)
@@ -219,28 +223,31 @@ class RooflineCost:
             each = max(1, shape.prompt_tokens // shape.prompts)
             shares.append(SequenceStep(each, max(each, shape.prompt_context // shape.prompts), 1, shape.prompts))
         tokens, sequences = shape.tokens + shape.prompt_tokens, shape.sequences + shape.prompts
-        read = self.weights.layers + self.weights.head + self.state_bytes * sequences
+        read = self.weights.layers + self.weights.head
         if self.weights.experts:
             read += self.weights.experts * expert_fraction_read(self.config, tokens)
         computed = self.operations_per_token * tokens + self.operations_per_logit * sequences
+        state_read, state_computed = float(self.state_bytes * sequences), 0.0
         for share in shares:
             for c, count, token_bytes in self.mixers:
-                read += token_bytes * tokens_seen(c, share) * share.sequences
-                computed += count * mixer_flops(c, share) * share.sequences
-        return float(read), float(computed)
+                state_read += token_bytes * tokens_seen(c, share) * share.sequences
+                state_computed += count * mixer_flops(c, share) * share.sequences
+        return float(read), float(computed), state_read, state_computed
 
-    def decode_line(self, sequences: int, tokens: int) -> tuple[float, float, float, float]:
-        """Return bytes and operations of a step that decodes, as lines over the sum of contexts."""
+    def decode_line(self, sequences: int, tokens: int) -> tuple[float, ...]:
+        """Return the work of a step that decodes, its attention as lines over the sum of contexts."""
         contexts = (sequences * 1024, sequences * 2048)
-        (read, computed), (more_read, more_computed) = (
+        (read, computed, state_read, state_computed), (_, _, more_read, more_computed) = (
             self.work(StepShape(sequences, tokens, context, 0, 0, 0, 0)) for context in contexts
         )
         run = contexts[1] - contexts[0]
-        bytes_slope, operations_slope = (more_read - read) / run, (more_computed - computed) / run
+        bytes_slope, operations_slope = (more_read - state_read) / run, (more_computed - state_computed) / run
         line = (
-            read - bytes_slope * contexts[0],
+            read,
+            computed,
+            state_read - bytes_slope * contexts[0],
             bytes_slope,
-            computed - operations_slope * contexts[0],
+            state_computed - operations_slope * contexts[0],
             operations_slope,
         )
         self.lines[sequences, tokens] = line
@@ -250,13 +257,21 @@ class RooflineCost:
         if self.is_linear and not shape.prompts:
             key = shape.sequences, shape.tokens
             line = self.lines.get(key) or self.decode_line(*key)
-            read, computed = line[0] + line[1] * shape.context, line[2] + line[3] * shape.context
+            read, computed = line[0], line[1]
+            state_read, state_computed = line[2] + line[3] * shape.context, line[4] + line[5] * shape.context
         else:
-            read, computed = self.work(shape)
-        self.bytes_read += read
-        self.operations += computed
-        by_memory, by_compute = read / self.rates.bandwidth, computed / self.rates.flops
-        return (by_memory if by_memory > by_compute else by_compute) + self.step_s
+            read, computed, state_read, state_computed = self.work(shape)
+        self.bytes_read += read + state_read
+        self.operations += computed + state_computed
+        bandwidth, flops = self.rates.bandwidth, self.rates.flops
+        by_memory, by_compute = read / bandwidth, computed / flops
+        state_by_memory, state_by_compute = state_read / bandwidth, state_computed / flops
+        return (
+            (by_memory if by_memory > by_compute else by_compute)
+            + (state_by_memory if state_by_memory > state_by_compute else state_by_compute)
+            + self.step_s
+            + self.sequence_s * (shape.sequences + shape.prompts)
+        )
 
 
 class ScaledCost:

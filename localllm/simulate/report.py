@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from localllm.formatting import format_bytes, format_columns, format_seconds, format_table, three_digits
+from localllm.hardware.prices import RentalPrice
 from localllm.simulate.capacity import Capacity, Objective, Sensitivity
 from localllm.simulate.cost import Cost
 from localllm.simulate.fleet import FleetSetup
@@ -31,7 +32,7 @@ class Report:
     objective: Objective | None = None
     capacity: Capacity | None = None
     sensitivities: list[Sensitivity] = field(default_factory=list)
-    price: float | None = None  # dollars per hour of the device
+    price: RentalPrice | None = None  # of the device
 
     def per_s(self, count: float) -> float:
         return count / self.simulated.duration_s if self.simulated.duration_s > 0 else math.nan
@@ -42,12 +43,12 @@ class Report:
         return self.per_s(self.simulated.met(self.objective.limits)) if self.objective else None
 
     @property
-    def dollars_per_million_tokens(self) -> float | None:
-        """Of output."""
+    def cost_per_million_tokens(self) -> float | None:
+        """Of output, in the price's currency."""
         if self.price is None:
             return None
         device_s = self.simulated.device_s * self.target.devices
-        return self.price / HOUR_S * device_s / self.simulated.output_tokens * 1e6
+        return self.price.per_hour / HOUR_S * device_s / self.simulated.output_tokens * 1e6
 
     @property
     def joules_per_token(self) -> float | None:
@@ -206,11 +207,12 @@ def totals(report: Report) -> Rows:
     if simulated.draft_tokens:
         accepted = simulated.accepted_tokens / simulated.draft_tokens
         rows.append(("draft tokens", f"{simulated.draft_tokens}, {accepted:.0%} accepted"))
-    if report.dollars_per_million_tokens is not None:
-        cost = f"{three_digits(report.dollars_per_million_tokens)} per million output tokens"
-        rows.append(("cost", f"{cost}, at {report.price:g} per hour"))
+    if report.price and report.cost_per_million_tokens is not None:
+        amount = f"{three_digits(report.cost_per_million_tokens)} {report.price.currency}".strip()
+        rows.append(("cost", f"{amount} per million output tokens, at {report.price.describe()}"))
     if report.joules_per_token is not None:
-        rows.append(("energy", f"at most {three_digits(report.joules_per_token)} J per output token"))
+        joules = three_digits(report.joules_per_token)
+        rows.append(("energy", f"at most {joules} J per output token, at {report.target.watts:g} W"))
     return rows
 
 
@@ -282,7 +284,10 @@ def as_dict(report: Report) -> dict[str, Any]:
         "attainment": report.objective and report.objective.attainment,
         "met": report.objective and simulated.met(report.objective.limits),
         "goodput_requests_per_s": none_if_nan(report.goodput),
-        "cost_per_million_tokens": none_if_nan(report.dollars_per_million_tokens),
+        "price_per_hour": report.price and report.price.per_hour,
+        "price_source": report.price and report.price.describe(),
+        "cost_per_million_tokens": none_if_nan(report.cost_per_million_tokens),
+        "watts": target.watts,
         "joules_per_token": none_if_nan(report.joules_per_token),
         "capacity": capacity
         and {

@@ -25,6 +25,7 @@ from localllm.simulate.simulation import EngineSetup
 # a 1B model reached (`plan/measured.py`). No GPU was measured.
 ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
 ONE_DEVICE = Parallel()
+CPU_SEQUENCE_S = 60e-6  # of a CPU's step, for attention's calls, sampling and delivery: of `demo` on an AMD EPYC
 ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
 
 
@@ -48,6 +49,7 @@ class Target:
     rates: ReachedRates | None  # of a roofline: what utilisation is a share of
     watts: float | None = None
     devices: int = 1  # of each replica
+    device_model: str = ""  # name of a single device in the catalogue
     link: Link | None = None  # between replicas; None where it is not known
 
     @property
@@ -94,12 +96,14 @@ def roofline_target(
     name: str,
     shares: tuple[float, float] = (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE),
     step_s: float | None = None,
+    sequence_s: float = 0.0,
     source: str | None = None,
     parallel: Parallel = ONE_DEVICE,
 ) -> Target:
     """Return a model on a device or several, whose steps reach these shares of its bandwidth and arithmetic rate.
 
-    step_s: time of a step besides reading and computing, None for an assumption; source: describes all this.
+    step_s: time of a step besides reading and computing, None for an assumption; sequence_s: the same for each
+    sequence of it; source: describes all this.
     """
     config, single = parse_config(header.config), device
     parallel.check(config)
@@ -118,10 +122,10 @@ def roofline_target(
         text += f"; exchanges over {speed} and {latency} each, which do not overlap with computing"
 
     def make_cost() -> RooflineCost:
-        kv = kv_element_bytes(fit.kv_dtype)
+        element, kv = ELEMENT_BYTES[fit.dtype], kv_element_bytes(fit.kv_dtype)
         if parallel.devices == 1:
-            return RooflineCost(config, fit.weights, ELEMENT_BYTES[fit.dtype], kv, rates, text, extra_s)
-        cost = ParallelCost(config, fit.weights, ELEMENT_BYTES[fit.dtype], kv, rates, text, extra_s)
+            return RooflineCost(config, fit.weights, element, kv, rates, text, extra_s, sequence_s)
+        cost = ParallelCost(config, fit.weights, element, kv, rates, text, extra_s, sequence_s)
         cost.parallel = parallel
         return cost
 
@@ -132,8 +136,10 @@ def roofline_target(
         engine_setup(checked_memory(fit), device.device_type),
         make_cost,
         ReachedRates(single.bandwidth * parallel.devices, single.flops * parallel.devices),
+        device.watts,
         devices=parallel.devices,
         link=parallel.link or default_link(single),
+        device_model=single.name,
     )
 
 

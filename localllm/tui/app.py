@@ -1,17 +1,17 @@
 """The chat app: loads a model, then shows the conversation with it. It reaches models through `Machine` only."""
 
 import asyncio
-import gc
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from textual.app import App
 from textual.binding import Binding
 from textual.events import Key, Paste
 
 from localllm.conversation.session import Session
+from localllm.llm.garbage import freeze_garbage, unfreeze_garbage
 from localllm.protocol.model import Model
 from localllm.tui.chat_screen import ChatScreen
 from localllm.tui.help_screen import key_name
@@ -144,21 +144,3 @@ class ChatApp(App[int]):
     def on_unmount(self) -> None:
         if self.model:
             self.model.close()
-
-
-# A full garbage collection takes 0.1 s and would delay keys: objects that exist when a conversation begins are
-# frozen, and full collections are made rare. The default of the last threshold is 10, about one full collection
-# per second.
-GC_THRESHOLDS: Final = (700, 10, 1000)
-
-
-def freeze_garbage() -> None:
-    """Exclude all current objects from garbage collection, after collecting once."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-
-
-def unfreeze_garbage() -> None:
-    """Include frozen objects again, which may have become garbage, such as a closed model."""
-    gc.unfreeze()

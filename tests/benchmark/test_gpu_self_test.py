@@ -48,7 +48,7 @@ TINY_CHECKS = (
         None,
     ),
 )
-PAGED = {"rope_append", "attention"}
+PAGED = {"rope_append", "attention", "append_and_attend"}
 OPERATIONS = {
     **{"Llama": PAGED, "gpt-oss": PAGED | {"experts"}},
     **{"DeepSeek": {"latent_attention", "experts"}, "Qwen3.5": PAGED | {"delta_net", "causal_conv"}},

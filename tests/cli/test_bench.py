@@ -49,6 +49,14 @@ def test_json_csv_and_markdown_alone_on_stdout(bench):
     assert out.startswith("| model | tokens |")
 
 
+def test_steps_are_recorded_for_simulations(bench, capsys):
+    assert main(["simulate", "demo", "--rate", "2", "--requests", "20"]) == 0
+    assert "no step of demo was measured" in " ".join(capsys.readouterr().out.split())
+    assert bench("demo", "--prompt", "12,20", "--output", 12, "--batch", "1,4", "--repeat", 2)[0] == 0
+    assert main(["simulate", "demo", "--rate", "2", "--requests", "20"]) == 0
+    assert "of demo on this machine" in " ".join(capsys.readouterr().out.split())
+
+
 def test_products_are_explained(bench):
     code, out, err = bench("demo", *SHORT, "--explain", "--json")
     assert (code, err) == (0, "")

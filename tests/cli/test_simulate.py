@@ -6,6 +6,7 @@ import random
 import pytest
 
 from localllm.checkpoint.header import read_header
+from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
 from localllm.plan.expected import step_setup
@@ -53,6 +54,32 @@ def test_decode_step_of_roofline(localllm, llama):
     assert found["bandwidth_share"] == pytest.approx(0.69, abs=0.04)
 
 
+def test_slow_answers_do_not_slow_down_a_batch(localllm):
+    """The overheads in an answer's rate are those of a step, and not of every byte that 128 sequences read."""
+    settings = Settings.from_environment()
+    options, home = LoadOptions(None, 1, None, "auto", "auto"), settings.home
+    setup, _ = step_setup(read_header(resolve_model("demo").path), options, "cpu", settings, name="demo")
+    slow = {
+        "model": "demo",
+        "device": setup.device,
+        "dtype": setup.dtype,
+        "form": "INT8",
+        "threads": setup.threads,
+    }
+    slow |= {
+        "threads": setup.threads,
+        "context": 110,
+        "bytes_per_token": 6.3e6,
+        "tokens_per_s": 20.0,
+        "flops_per_s": 2e10,
+    }
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "runs.jsonl").write_text(json.dumps(slow) + "\n")
+    found = simulate(localllm, "demo", "--device", "cpu", "--users", "128", "--requests", "200")
+    assert "matrix products" in found["step_times"]
+    assert found["tpot_s"]["p50"] < 0.2
+
+
 def test_capacity(localllm, llama):
     """The highest load is within the objectives, and a load a tenth above is not."""
     flags = ("--device", "h100", "--requests", "300", "--slo", "ttft=500ms,tpot=20ms")
@@ -96,6 +123,26 @@ def test_prompts_apart_and_parallel(localllm, llama):
     )  # 8 heads of 128, keys and values, 32 layers
     parallel = simulate(localllm, llama, *flags, "--tensor-parallel", "4")
     assert parallel["device"] == "4 x H100 SXM" and "exchanges over 25 GB/s" in parallel["step_times"]
+
+
+def test_list_price_and_maximum_power(localllm, llama, tmp_path):
+    flags = ("--device", "h100", "--rate", "2", "--requests", "40")
+    found = simulate(localllm, llama, *flags)
+    listed = find_price("H100 SXM")
+    assert (found["price_per_hour"], found["watts"]) == (listed.per_hour, 700)
+    assert "USD per hour" in found["price_source"] and f"{listed.date:%B %Y}" in found["price_source"]
+    code, out, _ = localllm("simulate", llama, *flags)
+    text = " ".join(out.split())
+    assert code == 0 and f"at {found['price_source']}" in text and "at 700 W" in text
+
+    own = tmp_path / "prices.toml"
+    own.write_text('currency = "EUR"\n[devices."h100"]\nper_hour = 2.5\n')
+    mine = simulate(localllm, llama, *flags, "--prices", str(own))
+    assert mine["price_source"] == "2.5 EUR per hour"
+    per_hour = mine["cost_per_million_tokens"] / found["cost_per_million_tokens"]
+    assert per_hour == pytest.approx(2.5 / listed.per_hour)
+    code, _, err = localllm("simulate", llama, "--device", "a100", "--rate", "2", "--prices", str(own))
+    assert code == 2 and "has no price of A100 SXM 80GB" in err
 
 
 def test_sensitivity(localllm, llama):

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
 def alive() -> list[Tensor]:
+    """Return the live tensors on the CPU, except those without memory that a test of another device left."""
     gc.collect()
-    return [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    tensors = [found for found in gc.get_objects() if issubclass(type(found), Tensor)]
+    return [t for t in tensors if t.device.type == "cpu" and not isinstance(t, FakeTensor)]
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

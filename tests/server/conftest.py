@@ -12,7 +12,9 @@ from localllm.server.access import AccessPolicy
 from localllm.server.app import create_app
 from localllm.server.guard import ConnectionLimits
 from localllm.server.models import ModelPool
+from localllm.server.prometheus import TokenPrice
 from localllm.server.serve import Server, bind
+from localllm.server.slots import SlotFiles
 from tests.shared import shared
 
 
@@ -29,6 +31,8 @@ def answering(
     *,
     with_prompts: bool = False,
     strict: bool = False,
+    slot_files: SlotFiles | None = None,
+    token_price: TokenPrice | None = None,
 ) -> Iterator[str]:
     """Yield the URL of a server with these models; end: as of `Server`."""
     ready, heard = threading.Event(), list[str]()
@@ -38,7 +42,15 @@ def answering(
         ready.set()
 
     with bind("127.0.0.1", 0) as listener:
-        app = create_app(models, access, limits, log_prompts=with_prompts, strict=strict)
+        app = create_app(
+            models,
+            access,
+            limits,
+            log_prompts=with_prompts,
+            strict=strict,
+            slot_files=slot_files,
+            token_price=token_price,
+        )
         server = Server(app, listener, say, end, limits=limits, tls=access.tls)
         thread = threading.Thread(target=server.run)
         thread.start()
@@ -59,6 +71,8 @@ def serving(
     *,
     with_prompts: bool = False,
     strict: bool = False,
+    slot_files: SlotFiles | None = None,
+    token_price: TokenPrice | None = None,
 ) -> Iterator[str]:
     """Yield the URL of a server with `llm`."""
     models = ModelPool(refuse_to_load)
@@ -69,7 +83,8 @@ def serving(
         """Check that no lease is left, and keep the model loaded for other tests."""
         assert not loaded.users, "a lease was not given back"
 
-    with answering(models, keep, access, limits, with_prompts=with_prompts, strict=strict) as url:
+    options = {"with_prompts": with_prompts, "strict": strict, "slot_files": slot_files}
+    with answering(models, keep, access, limits, token_price=token_price, **options) as url:
         yield url
 
 

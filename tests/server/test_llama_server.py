@@ -108,7 +108,8 @@ def test_server_properties(demo_url: str, demo: LLM) -> None:
     props = httpx2.get(f"{demo_url}/props").json()
     assert props["default_generation_settings"]["n_ctx"] == demo.context and props["model_alias"] == "demo"
     assert props["chat_template"] and str(demo.path) not in json.dumps(props)
-    assert httpx2.get(f"{demo_url}/slots", params={"model": "demo"}).json() == []
+    slots = httpx2.get(f"{demo_url}/slots", params={"model": "demo"}).json()
+    assert slots[0]["id"] == 0 and not slots[0]["is_processing"] and props["total_slots"] == len(slots)
     assert httpx2.get(f"{demo_url}/models").json() == httpx2.get(f"{demo_url}/v1/models").json()
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     assert post(demo_url, "/chat/completions", **chat)["object"] == "chat.completion"

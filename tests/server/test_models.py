@@ -1,10 +1,12 @@
 """Loading and unloading of models, with real models and loads that tests can block."""
 
 import asyncio
+import gc
 import math
 import shutil
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,23 @@ def test_a_loaded_model_answers_while_another_loads():
         assert time.perf_counter() - start < 5 and not slow.done()
         gate.set()
         (await slow).release()
+
+    in_loop(scenario)
+
+
+def test_full_collections_skip_loaded_models_and_free_unloaded_ones():
+    async def scenario(models, loads):
+        unfrozen = gc.get_freeze_count()
+        with await models.lease("stories"):
+            pass
+        assert gc.get_freeze_count() > unfrozen + 100_000  # all modules, too
+        with await models.lease("demo") as lease:
+            decoder = weakref.ref(lease.llm.worker.engine.runner.model)
+        del lease
+        await models.unload(models.find("demo"), "a test")
+        assert gc.get_freeze_count() > 100_000
+        await asyncio.sleep(0)
+        assert decoder() is None  # without a full collection
 
     in_loop(scenario)
 

@@ -93,10 +93,11 @@ def test_roofline_counts_as_the_plan_does() -> None:
         sequences, context = decoding or (0, 0)
         count, tokens, end = prompts or (0, 0, 0)
         shape = StepShape(sequences, sequences, sequences * context, count, count * tokens, count * end, 0)
-        read, computed = cost.work(shape)
-        assert read == bytes_read(config, weights, tuple(shares), 2, (2, 0))
-        assert computed == flops(config, tuple(shares))
-        assert cost.seconds(shape, 0) == pytest.approx(max(read / 1e12, computed / 1e14), rel=1e-9)
+        read, computed, cache_read, cache_computed = cost.work(shape)
+        assert read + cache_read == bytes_read(config, weights, tuple(shares), 2, (2, 0))
+        assert computed + cache_computed == flops(config, tuple(shares))
+        expected = max(read / 1e12, computed / 1e14) + max(cache_read / 1e12, cache_computed / 1e14)
+        assert cost.seconds(shape, 0) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("family", ["Gemma 3", "Mixtral", "Qwen3-Next", "DeepSeek-V3"])
@@ -107,6 +108,26 @@ def test_roofline_of_other_layers(tmp_path: Path, family: str) -> None:
     config = parse_config(read_header(tmp_path).config)
     weights = WeightBytes(1_000_000, 500_000, 100_000, 100_000)
     shares = (SequenceStep(1, 300, 1, 4), SequenceStep(20, 50, 1, 1))
-    read, computed = roofline(config, weights).work(StepShape(4, 4, 1200, 1, 20, 50, 0))
-    assert read == pytest.approx(bytes_read(config, weights, shares, 2, (2, 0)), abs=1)
-    assert computed == flops(config, shares)
+    read, computed, state_read, state_computed = roofline(config, weights).work(
+        StepShape(4, 4, 1200, 1, 20, 50, 0)
+    )
+    assert read + state_read == pytest.approx(bytes_read(config, weights, shares, 2, (2, 0)), abs=1)
+    assert computed + state_computed == flops(config, shares)
+
+
+def test_overheads_of_a_roofline() -> None:
+    """Attention follows the products, so that the one's reading does not hide behind the other's arithmetic; each
+    sequence adds its own time."""
+    config = parse_config(header_of(LLAMA_8B).config)
+    weights = WeightBytes(14_000_000_000, 0, 1_000_000_000, 1_000_000_000)
+    shape = StepShape(200, 200, 200 * 4000, 0, 0, 0, 0)
+
+    class SlowRates:
+        bandwidth, flops = 1e12, 1e13  # 200 rows of products are bound by arithmetic, attention by memory
+
+    plain = RooflineCost(config, weights, 2, (2, 0), SlowRates, "made up")
+    read, computed, cache_read, _ = plain.work(shape)
+    assert read / 1e12 < computed / 1e13
+    assert plain.seconds(shape, 0) == pytest.approx(computed / 1e13 + cache_read / 1e12)
+    more = RooflineCost(config, weights, 2, (2, 0), SlowRates, "made up", 0.5, 0.01)
+    assert more.seconds(shape, 0) - plain.seconds(shape, 0) == pytest.approx(0.5 + 200 * 0.01)

@@ -16,7 +16,7 @@ GROUPS = {
     "products": ["test_small_m.py", "test_quantized_gemm.py", "test_w8a8.py"],
     "experts and others": [
         *("test_experts.py", "test_angles.py", "test_delta_net.py", "test_launch.py", "test_norms.py"),
-        *("test_rope_append.py", "test_gpu_sampler.py"),
+        *("test_rope_append.py", "test_rope_decode.py", "test_gpu_sampler.py"),
     ],
 }
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("name", "nodes_per_layer", "others"),
     # Others: angles, the last norm, the head, and the first norm where products prepare those of the layers.
-    [("Llama 3.1 8B, INT4", 7, 4), ("Qwen3 30B-A3B, INT4", 11, 3)],
+    [("Llama 3.1 8B, INT4", 6, 4), ("Qwen3 30B-A3B, INT4", 10, 3)],
 )
 def test_a_step_is_recorded_with_all_launches_of_a_layer(name: str, nodes_per_layer: int, others: int) -> None:
     model = next(model for model in MODELS if model.name == name)

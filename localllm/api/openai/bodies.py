@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 from localllm.api.body import MAX_TOOLS, SchemaType, StrictModel, check_count, drop_nulls, ignore_field, validate
 from localllm.api.openai.messages import MessageList
 from localllm.errors import BadField
+from localllm.request import MAX_SLOTS
 
 # Fields with a single supported value.
 FIXED_VALUES: dict[str, Any] = {"modalities": ["text"]}
@@ -24,7 +25,7 @@ UNSUPPORTED_FIELDS = ("audio", "functions", "function_call")
 NEUTRAL_FIELDS = (
     *("user", "metadata", "safety_identifier", "service_tier", "client_metadata"),
     *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "prediction"),
-    *("cache_prompt", "id_slot", "cache_control", "guided_decoding_backend"),
+    *("cache_prompt", "cache_control", "guided_decoding_backend"),
 )
 # Samplers of llama.cpp that are not supported, with the value that turns each off, and their settings.
 SAMPLERS_OFF: dict[str, float] = {
@@ -145,6 +146,7 @@ class SamplingBody(StrictModel):
     stop: Annotated[Any, SchemaType(str | list[str] | None)] = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
+    id_slot: int | None = Field(None, ge=-1, lt=MAX_SLOTS)
     priority: int | None = Field(None, ge=-1000, le=1000)
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -117,6 +117,7 @@ def parse_chat_request(body: Mapping[str, Any], defaults: SamplingParams) -> Par
         think=think,
         n=n,
         priority=request.priority or 0,
+        slot=_slot(request),
         stream=bool(request.stream),
         include_usage=_include_usage(request),
         timings_per_token=bool(request.timings_per_token and request.stream),
@@ -144,9 +145,14 @@ def parse_completion_request(body: Mapping[str, Any], defaults: SamplingParams) 
         n=n,
         best_of=best_of,
         priority=request.priority or 0,
+        slot=_slot(request),
         stream=bool(request.stream),
         include_usage=_include_usage(request),
     )
+
+
+def _slot(request: SamplingBody) -> int | None:
+    return None if request.id_slot == -1 else request.id_slot
 
 
 def _params(

@@ -8,7 +8,7 @@ import os
 import torch
 
 from localllm.hardware.triton_support import triton_fault
-from localllm.runtime.kernels.attention import attention
+from localllm.runtime.kernels.attention import append_and_attend, attention
 from localllm.runtime.kernels.causal_conv import causal_conv
 from localllm.runtime.kernels.delta_net import delta_net
 from localllm.runtime.kernels.elementwise import (
@@ -29,10 +29,10 @@ from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kernels.linear import linear, prepare_weights
 from localllm.runtime.kernels.norm import add_norm
 from localllm.runtime.kernels.registry import explain
-from localllm.runtime.kernels.rope_append import rope_append
 
 __all__ = [
     "add_norm",
+    "append_and_attend",
     "attention",
     "causal_conv",
     "delta_net",
@@ -50,7 +50,6 @@ __all__ = [
     "residual_linear",
     "rms_norm",
     "rope_angles",
-    "rope_append",
     "rotate",
     "sigmoid",
     "softplus",

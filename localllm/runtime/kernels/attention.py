@@ -16,7 +16,10 @@ from localllm.arch.config import AttentionConfig
 from localllm.quant.vectors import INT4, dequantize_vectors, to_float32
 from localllm.runtime.batch import Batch, SequenceSpan
 from localllm.runtime.kernels.cpu import attention as own
-from localllm.runtime.kernels.registry import choose, kernel
+from localllm.runtime.kernels.elementwise import sigmoid
+from localllm.runtime.kernels.norm import Norm
+from localllm.runtime.kernels.registry import choose, dispatch, kernel
+from localllm.runtime.kernels.rope_append import Angles, rope_append
 from localllm.runtime.kernels.threads import run_in_parts
 from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 
@@ -29,6 +32,41 @@ def attention(
 ) -> Tensor:
     """Attend to the cache. q: [T, heads, head_dim]; sinks: [heads] -> the shape of q"""
     return choose("attention", q, cache, batch, config, sinks).run(q, cache, batch, config, sinks)
+
+
+def append_and_attend(
+    qkv: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    config: AttentionConfig,
+    angles: Angles | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    eps: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Append to the cache and attend to it, times the sigmoid of gates: [T, heads, head_dim].
+
+    Arguments are those of `rope_append`, and the sinks of `attention`.
+    """
+    return dispatch("append_and_attend", qkv, cache, batch, config, angles, q_norm, k_norm, eps, sinks)
+
+
+@kernel("append_and_attend", "reference")
+def append_and_attend_reference(
+    qkv: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    config: AttentionConfig,
+    angles: Angles | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    eps: float,
+    sinks: Tensor | None,
+) -> Tensor:
+    q, gate = rope_append(qkv, cache, batch, config, angles, q_norm, k_norm, eps)
+    mixed = attention(q, cache, batch, config, sinks)
+    return mixed if gate is None else mixed * sigmoid(gate)
 
 
 def cpu_tokens_unsupported(

@@ -6,8 +6,10 @@ the disk, so that a killed process leaves nothing that is ever read. Readers nee
 process removes meanwhile stays readable where it is open, and counts as missing otherwise. No torch.
 """
 
+import errno
 import fcntl
 import logging
+import mmap
 import os
 import re
 import time
@@ -26,8 +28,77 @@ log = logging.getLogger("localllm.cache")
 FILE_NAME = re.compile(r"(?P<bucket>[0-9a-f]{32})-[0-9a-f]{32}\.safetensors")
 DRAFT_PREFIX = ".draft-"
 LOCK_NAME = ".lock"
+WRITE_BYTES = 2**20  # at once
+ALIGNMENT = 4096  # of direct writes, in bytes: no disk needs more
 RESCAN_S = 0.2  # in which files of other processes may go unnoticed
 RETRY_S = 60.0  # after a failed write, until the next is tried
+
+
+def write_durably(path: Path, draft: Path, chunks: Iterable[Buffer]) -> None:
+    """Write a file of this user alone durably, under the name of a draft that does not exist, and rename it."""
+    try:
+        descriptor = open_unbuffered(draft)
+        try:
+            write_aligned(descriptor, chunks)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(draft)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def open_unbuffered(path: Path) -> int:
+    """Create a file whose writes bypass the page cache, where the system can: in a virtual machine, the pages of 8
+    MiB took 18 ms of processor time and a direct write 0.4 ms, and they would displace mapped weights."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o600)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+    with suppress(FileNotFoundError):  # some systems create the file before they refuse
+        os.unlink(path)
+    return os.open(path, flags, 0o600)
+
+
+def write_aligned(descriptor: int, chunks: Iterable[Buffer]) -> None:
+    """Write chunks from aligned memory, in multiples of ALIGNMENT, and cut the file to their length."""
+    size = filled = 0
+    with mmap.mmap(-1, WRITE_BYTES) as buffer, memoryview(buffer) as view:
+        for chunk in chunks:
+            rest = memoryview(chunk).cast("B")
+            size += len(rest)
+            while rest:
+                part = rest[: WRITE_BYTES - filled]
+                view[filled : filled + len(part)] = part
+                filled, rest = filled + len(part), rest[len(part) :]
+                if filled == WRITE_BYTES:
+                    write_whole(descriptor, view)
+                    filled = 0
+        with view[: -(-filled // ALIGNMENT) * ALIGNMENT] as end:
+            write_whole(descriptor, end)
+    os.ftruncate(descriptor, size)
+
+
+def write_whole(descriptor: int, content: memoryview) -> None:
+    """Write to a file on a disk, where only a lack of space ends a write early."""
+    try:
+        written = os.write(descriptor, content)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)  # this system accepts direct writes only when it opens a file
+        written = os.write(descriptor, content)
+    if written < len(content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @dataclass
@@ -131,7 +202,7 @@ class CacheFolder:
                 for replaced in replaces:
                     self.remove(replaced)
                 self.make_room(size)
-                self.write_file(name, chunks)
+                write_durably(self.path / name, self.path / f"{DRAFT_PREFIX}{os.getpid()}", chunks)
                 status = os.stat(self.path / name)
                 self.files[name] = StoredFile(status.st_size, status.st_mtime_ns)
                 self.ignored.pop(name, None)
@@ -145,28 +216,6 @@ class CacheFolder:
             return False
         self.reported.discard("write")
         return True
-
-    def write_file(self, name: str, chunks: Iterable[Buffer]) -> None:
-        """Write a file durably under a temporary name, then rename it."""
-        draft = self.path / f"{DRAFT_PREFIX}{os.getpid()}"
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb", buffering=0) as file:
-                for chunk in chunks:
-                    rest = memoryview(chunk).cast("B")
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                os.fsync(descriptor)
-            os.replace(draft, self.path / name)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
-        folder = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def make_room(self, size: int) -> None:
         """Remove drafts, then the least recently used files until `size` bytes more fit within the limit."""

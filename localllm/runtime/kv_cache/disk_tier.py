@@ -14,33 +14,33 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from localllm.checkpoint.tensors import TORCH_DTYPES
 from localllm.metrics import DiskStats
 from localllm.runtime.kv_cache.blocks import OutOfBlocks
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
 from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, PrefixLoad
+from localllm.runtime.kv_cache.prefix_copy import (
+    SEGMENT_BLOCKS,
+    CopiedBlocks,
+    copy_in,
+    copy_out,
+    with_frequencies,
+)
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.kv_cache.snapshot import (
     CacheIdentity,
     DamagedSnapshot,
     KVSnapshot,
-    Part,
     SnapshotTokens,
     read_tokens,
     token_bytes,
 )
-from localllm.runtime.kv_cache.tensors import pack_caches, unpack_caches
 from localllm.runtime.runner import Runner
 
-SEGMENT_BLOCKS = 16  # blocks of a file: 256 tokens, 8 MiB of a 1B model in bfloat16
 MAX_BACKLOG_BYTES = 2**28  # copied out of the caches and not written yet; further blocks are not written
 MAX_READ_AHEAD_BYTES = 2**27  # read and not yet copied into the caches
 MAX_HEADERS = 4096  # files whose tokens are remembered
@@ -50,7 +50,6 @@ FILE_S = 0.002  # estimated time to open and check a file, before the first is m
 READ_BYTES_PER_S = 5e8  # estimated
 MIN_MEASURED_TOKENS = 128  # of a prompt whose speed counts
 RATE_WEIGHT = 0.3  # of the newest measurement in a rate
-SAFETENSORS_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 @dataclass(eq=False)
@@ -58,12 +57,7 @@ class Write:
     """A segment that was copied out of the caches."""
 
     tokens: SnapshotTokens
-    tensors: dict[str, Tensor]
-    wait: Callable[[], object]  # for the device
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+    copied: CopiedBlocks
 
 
 class Segment(NamedTuple):
@@ -136,11 +130,7 @@ class DiskTier:
         for load in self.loads:
             load.done = True
         self.loads.clear()
-        frequencies = hashlib.sha256()  # LongRoPE's depend on the context that is allocated
-        for rope in runner.model.ropes.values():
-            frequencies.update(rope.frequencies.cpu().numpy().tobytes() + str(rope.magnitude).encode())
-        setup = (*self.identity.setup, frequencies.hexdigest()[:16])
-        self.identities = {"": replace(self.identity, setup=setup)}
+        self.identities = {"": with_frequencies(self.identity, runner)}
         pool.lower = self
 
     def identity_of(self, scope: str) -> CacheIdentity:
@@ -224,16 +214,12 @@ class DiskTier:
         tokens = SnapshotTokens(self.identity_of(prefix.scope), start, token_ids, frozenset(slots))
         if self.is_written(tokens):
             return
-        if sum(write.nbytes for write in list(self.pending)) > MAX_BACKLOG_BYTES:
+        if sum(write.copied.nbytes for write in list(self.pending)) > MAX_BACKLOG_BYTES:
             self.counts.skipped_segments += 1
             self.saved.discard(last)
             return
-        self.flush_copies()
         blocks = [pool.cached[pool.prefixes[s].key] for s in serials]
-        if self.runner.device.type == "cuda" and any(block >= pool.count for block in blocks):
-            torch.cuda.current_stream(self.runner.device).synchronize()  # which may be filling the host tier
-        packed = pack_caches(self.runner.paged_caches, self.runner.recurrent_caches, blocks, slots)
-        write = Write(tokens, packed, self.device_waiter())
+        write = Write(tokens, copy_out(self.runner, pool, blocks, slots))
         self.pending[write] = None
         self.backlog.put(write)
 
@@ -252,26 +238,13 @@ class DiskTier:
         ends = [i + 1 for i, serial in enumerate(serials) if serial in self.pool.state_slots.cached]
         return serials[: max(ends, default=0)]
 
-    def flush_copies(self) -> None:
-        """Execute the pending copies now, since blocks are read or written out of turn."""
-        self.runner.apply_copies(self.pool.drain_copies())
-
-    def device_waiter(self) -> Callable[[], object]:
-        """Return a function that waits until the device has executed its work so far."""
-        if self.runner.device.type != "cuda":
-            return lambda: None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self.runner.device))
-        return event.synchronize
-
     def write_behind(self) -> None:
         """Write what `save_segment` copied: the body of a thread."""
         while write := self.backlog.get():
             began = time.perf_counter()
             try:
-                write.wait()
                 tokens = write.tokens
-                snapshot = KVSnapshot(tokens, {name: to_part(tensor) for name, tensor in write.tensors.items()})
+                snapshot = write.copied.snapshot(tokens)
                 names = FileNames(tokens.identity, self.segment_len, tokens.token_ids)
                 candidates = list(self.candidates(tokens.identity, tokens.start, tokens.token_ids))
                 replaced = [name for name, other in candidates if other.is_part_of(tokens)]
@@ -325,7 +298,7 @@ class DiskTier:
         """Begin to load what follows the cached prefix of these tokens, unless computing it is faster."""
         pool, size, identity = self.pool, self.pool.block_size, self.identity_of(scope)
         max_blocks = (len(token_ids) - 1) // size  # the last token is computed in any case
-        serials, blocks = self.cached_prefix(token_ids, scope, max_blocks)
+        serials, blocks = pool.cached_blocks(token_ids[: max_blocks * size], scope)
         packed = token_bytes(token_ids[: max_blocks * size])
         self.folder.refresh()
         segments, end, state_length, begin = list[Segment](), 0, None, 0
@@ -356,19 +329,6 @@ class DiskTier:
         self.loads.append(load)
         self.requests.put(load)
         return load
-
-    def cached_prefix(self, token_ids: ListLike[int], scope: str, limit: int) -> tuple[list[int], list[int]]:
-        """Return the serials and ids of at most `limit` blocks in memory that hold a prefix of these tokens, even
-        where a recurrent state is missing."""
-        pool, size = self.pool, self.pool.block_size
-        serials, blocks, parent = list[int](), list[int](), self.pool.root_of(scope)
-        for begin in range(0, limit * size, size):
-            key = (parent, *token_ids[begin : begin + size])
-            if key not in pool.cached:
-                break
-            serials.append(parent := pool.serial_of[key])
-            blocks.append(pool.cached[key])
-        return serials, blocks
 
     def reusable_blocks(self, serials: list[int]) -> int:
         """Return how many of the blocks in memory a sequence can begin with."""
@@ -492,7 +452,9 @@ class DiskTier:
         """Copy a segment into the caches and add it to the prefix index; without it, its load is done."""
         load = loaded.load
         try:
-            is_installed = loaded.snapshot is not None and self.copy_in(load, loaded.segment, loaded.snapshot)
+            is_installed = loaded.snapshot is not None and self.install_blocks(
+                load, loaded.segment, loaded.snapshot
+            )
         except (OutOfBlocks, DamagedSnapshot) as error:
             if isinstance(error, DamagedSnapshot):
                 self.folder.ignore(loaded.segment.name, error)
@@ -502,42 +464,25 @@ class DiskTier:
             load.done = True
             self.loads.remove(load)
 
-    def copy_in(self, load: Load, segment: Segment, snapshot: KVSnapshot) -> bool:
+    def install_blocks(self, load: Load, segment: Segment, snapshot: KVSnapshot) -> bool:
         """Copy the blocks that are missing in memory, and the state that the load ends with. Returns whether the
         blocks before them are still there."""
-        pool, size = self.pool, self.pool.block_size
+        pool = self.pool
         if load.serial > 0 and load.serial not in pool.prefixes:
             return False
-        begin, parent = segment.begin, load.serial
-        while begin < segment.end:
-            key = (parent, *load.token_ids[begin * size : (begin + 1) * size])
-            if key not in pool.cached:
-                break
-            parent, begin = pool.serial_of[key], begin + 1
-        state = to_tensors(snapshot.state_parts(load.state_length)) if load.state_length else {}
-        parts = to_tensors(snapshot.cache_parts)
-        blocks, slot = list[int](), -1
-        try:
-            for _ in range(begin, segment.end):
-                blocks.append(pool.allocate(blocks[-1] if blocks else None))
-            if state:
-                slot = pool.state_slots.allocate()
-            self.flush_copies()
-            rows = slice((begin - segment.begin) * size, (segment.end - segment.begin) * size)
-            rest = {name: tensor[rows] for name, tensor in parts.items()}
-            unpack_caches(self.runner.paged_caches, self.runner.recurrent_caches, blocks, rest, state, slot)
-            for index, block in enumerate(blocks, begin + 1):
-                parent = pool.cache_block(block, parent, load.token_ids, index * size, load.scope)
-            if state:
-                pool.state_slots.add_to_index(slot, parent)
-        finally:
-            for block in blocks:
-                pool.release(block)
-            if slot >= 0:
-                pool.state_slots.release(slot)
-        load.serial = parent
-        load.tokens += len(blocks) * size
-        self.counts.loaded_tokens += len(blocks) * size
+        states = snapshot.tokens.states & {load.state_length}
+        load.serial, blocks = copy_in(
+            self.runner,
+            pool,
+            snapshot,
+            load.token_ids,
+            segment.end,
+            load.serial,
+            load.scope,
+            [length for length in states if length is not None],
+        )
+        load.tokens += blocks * pool.block_size
+        self.counts.loaded_tokens += blocks * pool.block_size
         return True
 
     # Ending
@@ -579,17 +524,3 @@ class FileNames:
     @property
     def last(self) -> str:
         return self.all[-1]
-
-
-def to_part(tensor: Tensor) -> Part:
-    """Return a contiguous tensor on the host as bytes."""
-    data = tensor.reshape(-1).view(torch.uint8).numpy()
-    return Part(SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape), data.data)
-
-
-def to_tensors(parts: dict[str, Part]) -> dict[str, Tensor]:
-    """Return tensors on the host that share the parts' memory."""
-    return {
-        name: torch.frombuffer(part.data, dtype=TORCH_DTYPES[part.dtype]).view(part.shape)
-        for name, part in parts.items()
-    }

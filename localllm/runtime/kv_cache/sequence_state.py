@@ -7,6 +7,7 @@ length only. So states are saved on the way, and a rollback lands at the nearest
 between are pending again.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple
@@ -142,6 +143,29 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
             if not self.recurrent or parent in self.state_slots.cached:
                 end = len(blocks)
         return blocks[:end], serials[:end]
+
+    def cached_blocks(self, token_ids: ListLike[int], scope: str) -> tuple[list[int], list[int]]:
+        """Return the serials and ids of all cached blocks that hold a prefix of these tokens, also those in the
+        host tier, and even where a recurrent state is missing."""
+        serials, blocks, parent = list[int](), list[int](), self.root_of(scope)
+        for start in range(0, len(token_ids) - self.block_size + 1, self.block_size):
+            key = (parent, *token_ids[start : start + self.block_size])
+            if key not in self.cached:
+                break
+            serials.append(parent := self.serial_of[key])
+            blocks.append(self.cached[key])
+        return serials, blocks
+
+    def forget(self, token_ids: ListLike[int], scope: str) -> None:
+        """Remove these tokens from the prefix cache, from the end to a block that is in use or that others
+        follow."""
+        serials, blocks = self.cached_blocks(token_ids, scope)
+        followers = Counter(key[0] for key in self.cached)
+        for serial, block in zip(reversed(serials), reversed(blocks), strict=True):
+            if followers[serial] or self.ref_counts[block]:
+                break
+            followers[self.key_of[block][0]] -= 1
+            self.remove_from_index(block)
 
     def drain_copies(self) -> CacheCopies:
         """Return the pending copies of blocks and states, and clear them."""

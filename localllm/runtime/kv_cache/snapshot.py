@@ -27,6 +27,17 @@ PEEK_BYTES = 2**15  # read at once for header and tokens; more if they are longe
 PART_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1, "F8_E4M3": 1}
 
 
+IDENTITY_WORDS = {
+    "model": "model",
+    "dtype": "data type (--dtype)",
+    "kv_dtype": "data type of the KV cache (--kv-dtype)",
+    "activation_bits": "number of activation bits (--activations)",
+    "block_size": "block size",
+    "layers": "number of layers",
+    "setup": "processor, context or version of localllm or its libraries",
+}
+
+
 class DamagedSnapshot(ValueError):
     """A file is no snapshot, or not as it was written."""
 
@@ -49,6 +60,13 @@ class CacheIdentity:
     def key(self) -> bytes:
         """Digest of all properties but the name."""
         return hashlib.sha256(json.dumps(asdict(self) | {"name": ""}).encode()).digest()
+
+    def difference(self, other: "CacheIdentity") -> str | None:
+        """Return which property other than the scope differs, for people; None if none does."""
+        for name, words in IDENTITY_WORDS.items():
+            if getattr(self, name) != getattr(other, name):
+                return words
+        return None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -182,6 +200,62 @@ def read_tokens(file: Path) -> SnapshotTokens:
             except TruncatedHeader as error:
                 content += stream.read(error.needed - len(content))
         raise DamagedSnapshot("it is truncated")
+
+
+class SnapshotSplitter:
+    """Divides a stream of bytes into the snapshots that it consists of."""
+
+    def __init__(self, max_bytes: int):
+        """max_bytes: of one snapshot; a longer one is refused before its content is read"""
+        self.max_bytes = max_bytes
+        self.beginning = bytearray()  # of a snapshot, up to the end of its header
+        self.snapshot: bytearray | None = None  # of which `filled` bytes have arrived
+        self.filled = 0
+
+    def add(self, content: Buffer) -> Iterator[bytearray]:
+        """Yield the snapshots that this content completes. Raises DamagedSnapshot."""
+        rest = memoryview(content).cast("B")
+        while rest:
+            if self.snapshot is None:
+                rest = self.add_to_beginning(rest)
+            else:
+                part = rest[: len(self.snapshot) - self.filled]
+                self.snapshot[self.filled : self.filled + len(part)] = part
+                self.filled, rest = self.filled + len(part), rest[len(part) :]
+            if self.snapshot is not None and self.filled == len(self.snapshot):
+                complete, self.snapshot = self.snapshot, None
+                yield complete
+
+    def add_to_beginning(self, rest: memoryview) -> memoryview:
+        """Add content up to the end of the header, and return what follows."""
+        known = int.from_bytes(self.beginning[:8], "little") if len(self.beginning) >= 8 else 0
+        part = rest[: 8 + known - len(self.beginning)]
+        self.beginning += part
+        if len(self.beginning) >= 8:
+            length = int.from_bytes(self.beginning[:8], "little")
+            if length > MAX_HEADER_BYTES:
+                raise DamagedSnapshot("it is not a snapshot")
+            if len(self.beginning) == 8 + length:
+                self.snapshot = bytearray(self.size_of_snapshot(self.beginning))
+                self.filled = len(self.beginning)
+                self.snapshot[: self.filled] = self.beginning
+                self.beginning.clear()
+        return rest[len(part) :]
+
+    def size_of_snapshot(self, beginning: bytearray) -> int:
+        """Return the bytes of the snapshot with this header. Raises DamagedSnapshot."""
+        try:
+            size = len(beginning) + int(json.loads(beginning[8:])[CHECKSUM]["data_offsets"][1])
+        except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+            raise DamagedSnapshot("its header is malformed") from None
+        if not len(beginning) + CHECKSUM_BYTES <= size <= self.max_bytes:
+            raise DamagedSnapshot(f"a part of it has {size:,} bytes, of at most {self.max_bytes:,}")
+        return size
+
+    def finish(self) -> None:
+        """Raises DamagedSnapshot if the stream has ended within a snapshot."""
+        if self.beginning or self.snapshot is not None:
+            raise DamagedSnapshot("it is truncated")
 
 
 class TruncatedHeader(DamagedSnapshot):

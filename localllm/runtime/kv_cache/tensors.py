@@ -287,21 +287,21 @@ def unpack_caches(
     recurrent: ListLike[RecurrentCache],
     blocks: ListLike[int],
     parts: Mapping[str, Tensor],
-    state: Mapping[str, Tensor],
-    slot: int,
+    new_states: Mapping[int, Mapping[str, Tensor]],
 ) -> None:
-    """Fill blocks with a snapshot's cache parts, and a state slot with its state if there is one.
+    """Fill blocks with a snapshot's cache parts, and state slots with its states.
 
     Raises DamagedSnapshot, before anything is written, if they are of other caches.
     """
     tensors, states = tiered_by_name(paged), states_by_name(recurrent)
     check_same_tensors({name: tensor.on_device for name, tensor in tensors.items()}, parts)
-    if state:
+    for state in new_states.values():
         check_same_tensors(states, {name: tensor[None] for name, tensor in state.items()})
     for name, tensor in tensors.items():
         tensor.write(blocks, parts[name])
-    for name, tensor in state.items():
-        states[name][slot].copy_(tensor)
+    for slot, state in new_states.items():
+        for name, tensor in state.items():
+            states[name][slot].copy_(tensor)
 
 
 def tiered_by_name(caches: ListLike[PagedCache]) -> dict[str, TieredTensor]:

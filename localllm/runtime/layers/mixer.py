@@ -64,11 +64,10 @@ class Attention:
         """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
         angles = batch.rope_angles[c.rope] if c.rope else None
-        q, gate = kernels.rope_append(
-            self.qkv(x, norm=norm), cache, batch, c, angles, self.q_norm, self.k_norm, self.eps
+        qkv = self.qkv(x, norm=norm)
+        mixed = kernels.append_and_attend(
+            qkv, cache, batch, c, angles, self.q_norm, self.k_norm, self.eps, self.sinks
         )
-        mixed = kernels.attention(q, cache, batch, c, self.sinks)
-        mixed = mixed if gate is None else mixed * kernels.sigmoid(gate)
         return self.out(mixed.flatten(1), residual=residual, following=following)
 
 

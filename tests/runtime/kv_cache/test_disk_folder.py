@@ -1,6 +1,7 @@
 """The folder of the disk tier: nothing incomplete is ever read, processes share it, and its limit holds."""
 
 import errno
+import fcntl
 import hashlib
 import logging
 import multiprocessing
@@ -161,3 +162,31 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
         assert write(folder, number)
     folder.clear()
     assert sorted(file.name for file in tmp_path.iterdir()) == [".lock", "letter.txt"]
+
+
+@pytest.mark.parametrize("direct", ["as it is", "not opened", "not written"])
+def test_a_file_of_any_length_has_its_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: str
+) -> None:
+    open_file, write, flags_of = os.open, os.write, fcntl.fcntl
+
+    def refuse_to_open(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT & ~os.O_DIRECTORY and flags & os.O_WRONLY:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return open_file(path, flags, mode)
+
+    def refuse_to_write(descriptor: int, content: memoryview) -> int:
+        if flags_of(descriptor, fcntl.F_GETFL) & os.O_DIRECT:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return write(descriptor, content)
+
+    if direct == "not opened":
+        monkeypatch.setattr(disk_folder.os, "open", refuse_to_open)
+    if direct == "not written":
+        monkeypatch.setattr(disk_folder.os, "write", refuse_to_write)
+    for length in (0, 1, 4095, 4096, 4097, 2**20 - 1, 2**20, 2**20 + 1, 3 * 2**20 + 5):
+        content = random.Random(length).randbytes(length)
+        file = tmp_path / str(length)
+        disk_folder.write_durably(file, tmp_path / "draft", [content[: length // 3], b"", content[length // 3 :]])
+        assert file.read_bytes() == content and file.stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "draft").exists()

@@ -44,9 +44,9 @@ def test_the_engine_gives_the_tokens_of_the_cpu(
     with no_instructions(), SoftwareGpu(seed=1, pdl=pdl) as gpu:  # torch does what is not a kernel for GPUs
         got = answer(make_engine(folder, dtype, graphs=graphs), prompt)
     ran = {launch.kernel for launch in gpu.launches}
-    assert {"norm_kernel", "rope_append_kernel", "prefill_kernel", "decode_kernel", "combine_kernel"} <= ran
+    assert {"norm_kernel", "rope_append_kernel", "prefill_kernel", "rope_decode_kernel", "combine_kernel"} <= ran
     assert ({"begin_step_kernel", "greedy_kernel", "end_step_kernel"} <= ran) == graphs
-    attending = [launch.opcodes for launch in gpu.launches if launch.kernel == "decode_kernel"]
+    attending = [launch.opcodes for launch in gpu.launches if launch.kernel == "rope_decode_kernel"]
     assert all(
         ("prefetch.global.L2" in opcodes) == pdl for opcodes in attending
     )  # before it waits for the queries

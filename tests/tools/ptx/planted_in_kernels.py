@@ -16,8 +16,9 @@ from localllm.runtime.kernels.gpu.decode import attention_decode
 from localllm.runtime.kernels.gpu.launch import RecordedLaunch
 from localllm.runtime.kernels.gpu.norms import rms_norm
 from localllm.runtime.kernels.gpu.prefill import attention_prefill
+from localllm.runtime.kernels.gpu.rope_decode import rope_decode
 from localllm.runtime.kernels.gpu.small_m_linear import small_m_matmul
-from tests.runtime.kernels.gpu import test_attention
+from tests.runtime.kernels.gpu import test_attention, test_rope_decode
 from tests.runtime.kernels.gpu.test_small_m import planes, random
 from tools.ptx.device import Executable, SoftwareGpu
 from tools.ptx.memory import (
@@ -49,6 +50,10 @@ def many_tokens() -> object:
     return attend(attention_prefill, [(150, 130)])
 
 
+def new_tokens() -> object:
+    return rope_decode(*test_rope_decode.arguments(test_rope_decode.NORMED, torch.bfloat16, torch.bfloat16))
+
+
 def attend(kernel: Callable[..., object], spans: test_attention.Spans) -> object:
     batch, q = test_attention.step(spans), test_attention.queries(spans, ATTENTION)
     cache = test_attention.filled(batch, ATTENTION, torch.bfloat16, spans, torch.bfloat16)
@@ -78,9 +83,11 @@ CASES: list[tuple[str, Callable[[], object], str, Callable[[str], str], type[Fau
     ("no barriers", norm, "norm_kernel", drop(BARRIERS), EARLY),
     ("no barriers", matmul, "small_m_packed_kernel", drop(BARRIERS), EARLY),
     ("no barriers", few_tokens, "decode_kernel", drop(BARRIERS), EARLY),
+    ("no barriers", new_tokens, "rope_decode_kernel", drop(BARRIERS), EARLY),
     ("no barriers", many_tokens, "prefill_kernel", drop(BARRIERS), EARLY),
     ("a group too few", matmul, "small_m_packed_kernel", wait_for_fewer, RaceError),
     ("a group too few", few_tokens, "decode_kernel", wait_for_fewer, RaceError),
+    ("a group too few", new_tokens, "rope_decode_kernel", wait_for_fewer, RaceError),
     ("a group too few", many_tokens, "prefill_kernel", wait_for_fewer, RaceError),
     ("a relaxed ticket", matmul, "small_m_packed_kernel", substitute("acq_rel", "relaxed"), RaceError),
     (
@@ -113,7 +120,7 @@ def test_planted_faults(
         call()
 
 
-@pytest.mark.parametrize("call", [norm, matmul, few_tokens, many_tokens])
+@pytest.mark.parametrize("call", [norm, matmul, few_tokens, new_tokens, many_tokens])
 def test_no_kernel_may_do_without_its_wait(call: Callable[[], object]) -> None:
     gpu = SoftwareGpu(pdl=True)
     with gpu:

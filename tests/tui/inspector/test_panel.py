@@ -199,6 +199,7 @@ async def test_old_tokens_are_dropped_while_selected() -> None:
         view = app.query_one(Tokens)
         app.begin()
         app.tell(events[:9200])
+        await pilot.pause(0.25)  # until they are laid out
         await pilot.press("home", *["right"] * 5)
         looked_at = view.token
         app.tell(events[9200:])

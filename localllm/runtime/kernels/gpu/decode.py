@@ -18,6 +18,7 @@ chunk with 4 heads per key head and the minimum length of 64, and less for longe
 # pyright: reportArgumentType=false, reportAssignmentType=false
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import triton
@@ -227,6 +228,11 @@ def tile_rows(group: int) -> int:
     return max(16, min(32, triton.next_power_of_2(group)))
 
 
+def is_wide(q: Tensor) -> bool:
+    """Return whether the sums of a program's heads nearly fill its registers."""
+    return triton.next_power_of_2(q.shape[-1]) * q.element_size() > 512
+
+
 def choose_tile(q: Tensor, form: int) -> tuple[int, int, int]:
     """Return keys per tile, warps and stages of a program.
 
@@ -236,7 +242,7 @@ def choose_tile(q: Tensor, form: int) -> tuple[int, int, int]:
     in flight and 5 keep two.
     """
     width = triton.next_power_of_2(q.shape[-1]) * q.element_size()
-    if width > 512:
+    if is_wide(q):
         return 32, 8, 3
     gpu = gpu_of(q.device)
     if gpu.amd_arch.startswith("gfx1"):  # RDNA holds operands of products twice in registers; this spills least
@@ -272,51 +278,62 @@ def launch_turn(
     space: SplitWorkspace, q: Tensor, cache: KVCache, batch: Batch, c: AttentionConfig, queries: int, turn: Turn
 ) -> None:
     """Write the chunks of some sequences to the workspace."""
-    group, splits = c.heads // c.kv_heads, space.total.shape[2]
-    (k, form), (v, value_form) = cache_form(cache.k), cache_form(cache.v)
-    width = k.shape[-1]  # in elements, or pairs of them
-    rows, (tile, warps, stages) = tile_rows(group), choose_tile(q, form)
-    unit, bend = score_units(c.scale, c.softcap)
+    group, rows = c.heads // c.kv_heads, tile_rows(c.heads // c.kv_heads)
+    _, warps, stages = choose_tile(q, cache_form(cache.k)[1])
     launch_kernel(
         decode_kernel,
-        (c.kv_heads * triton.cdiv(queries * group, rows), splits, turn.sequences),
+        (c.kv_heads * triton.cdiv(queries * group, rows), space.total.shape[2], turn.sequences),
         warps=warps,
         stages=stages,
         device=q.device,
+        contract=is_wide(q),  # others have the bits of rope_decode.py
         p_q=q,
-        p_k=k,
-        p_v=v,
-        p_k_scale=scale_words(cache.k_scale),
-        p_v_scale=scale_words(cache.v_scale),
-        p_acc=space.acc,
-        p_most=space.max_score,
-        p_total=space.total,
-        p_table=batch.block_table,
-        p_start=batch.query_start,
-        p_context=batch.context_len,
         p_row=workspace_rows(batch),
         first=turn.first,
         first_token=turn.first_token,
         q_token=q.stride(0),
         q_head=q.stride(1),
-        table_row=batch.block_table.stride(0),
-        unit=unit,
-        bend=bend,
-        KV_HEADS=c.kv_heads,
-        GROUP=group,
-        DIM=c.head_dim,
-        WIDTH=width,
-        BLOCK_WIDTH=max(16, triton.next_power_of_2(width)),
-        ROWS=rows,
-        TILE=tile,
-        SPLITS=splits,
-        BLOCK=batch.block_size,
-        WINDOW=c.window or 0,
-        BENT=bool(c.softcap),
-        FORM=form,
-        VALUE_FORM=value_form,
         MOST_TOKENS=MAX_DECODE_TOKENS,
+        **score_arguments(space, q, cache, batch, c),
     )
+
+
+def score_arguments(
+    space: SplitWorkspace, q: Tensor, cache: KVCache, batch: Batch, c: AttentionConfig
+) -> dict[str, Any]:
+    """Return the arguments of a kernel that writes chunks to the workspace, except queries and sequences."""
+    group = c.heads // c.kv_heads
+    (k, form), (v, value_form) = cache_form(cache.k), cache_form(cache.v)
+    width = k.shape[-1]  # in elements, or pairs of them
+    unit, bend = score_units(c.scale, c.softcap)
+    return {
+        "p_k": k,
+        "p_v": v,
+        "p_k_scale": scale_words(cache.k_scale),
+        "p_v_scale": scale_words(cache.v_scale),
+        "p_acc": space.acc,
+        "p_most": space.max_score,
+        "p_total": space.total,
+        "p_table": batch.block_table,
+        "p_start": batch.query_start,
+        "p_context": batch.context_len,
+        "table_row": batch.block_table.stride(0),
+        "unit": unit,
+        "bend": bend,
+        "KV_HEADS": c.kv_heads,
+        "GROUP": group,
+        "DIM": c.head_dim,
+        "WIDTH": width,
+        "BLOCK_WIDTH": max(16, triton.next_power_of_2(width)),
+        "ROWS": tile_rows(group),
+        "TILE": choose_tile(q, form)[0],
+        "SPLITS": space.total.shape[2],
+        "BLOCK": batch.block_size,
+        "WINDOW": c.window or 0,
+        "BENT": bool(c.softcap),
+        "FORM": form,
+        "VALUE_FORM": value_form,
+    }
 
 
 def attention_unsupported(

@@ -225,19 +225,28 @@ def attend_tile(
     FORM: tl.constexpr,
     VALUE_FORM: tl.constexpr,
     MASKED: tl.constexpr,
+    new_key=None,
+    new_value=None,
 ):
     """Add keys at .. at + TILE - 1 of one key head to the online softmax of rows of queries.
 
-    position: [rows], between low and high; FORM: of keys; MASKED: not every row attends to every key.
+    position: [rows], between low and high; FORM: of keys; MASKED: not every row attends to every key; new_key,
+    new_value: of position `high`, as `as_stored` returns them, if they are not read from the cache.
     Returns acc, acc_odd, most, total.
     """
     o_at = at + tl.arange(0, TILE)
     m_at = o_at <= high
     if WINDOW:
         m_at &= o_at > low - WINDOW
+    m_new = o_at == high
+    if new_key is not None:
+        m_at &= o_at != high
     o_vector = block_table_slots(p_table, o_at, m_at, BLOCK) * KV_HEADS + i_head
     k = load_rows(p_k, o_vector * WIDTH, m_at, WIDTH, BLOCK_WIDTH, MASKED)
     v = load_rows(p_v, o_vector * WIDTH, m_at, WIDTH, BLOCK_WIDTH, MASKED)
+    if new_key is not None:
+        k = tl.where(m_new[:, None], new_key[0], k)
+        v = tl.where(m_new[:, None], new_value[0], v)  # pyright: ignore[reportOptionalSubscript]
     score = tl.zeros([q.shape[0], TILE], tl.float32)
     if FORM == FORM_PLAIN:
         score = dot(q, tl.trans(k), score)
@@ -245,6 +254,9 @@ def attend_tile(
         k, k_odd = split_pairs(k, FORM, q.dtype)
         score = dot(q_odd, tl.trans(k_odd), dot(q, tl.trans(k), score))
         scale, offset = load_scales(p_k_scale, o_vector, m_at, FORM)
+        if new_key is not None:
+            scale = tl.where(m_new, new_key[2], scale)
+            offset = tl.where(m_new, new_key[3], offset)
         score *= scale[None, :]
         if FORM == FORM_INT4:  # q . (scale * codes + offset)
             score += (tl.sum(q.to(tl.float32), 1) + tl.sum(q_odd.to(tl.float32), 1))[:, None] * offset[None, :]
@@ -260,6 +272,9 @@ def attend_tile(
         acc = dot(weight.to(q.dtype), v, acc * fading[:, None])
     else:
         scale, offset = load_scales(p_v_scale, o_vector, m_at, VALUE_FORM)
+        if new_value is not None:
+            scale = tl.where(m_new, new_value[2], scale)
+            offset = tl.where(m_new, new_value[3], offset)
         shift = 0.0
         if VALUE_FORM == FORM_INT4:
             shift = tl.sum(weight * offset[None, :], 1)[:, None]

@@ -12,6 +12,7 @@ or k once more per program, from a cache.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
@@ -31,6 +32,7 @@ from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 
 BLOCK_HEADS = 4  # per program; a constant, so that sums keep their order
 MAX_HEAD_DIM = 1024  # a head
+MAX_SUM_STAGES: tl.constexpr = tl.constexpr(MAX_HEAD_DIM.bit_length() - 1)
 BLOCK_COLUMNS = 1024  # elements at a time of a norm across all heads
 MIN_SCALE: tl.constexpr = tl.constexpr(torch.finfo(SCALE_DTYPE).tiny)
 # Adding and subtracting it rounds a small float32 half to even.
@@ -125,6 +127,19 @@ def store_to_cache(
 
 
 @triton.jit
+def sum_in_pairs(x):
+    """Sum the rows of x [heads, dim], [heads, 1], in an order that does not depend on how threads share x.
+
+    So different kernels get the same bits.
+    """
+    for _ in tl.static_range(MAX_SUM_STAGES):  # pyright: ignore[reportGeneralTypeIssues]
+        if x.shape[1] > 1:
+            first, second = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
+            x = first + second
+    return x
+
+
+@triton.jit
 def norm_moments(
     x, m, p_row, KIND: tl.constexpr, SIZE: tl.constexpr, WHOLE: tl.constexpr, PART: tl.constexpr, eps
 ):
@@ -143,9 +158,9 @@ def norm_moments(
     else:
         mean = tl.zeros([1, 1], tl.float32)
         if KIND == "layer":
-            mean = tl.sum(x, 1, keep_dims=True) / SIZE
+            mean = sum_in_pairs(x) / SIZE
             x = tl.where(m, x - mean, 0.0)
-        return mean, tl.rsqrt(tl.sum(x * x, 1, keep_dims=True) / SIZE + eps)
+        return mean, tl.rsqrt(sum_in_pairs(x * x) / SIZE + eps)
 
 
 @triton.jit
@@ -219,6 +234,13 @@ def norm_and_rotate(
 
 
 @triton.jit
+def query_factor(position, beta, original, TYPE: tl.constexpr):
+    """Return the factor of queries at a position, rounded to TYPE."""
+    growth = 1.0 + beta * tl.log(1.0 + tl.floor(tl.div_rn(position, original)))
+    return round_to_dtype(growth, TYPE).to(tl.float32)
+
+
+@triton.jit
 def rope_append_kernel(
     p_x,
     p_q,
@@ -284,8 +306,7 @@ def rope_append_kernel(
             Q_KIND, Q_HEADS * DIM if WHOLE else DIM, WHOLE, PART, HALF, INTERLEAVED,
         )  # fmt: skip
         if GROWS:
-            growth = 1.0 + beta * tl.log(1.0 + tl.floor(tl.div_rn(position, original)))
-            x *= round_to_dtype(growth, p_q.dtype.element_ty).to(tl.float32)
+            x *= query_factor(position, beta, original, p_q.dtype.element_ty)
         if STAGES > 0:
             x = rotate_vectors(round_to_dtype(x, p_q.dtype.element_ty).to(tl.float32), STAGES, STAGES_FACTOR)
         tl.store(
@@ -315,7 +336,7 @@ def rope_append_kernel(
         slot = tl.load(p_slot + token)
         x = tl.load(p_x + V_AT + head[:, None] * DIM + i, mask=m, other=0.0).to(tl.float32)
         if VALUE_NORM:
-            x *= tl.rsqrt(tl.sum(x * x, 1) / DIM + v_eps)[:, None]
+            x *= tl.rsqrt(sum_in_pairs(x * x) / DIM + v_eps)
             x = round_to_dtype(x, p_x.dtype.element_ty).to(tl.float32)
         store_to_cache(p_v, p_v_scale, x, slot, head, i, m, K_HEADS, DIM, VALUE_FORM_MOST)
 
@@ -362,13 +383,9 @@ def rope_append(
     own_kv_heads = c.kv_heads if c.kv_source is None else 0
     qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
     q = qkv.new_empty(len(qkv), c.heads, c.head_dim)
-    step = (2 if c.output_gate else 1) * c.head_dim
-    gates = qkv[:, : c.heads * step].unflatten(1, (c.heads, -1))[..., c.head_dim :] if c.output_gate else None
+    gates = split_gates(qkv, c)
     if not len(qkv):
         return q, gates
-    cos, sin = angles if c.rope and angles else (None, None)
-    q_norm, k_norm = (norm if c.qk_norm else None for norm in (q_norm, k_norm))
-    growth = c.query_growth or QueryScaling(0.0, 1)
     block = triton.next_power_of_2(c.head_dim)
     launch_kernel(
         rope_append_kernel,
@@ -384,39 +401,66 @@ def rope_append(
         p_v_scale=cache.v_scale,
         p_slot=batch.slot_mapping,
         p_positions=batch.positions,
-        p_cos=q if cos is None else cos,
-        p_sin=q if sin is None else sin,
-        p_q_weight=q_norm.weight if q_norm else None,
-        p_k_weight=k_norm.weight if k_norm else None,
-        stride=qkv.stride(0),
-        q_eps=q_norm.eps if q_norm else 0.0,
-        k_eps=k_norm.eps if k_norm else 0.0,
-        v_eps=eps,
-        beta=growth.beta,
-        original=float(growth.original_context),
         Q_HEADS=c.heads,
-        K_HEADS=own_kv_heads,
         DIM=c.head_dim,
-        Q_STEP=step,
-        V_AT=c.heads * step + (0 if c.keys_as_values else own_kv_heads * c.head_dim),
-        Q_KIND=q_norm.norm_type if q_norm else "none",
-        K_KIND=k_norm.norm_type if k_norm else "none",
-        Q_WEIGHTED=q_norm is not None and q_norm.weight is not None,
-        K_WEIGHTED=k_norm is not None and k_norm.weight is not None,
         WHOLE=c.qk_norm == "whole",
-        VALUE_NORM=c.value_norm,
-        HALF=0 if cos is None else cos.shape[-1],
-        INTERLEAVED=bool(c.rope and c.rope.interleaved),
-        GROWS=c.query_growth is not None,
-        FORM_MOST=DTYPE_MAX.get(cache.k.dtype, 0.0),
-        VALUE_FORM_MOST=DTYPE_MAX.get(cache.v.dtype, 0.0),
-        STAGES=cache.rotation.bit_length() - 1,
-        STAGES_FACTOR=cache.rotation**-0.5,
         HEADS=BLOCK_HEADS,
-        PART=BLOCK_COLUMNS,
         BLOCK=block,
+        **rope_arguments(qkv, cache, c, angles, q_norm, k_norm, eps),
     )
     return q, gates
+
+
+def split_gates(qkv: Tensor, c: AttentionConfig) -> Tensor | None:
+    """Return the gates in rows of the product, [T, heads, head_dim], or None if there are none."""
+    if not c.output_gate:
+        return None
+    return qkv[:, : 2 * c.heads * c.head_dim].unflatten(1, (c.heads, -1))[..., c.head_dim :]
+
+
+def rope_arguments(
+    qkv: Tensor,
+    cache: KVCache,
+    c: AttentionConfig,
+    angles: Angles | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    eps: float,
+) -> dict[str, Any]:
+    """Return the arguments of a kernel that normalizes, rotates and quantizes heads."""
+    own_kv_heads = c.kv_heads if c.kv_source is None else 0
+    step = (2 if c.output_gate else 1) * c.head_dim
+    cos, sin = angles if c.rope and angles else (None, None)
+    q_norm, k_norm = (norm if c.qk_norm else None for norm in (q_norm, k_norm))
+    growth = c.query_growth or QueryScaling(0.0, 1)
+    return {
+        "p_cos": qkv if cos is None else cos,
+        "p_sin": qkv if sin is None else sin,
+        "p_q_weight": q_norm.weight if q_norm else None,
+        "p_k_weight": k_norm.weight if k_norm else None,
+        "stride": qkv.stride(0),
+        "q_eps": q_norm.eps if q_norm else 0.0,
+        "k_eps": k_norm.eps if k_norm else 0.0,
+        "v_eps": eps,
+        "beta": growth.beta,
+        "original": float(growth.original_context),
+        "K_HEADS": own_kv_heads,
+        "Q_STEP": step,
+        "V_AT": c.heads * step + (0 if c.keys_as_values else own_kv_heads * c.head_dim),
+        "Q_KIND": q_norm.norm_type if q_norm else "none",
+        "K_KIND": k_norm.norm_type if k_norm else "none",
+        "Q_WEIGHTED": q_norm is not None and q_norm.weight is not None,
+        "K_WEIGHTED": k_norm is not None and k_norm.weight is not None,
+        "VALUE_NORM": c.value_norm,
+        "HALF": 0 if cos is None else cos.shape[-1],
+        "INTERLEAVED": bool(c.rope and c.rope.interleaved),
+        "GROWS": c.query_growth is not None,
+        "FORM_MOST": DTYPE_MAX.get(cache.k.dtype, 0.0),
+        "VALUE_FORM_MOST": DTYPE_MAX.get(cache.v.dtype, 0.0),
+        "STAGES": cache.rotation.bit_length() - 1,
+        "STAGES_FACTOR": cache.rotation**-0.5,
+        "PART": BLOCK_COLUMNS,
+    }
 
 
 def examples() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -1,0 +1,130 @@
+"""`Retry-After` of a full queue: from the simulated queue, against a real server under overload."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx2
+import pytest
+
+import localllm
+from localllm.errors import QueueFull
+from localllm.llm import queue_forecast
+from localllm.llm.llm import LLM
+from localllm.llm.queue_forecast import FALLBACK_S, Forecast, QueueForecast
+from localllm.request import ChatRequest, SamplingParams
+from localllm.runtime.engine import TokenEvent
+from tests.server.conftest import serving
+
+QUEUE, TOKENS, REFUSED = 4, 45, 4
+STEP_S = 0.02  # of a step, besides computing: far more than the noise of a busy machine
+FACTOR = 2.0  # that the wait may be off, besides the rounding to a second
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with localllm.load("demo", context=1024, max_queue=QUEUE, draft="off") as loaded:
+
+        def one_at_a_time() -> None:
+            loaded.worker.engine.scheduler.max_running = 1
+
+        loaded.worker.call(one_at_a_time)
+        yield loaded
+
+
+def slow_down(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = llm.worker.engine.step
+
+    def slow_step() -> list[TokenEvent]:
+        time.sleep(STEP_S)
+        return step()
+
+    monkeypatch.setattr(llm.worker.engine, "step", slow_step)
+
+
+def post(url: str, prompt: str, tokens: int = TOKENS) -> httpx2.Response:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    return httpx2.post(f"{url}/v1/completions", json=body, timeout=120)
+
+
+def admission_times(llm: LLM, until: threading.Event) -> list[float]:
+    """Return when each request was admitted."""
+    times: list[float] = []
+    seen = llm.worker.engine.scheduler.prefix_lookups
+    while not until.wait(0.005):
+        if (now := llm.worker.engine.scheduler.prefix_lookups) > seen:
+            times += [time.monotonic()] * (now - seen)
+            seen = now
+    return times
+
+
+def test_a_refused_request_is_accepted_after_the_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The k-th refused request is told when the k-th place becomes free, and is accepted then."""
+    slow_down(llm, monkeypatch)
+    with serving(llm) as url, ThreadPoolExecutor(QUEUE + 2) as clients:
+        for number in range(2):
+            assert post(url, f"Warming up {number}").status_code == 200
+        answers = [clients.submit(post, url, f"{number} people") for number in range(QUEUE + 1)]
+        while llm.worker.waiting < QUEUE:
+            time.sleep(0.005)
+        done = threading.Event()
+        watch = clients.submit(admission_times, llm, done)
+        refused = [(post(url, "One more"), time.monotonic()) for _ in range(REFUSED)]
+        assert all(answer.status_code == 503 for answer, _ in refused)
+        waits = [int(answer.headers["retry-after"]) for answer, _ in refused]
+        refused_at = refused[-1][1]
+        time.sleep(max(0.0, refused_at + waits[-1] - time.monotonic()))
+        assert post(url, "One more", tokens=2).status_code == 200
+        done.set()
+        assert all(answer.result().status_code == 200 for answer in answers)
+        admitted = watch.result()
+    assert waits == sorted(waits)
+    for wait, (_, at), free_at in zip(waits, refused, admitted, strict=False):
+        actual = free_at - at
+        assert actual / FACTOR <= wait <= actual * FACTOR + 1, (waits, actual)
+
+
+def test_without_recorded_steps(llm: LLM) -> None:
+    forecast = llm.worker.queue_forecast
+    forecast.refresh()
+    assert forecast.retry_after() == FALLBACK_S == 5
+
+
+def test_places_are_promised_once() -> None:
+    now = 100.0
+    forecast = QueueForecast.__new__(QueueForecast)
+    forecast.clock, forecast.promised = (lambda: now), []
+    forecast.forecast = Forecast(90.0, (4.0, 12.5, 20.0, 33.0), 40.0)
+    assert [forecast.retry_after() for _ in range(3)] == [3, 10, 23]  # one has started since
+    assert forecast.retry_after() == math.ceil(40 + 10 - 10)  # beyond the forecast: at its mean rate
+    now = 111.0  # two promises have passed, and with them two more starts
+    assert forecast.retry_after() == math.ceil(40 + 10 + 10 - 21)
+
+
+def test_effort_is_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forecast ends after its time, and is used for as long as it stays cheap."""
+    llm.generate("Once", SamplingParams(max_tokens=100, ignore_eos=True))
+    llm.worker.call(lambda: None)
+    monkeypatch.setattr(queue_forecast, "MAX_EFFORT_S", 0.0)
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    streams = [llm.submit(llm.prepare(ChatRequest(f"{i}", params))) for i in range(4)]
+    forecast = llm.worker.queue_forecast
+    began = time.perf_counter()
+    forecast.refresh()
+    assert time.perf_counter() - began < 1 and forecast.is_fresh
+    assert 1 <= forecast.retry_after() <= queue_forecast.LONGEST_S
+    for stream in streams:
+        stream.close()
+
+
+def test_the_error_of_a_full_queue(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    streams = []
+    with pytest.raises(QueueFull, match="the queue is full") as caught:
+        for number in range(QUEUE + 20):
+            streams.append(llm.submit(llm.prepare(ChatRequest(f"{number}", params))))
+    assert caught.value.retry_after > 0
+    for stream in streams:
+        stream.close()
