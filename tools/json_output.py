@@ -27,7 +27,7 @@ from localllm.receipts import receipt
 from localllm.server.models import ModelEvent
 from localllm.simulate.capacity import Sensitivity
 from localllm.simulate.serving import ServingOption
-from localllm.simulate.simulation import EngineSetup
+from localllm.simulate.simulation import EngineSetup, ReplicaUse
 from localllm.tui.top_board import ModelSnapshot, ServerSnapshot, Throughput
 
 FLATTEN = "flat"  # marks a field that is replaced by the fields of its type
@@ -734,6 +734,12 @@ class Simulation(TypedDict):
     watts: float | None
     joules_per_token: float | None
     capacity: SimulatedCapacity | None
+    replicas: list[ReplicaUse]
+    failed: int  # answers that broke off
+    retried: int  # requests that were sent again
+    transfers: int  # of keys and values from prefill to decode replicas
+    transferred_bytes: float
+    transfer_s: float
     sensitivity: list[Sensitivity]
     wall_s: float  # that the simulation took
 

@@ -23,6 +23,7 @@ class Panel(StrEnum):
     LOAD_TEST = "Load test"
     LOAD = "Load"
     ENGINE = "Engine"
+    FLEET = "Several devices"
     MODEL = "Model"
     PROMPT = "Prompt"
     SAMPLING = "Sampling"

@@ -24,6 +24,7 @@ from localllm.settings import Settings
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
+ROUTES = ("round-robin", "load", "prefix")
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
@@ -219,6 +220,97 @@ def simulate(
             panel=options.Panel.ENGINE,
         ),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        options.option(
+            "--replicas",
+            text="Engines that share the load, or a range between which they are scaled; default: 1.",
+            metavar="N[..M]",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    route: Annotated[
+        str | None,
+        options.option(
+            "--route",
+            text="Choice of a replica: round-robin, load or prefix; default: load.",
+            metavar="NAME",
+            panel=options.Panel.FLEET,
+            choices=ROUTES,
+        ),
+    ] = None,
+    start_up: Annotated[
+        str | None,
+        options.option(
+            "--start-up",
+            text="Time until a new or failed replica takes requests; default: 0.",
+            metavar="TIME",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    scale_target: Annotated[
+        float | None,
+        options.option(
+            "--scale-target",
+            text="With a range: requests per replica to aim at; default: half of --max-running.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    kill: Annotated[
+        str | None,
+        options.option(
+            "--kill",
+            text="Replicas that fail, and when, such as 1@60s.",
+            metavar="N@TIME,...",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    prefill: Annotated[
+        int | None,
+        options.option(
+            "--prefill",
+            text="Replicas that compute prompts alone, beside those of --decode.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    decode: Annotated[
+        int | None,
+        options.option(
+            "--decode",
+            text="Replicas that compute answers alone.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int | None,
+        options.option(
+            "--tensor-parallel",
+            text="GPUs that share every layer of a replica; default: 1.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    pipeline_parallel: Annotated[
+        int | None,
+        options.option(
+            "--pipeline-parallel",
+            text="Stages of layers, each on a GPU of its own; default: 1.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        options.option(
+            "--link",
+            text="Link between GPUs and replicas: bandwidth in one direction and latency; default: of the GPU.",
+            metavar="B[,L]",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
     drafts: Annotated[
         int | None,
         options.option(
@@ -389,8 +481,18 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         flags["dtype"] or settings.dtype,
         flags["kv_dtype"] or settings.kv_dtype,
     )
-    check_choices(batching=(flags["batching"], BATCHING), order=(flags["order"], ORDERS))
+    check_choices(
+        batching=(flags["batching"], BATCHING),
+        order=(flags["order"], ORDERS),
+        route=(flags["route"] or "load", ROUTES),
+    )
     device, efficiency, cache_tokens = flags["device"], flags["efficiency"], flags["cache_tokens"]
+    parallel_flags = ("tensor_parallel", "pipeline_parallel", "link")
+    for name in parallel_flags:
+        if flags[name] is not None and device in (None, *LOCAL_DEVICES):
+            raise UsageError(f"{flag_name(name)} is for GPUs of the catalogue", "name one with --device")
+    for name in ("tensor_parallel", "pipeline_parallel", "prefill", "decode"):
+        positive(flags[name], flag_name(name))
     if efficiency and device in (None, *LOCAL_DEVICES):
         raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
     check_combinations(flags)
@@ -406,7 +508,9 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         "prompt": flags["prompt"] and Lengths.parse(flags["prompt"], "--prompt"),
         "output": flags["output"] and Lengths.parse(flags["output"], "--output"),
     }
-    target = choose_target(flags["model"], load_options, device, settings, efficiency)
+    target = choose_target(
+        flags["model"], load_options, device, settings, efficiency, *(flags[name] for name in parallel_flags)
+    )
     own_lengths = default_lengths(target.setup.context)
     load = LoadPlan(
         trace=turns_of_trace,
@@ -443,9 +547,10 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         seed=flags["seed"],
         **{name: value for name, value in changes.items() if value is not None},
     )
+    setup = replace(setup, fleet=fleet_setup(flags, setup.max_running, target))
     watts = target.watts if flags["watts"] is None else flags["watts"]
     target = replace(target, setup=setup, watts=watts)
-    price = choose_price(target.device, flags["price"], flags["prices"])
+    price = choose_price(target.device_model or target.device, flags["price"], flags["prices"])
     return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price)
 
 
@@ -467,6 +572,38 @@ def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], No
         changed = sensitivities(load, objective, target, capacity, show_status)
     return Report(
         target, load, simulation.trace_format, cost, simulated, objective, capacity, changed, simulation.price
+    )
+
+
+def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
+    """Return the replicas that flags ask for."""
+    from localllm.simulate.fleet import FleetSetup, parse_kills, parse_replicas
+
+    prefill, decode = flags["prefill"], flags["decode"]
+    first, most = parse_replicas(flags["replicas"] or "1")
+    if (prefill is None) != (decode is None):
+        raise UsageError("--prefill and --decode go together", "give the number of replicas of each")
+    if prefill:
+        refuse_flags(flags, ("replicas",), "has no effect beside --prefill and --decode")
+        if target.link is None:
+            raise UsageError("--prefill is for GPUs of the catalogue", "name one with --device")
+        first = most = prefill + decode
+    if most == first:
+        refuse_flags(flags, ("scale_target",), "needs a range of --replicas")
+    if most == first == 1:
+        refuse_flags(flags, ("route",), "needs --replicas")
+    if (target_count := flags["scale_target"]) is not None and not 0 < target_count < math.inf:
+        raise UsageError(f"--scale-target is {target_count:g}", "give a number above 0")
+    return FleetSetup(
+        replicas=first,
+        most_replicas=most,
+        route=flags["route"] or "load",
+        scale_target=target_count or max_running / 2,
+        start_s=parse_duration(flags["start_up"]) if flags["start_up"] else 0.0,
+        kills=parse_kills(flags["kill"], most) if flags["kill"] else (),
+        prefill=prefill or 0,
+        link=target.link,
+        token_bytes=target.token_bytes,
     )
 
 
@@ -506,15 +643,24 @@ def default_lengths(context: int) -> dict[str, Any]:
 
 
 def choose_target(
-    model: str, load_options: LoadOptions, device: str | None, settings: Settings, efficiency: str | None
+    model: str,
+    load_options: LoadOptions,
+    device: str | None,
+    settings: Settings,
+    efficiency: str | None,
+    tensor: int | None,
+    pipeline: int | None,
+    link: str | None,
 ) -> Any:
     """Return the model on the device. On this machine, step durations are measured ones if there are enough."""
     from localllm.cli.plan import read_or_fetch_header
 
     local = (device or settings.device).partition(":")[0] in LOCAL_DEVICES
     gpu = None if local else device
-    name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
-    return target_of(name, header, load_options, gpu, device or settings.device, settings, efficiency)
+    chosen = device or settings.device
+    name, header = read_or_fetch_header(model, load_options, gpu, chosen)
+    parallel = (tensor or 1, pipeline or 1, link)
+    return target_of(name, header, load_options, gpu, chosen, settings, efficiency, parallel)
 
 
 def target_of(
@@ -525,8 +671,14 @@ def target_of(
     chosen: str,
     settings: Settings,
     efficiency: str | None = None,
+    parallel: tuple[int, int, str | None] = (1, 1, None),
 ) -> Any:
-    """Return a model on a GPU of the catalogue, or on a device of this machine. chosen: the latter"""
+    """Return a model on GPUs of the catalogue, or on a device of this machine.
+
+    chosen: the device of this machine; parallel: how many GPUs divide each layer, how many the layers, and the link
+    between them, None for the GPU's own
+    """
+    from localllm.simulate.parallel import Parallel, default_link, parse_link
     from localllm.simulate.target import (
         ASSUMED_BANDWIDTH_SHARE,
         ASSUMED_FLOPS_SHARE,
@@ -539,7 +691,10 @@ def target_of(
 
     if gpu:
         shares = parse_shares(efficiency) if efficiency else (ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE)
-        return roofline_target(header, find_device(gpu), load_options, name=name, shares=shares)
+        spec = find_device(gpu)
+        tensor, pipeline, link = parallel
+        gpus = Parallel(tensor, pipeline, parse_link(link) if link else default_link(spec))
+        return roofline_target(header, spec, load_options, name=name, shares=shares, parallel=gpus)
     from localllm.cli.loading import free_memory
     from localllm.plan.expected import expect_on_device, step_setup
 
@@ -588,7 +743,7 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
         ("price", ("prices",), "--price is the price"),
         (
             "check",
-            ("slo", "sensitivity", "plot", "price", "prices", "watts"),
+            ("slo", "sensitivity", "plot", "price", "prices", "watts", "replicas", "prefill"),
             "--check compares one load with a server",
         ),
     )

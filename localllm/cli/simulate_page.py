@@ -70,6 +70,7 @@ CONTROLS: Mapping[str, Control] = {
     "--batch-size": Control("Requests of a batch", 1, 128, needs=(("--batching", ("static", "dynamic")),)),
     "--max-wait": Control("Longest wait of a batch", needs=(("--batching", ("dynamic",)),)),
     "--chunk": Control("Chunked prefill: tokens of a step", 64, 131072, logarithmic=True),
+    "--replicas": Control("Replicas of the engine"),
     "--no-prefix-cache": Control("Prefix caching"),
     "--drafts": Control("Speculation: draft tokens", 0, 8),
     "--acceptance": Control("Their acceptance", 0, 1, 0.05, needs=(("--drafts", ()),)),
@@ -123,10 +124,10 @@ PRESETS = (
     ),
     Preset(
         "More GPUs",
-        "Two GPUs that share 60 requests per second at random are this one with 30: set the rate to 60 and see "
-        "what one GPU makes of it.",
+        "Two GPUs, each with the whole model, share 60 requests per second that one cannot serve: remove one and "
+        "the queue grows.",
         MODEL_8B,
-        H100 | {"--rate": 30},
+        H100 | {"--rate": 60, "--replicas": "2"},
     ),
     Preset(
         "Breaking point",

@@ -18,6 +18,7 @@ from localllm.errors import UsageError
 # Of the Triton kernels: older GPUs have no products of bfloat16, and would dequantize all weights in every step.
 MIN_GPU_ARCH = 80  # of NVIDIA
 RESERVED_BYTES = 500_000_000  # of a GPU: the CUDA context and workspaces of libraries
+PCIE_BYTES_PER_S = 32e9  # in one direction over 16 lanes of PCIe 4.0
 IGNORED_IN_NAMES = re.compile(r"nvidia|geforce|tesla|rtx|(?<=\d) ?gb\b|[^a-z0-9]+")  # optional in names
 # Operations of dense 16-bit products, summed in 32 bits, per cycle and multiprocessor. Workstation and data centre
 # GPUs of sm_86, 89 and 120 have twice as many: `flops_per_cycle` in the catalogue.
@@ -56,6 +57,9 @@ class DeviceSpec:
 
     cores: GpuCores | None = None
     """Of a catalogued GPU"""
+
+    link: float = PCIE_BYTES_PER_S
+    """Bytes per second in one direction to other devices: of its NVLink where it is catalogued, otherwise PCIe"""
 
     watts: float | None = None
     """Maximum power of a catalogued GPU"""
@@ -101,6 +105,7 @@ def _by_spelling() -> Mapping[str, DeviceSpec]:
             measured=False,
             source=content["sources"][fields["source"]],
             cores=GpuCores(arch, multiprocessors, flops / multiprocessors / per_cycle),
+            link=fields["nvlink_gb_per_s"] * 1e9 / 2 if "nvlink_gb_per_s" in fields else PCIE_BYTES_PER_S,
             watts=fields.get("watts"),
         )
         devices |= {_spelling(spelling): device for spelling in (name, *fields.get("aliases", ()))}

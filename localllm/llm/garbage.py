@@ -3,8 +3,8 @@
 import gc
 from typing import Final
 
-# Full collections are made rare. The default of the last threshold is 10: about one full collection per second.
-THRESHOLDS: Final = (700, 10, 1000)
+# Full collections are made rarer. The default of the last threshold is 10: about one full collection per second.
+THRESHOLDS: Final = (700, 10, 100)
 
 
 def freeze_garbage() -> None:

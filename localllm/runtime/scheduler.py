@@ -121,9 +121,13 @@ class Scheduler:
         self.host_tokens = self.disk_tokens = 0  # of the cached ones, by tier; the others were on the device
 
     def add(self, sequence: Sequence) -> None:
-        if not self.running and not self.waiting:
+        if not self.running_count and not self.waiting:
             self.discard_timing()
         bisect.insort(self.waiting, sequence, key=self.queue_key)
+
+    @property
+    def running_count(self) -> int:
+        return len(self.running)
 
     def discard_timing(self) -> None:
         """See `ChunkPolicy.discard_timing`."""
@@ -141,8 +145,8 @@ class Scheduler:
         if self.has_short_work(MIN_CHUNK_TOKENS):
             self.remaining_budget = min(self.token_budget, streaming + self.prompt_budget)
         self.fill_step()
-        if self.scheduled:
-            self.chunk_policy.time_step(max(0, sum(self.scheduled.values()) - streaming), began)
+        if tokens := self.scheduled_tokens:
+            self.chunk_policy.time_step(max(0, tokens - streaming), began)
         return list(self.scheduled.items())
 
     def queue_key(self, sequence: Sequence) -> tuple[bool, int, int]:
@@ -152,7 +156,7 @@ class Scheduler:
     @property
     def prompt_budget(self) -> int:
         """Most prompt tokens of a step beside the answers that stream now."""
-        if self.chunk_policy is None or not self.running:
+        if self.chunk_policy is None or not self.running_count:
             return self.token_budget
         return self.chunk_policy.chunk_len(streaming=self.streaming_tokens > 0)
 
@@ -161,6 +165,11 @@ class Scheduler:
         first_share = -(-self.remaining_budget // FIRST_BUDGET_SHARE)
         if self.running:
             self.schedule_tokens(min(self.running, key=priority_key), first_share)
+        self.share_budget(first_share)
+
+    def share_budget(self, first_share: int) -> None:
+        """Share the remaining budget: sequences with up to `first_share` pending tokens come first, in order of
+        work, then waiting ones, then the others."""
         ordered = sorted(((s.pending, s.request.id, s) for s in self.running), key=itemgetter(0, 1))
         unfinished = [  # those with long work, or without enough budget
             s
@@ -190,12 +199,12 @@ class Scheduler:
 
         One that does not fit yet may be overtaken a few times, unless it was preempted: it may hold a token slot.
         """
-        if not self.waiting:
+        if not self.waiting or self.running_count >= self.max_running or not self.remaining_budget:
             return
-        reserved_blocks, index = sum(self.missing_blocks(s) for s in self.running), 0
+        reserved_blocks, index = self.reserved_blocks, 0
         while (
             index < min(MAX_PASSED, len(self.waiting))
-            and len(self.running) < self.max_running
+            and self.running_count < self.max_running
             and self.remaining_budget
         ):
             sequence = self.waiting[index]
@@ -211,6 +220,11 @@ class Scheduler:
             else:
                 index += 1
 
+    @property
+    def reserved_blocks(self) -> int:
+        """Blocks that running sequences lack for their known tokens and the reserved part of their answers."""
+        return sum(self.missing_blocks(s) for s in self.running)
+
     def try_admit(self, sequence: Sequence, reserved_blocks: int) -> bool:
         """Give a sequence the blocks of its cached prefix, if enough others are free beyond `reserved_blocks`.
 
@@ -220,7 +234,7 @@ class Scheduler:
             return False
         token_ids = () if sequence.needs_whole_prompt else sequence.token_ids
         sequence.state = SequenceState(self.pool, token_ids, sequence.request.cache_scope)
-        answer_len = self.reserved_answer_len(sequence) if self.running else 0
+        answer_len = self.reserved_answer_len(sequence) if self.running_count else 0
         too_few_blocks = self.missing_blocks(sequence, answer_len) + reserved_blocks > self.pool.free_count
         if too_few_blocks or sequence.state.missing_state_slots > self.pool.state_slots.free_count:
             self.free_state(sequence)
@@ -252,6 +266,11 @@ class Scheduler:
         """Tokens of the next step that belong to streaming answers, drafts included."""
         return sum(s.pending for s in self.running if s.pending <= 1 + len(s.draft_ids))
 
+    @property
+    def scheduled_tokens(self) -> int:
+        """Tokens of the step that is being scheduled."""
+        return sum(self.scheduled.values())
+
     def has_short_work(self, max_pending: int) -> bool:
         """Return whether any sequence needs at most `max_pending` tokens until the next token of its answer."""
         return any(s.pending <= max_pending for s in (*self.running, *self.waiting[:MAX_PASSED]))
@@ -267,10 +286,14 @@ class Scheduler:
         answer_len: None reserves as much as `reserved_answer_len`.
         """
         assert sequence.state
-        known = sequence.computed + sequence.pending
-        budget = self.reserved_answer_len(sequence) if answer_len is None else answer_len
-        target_len = max(known, min(sequence.max_len, known + budget))
-        return -(-target_len // self.pool.block_size) - len(sequence.state.block_table)
+        known_len = sequence.computed + sequence.pending
+        if answer_len is None:
+            answer_len = self.reserved_answer_len(sequence)
+        return self.blocks_of(sequence, known_len, answer_len) - len(sequence.state.block_table)
+
+    def blocks_of(self, sequence: Sequence, known_len: int, answer_len: int) -> int:
+        """Return the blocks of known tokens and up to `answer_len` more, within the limit of the sequence."""
+        return -(-max(known_len, min(sequence.max_len, known_len + answer_len)) // self.pool.block_size)
 
     def allocate_slots(self, sequence: Sequence, count: int) -> int:
         """Allocate slots for `count` more tokens, or without the drafts among them, preempting others if
@@ -301,9 +324,10 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         self.free_state(sequence)
-        for queue in (self.running, self.waiting):
+        for queue in (self.running, self.waiting):  # thousands may be waiting
             if sequence in queue:
                 queue.remove(sequence)
+                break
 
     @staticmethod
     def free_state(sequence: Sequence) -> None:

@@ -1,12 +1,13 @@
 """The engine of a simulation: scheduler, block pool and loop are the product's; a step computes nothing and takes
 the time that its shape costs.
 
-`advance` skips over decode steps in which nothing is decided: no sequence arrives, ends or runs out of blocks. It
-leaves everything as if they had run one by one, which `tests/simulate` compares step for step.
+Decoding sequences are advanced as a group (`decode_group.py`), and `advance` skips over the steps in which nothing
+is decided: no sequence arrives, ends or is preempted. Both leave everything as if each had been scheduled by
+itself, which `tests/simulate` compares step for step.
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -16,14 +17,16 @@ import torch
 from localllm.runtime.engine import Engine, StepInFlight, TokenEvent, step_shape
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.runner import Runner
-from localllm.runtime.scheduler import CHUNK_TIMES_KEPT, ScheduledTokens, priority_key
+from localllm.runtime.scheduler import CHUNK_TIMES_KEPT, ScheduledTokens
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Readback, StepOutput, StepShape
-from localllm.simulate.policies import CountingBlockPool
+from localllm.simulate.policies import CountingBlockPool, SimulatedScheduler
 from localllm.simulate.sequence import SimulatedSequence
 
 NO_OUTPUT = StepOutput(Readback(torch.empty(0, dtype=torch.int64)), None)
 NO_SHAPE = StepShape(0, 0, 0, 0, 0, 0, 0)
+FIRST_STEP_STRIDE = 1009  # between the numbers of the first steps of two replicas
+SEPARATE_STEPS = 8  # without a group, after one in which a sequence might have been preempted
 DRAFT_TOKEN = 0
 ACCEPTANCE_DRAWS = 2**16
 
@@ -96,6 +99,14 @@ class TokenGaps:
         self.seconds = array("d")
         self.counts = array("q")
 
+    @classmethod
+    def joined(cls, parts: Iterable["TokenGaps"]) -> "TokenGaps":
+        result = cls()
+        for part in parts:
+            result.seconds.extend(part.seconds)
+            result.counts.extend(part.counts)
+        return result
+
     def add(self, seconds: float, count: int = 1) -> None:
         self.seconds.append(seconds)
         self.counts.append(count)
@@ -118,20 +129,31 @@ class SimulatedEngine(Engine):
         drafter: SimulatedDrafter | None = None,
         on_step: Callable[[list[tuple[int, int]], float], object] | None = None,
         one_by_one: bool = False,
+        number: int = 1,
     ):
-        """one_by_one: never skip steps, for tests."""
+        """one_by_one: without a group, and never skip steps, for tests; number: of a replica, whose steps deviate
+        otherwise than those of others"""
         runner = cast(Runner, IdleDevice(asynchronous, max_running))
         super().__init__(runner, pool, token_budget, max_running, drafter, clock)
         self.now, self.cost, self.on_finish, self.on_step = clock, cost, on_finish, on_step
         self.simulated_drafter = drafter
-        self.one_by_one = one_by_one
+        self.may_group = not one_by_one and drafter is None and not pool.recurrent
+        self.use_scheduler(SimulatedScheduler(pool, token_budget, max_running, self.scheduler.chunk_policy))
+        self.first_step = (number - 1) * FIRST_STEP_STRIDE
+        self.separate_until = 0  # step before which no sequence joins the group
         self.device_free_at = 0.0  # when the steps launched so far have ended
         self.busy_s = 0.0
         self.gaps = TokenGaps()
-        self.only_decodes = False  # whether every running sequence is decoding, as of the last step
         self.admission_settled = False  # whether the waiting sequences were last refused in the present state
         self.caches_prefixes = not isinstance(pool, CountingBlockPool)
         self.padding_sequences = 0  # slots of ended sequences that a static batch still computes
+
+    def use_scheduler(self, scheduler: SimulatedScheduler) -> None:
+        self.scheduler, self.group = scheduler, scheduler.group
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.group.members) or super().has_unfinished_requests
 
     # One step
 
@@ -143,20 +165,72 @@ class SimulatedEngine(Engine):
     def must_commit_first(self) -> bool:
         return self.drafter is not None and super().must_commit_first()
 
+    def step(self) -> list[TokenEvent]:
+        group, scheduler = self.group, cast(SimulatedScheduler, self.scheduler)
+        if group.members and not scheduler.can_use_group():
+            self.dissolve_group()
+        if not group.members:
+            return super().step()
+        launched = self.launch(scheduler.schedule())
+        self.steps += 1
+        self.commit()
+        self.in_flight = launched
+        if not self.runner.asynchronous:
+            self.commit()
+        return []
+
+    def dissolve_group(self) -> None:
+        """Make the members ordinary running sequences again, for some steps."""
+        group, in_flight = self.group, self.in_flight
+        members = sorted(group.members.values(), key=lambda sequence: sequence.request.id)
+        if in_flight:  # has brought a token of all but those that joined with it
+            in_flight.sampling[:0] = [s for s in members if s.joined_at < group.launched]
+        for sequence in members:
+            self.leave_group(sequence)
+        self.scheduler.running += members
+        group.clear()
+        self.separate_until = self.steps + SEPARATE_STEPS
+
+    def abandon(self) -> list[SimulatedSequence]:
+        """Return all sequences, of an engine that has failed."""
+        if self.group.members:
+            self.dissolve_group()
+        return [*self.running_sequences(), *self.waiting_sequences()]
+
+    def waiting_sequences(self) -> list[SimulatedSequence]:
+        return cast(list[SimulatedSequence], self.scheduler.waiting)
+
+    def running_sequences(self) -> list[SimulatedSequence]:
+        return [*cast(list[SimulatedSequence], self.scheduler.running), *self.group.members.values()]
+
+    def produced_by(self, sequence: SimulatedSequence) -> int:
+        """Return how many tokens of a sequence's answer have been read."""
+        in_group = self.group.committed - sequence.joined_at if sequence.joined_at >= 0 else 0
+        return sequence.produced + max(0, in_group)
+
+    def leave_group(self, sequence: SimulatedSequence) -> None:
+        """Bring a member up to date, with its blocks in the prefix cache."""
+        self.group.leave(sequence, self.last_read_at)
+        if self.caches_prefixes and sequence.state:
+            sequence.state.cache_full_blocks(sequence.token_ids)
+
     def launch(self, work: ScheduledTokens) -> SimulatedStep:
+        group, scheduler = self.group, cast(SimulatedScheduler, self.scheduler)
+        if not group.members:
+            group.launched += 1
         shape, sampling = self.shape_of(work)
         ends_at = self.start_step(shape)
+        if self.on_step:
+            self.on_step([*((n, 1) for n in group.members), *((s.request.id, n) for s, n in work)], ends_at)
+        if sampling and self.may_group and self.steps >= self.separate_until:
+            scheduler.join_group(sampling)
         for sequence in sampling:
             sequence.unread_count = 1
-        if self.on_step:
-            self.on_step([(s.request.id, count) for s, count in work], ends_at)
-        scheduler = self.scheduler
-        self.only_decodes = len(sampling) == len(scheduler.running)
         self.admission_settled = bool(scheduler.waiting) and scheduler.remaining_budget > 0
         return SimulatedStep(
             [s for s, _ in work],
             shape.tokens + shape.prompt_tokens,
-            sampling,
+            cast(list[Sequence], sampling),
             [len(s.draft_ids) for s in sampling] if self.drafter else [],
             NO_OUTPUT,
             [],
@@ -168,14 +242,20 @@ class SimulatedEngine(Engine):
 
     def start_step(self, shape: StepShape) -> float:
         """Occupy the device with a step, and return when it ends."""
-        seconds = self.cost.seconds(shape, self.steps)
+        seconds = self.cost.seconds(shape, self.first_step + self.steps)
         self.busy_s += seconds
         self.device_free_at = max(self.clock(), self.device_free_at) + seconds
         return self.device_free_at
 
-    def shape_of(self, work: ScheduledTokens) -> tuple[StepShape, list[Sequence]]:
-        """Return the shape of a scheduled step, and the sequences that are sampled in it."""
+    def shape_of(self, work: ScheduledTokens) -> tuple[StepShape, list[SimulatedSequence]]:
+        """Return the shape of a scheduled step, and the sequences outside the group that are sampled in it."""
         shape = step_shape(work)
+        if members := len(self.group.members):
+            shape = shape._replace(
+                sequences=shape.sequences + members,
+                tokens=shape.tokens + members,
+                context=shape.context + self.group.context,
+            )
         if padding := self.padding_sequences:
             decoding = shape.sequences
             shape = shape._replace(
@@ -183,7 +263,7 @@ class SimulatedEngine(Engine):
                 tokens=shape.tokens + (padding if decoding else 0),
                 context=shape.context + (padding * shape.context // decoding if decoding else 0),
             )
-        return shape, [sequence for sequence, _ in work if not sequence.pending]
+        return shape, [cast(SimulatedSequence, sequence) for sequence, _ in work if not sequence.pending]
 
     def commit(self) -> list[TokenEvent]:
         launched, self.in_flight = self.in_flight, None
@@ -192,8 +272,9 @@ class SimulatedEngine(Engine):
         assert isinstance(launched, SimulatedStep)
         clock, before = self.now, self.last_read_at
         clock.now = now = self.last_read_at = max(clock.now, launched.ends_at)
-        finished: list[SimulatedSequence] = []
-        regular = 0  # sequences whose last token came with the step before
+        regular = self.group.commit()  # sequences whose last token came with the step before
+        self.output_tokens += regular
+        finished = self.group.take_finished()
         for index, sequence in enumerate(launched.sampling):
             if sequence.finished:
                 continue
@@ -218,12 +299,14 @@ class SimulatedEngine(Engine):
                 finished.append(sequence)
         if regular:
             self.gaps.add(now - before, regular)
-        size = self.pool.block_size
-        for sequence in launched.sequences if self.caches_prefixes else ():
-            if (state := sequence.state) and len(state.block_serials) < min(
-                state.length, len(sequence.token_ids)
-            ) // size:
-                state.cache_full_blocks(sequence.token_ids)
+        if self.caches_prefixes:
+            size = self.pool.block_size
+            for sequence in launched.sequences:
+                if (state := sequence.state) and len(state.block_serials) < min(
+                    state.length, len(sequence.token_ids)
+                ) // size:
+                    state.cache_full_blocks(sequence.token_ids)
+                    self.admission_settled = False  # a waiting sequence may begin with these blocks
         for sequence in finished:
             self.end(sequence)
         return []
@@ -242,6 +325,8 @@ class SimulatedEngine(Engine):
 
     def end(self, sequence: SimulatedSequence) -> None:
         self.admission_settled = False
+        if sequence.joined_at >= 0:
+            self.leave_group(sequence)
         sequence.finished = True
         self.scheduler.finish(sequence)
         self.on_finish(sequence)
@@ -253,126 +338,68 @@ class SimulatedEngine(Engine):
 
         Returns False without running any if the next step may decide something else.
         """
-        scheduler = self.scheduler
-        running = scheduler.running
-        if not self.only_decodes or self.one_by_one or self.drafter is not None or not running:
+        scheduler, group, in_flight = self.scheduler, self.group, self.in_flight
+        if not group.members or scheduler.running or self.clock() >= until or (in_flight and in_flight.sampling):
             return False
-        if scheduler.waiting and not (self.admission_settled or len(running) >= scheduler.max_running):
+        if scheduler.waiting and not (self.admission_settled or scheduler.running_count >= scheduler.max_running):
             return False
-        if len(running) > scheduler.token_budget or self.clock() >= until:
+        if len(group.members) > scheduler.token_budget or group.blocks_of_next_step > self.pool.free_count:
             return False
-        sequences = cast(list[SimulatedSequence], sorted(running, key=priority_key))
-        most = min(s.answer_len - s.produced for s in sequences)
-        boundaries, most = self.block_boundaries(sequences, most)
-        if most < 1:
-            return False
-        steps = self.run_decode_steps(sequences, most, until)
-        for step, index in boundaries:
-            if step > steps:
-                break
-            table = sequences[index].state.block_table  # pyright: ignore[reportOptionalMemberAccess]
-            table.append(self.pool.allocate(table[-1]))
-        self.commit_decode_steps(sequences, steps)
+        self.run_decode_steps(until)
+        for sequence in group.take_finished():
+            self.end(sequence)
         return True
 
-    def block_boundaries(self, sequences: list[SimulatedSequence], most: int) -> tuple[list[tuple[int, int]], int]:
-        """Return the steps in which a sequence needs a block, as (step, index), and the number of steps for which
-        there are blocks."""
-        boundaries: list[tuple[int, int]] = []
-        size = self.pool.block_size
-        for index, sequence in enumerate(sequences):
-            state = sequence.state
-            assert state
-            first = len(state.block_table) * size - state.length + 1
-            if first <= most:
-                boundaries += [(step, index) for step in range(first, most + 1, size)]
-        boundaries.sort()
-        if len(boundaries) > (free := self.pool.free_count):
-            most = boundaries[free][0] - 1
-        return boundaries, most
-
-    def run_decode_steps(self, sequences: list[SimulatedSequence], most: int, until: float) -> int:
-        """Let the time of up to `most` steps pass, and return their number."""
-        clock, cost, number = self.now, self.cost.seconds, self.steps
-        policy = self.scheduler.chunk_policy
-        count = len(sequences) + self.padding_sequences
-        context = sum(s.state.length for s in sequences if s.state)
-        if self.padding_sequences:
-            context += self.padding_sequences * context // len(sequences)
+    def run_decode_steps(self, until: float) -> None:
+        """Let the time of decode steps pass until `until`, the end of an answer or a shortage of blocks."""
+        group, clock, cost, number, pool = (
+            self.group,
+            self.now,
+            self.cost.seconds,
+            self.first_step + self.steps,
+            self.pool,
+        )
+        policy, asynchronous = self.scheduler.chunk_policy, self.runner.asynchronous
+        members, padding = len(group.members), self.padding_sequences
+        count = members + padding
         durations: list[float] = []
-        in_flight = cast(SimulatedStep | None, self.in_flight)
-        now, free_at, before, steps = clock.now, self.device_free_at, self.last_read_at, 0
+        now, free_at, before = clock.now, self.device_free_at, self.last_read_at
+        ends_at = self.in_flight.ends_at if isinstance(self.in_flight, SimulatedStep) else None
+        gaps, needs_block, last_step = self.gaps, group.needs_block, group.next_end
         if policy:
             policy.begin_step()
         began = now
-        regular = all(s.last_token_at == before for s in sequences if s.produced)
-        while steps < most and now < until:
-            steps += 1
-            context += count
+        while now < until and group.committed != last_step:
+            if (due := needs_block.get(group.launched + 1)) and len(due) > pool.free_count:
+                break
+            group.extend()
+            context = group.context
+            if padding:
+                context += padding * context // members
             seconds = cost(StepShape(count, count, context, 0, 0, 0, 0), number)
             number += 1
             self.busy_s += seconds
-            began, ended = now, free_at
+            began = now
             free_at = max(now, free_at) + seconds
-            now = max(now, ended) if in_flight else free_at
             if self.on_step:
-                self.on_step([(s.request.id, 1) for s in sequences], free_at)
-            if steps == 1 and (in_flight or not regular):
-                self.read_first_tokens(sequences, now, before)
+                self.on_step([(n, 1) for n in group.members], free_at)
+            if asynchronous:
+                previous, ends_at = ends_at, free_at
+                if previous is None:
+                    continue
+                now = max(now, previous)
             else:
-                self.gaps.add(now - before, len(sequences))
+                now = free_at
+            group.committed += 1
+            self.output_tokens += members
+            gaps.add(now - before, members)
             before = now
             durations.append(now - began)
-        if policy:
+        if policy and durations:
             for seconds in durations[-CHUNK_TIMES_KEPT - 1 : -1]:
                 policy.record_step(0, seconds)
             policy.time_step(0, began)
-        clock.now, self.device_free_at, self.last_read_at, self.steps = now, free_at, before, number
-        return steps
-
-    def read_first_tokens(self, sequences: list[SimulatedSequence], now: float, before: float) -> None:
-        """Record the tokens of a step in which some sequences do not continue from the step before."""
-        regular = 0
-        for sequence in sequences:
-            if sequence.produced == 0:
-                sequence.first_token_at = now
-            elif sequence.last_token_at == before:
-                regular += 1
-            else:
-                self.gaps.add(now - sequence.last_token_at)
-        if regular:
-            self.gaps.add(now - before, regular)
-
-    def commit_decode_steps(self, sequences: list[SimulatedSequence], steps: int) -> None:
-        """Do what `commit` does for `steps` steps that brought one token of each sequence."""
-        now, size, caches = self.now.now, self.pool.block_size, self.caches_prefixes
-        in_flight = cast(SimulatedStep | None, self.in_flight)
-        self.output_tokens += steps * len(sequences)
-        finished: list[SimulatedSequence] = []
-        for sequence in sequences:
-            state = sequence.state
-            assert state
-            state.length += steps
-            sequence.produced += steps
-            sequence.prompt_spans.length += steps
-            sequence.last_token_at = now
-            if caches and len(state.block_serials) < min(state.length, sequence.prompt_spans.length) // size:
-                state.cache_full_blocks(sequence.token_ids)
-            if sequence.produced >= sequence.answer_len:
-                finished.append(sequence)
-        if in_flight:
-            self.in_flight = SimulatedStep(
-                list(sequences),
-                len(sequences),
-                list(sequences),
-                [],
-                NO_OUTPUT,
-                [],
-                [],
-                {},
-                NO_SHAPE,
-                self.device_free_at,
-            )
-        for sequence in finished:
-            self.end(sequence)
-        self.only_decodes = True
+        clock.now, self.device_free_at, self.last_read_at = now, free_at, before
+        self.steps = number - self.first_step
+        if ends_at is not None:
+            self.in_flight = SimulatedStep([], count, [], [], NO_OUTPUT, [], [], {}, NO_SHAPE, ends_at)

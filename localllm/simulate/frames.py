@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from localllm.runtime.kv_cache.sequence_state import BlockPool
-from localllm.simulate.engine import SimulatedEngine
+from localllm.simulate.fleet import Fleet
 from localllm.simulate.report import format_time
 from localllm.simulate.sequence import SimulatedSequence
 from localllm.simulate.simulation import PERCENTILES, Records
@@ -34,80 +34,75 @@ class Frames:
         self.requests, self.limits, self.emit = requests, limits, emit
         self.emitted = 0
 
-    def started(self, engine: SimulatedEngine, records: Records) -> None:
+    def started(self, fleet: Fleet, records: Records) -> None:
         """Begin a run; a second run replaces the first, whose frames are void."""
-        self.engine, self.records = engine, records
-        self.rows: list[RequestRow] = []
-        self.stages: dict[int, int] = {}  # times that are known, by the number of a running request
-        self.arrived_count = self.refused_count = 0
-        self.first_at, self.last_at = math.nan, -math.inf
+        self.fleet, self.records = fleet, records
+        self.rows: list[RequestRow] = []  # of answered requests, since the last frame
+        self.known: dict[int, RequestRow] = {}  # the newest rows of unanswered requests, by number
+        self.first_at, self.now = fleet.load.next_at(), -math.inf
         if self.emitted:
             self.emit({"restart": True})
 
-    def arrived(self, sequence: SimulatedSequence) -> None:
-        self.arrived_count += 1
-        if math.isnan(self.first_at):
-            self.first_at = sequence.request.arrival
-        self.rows.append(request_row(sequence))
-
-    def refused(self) -> None:
-        self.refused_count += 1
-
-    def finished(self, sequence: SimulatedSequence) -> None:
-        self.stages.pop(sequence.request.id, None)
-        self.rows.append(request_row(sequence))
+    def finished(self, sequence: SimulatedSequence, prefilled: SimulatedSequence | None) -> None:
+        self.known.pop(sequence.request.id, None)
+        self.rows.append(request_row(sequence, prefilled, sequence.produced, sequence.last_token_at))
 
     def step(self, now: float) -> None:
         """Emit a frame if it is time."""
-        if not self.arrived_count:
+        if not self.fleet.request_count:
             return
-        elapsed = now - self.first_at
-        expected = elapsed * self.requests / min(self.requests, self.arrived_count + self.refused_count)
-        if now - self.last_at >= expected / MAX_FRAMES:
-            self.last_at = now
+        expected = (now - self.first_at) * self.requests / min(self.requests, self.fleet.request_count)
+        if now - self.now >= expected / MAX_FRAMES:
             self.emit_frame(now)
 
     def ended(self, now: float) -> None:
-        self.emit_frame(now)
+        self.emit_frame(max(now, self.now))
 
     def emit_frame(self, now: float) -> None:
         self.emitted += 1
-        engine, records = self.engine, self.records
-        self.rows += self.changed_rows()
+        self.now = now
+        fleet, records = self.fleet, self.records
+        rows, self.rows = [*self.rows, *self.changed_rows()], []
+        engines = [replica.engine for replica in fleet.replicas]
         elapsed, done = now - self.first_at, len(records.arrival)
-        rows, self.rows = self.rows, []
+        produced = [sequence.produced for engine in engines for sequence in engine.running_sequences()]
         self.emit(
             {
                 "t": now,
                 "requests": rows,
-                "waiting": len(engine.scheduler.waiting),
-                "prefill": sum(sequence.produced == 0 for sequence in self.running()),
-                "decode": sum(sequence.produced > 0 for sequence in self.running()),
+                "waiting": sum(len(engine.scheduler.waiting) for engine in engines),
+                "prefill": produced.count(0),
+                "decode": len(produced) - produced.count(0),
                 "done": done,
-                "refused": self.refused_count,
-                "used_blocks": engine.pool.count - engine.pool.free_count,
-                "cached_blocks": unused_cached_blocks(engine.pool),
-                "steps": engine.steps,
-                "preemptions": engine.scheduler.preemptions,
+                "refused": fleet.refused,
+                "used_blocks": sum(engine.pool.count - engine.pool.free_count for engine in engines),
+                "cached_blocks": sum(unused_cached_blocks(engine.pool) for engine in engines),
+                "steps": sum(engine.steps for engine in fleet.engines),
+                "preemptions": sum(engine.scheduler.preemptions for engine in fleet.engines),
                 "requests_per_s": done / elapsed if elapsed > 0 else None,
-                "output_tokens_per_s": engine.output_tokens / elapsed if elapsed > 0 else None,
+                "output_tokens_per_s": self.output_tokens / elapsed if elapsed > 0 else None,
                 "goodput": self.met() / elapsed if elapsed > 0 and self.limits else None,
                 **{name: self.percentiles(name) for name in LIVE_MEASURES},
             }
         )
 
-    def running(self) -> Iterator[SimulatedSequence]:
-        for sequence in self.engine.scheduler.running:
-            assert isinstance(sequence, SimulatedSequence)
-            yield sequence
+    @property
+    def output_tokens(self) -> int:
+        return sum(engine.output_tokens for engine in self.fleet.engines)
 
     def changed_rows(self) -> Iterator[RequestRow]:
-        """Yield running requests that began or had their first token since the last frame."""
-        for sequence in self.running():
-            stage = 1 + (sequence.produced > 0)
-            if self.stages.get(sequence.request.id) != stage:
-                self.stages[sequence.request.id] = stage
-                yield request_row(sequence)
+        """Yield unanswered requests that came, began, had their first token or failed since the last frame."""
+        requests, known = self.fleet.requests, self.known
+        for engine in (replica.engine for replica in self.fleet.replicas):
+            for sequence in (*engine.waiting_sequences(), *engine.running_sequences()):
+                number = sequence.request.id
+                row = request_row(sequence, requests[number].prefilled, engine.produced_by(sequence))
+                if number not in known or known[number][:4] != row[:4]:
+                    known[number] = row
+                    yield row
+        for number in known.keys() - requests.keys() - {request.number for request in self.fleet.held}:
+            row = known.pop(number)
+            yield (*row[:4], self.now, *row[5:])
 
     def percentiles(self, name: str) -> list[str]:
         """Return the percentiles of a measure over all requests answered so far, as text."""
@@ -121,16 +116,24 @@ class Frames:
         return self.records.met(self.limits)
 
 
-def request_row(sequence: SimulatedSequence) -> RequestRow:
-    produced = sequence.produced
+def request_row(
+    sequence: SimulatedSequence,
+    prefilled: SimulatedSequence | None,
+    produced: int,
+    ended_at: float | None = None,
+) -> RequestRow:
+    """prefilled: the sequence that computed the prompt and the first token, if that was another one; produced:
+    tokens of `sequence`, without those"""
+    first = prefilled or sequence
+    produced += prefilled.produced if prefilled else 0
     return (
         sequence.request.id,
-        sequence.request.arrival,
-        sequence.stopwatch.scheduled,
-        sequence.first_token_at if produced else None,
-        sequence.last_token_at if produced >= sequence.answer_len else None,
-        sequence.prompt_len,
-        sequence.cached_tokens or 0,
+        first.request.arrival,
+        first.stopwatch.scheduled,
+        first.first_token_at if produced else None,
+        ended_at,
+        first.prompt_len,
+        first.cached_tokens or 0,
         produced,
     )
 

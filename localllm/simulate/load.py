@@ -72,6 +72,8 @@ class Lengths:
 class Load(ABC):
     """The source of a simulation's requests, for one run."""
 
+    depends_on_answers = False  # whether requests follow answers
+
     @abstractmethod
     def next_at(self) -> float:
         """Return when the next request arrives, as far as is known; infinity for none."""
@@ -106,6 +108,8 @@ class Conversations(Load):
 
     They begin at `starts`, or in a closed load each user begins another one when the last has ended.
     """
+
+    depends_on_answers = True
 
     def __init__(self, plan: "LoadPlan", starts: Iterator[float] | None, rng: random.Random):
         self.plan, self.starts, self.rng = plan, starts, rng

@@ -5,10 +5,11 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from localllm.formatting import format_columns, format_seconds, format_table, three_digits
+from localllm.formatting import format_bytes, format_columns, format_seconds, format_table, three_digits
 from localllm.hardware.prices import RentalPrice
 from localllm.simulate.capacity import Capacity, Objective, Sensitivity
 from localllm.simulate.cost import Cost
+from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import LoadPlan
 from localllm.simulate.simulation import MEASURES, PERCENTILES, EngineSetup, Simulated
 from localllm.simulate.target import Target
@@ -46,13 +47,21 @@ class Report:
         """Of output, in the price's currency."""
         if self.price is None:
             return None
-        return self.price.per_hour / HOUR_S * self.simulated.duration_s / self.simulated.output_tokens * 1e6
+        device_s = self.simulated.device_s * self.target.devices
+        return self.price.per_hour / HOUR_S * device_s / self.simulated.output_tokens * 1e6
 
     @property
     def joules_per_token(self) -> float | None:
         """Of output, at the most that the device draws, while steps run."""
         watts = self.target.watts
-        return None if watts is None else watts * self.simulated.busy_s / self.simulated.output_tokens
+        if watts is None:
+            return None
+        return watts * self.target.devices * self.simulated.busy_s / self.simulated.output_tokens
+
+    @property
+    def busy(self) -> float:
+        """The share of the time of all replicas in which steps ran."""
+        return min(1.0, self.simulated.busy_s / self.simulated.device_s) if self.simulated.device_s else 0.0
 
     @property
     def bandwidth_share(self) -> float | None:
@@ -63,9 +72,9 @@ class Report:
         return self.share(self.simulated.operations, self.target.rates and self.target.rates.flops)
 
     def share(self, amount: float | None, rate: float | None) -> float | None:
-        if amount is None or rate is None or not self.simulated.duration_s:
+        if amount is None or rate is None or not self.simulated.device_s:
             return None
-        return amount / rate / self.simulated.duration_s
+        return amount / rate / self.simulated.device_s
 
 
 def describe_load(load: LoadPlan, trace_format: str | None) -> str:
@@ -101,6 +110,27 @@ def describe_engine(setup: EngineSetup) -> str:
     return "; ".join(parts)
 
 
+def describe_fleet(fleet: FleetSetup) -> str:
+    """Return the replicas in words; empty for a single one."""
+    if fleet.is_single:
+        return ""
+    if fleet.prefill:
+        assert fleet.link
+        parts = [
+            f"{fleet.prefill} for prompts and {fleet.replicas - fleet.prefill} for answers; "
+            f"{three_digits(fleet.token_bytes / 1e3)} kB per token over {fleet.link.bandwidth / 1e9:g} GB/s"
+        ]
+    elif fleet.scales:
+        parts = [f"{fleet.replicas} to {fleet.most_replicas}, for {fleet.scale_target:g} requests each"]
+    else:
+        parts = [str(fleet.replicas)]
+    parts.append(f"routed by {fleet.route}")
+    if fleet.start_s:
+        parts.append(f"started within {fleet.start_s:g} s")
+    parts += [f"replica {number} fails after {at:g} s" for number, at in fleet.kills]
+    return "; ".join(parts)
+
+
 def format_report(report: Report) -> str:
     """Return the report as text, without a final line break."""
     simulated, fit = report.simulated, report.target.fit
@@ -109,6 +139,7 @@ def format_report(report: Report) -> str:
         ("device", report.target.device),
         ("step times", report.cost.source),
         ("engine", describe_engine(report.target.setup)),
+        *([("replicas", fleet)] if (fleet := describe_fleet(report.target.setup.fleet)) else []),
         ("load", describe_load(report.load, report.trace_format)),
         (
             "simulated",
@@ -151,7 +182,7 @@ def totals(report: Report) -> Rows:
     if report.objective and report.goodput is not None:
         share = report.objective.attained(simulated)
         rows.append(("goodput", f"{three_digits(report.goodput)} requests/s; {share:.1%} meet the objectives"))
-    busy = f"steps ran {min(1.0, simulated.busy_s / simulated.duration_s):.0%} of the time"
+    busy = f"steps ran {report.busy:.0%} of the time"
     if report.bandwidth_share is not None and report.flops_share is not None:
         busy += f"; {report.bandwidth_share:.0%} of the bandwidth, {report.flops_share:.0%} of the arithmetic"
     rows.append(("utilisation", busy))
@@ -161,6 +192,18 @@ def totals(report: Report) -> Rows:
         ("preemptions", str(simulated.preemptions)),
         ("requests", f"at most {simulated.most_running} at once, {simulated.most_waiting} waiting"),
     ]
+    if len(simulated.replicas) > 1:
+        shares = ", ".join(str(replica.requests) for replica in simulated.replicas)
+        mean = simulated.device_s / simulated.duration_s
+        rows.append(("replicas", f"{three_digits(mean)} up on average; requests of each: {shares}"))
+    if simulated.failed or simulated.retried:
+        rows.append(
+            ("failures", f"{simulated.failed} answers broke off, {simulated.retried} requests were sent again")
+        )
+    if simulated.transfers:
+        size = format_bytes(round(simulated.transferred_bytes / simulated.transfers))
+        seconds = format_seconds(simulated.transfer_s / simulated.transfers)
+        rows.append(("transfers", f"{simulated.transfers} of {size} on average, each within {seconds}"))
     if simulated.draft_tokens:
         accepted = simulated.accepted_tokens / simulated.draft_tokens
         rows.append(("draft tokens", f"{simulated.draft_tokens}, {accepted:.0%} accepted"))
@@ -234,7 +277,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "preemptions": simulated.preemptions,
         "most_running": simulated.most_running,
         "most_waiting": simulated.most_waiting,
-        "busy": simulated.busy_s / simulated.duration_s,
+        "busy": report.busy,
         "bandwidth_share": report.bandwidth_share,
         "flops_share": report.flops_share,
         "objectives_s": report.objective and report.objective.limits,
@@ -252,6 +295,12 @@ def as_dict(report: Report) -> dict[str, Any]:
             "unit": "users" if load.users is not None else "speed" if load.trace else "requests/s",
             "runs": capacity.runs,
         },
+        "replicas": [asdict(replica) for replica in simulated.replicas],
+        "failed": simulated.failed,
+        "retried": simulated.retried,
+        "transfers": simulated.transfers,
+        "transferred_bytes": simulated.transferred_bytes,
+        "transfer_s": simulated.transfer_s,
         "sensitivity": [asdict(change) for change in report.sensitivities],
         "wall_s": simulated.wall_s,
     }

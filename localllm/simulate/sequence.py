@@ -65,17 +65,17 @@ class SimulatedSequence(Sequence):
         stopwatch: Stopwatch,
         answer_id: int,
         limited: bool = True,
-        turn: object = None,
     ):
         """number: order of arrival; prompt: spans, as in `TokenSpans`; max_len: most tokens of prompt and
-        answer, as the request limits them; limited: whether it does; turn: what the load identifies it by."""
+        answer, as the request limits them; limited: whether it does"""
         tokens = TokenSpans([*prompt, (answer_id, 1)])
         tokens.length -= 1  # the span of the answer is empty at first
         tokens.ends[-1] -= 1
         self.answer_len = answer_len
         self.produced = 0  # tokens of the answer
         self.first_token_at = self.last_token_at = -1.0
-        self.turn = turn
+        self.joined_at = -1  # step after which it joined the group of decoding sequences; -1: not a member
+        self.reserved_blocks: int | None = None  # of a member, if they are constant
         self.prompt_spans = tokens
         request = Request((), LIMITED if limited else UNLIMITED, arrival, id=number)
         super().__init__(request, 0, NO_END_IDS, max_len, stopwatch)

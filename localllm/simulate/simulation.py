@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from localllm.metrics import Stopwatch
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.simulate.cost import Cost
 from localllm.simulate.engine import Clock, SimulatedDrafter, SimulatedEngine, TokenGaps
-from localllm.simulate.load import LoadPlan, Turn
+from localllm.simulate.fleet import Fleet, FleetSetup, Request
+from localllm.simulate.load import LoadPlan
 from localllm.simulate.policies import BatchScheduler, CountingBlockPool, SimulatedScheduler
 from localllm.simulate.sequence import SimulatedSequence
 
@@ -24,6 +25,8 @@ OnStep = Callable[[list[tuple[int, int]], float], object]  # scheduled (request,
 PERCENTILES = (50, 95, 99)
 MAX_POINTS = 2000  # of a timeline
 MEASURES = ("queue", "ttft", "tpot", "itl", "e2e")
+
+ONE_REPLICA = FleetSetup()
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ class EngineSetup:
     acceptance: float = 0.0  # probability that a draft token is accepted, if those before it are
     max_answer: int | None = None  # limit that requests state; None: their own length
     seed: int = 0
+    fleet: FleetSetup = ONE_REPLICA
 
     @property
     def capacity(self) -> int:
@@ -71,14 +75,16 @@ class Records:
     cached: "array[int]" = field(default_factory=lambda: array("q"))
     output: "array[int]" = field(default_factory=lambda: array("q"))
 
-    def add(self, sequence: SimulatedSequence) -> None:
-        self.arrival.append(sequence.request.arrival)
-        self.scheduled.append(sequence.stopwatch.scheduled or 0.0)
-        self.first.append(sequence.first_token_at)
+    def add(self, sequence: SimulatedSequence, prefilled: SimulatedSequence | None = None) -> None:
+        """prefilled: the sequence that computed the prompt and the first token, if that was another one"""
+        first = prefilled or sequence
+        self.arrival.append(first.request.arrival)
+        self.scheduled.append(first.stopwatch.scheduled or 0.0)
+        self.first.append(first.first_token_at)
         self.last.append(sequence.last_token_at)
-        self.prompt.append(sequence.prompt_len)
-        self.cached.append(sequence.cached_tokens or 0)
-        self.output.append(sequence.produced)
+        self.prompt.append(first.prompt_len)
+        self.cached.append(first.cached_tokens or 0)
+        self.output.append(sequence.produced + (prefilled.produced if prefilled else 0))
 
     def measure(self, name: str) -> np.ndarray:
         """Return the values of one of MEASURES except `itl`, of each request; NaN for TPOT of a single token."""
@@ -111,16 +117,29 @@ class Timeline:
         self.stride = 1
         self.skipped = 0
 
-    def add(self, now: float, engine: SimulatedEngine) -> None:
+    def add(self, now: float, engines: list[SimulatedEngine]) -> None:
         self.skipped += 1
         if self.skipped < self.stride:
             return
         self.skipped = 0
-        scheduler, pool = engine.scheduler, engine.pool
-        self.points.append((now, len(scheduler.running), len(scheduler.waiting), pool.count - pool.free_count))
+        running = sum(engine.scheduler.running_count for engine in engines)
+        waiting = sum(len(engine.scheduler.waiting) for engine in engines)
+        self.points.append((now, running, waiting, sum(e.pool.count - e.pool.free_count for e in engines)))
         if len(self.points) > MAX_POINTS:
             del self.points[::2]
             self.stride *= 2
+
+
+@dataclass(frozen=True)
+class ReplicaUse:
+    """The use of a replica."""
+
+    requests: int  # that were sent to it
+    up_s: float  # seconds, from its start
+
+
+class BlocksMatter(Exception):
+    """A preempted request may find its own blocks in the prefix cache."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +164,17 @@ class Simulated:
     bytes_read: float | None  # by all steps; None if the cost does not know
     operations: float | None
     wall_s: float  # that the simulation took
+    replicas: tuple[ReplicaUse, ...] = ()
+    failed: int = 0  # requests that had a token when their replica failed
+    retried: int = 0  # requests that were sent again, because they had none
+    transfers: int = 0  # of keys and values
+    transferred_bytes: float = 0.0
+    transfer_s: float = 0.0  # of all transfers, with the wait for those before
+
+    @property
+    def device_s(self) -> float:
+        """Seconds for which replicas were up, summed."""
+        return sum(replica.up_s for replica in self.replicas)
 
     @property
     def requests(self) -> int:
@@ -172,17 +202,14 @@ class Simulated:
 class Observer(Protocol):
     """What sees a run while it goes on. Any method may raise to end it."""
 
-    def started(self, engine: SimulatedEngine, records: Records) -> None:
+    def started(self, fleet: Fleet, records: Records) -> None:
         """A run begins: again, if the one before was on a wrong assumption."""
 
-    def arrived(self, sequence: SimulatedSequence) -> None: ...
-
-    def refused(self) -> None: ...
-
-    def finished(self, sequence: SimulatedSequence) -> None: ...
+    def finished(self, sequence: SimulatedSequence, prefilled: SimulatedSequence | None) -> None:
+        """A request is answered. prefilled: as in `Records.add`"""
 
     def step(self, now: float) -> None:
-        """Time has passed: that of a step, or of several without a decision between them."""
+        """Time has passed on a replica: that of a step, or of several without a decision between them."""
 
     def ended(self, now: float) -> None: ...
 
@@ -206,8 +233,9 @@ def make_engine(
     *,
     shares_prefixes: bool = True,
     one_by_one: bool = False,
+    number: int = 1,
 ) -> SimulatedEngine:
-    """shares_prefixes: whether any two prompts begin alike; on_step, one_by_one: as in `SimulatedEngine`"""
+    """shares_prefixes: whether any two prompts begin alike; others: as in `SimulatedEngine`"""
     pool_class = BlockPool if setup.prefix_caching and shares_prefixes else CountingBlockPool
     engine = SimulatedEngine(
         clock,
@@ -220,6 +248,7 @@ def make_engine(
         drafter=SimulatedDrafter(setup.drafts, setup.acceptance, setup.seed) if setup.drafts else None,
         on_step=on_step,
         one_by_one=one_by_one,
+        number=number,
     )
     if setup.is_product:
         return engine
@@ -230,7 +259,7 @@ def make_engine(
     if isinstance(scheduler, BatchScheduler):
         scheduler.batch_size, scheduler.context, scheduler.batcher = setup.batch_size, setup.context, engine
         scheduler.max_wait_s = setup.max_wait_s if setup.batching == "dynamic" else math.inf
-    engine.scheduler = scheduler
+    engine.use_scheduler(scheduler)
     return engine
 
 
@@ -248,26 +277,30 @@ def simulate(
     on_step, one_by_one: as in `SimulatedEngine`
     """
     started = time.perf_counter()
-    if not load_plan.shares_prefixes or not setup.prefix_caching:
+    fleet = setup.fleet
+    if not fleet.prefill and (not load_plan.shares_prefixes or not setup.prefix_caching):
         # Blocks need not be told apart, unless a preempted request finds its own in the prefix cache again.
         steps: list[tuple[list[tuple[int, int]], float]] = []
         record = None if on_step is None else lambda work, ends_at: steps.append((work, ends_at))
-        simulated = run(
-            load_plan,
-            setup,
-            cost,
-            record,
-            started,
-            shares_prefixes=False,
-            one_by_one=one_by_one,
-            observer=observer,
-        )
-        if simulated:
+        try:
+            simulated = run(
+                load_plan,
+                setup,
+                cost,
+                record,
+                started,
+                shares_prefixes=False,
+                one_by_one=one_by_one,
+                observer=observer,
+            )
+        except BlocksMatter:
+            pass
+        else:
             if on_step:
                 for step in steps:
                     on_step(*step)
             return simulated
-    simulated = run(
+    return run(
         load_plan,
         setup,
         cost,
@@ -277,8 +310,6 @@ def simulate(
         one_by_one=one_by_one,
         observer=observer,
     )
-    assert simulated
-    return simulated
 
 
 def run(
@@ -291,116 +322,120 @@ def run(
     shares_prefixes: bool,
     one_by_one: bool,
     observer: Observer | None,
-) -> Simulated | None:
-    """Run a load; None if `shares_prefixes` turns out to be wrong."""
-    clock, load, records, timeline = Clock(), load_plan.start(), Records(), Timeline()
+) -> Simulated:
+    """Run a load. Raises BlocksMatter if `shares_prefixes` turns out to be wrong."""
+    load, records, timeline, extra_gaps = load_plan.start(), Records(), Timeline(), TokenGaps()
+    capacity, most_running, most_waiting = setup.capacity, 0, 0
+    apart = setup.fleet.prefill > 0
 
-    def finish(sequence: SimulatedSequence) -> None:
-        records.add(sequence)
+    def engine_of(number: int, clock: Clock, on_finish: Callable[[SimulatedSequence], object]) -> SimulatedEngine:
+        return make_engine(
+            setup,
+            cost,
+            clock,
+            on_finish,
+            on_step,
+            shares_prefixes=shares_prefixes,
+            one_by_one=one_by_one,
+            number=number,
+        )
+
+    def sequence_of(request: Request, clock: Clock) -> SimulatedSequence | None:
+        return make_sequence(request, setup, capacity, clock, apart=apart)
+
+    def record(sequence: SimulatedSequence, prefilled: SimulatedSequence | None) -> None:
+        records.add(sequence, prefilled)
         if observer:
-            observer.finished(sequence)
-        load.answered(cast(Turn, sequence.turn), clock.now)
+            observer.finished(sequence, prefilled)
+        if prefilled:
+            extra_gaps.add(sequence.first_token_at - prefilled.first_token_at)
 
-    engine = make_engine(
-        setup, cost, clock, finish, on_step, shares_prefixes=shares_prefixes, one_by_one=one_by_one
-    )
-    if observer:
-        observer.started(engine, records)
-    scheduler = engine.scheduler
-    batches = scheduler if isinstance(scheduler, BatchScheduler) else None
-    first_at, number, refused, most_running, most_waiting = load.next_at(), 0, 0, 0, 0
-    capacity = setup.capacity
-    totals_before = cost.totals()
-    with paused_collector():
-        while True:
-            while load.next_at() <= clock.now:
-                turn = load.pop()
-                number += 1
-                if sequence := make_sequence(turn, number, setup, capacity, clock):
-                    engine.add_sequence(sequence)
-                    if observer:
-                        observer.arrived(sequence)
-                else:
-                    refused += 1
-                    if observer:
-                        observer.refused()
-                    load.answered(turn, clock.now)
-            next_at = load.next_at()
-            if not engine.has_unfinished_requests:
-                if next_at == math.inf:
-                    break
-                clock.now = max(clock.now, next_at)
-                continue
-            if batches:
-                batches.closed = next_at == math.inf
-            if len(scheduler.waiting) > most_waiting:
-                most_waiting = len(scheduler.waiting)
-            timeline.add(clock.now, engine)
-            if observer:
-                observer.step(clock.now)
-            if engine.advance(next_at):
-                continue
-            before, launched = clock.now, engine.steps
-            engine.step()
+    def observe(now: float, fleet: Fleet) -> None:
+        nonlocal most_running, most_waiting
+        running = waiting = 0
+        for replica in fleet.replicas:
+            scheduler = replica.engine.scheduler
+            running += scheduler.running_count
+            waiting += len(scheduler.waiting)
             if scheduler.preemptions and setup.prefix_caching and not shares_prefixes:
-                return None
-            most_running = max(most_running, len(scheduler.running))
-            if engine.steps == launched and engine.in_flight is None and clock.now == before:
-                # Nothing can run: a batch waits to be filled.
-                wake_at = batches.wake_at() if batches and not batches.closed else math.inf
-                if (later := min(next_at, wake_at)) == math.inf:
-                    raise UsageError(
-                        "the waiting requests do not fit into the cache",
-                        "use a larger --cache-tokens",
-                    )
-                clock.now = max(clock.now, later)
+                raise BlocksMatter
+        most_running, most_waiting = max(most_running, running), max(most_waiting, waiting)
+        timeline.add(now, [replica.engine for replica in fleet.replicas])
+        if observer:
+            observer.step(now)
+
+    first_at, totals_before = load.next_at(), cost.totals()
+    with paused_collector():
+        fleet = Fleet(setup.fleet, load, engine_of, sequence_of, record, observe)
+        if observer:
+            observer.started(fleet, records)
+        fleet.run()
     if not records.arrival:
         raise UsageError(
-            f"all {refused} requests are longer than the {capacity} tokens that fit", "use a longer --context"
+            f"all {fleet.refused} requests are longer than the {capacity} tokens that fit",
+            "use a longer --context",
         )
+    ended = fleet.end()
+    observe(ended, fleet)
     if observer:
-        observer.ended(clock.now)
+        observer.ended(ended)
+    engines, schedulers = fleet.engines, [engine.scheduler for engine in fleet.engines]
+    decoders = [replica.engine for replica in fleet.replicas[: setup.fleet.prefill or None]]
+    prompts = [engine.scheduler for engine in (decoders if apart else engines)]
     totals = cost.totals()
     return Simulated(
         records=records,
-        gaps=engine.gaps,
+        gaps=TokenGaps.joined([*(engine.gaps for engine in engines), extra_gaps]),
         timeline=timeline,
-        duration_s=clock.now - first_at,
-        busy_s=engine.busy_s,
-        steps=engine.steps,
-        preemptions=scheduler.preemptions,
-        prompt_tokens=scheduler.prompt_tokens,
-        cached_tokens=scheduler.cached_tokens,
+        duration_s=ended - first_at,
+        busy_s=sum(engine.busy_s for engine in engines),
+        steps=sum(engine.steps for engine in engines),
+        preemptions=sum(scheduler.preemptions for scheduler in schedulers),
+        prompt_tokens=sum(scheduler.prompt_tokens for scheduler in prompts),
+        cached_tokens=sum(scheduler.cached_tokens for scheduler in prompts),
         output_tokens=sum(records.output),
-        draft_tokens=engine.draft_tokens,
-        accepted_tokens=engine.accepted_tokens,
+        draft_tokens=sum(engine.draft_tokens for engine in engines),
+        accepted_tokens=sum(engine.accepted_tokens for engine in engines),
         most_running=most_running,
         most_waiting=most_waiting,
-        refused=refused,
+        refused=fleet.refused,
         bytes_read=totals[0] - totals_before[0] if totals and totals_before else None,
         operations=totals[1] - totals_before[1] if totals and totals_before else None,
         wall_s=time.perf_counter() - started,
+        replicas=tuple(ReplicaUse(replica.requests, replica.up_s) for replica in fleet.replicas),
+        failed=fleet.failed,
+        retried=fleet.retried,
+        transfers=fleet.transfers,
+        transferred_bytes=fleet.transferred_bytes,
+        transfer_s=fleet.transfer_s,
     )
 
 
 def make_sequence(
-    turn: Turn, number: int, setup: EngineSetup, capacity: int, clock: Clock
+    request: Request, setup: EngineSetup, capacity: int, clock: Clock, *, apart: bool
 ) -> SimulatedSequence | None:
-    """Return the sequence of a request; None if the prompt alone is too long. Answers end with the context."""
-    prompt_len = turn.prompt_len
+    """Return the sequence of a request; None if the prompt alone is too long. Answers end with the context.
+
+    apart: a first engine computes the prompt and one token, and a second one the rest of the answer
+    """
+    turn = request.turn
+    prompt, prompt_len = turn.prompt, turn.prompt_len
     if not prompt_len or prompt_len >= capacity:
         return None
     answer_len = min(turn.answer_len, capacity - prompt_len)
+    if request.prefilled:
+        prompt, prompt_len, answer_len = (*prompt, (turn.answer_id, 1)), prompt_len + 1, answer_len - 1
+    elif apart:
+        answer_len = 1
     limit = answer_len if setup.max_answer is None else max(answer_len, setup.max_answer)
     return SimulatedSequence(
-        number,
+        request.number,
         turn.arrival,
-        turn.prompt,
+        prompt,
         answer_len,
         min(prompt_len + limit, capacity),
         Stopwatch(turn.arrival, clock=clock),
         turn.answer_id,
-        turn=turn,
     )
 
 

@@ -17,11 +17,14 @@ from localllm.plan.step_times import StepSetup
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.runtime.step import StepShape
 from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, RooflineCost
+from localllm.simulate.fleet import Link
+from localllm.simulate.parallel import Parallel, ParallelCost, default_link
 from localllm.simulate.simulation import EngineSetup
 
 # Shares of a device's published rates that steps are assumed to reach: those of a CPU's own rates that answers of
 # a 1B model reached (`plan/measured.py`). No GPU was measured.
 ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
+ONE_DEVICE = Parallel()
 CPU_SEQUENCE_S = 60e-6  # of a CPU's step, for attention's calls, sampling and delivery: of `demo` on an AMD EPYC
 ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
 
@@ -45,6 +48,14 @@ class Target:
     make_cost: Callable[[], Cost]
     rates: ReachedRates | None  # of a roofline: what utilisation is a share of
     watts: float | None = None
+    devices: int = 1  # of each replica
+    device_model: str = ""  # name of a single device in the catalogue
+    link: Link | None = None  # between replicas; None where it is not known
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of keys and values of a token, in all layers."""
+        return self.fit.needs.block_bytes / BLOCK_SIZE
 
     @property
     def cost(self) -> Cost:
@@ -87,34 +98,48 @@ def roofline_target(
     step_s: float | None = None,
     sequence_s: float = 0.0,
     source: str | None = None,
+    parallel: Parallel = ONE_DEVICE,
 ) -> Target:
-    """Return a model on a device, whose steps reach these shares of its bandwidth and arithmetic rate.
+    """Return a model on a device or several, whose steps reach these shares of its bandwidth and arithmetic rate.
 
     step_s: time of a step besides reading and computing, None for an assumption; sequence_s: the same for each
     sequence of it; source: describes all this.
     """
+    config, single = parse_config(header.config), device
+    parallel.check(config)
+    device = parallel.joined(device)
     fit = checked_fit(header, device, options, name)
-    config = parse_config(header.config)
     extra_s = ASSUMED_LAYER_S * len(config.layers) if step_s is None else step_s
     rates = ReachedRates(device.bandwidth * shares[0], device.flops * shares[1])
     text = source or (
-        f"roofline of the {device.name} at {shares[0]:.0%} of its published bandwidth and {shares[1]:.0%} of its "
+        f"roofline of the {single.name} at {shares[0]:.0%} of its published bandwidth and {shares[1]:.0%} of its "
         f"arithmetic rate, and {extra_s * 1e6:.0f} µs more a step: assumed, no step was measured"
     )
 
+    if parallel.devices > 1:
+        assert parallel.link
+        speed, latency = f"{parallel.link.bandwidth / 1e9:g} GB/s", f"{parallel.link.latency_s * 1e6:g} µs"
+        text += f"; exchanges over {speed} and {latency} each, which do not overlap with computing"
+
     def make_cost() -> RooflineCost:
-        element = ELEMENT_BYTES[fit.dtype]
-        kv = kv_element_bytes(fit.kv_dtype)
-        return RooflineCost(config, fit.weights, element, kv, rates, text, extra_s, sequence_s)
+        element, kv = ELEMENT_BYTES[fit.dtype], kv_element_bytes(fit.kv_dtype)
+        if parallel.devices == 1:
+            return RooflineCost(config, fit.weights, element, kv, rates, text, extra_s, sequence_s)
+        cost = ParallelCost(config, fit.weights, element, kv, rates, text, extra_s, sequence_s)
+        cost.parallel = parallel
+        return cost
 
     return Target(
         name,
-        device.name,
+        device.name if parallel.devices == 1 else f"{parallel.devices} x {device.name}",
         fit,
         engine_setup(checked_memory(fit), device.device_type),
         make_cost,
-        ReachedRates(device.bandwidth, device.flops),
+        ReachedRates(single.bandwidth * parallel.devices, single.flops * parallel.devices),
         device.watts,
+        devices=parallel.devices,
+        link=parallel.link or default_link(single),
+        device_model=single.name,
     )
 
 

@@ -103,6 +103,31 @@ def test_price_and_power(localllm, llama):
     assert found["joules_per_token"] == pytest.approx(700 * per_token * found["busy"])
 
 
+def test_replicas(localllm, llama):
+    """Three replicas serve more than one, one of them fails, and each costs its own time."""
+    flags = ("--device", "h100", "--rate", "60", "--requests", "400", "--price", "3")
+    one = simulate(localllm, llama, *flags)
+    three = simulate(localllm, llama, *flags, "--replicas", "3", "--kill", "2@2s", "--start-up", "1s")
+    assert three["requests"] + three["failed"] == 400 and three["failed"] > 0
+    assert three["e2e_s"]["p95"] < one["e2e_s"]["p95"]
+    up_s = sum(replica["up_s"] for replica in three["replicas"])
+    assert up_s == pytest.approx(3 * three["duration_s"])
+    assert three["cost_per_million_tokens"] == pytest.approx(3 / 3600 * up_s / three["output_tokens"] * 1e6)
+    code, out, _ = localllm("simulate", llama, *flags, "--replicas", "1..3", "--route", "prefix")
+    assert code == 0 and "1 to 3, for 128 requests each; routed by prefix" in " ".join(out.split())
+
+
+def test_prompts_apart_and_parallel(localllm, llama):
+    flags = ("--device", "h100", "--rate", "5", "--requests", "50", "--link", "25GB/s")
+    apart = simulate(localllm, llama, *flags, "--prefill", "1", "--decode", "1")
+    assert apart["transfers"] == 50
+    assert (
+        apart["transferred_bytes"] == apart["prompt_tokens"] * 131_072
+    )  # 8 heads of 128, keys and values, 32 layers
+    parallel = simulate(localllm, llama, *flags, "--tensor-parallel", "4")
+    assert parallel["device"] == "4 x H100 SXM" and "exchanges over 25 GB/s" in parallel["step_times"]
+
+
 def test_list_price_and_maximum_power(localllm, llama, tmp_path):
     flags = ("--device", "h100", "--rate", "2", "--requests", "40")
     found = simulate(localllm, llama, *flags)
@@ -167,6 +192,13 @@ def test_measured_steps(localllm, tmp_path):
     ("flags", "message"),
     [
         ((), "give one of --rate, --users and --trace"),
+        (("--rate", "1", "--tensor-parallel", "0"), "--tensor-parallel is 0"),
+        (("--rate", "1", "--replicas", "0"), "--replicas is '0'"),
+        (("--rate", "1", "--replicas", "2", "--kill", "3@1s"), "give a replica from 1 to 2"),
+        (("--rate", "1", "--route", "prefix"), "--route needs --replicas"),
+        (("--rate", "1", "--replicas", "2", "--route", "random"), "--route is 'random'"),
+        (("--rate", "1", "--replicas", "2", "--scale-target", "5"), "--scale-target needs a range"),
+        (("--rate", "1", "--prefill", "2"), "--prefill and --decode go together"),
         (("--rate", "1", "--users", "2"), "give one of --rate, --users and --trace"),
         (("--rate", "0"), "--rate is 0"),
         (("--rate", "1", "--batching", "some"), "--batching is 'some'"),

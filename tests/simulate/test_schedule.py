@@ -2,6 +2,7 @@
 durations of steps."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from localllm.errors import UsageError
 from localllm.metrics import Stopwatch
 from localllm.request import Request, SamplingParams
 from localllm.runtime.kv_cache.sequence_state import BlockPool
@@ -107,6 +109,45 @@ def test_busy_engine(asynchronous: bool, blocks: int) -> None:
         rate=40.0, turns=3, requests=200, prompt=Lengths(60, 0.8), output=Lengths(40, 0.6), system=70, max_len=390
     )
     assert compare(plan, setup) > 500
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads(), setups, st.sampled_from(("static", "dynamic", "continuous")), st.booleans(), st.booleans())
+def test_group_equals_single_sequences(
+    plan: LoadPlan, setup: EngineSetup, batching: str, shortest: bool, admission: bool
+) -> None:
+    """Decoding sequences are scheduled as a group exactly as one by one, by the schedulers for comparison too."""
+    setup = replace(
+        setup,
+        batching=batching,
+        order="shortest" if shortest else "fcfs",
+        admission=admission,
+        max_wait_s=0.05,
+        batch_size=4,
+    )
+    if plan_turn_fits(first_turns(plan)[0], setup):
+        grouped, single = (outcome(plan, setup, one_by_one=one_by_one) for one_by_one in (False, True))
+        assert grouped == single
+
+
+def outcome(plan: LoadPlan, setup: EngineSetup, *, one_by_one: bool) -> Any:
+    """Return the steps of a simulation, the times of its requests and its gaps between tokens, or its error."""
+    steps: list[list[tuple[int, int]]] = []
+    try:
+        simulated = simulate(
+            plan,
+            setup,
+            LinearCost(jitter=True),
+            lambda work, ends_at: steps.append(sorted(work)),
+            one_by_one=one_by_one,
+        )
+    except UsageError as error:
+        return str(error)
+    records, gaps = simulated.records, Counter[float]()
+    for seconds, count in zip(simulated.gaps.seconds, simulated.gaps.counts, strict=True):
+        gaps[seconds] += count
+    times = (list(records.first), list(records.last), list(records.cached), list(records.scheduled))
+    return steps, times, gaps, simulated.output_tokens, simulated.preemptions, simulated.most_running
 
 
 class TimedModel:

@@ -63,6 +63,15 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
             return self.allocate_block(after + 1)
         return super().allocate()
 
+    def append_blocks(self, block_table: list[int], count: int) -> None:
+        """Allocate blocks at the end of a block table; raises OutOfBlocks behind the last free one."""
+        for _ in range(count):
+            block_table.append(self.allocate(block_table[-1] if block_table else None))
+
+    def release_blocks(self, blocks: ListLike[int]) -> None:
+        for block in blocks:
+            self.release(block)
+
     def root_of(self, scope: str) -> int:
         """Return the serial of the empty prefix in a scope. Sequences of different scopes share no blocks."""
         return self.roots.setdefault(scope, -len(self.roots))
@@ -224,8 +233,8 @@ class SequenceState:
             # Writing begins behind `length`: a block that is shared or in the index is copied first.
             index = self.length // size
             self.block_table[index] = pool.make_writable(self.block_table[index])
-        while len(self.block_table) * size < self.length + count:
-            self.block_table.append(pool.allocate(self.block_table[-1] if self.block_table else None))
+        if (missing := -(-(self.length + count) // size) - len(self.block_table)) > 0:
+            pool.append_blocks(self.block_table, missing)
         if count and pool.recurrent:
             self.own_state_slot()
         self.length += count
@@ -271,8 +280,7 @@ class SequenceState:
         size = self.pool.block_size
         keep = -(-length // size)
         # In order, so that they are reused as neighbours; a sequence loses its oldest cached blocks first.
-        for block in self.block_table[keep:]:
-            self.pool.release(block)
+        self.pool.release_blocks(self.block_table[keep:])
         del self.block_table[keep:]
         del self.block_serials[length // size :]
         self.length = length
