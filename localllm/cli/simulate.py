@@ -675,8 +675,8 @@ def target_of(
 ) -> Any:
     """Return a model on GPUs of the catalogue, or on a device of this machine.
 
-    chosen: the device of this machine; parallel: how many GPUs divide each layer, how many the layers, and the link
-    between them, None for the GPU's own
+    chosen: the device of this machine; parallel: how many GPUs divide each layer, how many the layers, and their
+    link, None for the GPU's own
     """
     from localllm.simulate.parallel import Parallel, default_link, parse_link
     from localllm.simulate.target import (
