@@ -143,7 +143,7 @@ def run_product(plan: LoadPlan, setup: EngineSetup, cost: LinearCost) -> RealRun
             number += 1
             turn = turns[number] = load.pop()
             if turn.prompt_len >= capacity:
-                load.answered(turn, clock.now)
+                load.answered(turn, turn.arrival)  # at once, whatever the engine does
                 continue
             engine.add_sequence(make_real(turn, number, capacity, setup, clock, runner, turns))
         if not engine.has_unfinished_requests:

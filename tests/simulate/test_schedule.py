@@ -80,6 +80,16 @@ def compare(plan: LoadPlan, setup: EngineSetup, *, one_by_one: bool = False) -> 
     LoadPlan(rate=5.0, burstiness=6.0, requests=14, prompt=Lengths(2, 0.9), output=Lengths(40, 0.7), max_len=60),
     EngineSetup(12, 4, 8, 3, 64, asynchronous=False),
 )
+# A preempted request of an engine that launches a step ahead waits for blocks that are not cached yet.
+@example(
+    LoadPlan(users=5, think_s=0.02, requests=5, prompt=Lengths(2, 0.9), output=Lengths(40, 0.7), max_len=60),
+    EngineSetup(12, 4, 8, 3, 64, asynchronous=True),
+)
+# Users whose requests are refused send the next ones while a step runs.
+@example(
+    LoadPlan(users=2, think_s=0.02, requests=13, prompt=Lengths(90, 0.9), output=Lengths(12, 0.7), max_len=60),
+    EngineSetup(12, 4, 64, 1, 64, asynchronous=False),
+)
 @settings(max_examples=120, deadline=None)
 @given(loads(), setups)
 def test_equals_product(plan: LoadPlan, setup: EngineSetup) -> None:
