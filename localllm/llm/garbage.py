@@ -3,6 +3,7 @@
 import gc
 from typing import Final
 
+DEFAULT_THRESHOLDS: Final = gc.get_threshold()
 # Full collections are made rarer. The default of the last threshold is 10: about one full collection per second.
 THRESHOLDS: Final = (700, 10, 100)
 
@@ -21,3 +22,4 @@ def freeze_garbage() -> None:
 def unfreeze_garbage() -> None:
     """Include frozen objects again, which may have become garbage, such as a closed model."""
     gc.unfreeze()
+    gc.set_threshold(*DEFAULT_THRESHOLDS)

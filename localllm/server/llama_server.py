@@ -50,7 +50,12 @@ EXAMPLE = {"model": "demo", "prompt": "Once upon a time", "n_predict": 8}
 ONE_OR_MORE = ["object", "array"]  # an array for several prompts
 COMPLETION_DOCS = RouteDocs(LlamaCompletionBody, EXAMPLE, stream_type=EVENT_STREAM, json_type=ONE_OR_MORE)
 EMBEDDING_DOCS = RouteDocs(LlamaEmbeddingBody, {"model": "demo", "content": "a cat"}, json_type="array")
-SLOT_DOCS = RouteDocs(SlotFileBody, {"filename": "slot.bin"}, query=("action", "model"))
+SLOT_DOCS = RouteDocs(
+    SlotFileBody,
+    {"filename": "slot.bin"},
+    query=("action", "model"),
+    errors={501: "The server runs without --slot-save-path."},
+)
 RERANK_PATHS = ("/rerank", "/reranking", "/v1/rerank", "/v1/reranking")
 
 

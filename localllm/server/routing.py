@@ -1,7 +1,7 @@
 """Routers on top of Starlette's routes, and the JSON bodies that their handlers read."""
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -39,6 +39,9 @@ class RouteDocs:
 
     query: tuple[str, ...] = ()
     """Names of optional query parameters, all of them strings."""
+
+    errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    """Errors of this route besides those of all, by status."""
 
 
 DEFAULT_DOCS = RouteDocs()

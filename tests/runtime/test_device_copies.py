@@ -69,7 +69,7 @@ def stored(tensor_format: str) -> QuantizedTensor:
 def test_looking_up_an_embedding_uploads_nothing_after_the_first_step(tensor_format: str) -> None:
     assert tensor_format in DEQUANTIZERS
     embedding = Embedding.__new__(Embedding)
-    embedding.weight, embedding.dtype = stored(tensor_format), torch.bfloat16
+    embedding.weight, embedding.dtype, embedding.ranks = stored(tensor_format), torch.bfloat16, None
     ids = torch.empty(4, dtype=torch.int64, device=DEVICE)
     assert embedding(ids).shape == (4, COLUMNS)
     with Uploads() as uploads:

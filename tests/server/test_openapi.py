@@ -2,10 +2,15 @@
 
 import json
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+
+from localllm.llm.llm import LLM
+from localllm.server.slots import SlotFiles
+from tests.server.conftest import serving
 
 LIMIT = {  # of an answer's length, by route
     "/v1/chat/completions": "max_tokens",
@@ -69,11 +74,16 @@ def short(body: Any, path: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["positive", "negative"])
-def test_responses_match_the_openapi_document(demo_url: str, mode: str) -> None:
+def test_responses_match_the_openapi_document(demo: LLM, tmp_path: Path, mode: str) -> None:
     """Sends valid and invalid requests to the real server, none of which may cause an internal error."""
+    with serving(demo, slot_files=SlotFiles(tmp_path)) as url:
+        check_responses(url, mode)
+
+
+def check_responses(url: str, mode: str) -> None:
     import schemathesis
 
-    schema = schemathesis.openapi.from_url(f"{demo_url}/openapi.json")
+    schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     for result in schema.get_all_operations():
         operation = result.ok()
         if operation.path in NOT_HERE or (mode == "negative" and not operation.body):
