@@ -184,8 +184,7 @@ def mixer_bytes(c: Mixer, hidden: int, e: int, tokens: int, context: int, *, pag
                 )
             else:
                 mixing += tokens * seen * max(MASK_COPIES - 1, e)  # or the mask in floats
-            retained = qkv if c.output_gate else 0  # the gates are a view of it
-            return gated + max(qkv + rotating, retained + mixing)
+            return gated + qkv + max(rotating, mixing)  # q, k and v before the rotation live until the end
         case LatentConfig():
             width = c.nope_dim + c.rope_dim
             q = tokens * c.heads * width * e
