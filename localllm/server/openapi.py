@@ -133,7 +133,7 @@ def responses(route: ApiRoute, docs: RouteDocs) -> Schema:
             "content": error_content,
             **({"headers": RETRY_AFTER} if status == 503 else {}),
         }
-        for status, text in (COMMON_ERRORS | (BODY_ERRORS if docs.body else {}) | docs.errors).items()
+        for status, text in (COMMON_ERRORS | (BODY_ERRORS if docs.body else {}) | dict(docs.errors)).items()
     }
     return {"200": ok, **errors}
 
