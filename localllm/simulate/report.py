@@ -207,12 +207,14 @@ def totals(report: Report) -> Rows:
     if simulated.draft_tokens:
         accepted = simulated.accepted_tokens / simulated.draft_tokens
         rows.append(("draft tokens", f"{simulated.draft_tokens}, {accepted:.0%} accepted"))
+    several = report.target.devices * report.target.setup.fleet.most_replicas > 1
+    per_gpu = "a GPU's " if several else ""
     if report.price and report.cost_per_million_tokens is not None:
         amount = f"{three_digits(report.cost_per_million_tokens)} {report.price.currency}".strip()
-        rows.append(("cost", f"{amount} per million output tokens, at {report.price.describe()}"))
+        rows.append(("cost", f"{amount} per million output tokens, at {per_gpu}{report.price.describe()}"))
     if report.joules_per_token is not None:
         joules = three_digits(report.joules_per_token)
-        rows.append(("energy", f"at most {joules} J per output token, at {report.target.watts:g} W"))
+        rows.append(("energy", f"at most {joules} J per output token, at {per_gpu}{report.target.watts:g} W"))
     return rows
 
 
@@ -222,10 +224,15 @@ def answer_lines(report: Report) -> list[str]:
         return []
     limits = ", ".join(f"{LABELS[name]} <= {limit * 1e3:g} ms" for name, limit in report.objective.limits.items())
     promise = f"{limits} for {report.objective.attainment:.0%} of the requests"
+    fleet = report.target.setup.fleet
+    serves = f"{report.target.device} serves"
+    if fleet.most_replicas > 1:
+        limit = "up to " if fleet.scales else ""
+        serves = f"{limit}{fleet.most_replicas} replicas on {report.target.device} serve"
     if report.capacity.simulated is None:
-        return textwrap.wrap(f"{report.target.device} serves no such load within {promise}", 80)
+        return textwrap.wrap(f"{serves} no such load within {promise}", 80)
     served = report.load.describe(report.capacity.amount)
-    lines = textwrap.wrap(f"{report.target.device} serves {served} within {promise}", 80)
+    lines = textwrap.wrap(f"{serves} {served} within {promise}", 80)
     for change in report.sensitivities:
         lines.append(f"  {change.assumption}: {report.load.describe(change.amount)}")
     return lines
