@@ -112,6 +112,7 @@ def test_it_plays_and_pauses(page: Page) -> None:
     position = "Number(document.getElementById('scrub').value)"
     page.keyboard.press("2")
     expect(page.locator("#command")).not_to_contain_text("static")
+    expect(page.locator("#text")).not_to_be_empty()  # positions are shares of the run, which grows until then
     expect(page.locator("#play")).to_have_text("Pause")
     first = page.evaluate(position)
     page.wait_for_timeout(700)
