@@ -28,7 +28,10 @@ SPIN_S = 0.0005  # before an arrival, during which the sender does not sleep
 
 
 class Sender:
-    """Sends requests to an LLM at their times, and collects the metrics of the answers."""
+    """Sends requests to an LLM at their times, and collects the metrics of the answers.
+
+    `seed` must differ from those of other senders, or the prefix cache has their prompts.
+    """
 
     def __init__(self, llm: LLM, seed: int):
         self.llm, self.rng = llm, random.Random(seed)
@@ -115,8 +118,8 @@ def measure(model: str, requests: int, loads: list[float]) -> dict[str, Any]:
         sender = Sender(llm, 1)
         all_at_once = turns_of(plan_of(llm, 1, requests, 1e6))
         highest = requests / sender.run(all_at_once)  # requests per second
-        for share in (0.2, 0.5, 0.8):
-            Sender(llm, 2).run(turns_of(plan_of(llm, round(100 * share), requests // 2, share * highest)))
+        for seed, share in enumerate((0.2, 0.5, 0.8), start=2):
+            Sender(llm, seed).run(turns_of(plan_of(llm, round(100 * share), requests // 2, share * highest)))
         fitted = FittedCost(take_steps(llm), f"of {model}")
         result: dict[str, Any] = {
             "model": model,
@@ -127,10 +130,10 @@ def measure(model: str, requests: int, loads: list[float]) -> dict[str, Any]:
             "step_error_total": round(fitted.error.total, 4),
             "loads": {},
         }
-        for load in loads:
+        for seed, load in enumerate(loads, start=5):
             plan = plan_of(llm, 7, requests, load / 100 * highest)
             turns = turns_of(plan)
-            sender = Sender(llm, 3)
+            sender = Sender(llm, seed)
             seconds = sender.run(turns)
             own_steps = take_steps(llm)
             measured = {
