@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -467,6 +468,7 @@ class PreparedSimulation:
     objective: Any
     sensitivity: bool
     price: RentalPrice | None
+    variants: list[Any]  # settings to try where the load is not served: groups, as in `find_requirement`
 
 
 def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
@@ -498,6 +500,7 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     check_combinations(flags)
     from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective
     from localllm.simulate.load import Lengths, LoadPlan
+    from localllm.simulate.requirement import policy_variants
     from localllm.simulate.traces import read_trace
 
     trace_format, turns_of_trace = read_trace(flags["trace"]) if flags["trace"] else (None, ())
@@ -508,9 +511,13 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         "prompt": flags["prompt"] and Lengths.parse(flags["prompt"], "--prompt"),
         "output": flags["output"] and Lengths.parse(flags["output"], "--output"),
     }
-    target = choose_target(
-        flags["model"], load_options, device, settings, efficiency, *(flags[name] for name in parallel_flags)
-    )
+    name, header, gpu, chosen = find_model(flags["model"], load_options, device, settings)
+
+    def unconfigured(changed: LoadOptions) -> Any:
+        parallel = (flags["tensor_parallel"] or 1, flags["pipeline_parallel"] or 1, flags["link"])
+        return target_of(name, header, changed, gpu, chosen, settings, efficiency, parallel)
+
+    target = unconfigured(load_options)
     own_lengths = default_lengths(target.setup.context)
     load = LoadPlan(
         trace=turns_of_trace,
@@ -538,20 +545,54 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         "drafts": positive(drafts, "--drafts"),
         "acceptance": (0.7 if acceptance is None else acceptance) if drafts else None,
     }
-    setup = replace(
-        target.setup,
-        batching=flags["batching"],
-        order=flags["order"],
-        admission=not flags["no_admission"],
-        prefix_caching=not flags["no_prefix_cache"],
-        seed=flags["seed"],
-        **{name: value for name, value in changes.items() if value is not None},
-    )
-    setup = replace(setup, fleet=fleet_setup(flags, setup.max_running, target))
-    watts = target.watts if flags["watts"] is None else flags["watts"]
-    target = replace(target, setup=setup, watts=watts)
+
+    def configured(target: Any) -> Any:
+        setup = replace(
+            target.setup,
+            batching=flags["batching"],
+            order=flags["order"],
+            admission=not flags["no_admission"],
+            prefix_caching=not flags["no_prefix_cache"],
+            seed=flags["seed"],
+            **{name: value for name, value in changes.items() if value is not None},
+        )
+        setup = replace(setup, fleet=fleet_setup(flags, setup.max_running, target))
+        return replace(target, setup=setup, watts=target.watts if flags["watts"] is None else flags["watts"])
+
+    target = configured(target)
     price = choose_price(target.device_model or target.device, flags["price"], flags["prices"])
-    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price)
+    variants = []
+    if objective:
+        formats = setting_variants(
+            load_options, header, gpu, target, lambda changed: configured(unconfigured(changed))
+        )
+        variants = [[*policy_variants(load, target)], *formats]
+    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price, variants)
+
+
+def setting_variants(
+    load_options: LoadOptions,
+    header: Header,
+    gpu: str | None,
+    target: Any,
+    make_target: Callable[[LoadOptions], Any],
+) -> list[list[tuple[str, Callable[[], Any]]]]:
+    """Return other formats of weights, or of keys and values, to try, and then both together.
+
+    There are none where step times are those of measured steps, which are of the present formats.
+    """
+    from localllm.simulate.serving import serving_settings
+
+    if target.rates is None:
+        return []
+    can_quantize = load_options.quant is None and not header.quantization
+    device = find_device(gpu) if gpu else None
+    single: list[tuple[str, Callable[[], Any]]] = []
+    both: list[tuple[str, Callable[[], Any]]] = []
+    for flags, changed in serving_settings(load_options, device, can_quantize=can_quantize)[1:]:
+        several = changed.quant != load_options.quant and changed.kv_dtype != load_options.kv_dtype
+        (both if several else single).append((flags, partial(make_target, changed)))
+    return [single, both]
 
 
 def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], None], observer: Any = None) -> Any:
@@ -561,17 +602,30 @@ def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], No
     """
     from localllm.simulate.capacity import find_capacity, sensitivities
     from localllm.simulate.report import Report
+    from localllm.simulate.requirement import find_requirement
     from localllm.simulate.simulation import simulate as run_simulation
 
     target, load, objective = simulation.target, simulation.load, simulation.objective
     cost = target.cost
     simulated = run_simulation(load, target.setup, cost, observer=observer)
     capacity = find_capacity(load, objective, target, show_status) if objective else None
+    requirement = None
+    if objective and capacity:
+        requirement = find_requirement(load, objective, target, capacity, simulation.variants, show_status)
     changed = []
     if simulation.sensitivity and objective and capacity and capacity.simulated:
         changed = sensitivities(load, objective, target, capacity, show_status)
     return Report(
-        target, load, simulation.trace_format, cost, simulated, objective, capacity, changed, simulation.price
+        target,
+        load,
+        simulation.trace_format,
+        cost,
+        simulated,
+        objective,
+        capacity,
+        requirement,
+        changed,
+        simulation.price,
     )
 
 
@@ -642,25 +696,18 @@ def default_lengths(context: int) -> dict[str, Any]:
     }
 
 
-def choose_target(
-    model: str,
-    load_options: LoadOptions,
-    device: str | None,
-    settings: Settings,
-    efficiency: str | None,
-    tensor: int | None,
-    pipeline: int | None,
-    link: str | None,
-) -> Any:
-    """Return the model on the device. On this machine, step durations are measured ones if there are enough."""
+def find_model(
+    model: str, load_options: LoadOptions, device: str | None, settings: Settings
+) -> tuple[str, Header, str | None, str]:
+    """Return name and header of a model, the GPU of the catalogue that it is simulated on, None for this machine,
+    and the device."""
     from localllm.cli.plan import read_or_fetch_header
 
     local = (device or settings.device).partition(":")[0] in LOCAL_DEVICES
     gpu = None if local else device
     chosen = device or settings.device
     name, header = read_or_fetch_header(model, load_options, gpu, chosen)
-    parallel = (tensor or 1, pipeline or 1, link)
-    return target_of(name, header, load_options, gpu, chosen, settings, efficiency, parallel)
+    return name, header, gpu, chosen
 
 
 def target_of(

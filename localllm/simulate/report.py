@@ -11,6 +11,7 @@ from localllm.simulate.capacity import Capacity, Objective, Sensitivity
 from localllm.simulate.cost import Cost
 from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import LoadPlan
+from localllm.simulate.requirement import Requirement
 from localllm.simulate.simulation import MEASURES, PERCENTILES, EngineSetup, Simulated
 from localllm.simulate.target import Target
 
@@ -31,6 +32,7 @@ class Report:
     simulated: Simulated
     objective: Objective | None = None
     capacity: Capacity | None = None
+    requirement: Requirement | None = None  # of the load, if it is more than the capacity
     sensitivities: list[Sensitivity] = field(default_factory=list)
     price: RentalPrice | None = None  # of the device
 
@@ -230,12 +232,37 @@ def answer_lines(report: Report) -> list[str]:
         limit = "up to " if fleet.scales else ""
         serves = f"{limit}{fleet.most_replicas} replicas on {report.target.device} serve"
     if report.capacity.simulated is None:
-        return textwrap.wrap(f"{serves} no such load within {promise}", 80)
-    served = report.load.describe(report.capacity.amount)
-    lines = textwrap.wrap(f"{serves} {served} within {promise}", 80)
+        text = f"{serves} no such load within {promise}"
+    else:
+        text = f"{serves} {report.load.describe(report.capacity.amount)} within {promise}"
+    lines = textwrap.wrap(text + describe_requirement(report), 80, break_on_hyphens=False)
+    for alternative in report.requirement.alternatives if report.requirement else ():
+        share = alternative.attainment
+        result = "does not fit" if share is None else f"{share:.1%} of the requests are within them"
+        lines.append(f"  {alternative.flags}: {result}")
     for change in report.sensitivities:
         lines.append(f"  {change.assumption}: {report.load.describe(change.amount)}")
     return lines
+
+
+def describe_requirement(report: Report) -> str:
+    """Return what a load above the capacity takes, as the end of a sentence; empty if it is served."""
+    needs, fleet = report.requirement, report.target.setup.fleet
+    if needs is None:
+        return ""
+    wanted = report.load.describe()
+    verb = "needs" if report.load.users == 1 else "need"
+    settings = [alternative.flags for alternative in needs.alternatives if alternative.serves]
+    as_many = "one" if fleet.most_replicas == 1 else "as many"
+    choices = " or ".join(filter(None, (", ".join(settings[:-1]), *settings[-1:])))
+    other = f"{as_many} with {choices}" if settings else ""
+    if needs.fleet is None:
+        return f"; {wanted} {verb} {other}" if other else f"; no setting that was tried serves {wanted}"
+    count = needs.fleet.most_replicas
+    replicas = f"{count} replicas"
+    if needs.fleet.prefill:
+        replicas += f", {needs.fleet.prefill} of them for prompts"
+    return f"; {wanted} {verb} {replicas}" + (f", or {other}" if other else "")
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -301,6 +328,11 @@ def as_dict(report: Report) -> dict[str, Any]:
             "amount": capacity.amount,
             "unit": "users" if load.users is not None else "speed" if load.trace else "requests/s",
             "runs": capacity.runs,
+        },
+        "requirement": report.requirement
+        and {
+            "replicas": report.requirement.fleet and report.requirement.fleet.most_replicas,
+            "alternatives": [asdict(alternative) for alternative in report.requirement.alternatives],
         },
         "replicas": [asdict(replica) for replica in simulated.replicas],
         "failed": simulated.failed,

@@ -94,6 +94,22 @@ def test_capacity(localllm, llama):
     assert users["unit"] == "users" and users["amount"] == int(users["amount"]) > 10
 
 
+def test_requirement(localllm, llama):
+    """A load above the capacity takes the fewest replicas that serve it, or settings that serve it alone."""
+    flags = ("--device", "h100", "--requests", "200", "--slo", "ttft=500ms,tpot=24ms", "--rate", "34")
+    found = simulate(localllm, llama, *flags)
+    replicas, alternatives = found["requirement"]["replicas"], found["requirement"]["alternatives"]
+    enough, fewer = (simulate(localllm, llama, *flags, "--replicas", str(replicas - i)) for i in (0, 1))
+    assert enough["met"] >= 190 > fewer["met"] and enough["requirement"] is None
+    fp8 = next(each for each in alternatives if each["flags"] == "--kv-dtype fp8")
+    alone = simulate(localllm, llama, *flags, *fp8["flags"].split())
+    assert alone["met"] / 200 == fp8["attainment"]
+    code, out, _ = localllm("simulate", llama, *flags)
+    text = " ".join(out.split())
+    assert code == 0 and fp8["serves"]
+    assert f"34 requests/s need {replicas} replicas, or one with --kv-dtype fp8" in text
+
+
 def test_price_and_power(localllm, llama):
     found = simulate(
         localllm, llama, "--device", "h100", "--rate", "2", "--requests", "40", "--price", "3", "--watts", "700"
