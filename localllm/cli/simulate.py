@@ -158,6 +158,24 @@ def simulate(
             panel=options.Panel.ENGINE,
         ),
     ] = None,
+    host_cache: Annotated[
+        str | None,
+        options.option(
+            "--host-cache",
+            text="Main memory for evicted blocks of a GPU, and the bandwidth of its link; default: none.",
+            metavar="SIZE[,B]",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    disk_cache: Annotated[
+        str | None,
+        options.option(
+            "--disk-cache",
+            text="Disk for blocks that leave memory, as with --cache-dir, and its bandwidth; default: none.",
+            metavar="SIZE[,B]",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
     batching: Annotated[
         str,
         options.option(
@@ -556,7 +574,9 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
             seed=flags["seed"],
             **{name: value for name, value in changes.items() if value is not None},
         )
-        setup = replace(setup, fleet=fleet_setup(flags, setup.max_running, target))
+        setup = replace(
+            setup, fleet=fleet_setup(flags, setup.max_running, target), tiers=tier_setup(flags, target)
+        )
         return replace(target, setup=setup, watts=target.watts if flags["watts"] is None else flags["watts"])
 
     target = configured(target)
@@ -659,6 +679,33 @@ def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
         link=target.link,
         token_bytes=target.token_bytes,
     )
+
+
+def tier_setup(flags: Mapping[str, Any], target: Any) -> Any:
+    """Return the tiers below the device's blocks that flags ask for. Raises UsageError."""
+    from localllm.simulate.tiers import ASSUMED_HOST_BANDWIDTH, NO_TIERS, TierSetup, parse_tier
+
+    host, disk = flags["host_cache"], flags["disk_cache"]
+    if host is None and disk is None:
+        return NO_TIERS
+    if flags["no_prefix_cache"]:
+        raise UsageError("--host-cache and --disk-cache hold the prefix cache", "leave out --no-prefix-cache")
+    if not target.setup.asynchronous and host:
+        raise UsageError("--host-cache is for GPUs: the cache of a CPU is in main memory", "use --cache-tokens")
+    if target.setup.state_slots:
+        raise UsageError("tiers are simulated for layers of attention alone", "leave them out for this model")
+    block_bytes = target.token_bytes * target.setup.block_size
+    tiers = TierSetup(
+        host_bandwidth=ASSUMED_HOST_BANDWIDTH * target.devices if target.setup.asynchronous else 0.0,
+        block_bytes=block_bytes,
+    )
+    if host:
+        size, bandwidth = parse_tier(host, "--host-cache", ASSUMED_HOST_BANDWIDTH)
+        tiers = replace(tiers, host_blocks=int(size // block_bytes), host_bandwidth=bandwidth * target.devices)
+    if disk:
+        size, bandwidth = parse_tier(disk, "--disk-cache", tiers.disk_bandwidth)
+        tiers = replace(tiers, disk_blocks=int(size // block_bytes), disk_bandwidth=bandwidth)
+    return tiers
 
 
 def choose_price(device: str, price: float | None, file: Path | None) -> RentalPrice | None:
