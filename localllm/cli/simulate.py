@@ -26,6 +26,8 @@ LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
 ROUTES = ("round-robin", "load", "prefix")
+TERMINAL = "-"  # instead of a file
+PAGE_WIDTH = 80
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
@@ -407,6 +409,15 @@ def simulate(
             "--plot", text="Plot the simulation to a PNG or SVG file.", metavar="FILE", panel=options.Panel.OUTPUT
         ),
     ] = None,
+    gantt: Annotated[
+        str | None,
+        options.option(
+            "--gantt",
+            text="Draw requests as lanes over time to a PNG or SVG file, or with - below the report.",
+            metavar="FILE",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
     check: Annotated[
         str | None,
         options.option(
@@ -455,10 +466,13 @@ def simulate(
     if model is None:
         raise UsageError("no model is named", "name one of `localllm list --all`, such as demo")
     simulation = prepare_simulation(flags)
-    if plot:
+    gantt_file = Path(gantt) if gantt and gantt != TERMINAL else None
+    for picture in filter(None, (plot, gantt_file)):
         from localllm.benchmark.plot import check_plot
 
-        check_plot(plot)
+        check_plot(picture)
+    if as_json and gantt == TERMINAL:
+        raise UsageError("--gantt - has no place in JSON", "name a file for it")
     if check:
         settings = Settings.from_environment()
         run_check(check, simulation.load, simulation.target, settings, out, as_json=as_json)
@@ -474,6 +488,18 @@ def simulate(
     out.write(
         (json.dumps(as_dict(report), indent=1, allow_nan=False) if as_json else format_report(report)) + "\n"
     )
+    if gantt == TERMINAL:
+        from rich.console import Console
+
+        from localllm.benchmark.gantt import format_gantt
+
+        out.write("\n")
+        console = Console(highlight=False, width=None if out.terminal else PAGE_WIDTH)
+        console.print(format_gantt(report, console.width), end="", no_wrap=True, crop=False)
+    elif gantt_file:
+        from localllm.benchmark.gantt import draw_gantt
+
+        draw_gantt(report, gantt_file)
 
 
 @dataclass(frozen=True)

@@ -231,6 +231,8 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--drafts", "2", "--acceptance", "2"), "--acceptance is 2"),
         (("--rate", "1", "--drafts", "-1"), "--drafts is -1"),
         (("--rate", "1", "--price", "0"), "--price is 0"),
+        (("--rate", "1", "--gantt", "lanes.pdf"), "neither a PNG nor an SVG file"),
+        (("--rate", "1", "--gantt", "-", "--json"), "has no place in JSON"),
         (("--rate", "1", "--host-cache", "64GB,9"), "--host-cache is '64GB,9'"),
         (("--rate", "1", "--disk-cache", "1TB", "--no-prefix-cache"), "hold the prefix cache"),
         (("--rate", "1", "--check", "http://h", "--slo", "ttft=1s"), "--slo has no effect"),
