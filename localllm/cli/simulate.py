@@ -26,6 +26,28 @@ LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
 ROUTES = ("round-robin", "load", "prefix")
+DEFAULT_POLICIES = {"batching": "continuous", "order": "fcfs"}
+# Flags that `--check` refuses, why, and what to do; every other one describes the load or the server.
+NOT_REPLAYED: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("slo", "attainment", "sensitivity", "plot", "gantt", "price", "prices", "watts"),
+        "it compares latencies and throughput alone",
+        "leave it out, or simulate without --check",
+    ),
+    (
+        ("replicas", "route", "start_up", "scale_target", "kill", "prefill", "decode"),
+        "the load is sent to one server, which is one engine",
+        "check a single replica with its share of the load",
+    ),
+    (
+        ("batching", "batch_size", "max_wait", "order", "no_admission", "no_prefix_cache"),
+        "a server has no such policy",
+        "leave it out",
+    ),
+    (("turns",), "conversations cannot be sent", "leave it out, or send them as a --trace"),
+    (("max_answer",), "requests are sent with their own lengths as limits", "leave it out"),
+    (("ui", "port"), "the page shows simulations alone", "use one of --ui and --check"),
+)
 TERMINAL = "-"  # instead of a file
 PAGE_WIDTH = 80
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
@@ -456,6 +478,8 @@ def simulate(
     """
     out = StdoutWriter()
     flags = ctx.params | {"trace": trace, "plot": plot, "prices": prices}
+    if check is not None:
+        check_replayable(flags)
     if ui:
         from localllm.cli.simulate_page import open_page
 
@@ -861,11 +885,6 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
         ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
         ("users", ("burstiness",), "users send at their own times"),
         ("price", ("prices",), "--price is the price"),
-        (
-            "check",
-            ("slo", "sensitivity", "plot", "price", "prices", "watts", "replicas", "prefill"),
-            "--check compares one load with a server",
-        ),
     )
     for given, others, reason in useless:
         if flags[given] is not None:
@@ -886,6 +905,14 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
     for name in ("price", "watts"):
         if flags[name] is not None and not 0 < flags[name] < math.inf:
             raise UsageError(f"--{name} is {flags[name]:g}", "give a number above 0")
+
+
+def check_replayable(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag that `--check` cannot send to a server, or that would have no effect."""
+    for names, reason, remedy in NOT_REPLAYED:
+        for name in names:
+            if flags[name] not in (None, False, DEFAULT_POLICIES.get(name)):
+                raise UsageError(f"{flag_name(name)} cannot be checked: {reason}", remedy)
 
 
 def refuse_flags(flags: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:

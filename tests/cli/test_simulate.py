@@ -4,8 +4,12 @@ import json
 import random
 
 import pytest
+from typer.main import get_command
 
 from localllm.checkpoint.header import read_header
+from localllm.cli.app import app
+from localllm.cli.io import flag_name
+from localllm.cli.simulate import NOT_REPLAYED
 from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
@@ -235,12 +239,32 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--gantt", "-", "--json"), "has no place in JSON"),
         (("--rate", "1", "--host-cache", "64GB,9"), "--host-cache is '64GB,9'"),
         (("--rate", "1", "--disk-cache", "1TB", "--no-prefix-cache"), "hold the prefix cache"),
-        (("--rate", "1", "--check", "http://h", "--slo", "ttft=1s"), "--slo has no effect"),
     ],
 )
 def test_refused_flags(localllm, flags, message):
     code, out, err = localllm("simulate", "demo", "--device", "h100", *flags)
     assert (code, out) == (2, "") and message in err
+
+
+SERVER_FLAGS = {  # that --check takes: they describe the load or the server
+    "--rate", "--users", "--think", "--trace", "--speed", "--requests", "--seed", "--prompt", "--output",
+    "--system", "--burstiness", "--device", "--context", "--quant", "--dtype", "--kv-dtype", "--chunk", "--max-running",
+    "--cache-tokens", "--host-cache", "--disk-cache", "--tensor-parallel", "--pipeline-parallel", "--link",
+    "--drafts", "--acceptance", "--efficiency", "--check", "--json",
+}  # fmt: skip
+
+
+def test_check_refuses_what_it_cannot_send(localllm):
+    """Every flag is either of the load or the server, or refused by name with what to do instead."""
+    refused = {flag_name(name): remedy for names, _, remedy in NOT_REPLAYED for name in names}
+    parameters = {param.opts[0]: param for param in get_command(app).commands["simulate"].params}
+    flags = {flag for flag in parameters if flag.startswith("--")} - {"--help", "--quiet"}
+    assert flags == SERVER_FLAGS | refused.keys() and not SERVER_FLAGS & refused.keys()
+    values = {"--batching": "static", "--order": "shortest", "--price": "2", "--watts": "300"}
+    for flag, remedy in refused.items():
+        given = () if parameters[flag].is_flag else (values.get(flag, "2"),)
+        code, out, err = localllm("simulate", "demo", "--rate", "1", "--check", "http://localhost:1", flag, *given)
+        assert (code, out) == (2, "") and f"{flag} cannot be checked" in err and remedy in err
 
 
 def test_model_that_does_not_fit(localllm, llama):
