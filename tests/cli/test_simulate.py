@@ -249,8 +249,8 @@ def test_refused_flags(localllm, flags, message):
 SERVER_FLAGS = {  # that --check takes: they describe the load or the server
     "--rate", "--users", "--think", "--trace", "--speed", "--requests", "--seed", "--prompt", "--output",
     "--system", "--burstiness", "--device", "--context", "--quant", "--dtype", "--kv-dtype", "--chunk",
-    "--max-running", "--cache-tokens", "--host-cache", "--disk-cache", "--tensor-parallel", "--pipeline-parallel", "--link",
-    "--drafts", "--acceptance", "--efficiency", "--check", "--json",
+    "--max-running", "--cache-tokens", "--host-cache", "--disk-cache", "--tensor-parallel",
+    "--pipeline-parallel", "--link", "--drafts", "--acceptance", "--efficiency", "--check", "--json",
 }  # fmt: skip
 
 
