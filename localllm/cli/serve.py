@@ -256,7 +256,6 @@ def serve(
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
     from localllm.server.serve import bind  # uvicorn takes time to import
-    from localllm.server.slots import SlotFiles
 
     settings = Settings.from_environment()
     record = inherited_record(settings.home)
@@ -275,7 +274,6 @@ def serve(
     )
     for warning in access_warnings(access):
         note(warning)
-    slot_files = SlotFiles(expand_path(slot_save_path)) if slot_save_path else None
     with closing(bind(host, port)) as listener:
         load_flags = {
             "device": device,
@@ -294,11 +292,14 @@ def serve(
             "cache_size": cache_size,
             "verbose": verbose,
         }
+        # These import torch, which takes a second that no refusal above needs.
         from localllm.server.app import create_app
         from localllm.server.models import ModelPool
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
+        from localllm.server.slots import SlotFiles
 
+        slot_files = SlotFiles(expand_path(slot_save_path)) if slot_save_path else None
         prices = TokenPrice.parse(token_price) if token_price else None
 
         def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
