@@ -19,12 +19,12 @@ from localllm.hardware.catalog import find_device
 from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
+from localllm.routing import ROUTES
 from localllm.settings import Settings
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
-ROUTES = ("round-robin", "load", "prefix")
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
