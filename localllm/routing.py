@@ -9,6 +9,9 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from localllm.errors import UsageError
+
+MAX_REPLICAS = 256
 ROUTES = ("round-robin", "load", "prefix")
 MAX_NAMES = 100_000  # beginnings of prompts that are remembered
 MAX_OWNERS = 8  # replicas that are remembered for each of them
@@ -79,3 +82,13 @@ class Router(Generic[R]):
         for name, owners in list(self.owners.items()):
             if replica in owners:
                 self.owners[name] = tuple(owner for owner in owners if owner != replica)
+
+
+def parse_replicas(text: str) -> tuple[int, int]:
+    """Parse `4` or `1..8`: the replicas at the start and at most. Raises UsageError."""
+    low, dots, high = text.partition("..")
+    if low.isdecimal() and (high.isdecimal() or not dots):
+        first, most = int(low), int(high or low)
+        if 1 <= first <= most <= MAX_REPLICAS:
+            return first, most
+    raise UsageError(f"--replicas is {text!r}", f"give 1 to {MAX_REPLICAS}, or a range such as 1..8")

@@ -7,11 +7,10 @@ elsewhere; a stream that has begun ends with an error in the form of its API, ne
 for the state of the server are asked of all replicas.
 """
 
-import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -19,7 +19,6 @@ from localllm.simulate.load import Load, Turn
 from localllm.simulate.policies import BatchScheduler
 from localllm.simulate.sequence import SimulatedSequence, TokenSpans
 
-MAX_REPLICAS = 256
 PREFIX_PIECE = 128  # tokens by which a prefix router identifies the beginnings of prompts
 SCALE_INTERVAL_S = 15.0
 SCALE_DOWN_S = 120.0  # for which fewer replicas must suffice before one is stopped
@@ -351,16 +350,6 @@ class Fleet:
         for replica in self.replicas:
             replica.stop(ended)
         return ended
-
-
-def parse_replicas(text: str) -> tuple[int, int]:
-    """Parse `4` or `1..8`: the replicas at the start and at most. Raises UsageError."""
-    low, dots, high = text.partition("..")
-    if low.isdecimal() and (high.isdecimal() or not dots):
-        first, most = int(low), int(high or low)
-        if 1 <= first <= most <= MAX_REPLICAS:
-            return first, most
-    raise UsageError(f"--replicas is {text!r}", f"give 1 to {MAX_REPLICAS}, or a range such as 1..8")
 
 
 def parse_kills(text: str, replicas: int) -> tuple[tuple[int, float], ...]:
