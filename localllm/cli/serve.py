@@ -166,8 +166,7 @@ def serve(
         str,
         options.option(
             "--route",
-            text="Send a request to the replica that had the beginning of its prompt (prefix), or to the least loaded"
-            " one (load); default: prefix.",
+            text="Choose the replica that had the beginning of a prompt: prefix; or the least loaded one: load.",
             metavar="ROUTE",
             choices=REPLICA_ROUTES,
             panel=options.Panel.FLEET,

@@ -3,8 +3,8 @@ what the replica's application sends.
 
 Access control, limits and the log are the server's own middleware, before it. APIs, streams and errors are the
 replica's. The front adds what only it can: a request that has sent nothing when its replica ends is asked again
-elsewhere; a stream that has begun ends with an error in the form of its API, never as if it were complete; requests
-for the state of the server are asked of all replicas.
+elsewhere; a stream that has begun ends with an error in the form of its API, never as if it were complete;
+requests for the state of the server are asked of all replicas.
 """
 
 import json
@@ -38,8 +38,8 @@ from localllm.server.streaming import EVENT_STREAM, NDJSON, ndjson_line, run_unt
 
 START, BODY = "http.response.start", "http.response.body"
 REPLICA, END = "localllm.replica", "localllm.end"
-"""Messages besides those of ASGI: the first one names the replica (`id`, `number`); the last one follows the end of
-the application, with `stats` for the log."""
+"""Messages besides those of ASGI: the first one names the replica (`id`, `number`); the last one follows the end
+of the application, with `stats` for the log."""
 
 MAX_ATTEMPTS = 3  # replicas that a request is sent to, one after the other
 MAX_FAILURES = 3  # in a row, after which a replica gets no requests for a while if others are left
@@ -105,6 +105,8 @@ class Failures:
 
 
 class Front:
+    """The application behind the middleware."""
+
     def __init__(self, fleet: Fleet, metrics: FrontMetrics):
         self.fleet = fleet
         self.metrics = metrics
@@ -157,6 +159,9 @@ class Front:
                         await relay.pass_on(message)
                 relay.check_complete()
             except ReplicaLost as error:
+                if relay.is_complete:
+                    await relay.flush()
+                    return
                 self.failures.record(relay.replica, failed=True)
                 self.metrics.lost.inc()
                 tried.add(relay.replica)
@@ -170,13 +175,15 @@ class Front:
             self.failures.record(relay.replica, failed=relay.status >= 500 and relay.status not in (501, 503, 507))
             if relay.response_id:
                 self.fleet.bind(response_name(relay.response_id), relay.replica)
+            await relay.flush()
             return
 
 
 class Relay:
     """Passes one answer on to the client.
 
-    What is no stream is held until it is complete: until then, another replica may be asked instead.
+    What is no stream is held until it is complete: until then, another replica may be asked instead. The last
+    message is held until all else is done, as the server takes what follows it for the client's departure.
     """
 
     def __init__(self, asked: Asked, send: Send):
@@ -212,11 +219,15 @@ class Relay:
                 match = RESPONSE_ID.search(self.last)
                 self.response_id = match[1].decode() if match else ""
             self.held.append(message)
-            if self.is_complete or self.content_type in (EVENT_STREAM, NDJSON):
-                held, self.held = self.held, []
-                self.has_sent = True
-                for each in held:
-                    await self.send(each)
+            if not self.is_complete and self.content_type in (EVENT_STREAM, NDJSON):
+                await self.flush()
+
+    async def flush(self) -> None:
+        """Send what is held."""
+        held, self.held = self.held, []
+        self.has_sent = True
+        for each in held:
+            await self.send(each)
 
     def check_complete(self) -> None:
         """Raise ReplicaLost if the application has ended without the end of its answer."""
@@ -227,9 +238,8 @@ class Relay:
         """End a stream with an error in the form of its API. Of what is no stream, nothing has been sent."""
         if stats := current_request_stats():
             stats.error = str(error)
-        if not self.is_complete:
-            body = stream_error(error, self.asked.scope["path"], self.content_type, self.last)
-            await self.send({"type": BODY, "body": body, "more_body": False})
+        body = stream_error(error, self.asked.scope["path"], self.content_type, self.last)
+        await self.send({"type": BODY, "body": body, "more_body": False})
 
 
 def stream_error(error: LocalLLMError, path: str, content_type: str, last: bytes) -> bytes:
@@ -252,7 +262,11 @@ def no_replica() -> Busy:
 
 
 def create_front(
-    fleet: Fleet, access: AccessPolicy, limits: ConnectionLimits = ConnectionLimits(), *, log_prompts: bool = False
+    fleet: Fleet,
+    access: AccessPolicy,
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
+    *,
+    log_prompts: bool = False,
 ) -> Starlette:
     """Build the application of a front, with the middleware of every server. log_prompts: as in `create_app`"""
     metrics = FrontMetrics()

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -137,8 +137,8 @@ def start_node(
     """Start Ray on this machine, and wait until it is ready.
 
     host: address of this machine, for other ones unless it is 127.0.0.1; port: of a head, 0 for a free one; head:
-    HOST:PORT of the head to join, None to be one; token_file: None makes a token in the node's folder; gpus: of this
-    machine; outlives_parent: whether it goes on when this process ends; notify: called if it takes long.
+    HOST:PORT of the head to join, None to be one; token_file: None makes a token in the node's folder; gpus: of
+    this machine; outlives_parent: whether it goes on when this process ends; notify: called if it takes long.
 
     Raises UsageError if Ray is not installed, and LocalLLMError with Ray's last lines if it does not start.
     """
@@ -149,7 +149,7 @@ def start_node(
         if token_file is None:
             token_file = folder / "token"
             write_token(token_file)
-        ports = free_ports(host, len(PORT_FLAGS) + len(METRIC_PORTS) + 1)
+        ports = free_ports(host, len(PORT_FLAGS) + len(METRIC_PORTS) + 2)
         address = head or f"{host}:{port or ports.pop()}"
         environment = os.environ | ray_environment(host, str(token_file))
         environment |= {name: str(ports.pop()) for name in METRIC_PORTS}
@@ -168,7 +168,7 @@ def start_node(
             command.append(f"--address={head}")
         else:
             command += ["--head", "--include-dashboard=false", f"--temp-dir={folder}"]
-            command.append(f"--port={address.rpartition(':')[2]}")
+            command += [f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={ports.pop()}"]
         log = open(folder / "start.log", "wb")  # noqa: SIM115 - Ray goes on writing to it
         stack.callback(log.close)
         process = subprocess.Popen(
@@ -263,14 +263,3 @@ def connect(node: RayNode) -> Any:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return ray
-
-
-def listening_addresses(processes: Sequence[psutil.Process]) -> Mapping[str, str]:
-    """Addresses on which processes listen, with the name of each process."""
-    found: dict[str, str] = {}
-    for process in processes:
-        with suppress(psutil.Error):
-            for each in process.net_connections("tcp"):
-                if each.status == psutil.CONN_LISTEN:
-                    found[f"{each.laddr.ip}:{each.laddr.port}"] = process.name()
-    return found

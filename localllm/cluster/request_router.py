@@ -90,9 +90,12 @@ class RayFleet:
         is_complete = False
         try:
             # The first message comes at once, before the application is called: without it there is no replica.
-            yield await asyncio.wait_for(anext(messages), START_WAIT_S)
-            async for message in messages:
+            first = await asyncio.wait_for(anext(messages), START_WAIT_S)
+            for message in first:
                 yield message
+            async for batch in messages:
+                for message in batch:
+                    yield message
             is_complete = True
         except TimeoutError:
             raise no_replica() from None

@@ -49,9 +49,9 @@ def running_replicas(
 ) -> Iterator["ReplicaService"]:
     """Start replicas, and end them afterwards.
 
-    home: localllm's folder; notify: called with messages for the operator. Raises UsageError without Ray, without a
-    cluster, or with fewer GPUs than replicas, LocalLLMError if Ray does not start, and the error of a replica that
-    cannot load the models.
+    home: localllm's folder; notify: called with messages for the operator. Raises UsageError without Ray, without
+    a cluster, or with fewer GPUs than replicas, LocalLLMError if Ray does not start, and the error of a replica
+    that cannot load the models.
     """
     require_ray()
     device = resolve_device(options.device or "auto")
@@ -104,8 +104,10 @@ class ReplicaService:
         self.handle: Any = None
 
     def deploy(self) -> None:
-        """Start the replicas, or replace all by new ones, and return when they are ready. A new one is ready before
-        an old one is stopped, unless there is no GPU for it; requests of an old one end first."""
+        """Start the replicas, or replace all by new ones, and return when they are ready.
+
+        A replica that is replaced gets no further requests, and ends when it has answered those that it has.
+        """
         from ray.serve.config import ProxyLocation
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -205,8 +207,6 @@ class ReplicaService:
         threading.Thread(target=work, name="localllm-restart", daemon=True).start()
 
     def stop(self) -> None:
-        """End the replicas."""
+        """End the replicas of a cluster; those of this process's own Ray end with it."""
         if self.options.cluster:
             self.serve.delete(APPLICATION)
-        else:
-            self.serve.shutdown()

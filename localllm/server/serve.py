@@ -58,8 +58,8 @@ class Server(uvicorn.Server):
         connections; on_shutdown: awaited after the last answer; on_abort: called when running and queued answers
         have no time left; notify: called with further messages for the operator; model_names: names of the loaded
         models, for such a message; on_closing: called before it stops to accept connections; on_hangup: called on
-        SIGHUP, which ends the process otherwise; exit_when_idle_s: time without requests after which it shuts down; is_loading: whether a model is being loaded, so that it
-        is not idle.
+        SIGHUP, which ends the process otherwise; exit_when_idle_s: time without requests after which it shuts
+        down; is_loading: whether a model is being loaded, so that it is not idle.
         """
         config = uvicorn.Config(
             app,

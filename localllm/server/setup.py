@@ -1,5 +1,5 @@
-"""What a server process serves and how, as data: `localllm serve` builds its application from it, and so does every
-replica, in a process of its own."""
+"""What a server process serves and how, as data: `localllm serve` builds its application from it, and so does
+every replica, in a process of its own."""
 
 import logging
 import os
