@@ -36,6 +36,9 @@ import localllm
 from localllm.errors import LocalLLMError, UsageError
 
 LOOPBACK = "127.0.0.1"
+NODE_FILE = "cluster.json"  # in localllm's home: the node of a cluster that this machine is
+TOKEN_FILE = "cluster-token"
+DRAIN_S = 600  # for answers of replicas on a machine that is drained
 STARTED = "Ray runtime started"
 START_TIMEOUT_S = 240.0  # 10 s on an idle machine; Ray's own limits are far below
 STOP_TIMEOUT_S = 20.0
@@ -263,3 +266,62 @@ def connect(node: RayNode) -> Any:
     for name in ("ray", "ray.serve"):
         logging.getLogger(name).setLevel(logging.ERROR)
     return ray
+
+
+def count_gpus() -> int:
+    """CUDA devices of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def address_towards(host: str, port: int) -> str:
+    """Address of this machine from which another one is reached. Raises UsageError for an unreachable one."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+            each.connect((host, port))  # sends nothing
+            return each.getsockname()[0]
+    except OSError as error:
+        raise UsageError(f"{host} cannot be reached ({error.strerror})", "give --host ADDRESS") from None
+
+
+def machines_of(node: RayNode) -> list[dict[str, Any]]:
+    """The machines of a cluster, the head first. Raises LocalLLMError if the head does not answer."""
+    ray = connect(node)
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    machines = []
+    for each in ray.nodes():
+        resources = each["Resources"]
+        gpus = resources.get("GPU", 0.0)
+        machines.append(
+            {
+                "node": each["NodeID"][:8],
+                "id": each["NodeID"],
+                "host": each["NodeManagerAddress"],
+                "is_head": "node:__internal_head__" in resources,
+                "state": "ready" if each["Alive"] else "left",
+                "cpus": resources.get("CPU", 0.0),
+                "gpus": gpus,
+                "gpus_in_use": gpus - free.get(each["NodeID"], {}).get("GPU", 0.0),
+            }
+        )
+    ray.shutdown()
+    return sorted(machines, key=lambda each: (not each["is_head"], each["state"], each["host"]))
+
+
+def drain_machine(node: RayNode, machine: str) -> None:
+    """Have Ray move replicas away from a machine, after the requests that they have. machine: its id. Raises
+    LocalLLMError if Ray refuses."""
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={node.address}"),
+        *("--node-id", machine, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "localllm"),
+        *("--deadline-remaining-seconds", str(DRAIN_S)),
+    ]
+    result = subprocess.run(
+        command, env=os.environ | node.environment(), capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        reason = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1][:300]
+        raise LocalLLMError(f"Ray does not drain the machine: {reason}", "see `localllm cluster status`")

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from localllm import errors
-from localllm.cluster.place import RayNode, connect, require_ray, start_node
+from localllm.cluster.place import NODE_FILE, RayNode, connect, count_gpus, require_ray, start_node
 from localllm.cluster.replica import Replica
 from localllm.errors import DoesNotFit, LocalLLMError, UsageError
 from localllm.hardware.device import resolve_device
 from localllm.server.serve import DRAIN_TIMEOUT_S
 from localllm.server.setup import ServerSetup
 
-NODE_FILE = "cluster.json"  # in localllm's home: the node of a cluster that this machine is
-TOKEN_FILE = "cluster-token"
 DEPLOYMENT = "replica"
 APPLICATION = "localllm"
 MAX_ONGOING = 10_000  # more than any server accepts: the application itself refuses what is too much
@@ -83,12 +81,6 @@ def running_replicas(
         stack.callback(service.stop)
         service.deploy()
         yield service
-
-
-def count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
 
 
 class ReplicaService:
