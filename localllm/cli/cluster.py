@@ -101,12 +101,12 @@ def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     write_token(token)
     with status("starting Ray"):
         node = start_node(
+            note,
             host=LOOPBACK if address.is_loopback else str(address),
             port=port,
             token_file=token,
             gpus=count_gpus(),
             outlives_parent=True,
-            notify=note,
         )
     node.save(file)
     if address.is_loopback:
@@ -134,12 +134,12 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
         raise UsageError(f"there is no file {token}", "copy the head's token file here")
     with status("starting Ray"):
         node = start_node(
+            note,
             host=host or address_towards(name, int(number)),
             head=head,
             token_file=token,
             gpus=count_gpus(),
             outlives_parent=True,
-            notify=note,
         )
     node.save(file)
     note(f"this machine is in the cluster of {head}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -119,10 +119,16 @@ class Front:
             raise NotSupported(message, "send them to a `localllm serve` without --replicas")
         body = await Request(scope, receive).body()
         asked = await read_request(scope, body, CACHE_SCOPE.get(), CLIENT.get())
-        work = self.merge(asked) if self.is_merged(scope) else self.forward(asked, send)
-        response = await run_until_disconnect(Request(scope, receive), work)
-        if response:
+        if self.is_merged(scope):
+            response = await run_until_disconnect(Request(scope, receive), self.merge(asked))
             await response(scope, receive, send)
+            return
+        relay = Relay(asked, send)
+        try:
+            await run_until_disconnect(Request(scope, receive), self.forward(asked, relay))
+        except ClientDisconnect:
+            if not relay.has_sent:
+                raise  # for the log; as with any stream, what had begun just ends
 
     def is_merged(self, scope: Scope) -> bool:
         path, method = scope["path"], scope["method"]
@@ -146,13 +152,13 @@ class Front:
             return JSONResponse({"status": "ok"})
         return JSONResponse(merge_state(path, [(answer.number, answer.json()) for answer in good]))
 
-    async def forward(self, asked: Asked, send: Send) -> None:
+    async def forward(self, asked: Asked, relay: "Relay") -> None:
         """Pass on the answer of a replica, of another one if it ends before it has sent anything."""
         retries = 1 if asked.scope["method"] == "DELETE" else MAX_ATTEMPTS
         tried: set[str] = set()
         for attempt in range(1, retries + 1):
             asked.avoid = tried | self.failures.avoided()
-            relay = Relay(asked, send)
+            relay.begin()
             try:
                 async with aclosing(self.fleet.answer(asked)) as messages:
                     async for message in messages:
@@ -189,12 +195,16 @@ class Relay:
     def __init__(self, asked: Asked, send: Send):
         self.asked = asked
         self.send = send
+        self.has_sent = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin with the answer of a replica."""
         self.replica = ""
         self.held: list[Message] = []
         self.status = 0
         self.content_type = ""
         self.response_id = ""  # of OpenAI's Responses API
-        self.has_sent = False
         self.is_complete = False
         self.last = b""  # chunk that was sent
 

@@ -40,6 +40,7 @@ NODE_FILE = "cluster.json"  # in localllm's home: the node of a cluster that thi
 TOKEN_FILE = "cluster-token"
 DRAIN_S = 600  # for answers of replicas on a machine that is drained
 STARTED = "Ray runtime started"
+START_ATTEMPTS = 3
 START_TIMEOUT_S = 240.0  # 10 s on an idle machine; Ray's own limits are far below
 STOP_TIMEOUT_S = 20.0
 WORKER_PORTS = 100  # for processes of replicas, controllers and front ends
@@ -127,7 +128,23 @@ def ray_environment(host: str, token_file: str) -> dict[str, str]:
     return environment
 
 
-def start_node(
+class StartTimeout(LocalLLMError):
+    """Ray has given up on one of its processes, which a busy machine had not started in Ray's fixed time."""
+
+
+def start_node(notify: Callable[[str], object] = lambda message: None, **options: Any) -> RayNode:
+    """Start Ray as `launch_node` does, again if it was too slow. notify: called with messages for the operator"""
+    require_ray()
+    for _ in range(START_ATTEMPTS - 1):
+        try:
+            return launch_node(notify, **options)
+        except StartTimeout:
+            notify("Ray was not ready in its own time limit, as this machine is busy; starting it again")
+    return launch_node(notify, **options)
+
+
+def launch_node(
+    notify: Callable[[str], object],
     *,
     host: str = LOOPBACK,
     port: int = 0,
@@ -135,7 +152,6 @@ def start_node(
     token_file: Path | None = None,
     gpus: int = 0,
     outlives_parent: bool = False,
-    notify: Callable[[str], object] = lambda message: None,
 ) -> RayNode:
     """Start Ray on this machine, and wait until it is ready.
 
@@ -143,9 +159,8 @@ def start_node(
     HOST:PORT of the head to join, None to be one; token_file: None makes a token in the node's folder; gpus: of
     this machine; outlives_parent: whether it goes on when this process ends; notify: called if it takes long.
 
-    Raises UsageError if Ray is not installed, and LocalLLMError with Ray's last lines if it does not start.
+    Raises LocalLLMError with Ray's last line if it does not start, StartTimeout if it was too slow.
     """
-    require_ray()
     folder = Path(tempfile.mkdtemp(prefix="localllm-ray-"))  # short: it contains sockets; readable by its owner
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -193,7 +208,7 @@ def start_node(
 
 
 def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callable[[str], object]) -> None:
-    """Wait until Ray says that it has started. Raises LocalLLMError."""
+    """Wait until Ray says that it has started. Raises LocalLLMError and StartTimeout."""
     began, told = time.monotonic(), False
     while STARTED not in (text := log.read_text(errors="replace")):
         seconds = time.monotonic() - began

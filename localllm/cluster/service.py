@@ -71,7 +71,7 @@ def running_replicas(
             raise UsageError(message, "use fewer --replicas")
         if not options.cluster:
             notify(f"starting Ray for {options.most} replicas")
-            node = start_node(gpus=count, notify=notify)
+            node = start_node(notify, gpus=count)
             stack.callback(node.stop)
             ray = connect(node)
             stack.callback(ray.shutdown)
