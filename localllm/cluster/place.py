@@ -36,7 +36,10 @@ import localllm
 from localllm.errors import LocalLLMError, UsageError
 
 LOOPBACK = "127.0.0.1"
-NODE_FILE = "cluster.json"  # in localllm's home: the node of a cluster that this machine is
+FOLDER_PREFIX = "localllm-ray-"
+NODE_FILE = (
+    "cluster.json"  # in localllm's home: the node of a cluster that this machine is; and in a node's folder
+)
 TOKEN_FILE = "cluster-token"
 DRAIN_S = 600  # for answers of replicas on a machine that is drained
 STARTED = "Ray runtime started"
@@ -161,7 +164,8 @@ def launch_node(
 
     Raises LocalLLMError with Ray's last line if it does not start, StartTimeout if it was too slow.
     """
-    folder = Path(tempfile.mkdtemp(prefix="localllm-ray-"))  # short: it contains sockets; readable by its owner
+    remove_old_folders()
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # short: it contains sockets; readable by its owner
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         if token_file is None:
@@ -200,11 +204,20 @@ def launch_node(
         )
         created = psutil.Process(process.pid).create_time()
         node = RayNode(address, host, str(token_file), str(folder), process.pid, created, head is None)
+        node.save(folder / NODE_FILE)
         stack.callback(node.stop)
         wait_for_start(process, folder / "start.log", notify)
         stack.pop_all()
         log.close()
         return node
+
+
+def remove_old_folders() -> None:
+    """Remove folders of nodes whose front was killed and left them."""
+    for file in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{NODE_FILE}"):
+        with suppress(OSError):
+            if file.stat().st_uid == os.getuid() and RayNode.load(file) is None:
+                shutil.rmtree(file.parent, ignore_errors=True)
 
 
 def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callable[[str], object]) -> None:

@@ -1,7 +1,7 @@
 """`localllm serve --replicas 2` as a user runs it: Ray on loopback, real models, real clients, processes killed.
 
-One server is started for the file, and again by the tests that end it. Ray's start takes 15 s on an idle machine and
-minutes on a busy one, so time-outs are generous; none of them is a measurement.
+One server is started for the file, and again by the tests that end it. Ray's start takes 15 s on an idle machine
+and minutes on a busy one, so time-outs are generous; none of them is a measurement.
 """
 
 import json
@@ -82,14 +82,14 @@ def serving(folder: Path, *flags: str) -> Iterator[Running]:
         url = wait_for(lambda: address_in(log, process), START_S)
         yield Running(url, psutil.Process(process.pid), log)
     finally:
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        _, left = psutil.wait_procs(family, 60)
-        for each in left:
-            each.kill()
-        assert not left, f"{left} outlived the server"
+        with suppress(psutil.NoSuchProcess):  # the test has killed it
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            _, left = psutil.wait_procs(family, 120)
+            for each in left:
+                each.kill()
+            assert not left, f"{left} outlived the server"
+        process.wait(120)
 
 
 def address_in(log: Path, process: "subprocess.Popen[Any]") -> str | None:
@@ -207,7 +207,8 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
     body = {"model": "demo", "prompt": STORY, "max_tokens": 900, "stream": True, "ignore_eos": True}
     with server.client() as client:
         with client.stream("POST", "/v1/completions", json=body) as answer:
-            next(line for line in answer.iter_lines() if line)
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data:")
             assert sum(model["running"] for model in server.state()) == 1
         wait_for(lambda: sum(model["running"] for model in server.state()) == 0, 60)
     with server.client() as client:  # it did not just run to its end
@@ -267,11 +268,11 @@ def test_rolling_restart_under_load_loses_no_request(server: Running) -> None:
 
 
 def test_sigkill_of_the_front_ends_ray(tmp_path: Path) -> None:
-    with pytest.raises(psutil.NoSuchProcess), serving(tmp_path, "--replicas", "1") as running:
+    with serving(tmp_path, "--replicas", "1") as running:
         family = running.family()
         running.process.kill()
-        _, left = psutil.wait_procs(family, 120)
-        assert not left
+        _, left = psutil.wait_procs(family[1:], 120)
+        assert len(family) > 5 and not left
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
