@@ -1,9 +1,9 @@
-"""What a front and several replicas cost and bring: the same requests to plain `serve` and to `--replicas 1` and 2.
+"""What a front and several replicas cost and bring: the same requests to plain `serve` and to `--replicas`.
 
     python -m bench.cluster [--model demo] [--rounds 5] [--save]
 
 All servers run at once, idle but for the one that is asked, and take turns, so that the machine's other work hits
-all of them. Overhead: the median TTFT and the median time of a whole one-token answer, over HTTP on one connection.
+all of them. Overhead: median TTFT, and median time of a whole one-token answer, over HTTP on one connection.
 Disconnect: seconds from closing a stream until no request runs. Throughput: output tokens per second of streams at
 once. Prefix: share of prompt tokens found in a cache, of interleaved conversations. Run it on an idle machine; on
 one without several GPUs, replicas share its cores, and throughput shows the cost of that alone.
