@@ -116,6 +116,8 @@ def serve(
     quant: options.Quant = None,
     keep_layout: options.KeepLayout = False,
     tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
     cache_dir: options.CacheDir = None,
@@ -316,12 +318,15 @@ def serve(
             "context": context,
             "keep_layout": keep_layout,
             "tensor_parallel": tensor_parallel,
+            "pipeline_parallel": pipeline_parallel,
+            "expert_parallel": expert_parallel,
             "deterministic": deterministic,
             "force": force,
             "cache_dir": cache_dir,
             "cache_size": cache_size,
             "verbose": verbose,
         }
+        # These import torch, which takes a second that no refusal above needs.
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
         from localllm.server.setup import ServerSetup
@@ -400,5 +405,5 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
         flags["route"],
         cluster=flags["cluster"],
         device=flags["device"],
-        gpus=flags["tensor_parallel"] or 1,
+        gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
     )

@@ -3,16 +3,16 @@
 `pull` and `run` call `check_fit` before they begin.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
-from localllm.arch.shard import Shard, check_tensor_parallel
+from localllm.arch.stages import Position, check_processes
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.shards import shard_model
+from localllm.checkpoint.stages import divide_model, part_of_model
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
@@ -54,6 +54,7 @@ class FreeMemory:
     device_type: str
     memory_bytes: int
     bandwidth: float | None = None  # bytes per second that decoding reads, if it was measured
+    stage_bytes: tuple[int, ...] = ()  # of the devices of each pipeline stage, if they have memories of their own
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,27 @@ class LoadOptions:
     quant: str | None = None  # of QUANTS or GGUF_BITS; None: as stored
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8, fp8, k8v4 or int4
-    tensor_parallel: int = 1  # processes among which the model is divided
+    tensor_parallel: int = 1  # processes among which each layer is divided
+    pipeline_parallel: int = 1  # stages of layers
+    stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
+    expert_parallel: bool = False  # divide a mixture by experts instead of their columns
+
+    @property
+    def processes(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def in_one_process(self) -> "LoadOptions":
+        """Return these options for a draft model, which one process computes."""
+        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False)
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an invalid number of users or processes."""
-        check_tensor_parallel(self.tensor_parallel)
+        """Raise UsageError for an invalid number of users or processes, or experts that are not divided."""
+        check_processes(self.tensor_parallel, self.pipeline_parallel)
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise UsageError(
+                "--expert-parallel divides experts among the processes of --tensor-parallel",
+                "give a number of them",
+            )
         if type(self.users) is not int or self.users < 1:
             raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
@@ -87,6 +104,7 @@ class Fit:
     context: int  # tokens per user
     max_context: int  # of one sequence; 0: none fits
     max_users: int  # that fit with this context
+    borders: tuple[int, ...] = ()  # between the layers of pipeline stages: see `Position`
 
     @property
     def fits(self) -> bool:
@@ -185,16 +203,62 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """Compute the fit with the code by which `load` allocates, with tensor parallelism that of one process.
+    """Compute the fit with the code by which `load` allocates: with tensor parallelism that of one process, with
+    pipeline parallelism on GPUs that of the stage with the least room.
 
     Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
     """
     check_context(config.max_context, options.context)
+    borders: tuple[int, ...] = ()
+    if options.pipeline_parallel > 1:
+        shares = options.stage_shares or getattr(device, "stage_bytes", ()) or (1.0,) * options.pipeline_parallel
+        borders = divide_model(header, config, shares)
+    position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
     memory_bytes = device.memory_bytes
-    if (ranks := options.tensor_parallel) > 1:
-        header, config = shard_model(header, config, Shard(0, ranks))
-        memory_bytes //= ranks if device.device_type == "cpu" else 1  # GPUs have a memory each
-    needs = replace(model_needs(header, config, device.device_type, options, name=name), draft=draft)
+    if device.device_type == "cpu" or not borders:  # stages on a CPU share its memory
+        whole = replace(position, borders=())
+        part = part_of_model(header, config, whole)
+        memory_bytes //= whole.size if device.device_type == "cpu" else 1  # GPUs have a memory each
+        needs = replace(model_needs(*part, device.device_type, options, name=name), draft=draft)
+        return replace(fit_needs(needs, memory_bytes, options), borders=borders)
+    fits = []
+    for index, free in enumerate(stage_memory(device, options)):
+        part = part_of_model(header, config, replace(position, rank=index * options.tensor_parallel))
+        stage_name = f"stage {index + 1} of {options.pipeline_parallel} of {name}"
+        needs = model_needs(*part, device.device_type, options, name=stage_name)
+        fits.append(fit_needs(replace(needs, draft=draft if index == 0 else None), free, options))
+    return replace(tightest_fit(fits), borders=borders)
+
+
+def stage_memory(device: DeviceMemory, options: LoadOptions) -> tuple[int, ...]:
+    """Return the memory of a device of each pipeline stage."""
+    return getattr(device, "stage_bytes", ()) or (device.memory_bytes,) * options.pipeline_parallel
+
+
+def tightest_fit(stages: Sequence[Fit]) -> Fit:
+    """Return the fit of the stage with the least room, as small as all stages have it."""
+    if refused := [fit for fit in stages if fit.refusal]:
+        return refused[0]
+    plans = [(fit, fit.memory) for fit in stages if fit.memory]
+    # A stage without recurrent layers would say that no stage has any.
+    fit, memory = min(plans, key=lambda each: (not each[0].needs.own_state_slot_bytes, each[1].blocks))
+    context = min(plan.context for _, plan in plans)
+    slots = [plan.state_slots for _, plan in plans if plan.state_slots]
+    smallest = replace(
+        memory,
+        context=context,
+        blocks=min(plan.blocks for _, plan in plans),
+        max_blocks=min(plan.max_blocks for _, plan in plans),
+        max_context=min(plan.max_context for _, plan in plans),
+        state_slots=min(slots, default=0),
+        max_running=min(plan.max_running for _, plan in plans),
+    )
+    users = min(each.max_users for each in stages)
+    return replace(fit, memory=smallest, context=context, max_context=smallest.max_context, max_users=users)
+
+
+def fit_needs(needs: MemoryNeeds, memory_bytes: int, options: LoadOptions) -> Fit:
+    """Compute the fit of what one process needs."""
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
     max_context = 0
     try:
