@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
+from localllm.plan.parallel import Link
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.simulate.engine import Clock, SimulatedEngine
 from localllm.simulate.load import Load, Turn
@@ -26,17 +27,6 @@ PREFIX_NAMES = 100_000  # that it remembers
 MAX_AHEAD = 8  # requests that a replica with the prefix may have more than the least loaded one
 SCALE_INTERVAL_S = 15.0
 SCALE_DOWN_S = 120.0  # for which fewer replicas must suffice before one is stopped
-
-
-@dataclass(frozen=True)
-class Link:
-    """A connection between devices."""
-
-    bandwidth: float  # bytes per second in one direction
-    latency_s: float = 0.0
-
-    def seconds(self, size: float) -> float:
-        return self.latency_s + size / self.bandwidth
 
 
 @dataclass(frozen=True)

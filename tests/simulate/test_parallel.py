@@ -6,9 +6,8 @@ from localllm.arch.describe import parse_config
 from localllm.errors import UsageError
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
+from localllm.plan.parallel import Link, Parallel, default_link, parse_link
 from localllm.runtime.step import StepShape
-from localllm.simulate.fleet import Link
-from localllm.simulate.parallel import Parallel, default_link, parse_link
 from localllm.simulate.target import Target, roofline_target
 from tests.plan.published import LLAMA_70B, header_of
 

@@ -2,7 +2,7 @@
 
 Ranks of a tensor-parallel group read and compute their share of each layer, whose results they sum up twice. A
 ring sends 2 (n - 1) / n of the summed bytes over the link of each rank. Stages of a pipeline run one after the
-other, with one step in flight: they add memory, not speed.
+other, with one step in flight: they add memory, not speed. `simulate` and `plan` count exchanges with this code.
 """
 
 import re
@@ -11,9 +11,6 @@ from dataclasses import dataclass, replace
 from localllm.arch.config import AttentionConfig, ModelConfig
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.hardware.catalog import DeviceSpec
-from localllm.runtime.step import StepShape
-from localllm.simulate.cost import RooflineCost
-from localllm.simulate.fleet import Link
 
 ASSUMED_LINK_LATENCY_S = 10e-6  # of a collective operation or a transfer: its launch and the waits of its parts
 ACTIVATION_BYTES = 2
@@ -22,10 +19,24 @@ UNITS = {"mb": 1e6, "gb": 1e9, "us": 1e6, "ms": 1e3, "s": 1.0}  # bytes, and par
 
 
 @dataclass(frozen=True)
+class Link:
+    """A connection between devices."""
+
+    bandwidth: float  # bytes per second in one direction
+    latency_s: float = 0.0
+
+    def seconds(self, size: float) -> float:
+        return self.latency_s + size / self.bandwidth
+
+
+@dataclass(frozen=True)
 class Parallel:
-    tensor: int = 1
-    pipeline: int = 1
+    """The devices that compute one model together."""
+
+    tensor: int = 1  # that share each layer
+    pipeline: int = 1  # groups of them, with some of the layers each
     link: Link | None = None  # between the devices
+    stage_link: Link | None = None  # between stages on different machines; None: as between the devices
 
     @property
     def devices(self) -> int:
@@ -59,35 +70,37 @@ class Parallel:
             flops=device.flops * self.tensor,
         )
 
+    def exchanged_bytes(self, config: ModelConfig, tokens: float, sequences: float) -> tuple[float, float]:
+        """Return the bytes that each device sends in a step: to others of its stage, and to the next stage.
 
-class ParallelCost(RooflineCost):
-    """A roofline with the time that devices take to exchange activations."""
+        sequences: positions whose logits are computed
+        """
+        activations = tokens * config.hidden_size * ACTIVATION_BYTES
+        share = (self.tensor - 1) / self.tensor
+        sums = 2 * len(config.layers) * 2 * share * activations
+        logits = share * sequences * config.vocab_size * ACTIVATION_BYTES
+        return sums + logits, activations if self.pipeline > 1 else 0.0
 
-    parallel = Parallel()
-
-    def seconds(self, shape: StepShape, number: int) -> float:
-        return super().seconds(shape, number) + self.communication_s(shape)
-
-    def communication_s(self, shape: StepShape) -> float:
-        parallel, link = self.parallel, self.parallel.link
-        assert link
-        tokens, sequences = shape.tokens + shape.prompt_tokens, shape.sequences + shape.prompts
-        activations, ranks = tokens * self.config.hidden_size * ACTIVATION_BYTES, parallel.tensor
-        seconds = (parallel.pipeline - 1) * link.seconds(activations)
-        if ranks > 1:
-            share = (ranks - 1) / ranks
-            seconds += 2 * len(self.config.layers) * link.seconds(2 * share * activations)
-            seconds += link.seconds(share * sequences * self.config.vocab_size * ACTIVATION_BYTES)
+    def exchange_s(self, config: ModelConfig, tokens: float, sequences: float) -> float:
+        """Return the duration of a step's exchanges, which do not overlap with computing."""
+        if self.devices == 1:
+            return 0.0
+        assert self.link
+        within, passed = self.exchanged_bytes(config, tokens, sequences)
+        seconds = (self.pipeline - 1) * (self.stage_link or self.link).seconds(passed)
+        if self.tensor > 1:
+            calls = 2 * len(config.layers) + 1  # a sum after attention and one after the MLP, and the logits
+            seconds += calls * self.link.latency_s + within / self.link.bandwidth
         return seconds
 
 
-def parse_link(text: str) -> Link:
+def parse_link(text: str, flag: str = "--link") -> Link:
     """Parse `50GB/s` or `50GB/s,5us`: bandwidth in one direction, and latency. Raises UsageError."""
     match = LINK.fullmatch(text.strip())
     if match and float(match[1]) > 0:
         latency_s = float(match[3]) / UNITS[match[4].lower()] if match[3] else ASSUMED_LINK_LATENCY_S
         return Link(float(match[1]) * UNITS[match[2].lower()], latency_s)
-    raise UsageError(f"--link is {text!r}", "give a bandwidth, such as 50GB/s, or with a latency: 50GB/s,5us")
+    raise UsageError(f"{flag} is {text!r}", "give a bandwidth, such as 50GB/s, or with a latency: 50GB/s,5us")
 
 
 def default_link(device: DeviceSpec) -> Link:
