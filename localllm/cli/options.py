@@ -138,6 +138,15 @@ TensorParallel = Annotated[
         panel=Panel.LOADING,
     ),
 ]
+PipelineParallel = Annotated[
+    int | None,
+    option(
+        "--pipeline-parallel",
+        text="Divide the layers among N processes, or by shares of the weights such as 24,16.",
+        metavar="N",
+        panel=Panel.LOADING,
+    ),
+]
 KeepLayout = Annotated[
     bool,
     switch(

@@ -12,7 +12,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hardware.device import free_bytes, rank_device
+from localllm.hardware.device import free_bytes, machine_bytes, rank_device
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
@@ -54,7 +54,8 @@ class LoadRequest:
     def free_memory(self) -> FreeMemory:
         """The memory that the device has free now; with several processes on GPUs, the one with the least."""
         devices = {rank_device(self.device, rank) for rank in range(self.ranks)}
-        return FreeMemory(self.device.type, min(map(free_bytes, devices)))
+        smallest = min(map(free_bytes, devices))
+        return FreeMemory(self.device.type, smallest, find_machine_bytes=lambda: machine_bytes(self.device))
 
     @property
     def ranks(self) -> int:

@@ -3,8 +3,8 @@
 `pull` and `run` call `check_fit` before they begin.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from localllm.arch.config import ModelConfig
@@ -13,7 +13,7 @@ from localllm.arch.describe import parse_config
 from localllm.arch.shard import Shard, check_tensor_parallel
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.shards import shard_model
-from localllm.errors import DoesNotFit, UsageError
+from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
 from localllm.plan.activations import dequantized_matrix_bytes
@@ -26,10 +26,12 @@ from localllm.plan.memory import (
     blocks_for,
     check_context,
 )
+from localllm.plan.stages import stages_of
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
+GPUS_PER_MACHINE, MACHINES = 8, (2, 3, 4, 6, 8, 12, 16)  # that are proposed for a model that does not fit
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -46,6 +48,10 @@ class DeviceMemory(Protocol):
         """Bytes available to a model."""
         ...
 
+    def machine_bytes(self) -> tuple[int, ...]:
+        """Return the bytes available on each such device of the machine, in their order."""
+        ...
+
 
 @dataclass(frozen=True)
 class FreeMemory:
@@ -54,6 +60,10 @@ class FreeMemory:
     device_type: str
     memory_bytes: int
     bandwidth: float | None = None  # bytes per second that decoding reads, if it was measured
+    find_machine_bytes: Callable[[], tuple[int, ...]] | None = field(default=None, compare=False)
+
+    def machine_bytes(self) -> tuple[int, ...]:
+        return self.find_machine_bytes() if self.find_machine_bytes else (self.memory_bytes,)
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,13 @@ class LoadOptions:
     quant: str | None = None  # of QUANTS or GGUF_BITS; None: as stored
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8, fp8, k8v4 or int4
-    tensor_parallel: int = 1  # processes among which the model is divided
+    tensor_parallel: int = 1  # processes among which each layer is divided
+    pipeline_parallel: int = 1  # stages of layers, each of as many processes
 
     def __post_init__(self) -> None:
         """Raise UsageError for an invalid number of users or processes."""
         check_tensor_parallel(self.tensor_parallel)
+        check_tensor_parallel(self.pipeline_parallel)
         if type(self.users) is not int or self.users < 1:
             raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
@@ -134,24 +146,102 @@ def check_fit(
         if draft and fit_model(header, config, device, options, name=name).fits:
             raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
-        alternatives = [
-            fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants
-        ]
-        raise DoesNotFit(fit.refusal.message, remedy(fit, alternatives))
+        smaller = [fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants]
+        raise DoesNotFit(
+            fit.refusal.message, find_remedy(header, config, device, options, fit, smaller, name=name)
+        )
     return fit
 
 
-def remedy(fit: Fit, alternatives: Iterable[Fit]) -> str:
-    """Return a remedy for a model that does not fit, preferring the least loss of quality."""
+def find_remedy(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    fit: Fit,
+    alternatives: Iterable[Fit],
+    *,
+    name: str,
+) -> str:
+    """Return a verified remedy for a model that does not fit, preferring the least loss of quality.
+
+    alternatives: the model in other quantizations
+    """
     assert fit.refusal
     if fit.max_context and fit.refusal.remedy:
         return fit.refusal.remedy  # the weights fit, but the context is too long or there are too many users
+    if divided := fit_on_machine(header, config, device, options, name=name):
+        return f"--tensor-parallel {divided.tensor_parallel} fits the GPUs of this machine"
     smaller = next(
         (alternative for alternative in alternatives if alternative.quant in QUANTS and alternative.fits), None
     )
     if smaller:
         return f"--quant {smaller.quant} takes {format_bytes(smaller.weights.total)} and fits"
+    divisions = larger_divisions(device.device_type)
+    if larger := first_fitting(header, config, device, options, divisions, name=name):
+        return f"name a smaller model, or use {describe_devices(larger, device.device_type)}"
     return "name a smaller model, or a device with more free memory"
+
+
+def fit_on_machine(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> LoadOptions | None:
+    """Return the options with the fewest GPUs of the machine that the model fits; None if it fits none."""
+    if device.device_type == "cpu" or options.tensor_parallel > 1 or options.pipeline_parallel > 1:
+        return None
+    free = device.machine_bytes()
+    for size in powers_of_2(len(free)):
+        smallest = FreeMemory(device.device_type, min(free[:size]))
+        if fitting := first_fitting(header, config, smallest, options, [(size, 1)], name=name):
+            return fitting
+    return None
+
+
+def first_fitting(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    divisions: Iterable[tuple[int, int]],
+    *,
+    name: str,
+) -> LoadOptions | None:
+    """Return the options with the first division that fits on devices like this one; None if none does.
+
+    divisions: (processes of each layer, stages)
+    """
+    for tensor, stages in divisions:
+        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages)
+        try:
+            if fit_model(header, config, device, divided, name=name).fits:
+                return divided
+        except (UnsupportedModel, UsageError):
+            continue
+    return None
+
+
+def powers_of_2(limit: int) -> list[int]:
+    """Return 2, 4, 8, ... up to a limit."""
+    return [1 << n for n in range(1, limit.bit_length()) if 1 << n <= limit]
+
+
+def larger_divisions(device_type: str) -> list[tuple[int, int]]:
+    """Return divisions among more devices than there are, in the order of preference."""
+    if device_type == "cpu":
+        return [(1, machines) for machines in MACHINES]
+    within = [(size, 1) for size in powers_of_2(GPUS_PER_MACHINE)]
+    return [*within, *((size, machines) for size in (GPUS_PER_MACHINE, 1) for machines in MACHINES)]
+
+
+def describe_devices(options: LoadOptions, device_type: str) -> str:
+    """Return the devices that a division needs, with its flags."""
+    tensor, stages = options.tensor_parallel, options.pipeline_parallel
+    flags = [f"--tensor-parallel {tensor}"] * (tensor > 1) + [f"--pipeline-parallel {stages}"] * (stages > 1)
+    gpus = (
+        f"{max(tensor, stages)} GPUs" if 1 in (tensor, stages) else f"{stages} machines with {tensor} GPUs each,"
+    )
+    devices = f"{stages} machines" if device_type == "cpu" else gpus
+    return f"{devices} with as much free memory and {' '.join(flags)}"
 
 
 def model_needs(
@@ -185,16 +275,27 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """Compute the fit with the code by which `load` allocates, with tensor parallelism that of one process.
+    """Compute the fit with the code by which `load` allocates, of several processes that with the least room.
 
-    Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
+    Each stage of a pipeline has devices of its own. Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
     """
     check_context(config.max_context, options.context)
     memory_bytes = device.memory_bytes
     if (ranks := options.tensor_parallel) > 1:
         header, config = shard_model(header, config, Shard(0, ranks))
         memory_bytes //= ranks if device.device_type == "cpu" else 1  # GPUs have a memory each
-    needs = replace(model_needs(header, config, device.device_type, options, name=name), draft=draft)
+    all_needs = [model_needs(header, config, device.device_type, options, name=name)]
+    if options.pipeline_parallel > 1:
+        all_needs = [
+            replace(model_needs(stage.header, config, device.device_type, options, name=name), config=stage.config)
+            for stage in stages_of(header, config, options.pipeline_parallel)
+        ]
+    fits = [fit_needs(replace(needs, draft=draft), memory_bytes, options) for needs in all_needs]
+    return min(fits, key=lambda fit: (fit.fits, fit.max_context, fit.max_users))
+
+
+def fit_needs(needs: MemoryNeeds, memory_bytes: int, options: LoadOptions) -> Fit:
+    """Compute the fit of one process."""
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
     max_context = 0
     try:

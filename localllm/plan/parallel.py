@@ -2,7 +2,8 @@
 
 Ranks of a tensor-parallel group read and compute their share of each layer, whose results they sum up twice. A
 ring sends 2 (n - 1) / n of the summed bytes over the link of each rank. Stages of a pipeline run one after the
-other, with one step in flight: they add memory, not speed. `simulate` and `plan` count exchanges with this code.
+other, with one step in flight, and the last returns its result to the first, which has the head: they add memory,
+not speed. `simulate` and `plan` count exchanges with this code.
 """
 
 import re
@@ -11,6 +12,9 @@ from dataclasses import dataclass, replace
 from localllm.arch.config import AttentionConfig, ModelConfig
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.hardware.catalog import DeviceSpec
+from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds
+from localllm.plan.speed import DeviceRates, Speed, predict_speed
+from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 ASSUMED_LINK_LATENCY_S = 10e-6  # of a collective operation or a transfer: its launch and the waits of its parts
 ACTIVATION_BYTES = 2
@@ -27,6 +31,14 @@ class Link:
 
     def seconds(self, size: float) -> float:
         return self.latency_s + size / self.bandwidth
+
+
+@dataclass(frozen=True)
+class JoinedRates:
+    """The rates of devices that work at the same time."""
+
+    bandwidth: float
+    flops: float
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,9 @@ class Parallel:
             return 0.0
         assert self.link
         within, passed = self.exchanged_bytes(config, tokens, sequences)
-        seconds = (self.pipeline - 1) * (self.stage_link or self.link).seconds(passed)
+        seconds = 0.0
+        if self.pipeline > 1:
+            seconds += self.pipeline * (self.stage_link or self.link).seconds(passed)
         if self.tensor > 1:
             calls = 2 * len(config.layers) + 1  # a sum after attention and one after the MLP, and the logits
             seconds += calls * self.link.latency_s + within / self.link.bandwidth
@@ -106,3 +120,34 @@ def parse_link(text: str, flag: str = "--link") -> Link:
 def default_link(device: DeviceSpec) -> Link:
     """Return the catalogued link of a device."""
     return Link(device.link, ASSUMED_LINK_LATENCY_S)
+
+
+def predict_divided_speed(
+    config: ModelConfig,
+    whole: MemoryNeeds,
+    parallel: Parallel,
+    rates: DeviceRates,
+    *,
+    context: int,
+    prompt: int,
+    users: int = 1,
+    step_s: float = 0.0,
+) -> Speed:
+    """Predict the speed of a model on devices that compute it together, like `predict_speed`.
+
+    whole: needs of the undivided model; rates: of one device. Processes without GPUs share those of their machine.
+    """
+    working = 1 if whole.device_type == "cpu" else parallel.tensor
+    return predict_speed(
+        config,
+        whole.weights,
+        ELEMENT_BYTES[whole.dtype],
+        JoinedRates(rates.bandwidth * working, rates.flops * working),
+        context=context,
+        prompt=prompt,
+        users=users,
+        step_s=step_s,
+        kv=kv_element_bytes(whole.kv_dtype),
+        chunk=TOKEN_BUDGET[whole.device_type],
+        exchange_s=lambda tokens, logits: parallel.exchange_s(config, tokens, logits),
+    )

@@ -1,0 +1,175 @@
+"""How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
+
+The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
+machine; one that does not fit a machine has stages of a pipeline on several, each divided within its machine.
+"""
+
+from dataclasses import dataclass, replace
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.describe import parse_config
+from localllm.checkpoint.header import Header
+from localllm.errors import UnsupportedModel, UsageError
+from localllm.hardware.catalog import DeviceSpec
+from localllm.plan.fit import (
+    Fit,
+    LoadOptions,
+    first_fitting,
+    fit_model,
+    larger_divisions,
+    model_needs,
+    powers_of_2,
+)
+from localllm.plan.memory import BLOCK_SIZE
+from localllm.plan.parallel import Link, Parallel, default_link, predict_divided_speed
+from localllm.plan.plan import Expectation
+from localllm.plan.speed import (
+    ASSUMED_BANDWIDTH_SHARE,
+    ASSUMED_FLOPS_SHARE,
+    ASSUMED_LAYER_S,
+    Speed,
+)
+
+ASSUMED_NETWORK = Link(1.25e9, 50e-6)  # between machines: Ethernet of 10 Gbit/s
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Machines with equal devices."""
+
+    device: DeviceSpec  # with the number of such devices of each machine
+    machines: int = 1
+    link: Link | None = None  # between devices of a machine; None: the device's own
+    network: Link = ASSUMED_NETWORK
+
+    @property
+    def devices(self) -> int:
+        return self.device.count * self.machines
+
+    def divide(self, tensor: int, stages: int) -> Parallel:
+        """Return devices of the pool: stages are on different machines unless one machine has room for all."""
+        link = self.link or default_link(self.device)
+        return Parallel(tensor, stages, link, link if tensor * stages <= self.device.count else self.network)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A model on some devices of a pool. Sizes are of the process with the least room."""
+
+    parallel: Parallel
+    engines: int  # of these that the pool has devices for
+    fit: Fit | None = None  # None if the model cannot be divided so
+    refusal: str | None = None  # why it does not fit, or cannot be divided
+    sent_bytes: float = 0.0  # by each device for a decoded token
+    speed: Speed | None = None  # of a single user; None if it cannot be divided so
+
+    @property
+    def fits(self) -> bool:
+        return self.fit is not None and self.fit.fits
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the cache of an engine; 0 if it does not fit."""
+        return self.fit.memory.blocks * BLOCK_SIZE if self.fit and self.fit.memory else 0
+
+    @property
+    def flags(self) -> str:
+        """Flags of `serve` for one engine; empty for a single process."""
+        counts = {"--tensor-parallel": self.parallel.tensor, "--pipeline-parallel": self.parallel.pipeline}
+        return " ".join(f"{flag} {count}" for flag, count in counts.items() if count > 1)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The ways to run a model on a pool."""
+
+    pool: Pool
+    arrangements: tuple[Arrangement, ...]  # in the order of preference
+    source: str  # of durations
+    needed: Arrangement | None  # on more devices, if it fits none of these
+
+    @property
+    def chosen(self) -> Arrangement | None:
+        return next((each for each in self.arrangements if each.fits), None)
+
+
+def advise(
+    header: Header,
+    pool: Pool,
+    options: LoadOptions,
+    *,
+    name: str,
+    prompt: int,
+    expectation: Expectation | None = None,
+) -> Advice:
+    """Return the ways to run a model on a pool, among them the division that the options request.
+
+    expectation: rates that steps reach on one device, None for assumed ones. Raises UsageError for invalid
+    options, and like `parse_config`.
+    """
+    config = parse_config(header.config)
+    device = pool.device
+    rates = expectation or assumed_rates(device, config)
+    requested = (options.tensor_parallel, options.pipeline_parallel)
+    options = replace(options, tensor_parallel=1, pipeline_parallel=1)
+    whole = model_needs(header, config, device.device_type, options, name=name)
+
+    def arrange(pool: Pool, tensor: int, stages: int) -> Arrangement:
+        parallel, engines = pool.divide(tensor, stages), pool.devices // (tensor * stages)
+        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages)
+        try:
+            fit = fit_model(header, config, device, divided, name=name)
+        except (UnsupportedModel, UsageError) as error:
+            return Arrangement(parallel, engines, refusal=error.message)
+        speed = predict_divided_speed(
+            config,
+            whole,
+            parallel,
+            rates,
+            context=fit.context,
+            prompt=min(prompt, fit.context),
+            step_s=rates.step_s,
+        )
+        sent = sum(parallel.exchanged_bytes(config, 1, 1))
+        return Arrangement(parallel, engines, fit, fit.refusal.message if fit.refusal else None, sent, speed)
+
+    sizes = [1] if device.device_type == "cpu" else [1, *powers_of_2(device.count)]
+    arrangements = [arrange(pool, size, 1) for size in sizes]
+    largest = max(each.parallel.tensor for each in arrangements if each.fit)
+    for stages in range(2, pool.devices // largest + 1):
+        if any(each.fits for each in arrangements):
+            break
+        arrangements.append(arrange(pool, largest, stages))
+    if requested not in [(each.parallel.tensor, each.parallel.pipeline) for each in arrangements]:
+        arrangements.append(arrange(pool, *requested))
+    needed = None
+    if not any(each.fits for each in arrangements):
+        larger = first_fitting(header, config, device, options, larger_divisions(device.device_type), name=name)
+        if larger:
+            tensor, stages = larger.tensor_parallel, larger.pipeline_parallel
+            machines = replace(pool, device=replace(device, count=tensor), machines=stages)
+            needed = arrange(machines, tensor, stages)
+    return Advice(pool, tuple(arrangements), describe_rates(rates, pool), needed)
+
+
+def assumed_rates(device: DeviceSpec, config: ModelConfig) -> Expectation:
+    """Return the rates that steps are assumed to reach on a device that was not measured."""
+    step_s = ASSUMED_LAYER_S * len(config.layers)
+    source = (
+        f"{ASSUMED_BANDWIDTH_SHARE:.0%} of the published bandwidth, {ASSUMED_FLOPS_SHARE:.0%} of the arithmetic "
+        f"rate and {step_s * 1e6:.0f} µs more a step: assumed, no step was measured"
+    )
+    bandwidth, flops = device.bandwidth * ASSUMED_BANDWIDTH_SHARE, device.flops * ASSUMED_FLOPS_SHARE
+    return Expectation(bandwidth, flops, step_s, source)
+
+
+def describe_rates(rates: Expectation, pool: Pool) -> str:
+    """Return where durations come from, with the links that the pool uses."""
+    links = {"devices": (pool.link or default_link(pool.device)) if pool.device.count > 1 else None}
+    links["machines"] = pool.network if pool.machines > 1 else None
+    named = [
+        f"between {ends} {link.bandwidth / 1e9:g} GB/s and {link.latency_s * 1e6:g} µs"
+        for ends, link in links.items()
+        if link
+    ]
+    return "; ".join([rates.source, *named])
