@@ -96,7 +96,7 @@ def plan(
         str | None,
         options.option(
             "--link",
-            text="Link between the GPUs of a machine: bandwidth in one direction and latency; default: of the GPU.",
+            text="Link between GPUs of a machine: bandwidth in one direction and latency; default: of the GPU.",
             metavar="B[,L]",
         ),
     ] = None,
@@ -268,58 +268,53 @@ def format_serving(serving: "ServingPlan") -> str:
 
 def format_advice(advice: Advice, plan: Plan) -> str:
     """Table of the ways to run the model on several devices, and a sentence with the one to take."""
-    head = ("DIVISION", "ENGINES", "WEIGHTS EACH", "CACHE TOKENS", "SENT A TOKEN", "TTFT", "TPOT")
-    rows = [head]
-    for each in advice.arrangements:
-        divided = (each.parallel.tensor, each.parallel.pipeline)
-        speed = each.speed
-        rows.append(
-            (
-                division_name(each),
-                str(each.engines) if each.fits else "-",
-                format_bytes(each.fit.weights.total) if each.fit else "-",
-                str(each.cached_tokens)
-                if each.fits
-                else "cannot be divided"
-                if each.fit is None
-                else "does not fit",
-                format_bytes(each.sent_bytes) if divided != (1, 1) else "-",
-                format_seconds(speed.ttft_s) if speed else "-",
-                format_seconds(1 / speed.tokens_per_s) if speed else "-",
-            )
-        )
+    head = ("TENSOR", "STAGES", "ENGINES", "WEIGHTS", "CACHE TOKENS", "SENT A TOKEN", "TTFT", "TPOT")
+    rows = [head, *(_arrangement_row(each) for each in advice.arrangements)]
     refusals = {each.refusal: None for each in advice.arrangements if each.refusal and each.fit is None}
     lines = [*refusals, f"expected from {advice.source}", advice_sentence(advice, plan)]
     return "\n".join([format_table(rows), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
 
 
-def division_name(each: Arrangement) -> str:
-    parallel = each.parallel
-    names = ([f"tensor {parallel.tensor}"] if parallel.tensor > 1 else []) + (
-        [f"pipeline {parallel.pipeline}"] if parallel.pipeline > 1 else []
+def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
+    counts = str(each.parallel.tensor), str(each.parallel.pipeline)
+    if each.fit is None or each.speed is None:
+        return (*counts, "-", "-", "not divisible", "-", "-", "-")
+    return (
+        *counts,
+        str(each.engines) if each.fits else "-",
+        format_bytes(each.fit.weights.total),
+        str(each.cached_tokens) if each.fits else "does not fit",
+        format_bytes(each.sent_bytes) if each.parallel.devices > 1 else "-",
+        format_seconds(each.speed.ttft_s),
+        format_seconds(1 / each.speed.tokens_per_s),
     )
-    return ", ".join(names) or "one device"
 
 
 def advice_sentence(advice: Advice, plan: Plan) -> str:
     """The way to take, with its command; what would be needed if there is none."""
-    pool, chosen, needed = advice.pool, advice.chosen, advice.needed
-    device = "machine" if pool.device.device_type == "cpu" else pool.device.name
+    chosen, needed = advice.chosen, advice.needed
+    is_cpu = advice.pool.device.device_type == "cpu"
+    name = "machine" if is_cpu else advice.pool.device.name
     command = advised_command(advice, plan)
+    if chosen is None and needed is None:
+        return f"it does not fit, and not on more devices either: {plan.remedy}"
     if chosen is None:
-        count = pool.devices
-        none = f"it fits none of these: {count} x {device}" if count > 1 else f"it does not fit one {device}"
-        if needed is None:
-            return f"{none}, nor {plan.remedy}" if plan.remedy is None else f"{none}: {plan.remedy}"
-        machines = f"{needed.parallel.pipeline} machines with " if needed.parallel.pipeline > 1 else ""
-        return f"{none}; it would fit {machines}{needed.parallel.tensor} x {device}: {command}"
+        assert needed
+        tensor, stages = needed.parallel.tensor, needed.parallel.pipeline
+        gpus = (
+            f"{stages} machines with {tensor} x {name} each"
+            if stages > 1 < tensor
+            else f"{tensor * stages} x {name}"
+        )
+        return f"it does not fit; it would fit {f'{stages} such machines' if is_cpu else gpus}: {command}"
     if chosen.parallel.devices > 1:
-        where = "between machines and within each" if chosen.parallel.pipeline > 1 else "within a machine"
+        where = "between machines" if chosen.parallel.stage_link == advice.pool.network else "within a machine"
+        where += " and within each" if chosen.parallel.pipeline > 1 < chosen.parallel.tensor else ""
         more = f" ({chosen.engines} such engines fit)" if chosen.engines > 1 else ""
-        return f"it does not fit one {device}, so divide it {where}: {command}{more}"
+        return f"it does not fit one {name}, so divide it {where}: {command}{more}"
     if chosen.engines == 1:
-        return f"it fits one {device}: no second one is needed"
-    return f"it fits one {device}, so run an engine on each: {command}"
+        return f"it fits one {name}: no second one is needed"
+    return f"it fits one {name}, so run an engine on each: {command}"
 
 
 def advised_command(advice: Advice, plan: Plan) -> str | None:
@@ -427,8 +422,10 @@ def _device_rows(plan: Plan) -> Rows:
     rates = f"reads {format_bytes(hardware.bandwidth)}/s, computes {format_flops(hardware.flops)}"
     return [
         *_wrapped("model", f"{plan.name}, {_mark_published(plan.chosen, plan)}"),
-        *_wrapped("device", hardware.name),
-        ("", rates),
+        *_wrapped(
+            "device", f"{plan.parallel.devices} x {hardware.name}" if plan.parallel.devices > 1 else hardware.name
+        ),
+        ("", f"{rates} each" if plan.parallel.devices > 1 else rates),
         *_wrapped("", hardware.source),
     ]
 
@@ -439,7 +436,10 @@ def _memory_rows(plan: Plan) -> Rows:
     states = [("states", f"{format_bytes(plan.state_bytes)}{users}, of recurrent layers")]
     verdict = f"no: {fit.refusal.message}; {plan.remedy}" if fit.refusal else "yes"
     return [
-        ("weights", format_bytes(fit.weights.total)),
+        (
+            "weights",
+            format_bytes(fit.weights.total) + (" in the largest process" if plan.parallel.devices > 1 else ""),
+        ),
         *_cache_rows(plan),
         *(states if plan.state_bytes else []),
         ("activations", format_bytes(plan.activation_bytes)),
@@ -590,6 +590,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "max_context": plan.max_context,
         "users": plan.users,
         "prompt": plan.prompt,
+        "tensor_parallel": plan.parallel.tensor,
+        "pipeline_parallel": plan.parallel.pipeline,
         "weight_bytes": fit.weights.total,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_bytes_per_token_in_8_bits": plan.kv_bytes_per_token_in_8_bits,

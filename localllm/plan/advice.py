@@ -155,8 +155,9 @@ def advise(
 def assumed_rates(device: DeviceSpec, config: ModelConfig) -> Expectation:
     """Return the rates that steps are assumed to reach on a device that was not measured."""
     step_s = ASSUMED_LAYER_S * len(config.layers)
+    known = "measured" if device.measured else "published"
     source = (
-        f"{ASSUMED_BANDWIDTH_SHARE:.0%} of the published bandwidth, {ASSUMED_FLOPS_SHARE:.0%} of the arithmetic "
+        f"{ASSUMED_BANDWIDTH_SHARE:.0%} of the {known} bandwidth, {ASSUMED_FLOPS_SHARE:.0%} of the arithmetic "
         f"rate and {step_s * 1e6:.0f} µs more a step: assumed, no step was measured"
     )
     bandwidth, flops = device.bandwidth * ASSUMED_BANDWIDTH_SHARE, device.flops * ASSUMED_FLOPS_SHARE

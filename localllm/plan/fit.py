@@ -168,10 +168,12 @@ def find_remedy(
     alternatives: the model in other quantizations
     """
     assert fit.refusal
-    if fit.max_context and fit.refusal.remedy:
-        return fit.refusal.remedy  # the weights fit, but the context is too long or there are too many users
-    if divided := fit_on_machine(header, config, device, options, name=name):
-        return f"--tensor-parallel {divided.tensor_parallel} fits the GPUs of this machine"
+    divided = fit_on_machine(header, config, device, options, name=name)
+    on_machine = f"--tensor-parallel {divided.tensor_parallel} fits the GPUs of this machine" if divided else None
+    if fit.max_context and fit.refusal.remedy:  # the weights fit, but contexts are too long, or users too many
+        return f"{fit.refusal.remedy}, or {on_machine}" if on_machine else fit.refusal.remedy
+    if on_machine:
+        return on_machine
     smaller = next(
         (alternative for alternative in alternatives if alternative.quant in QUANTS and alternative.fits), None
     )
@@ -275,9 +277,10 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """Compute the fit with the code by which `load` allocates, of several processes that with the least room.
+    """Compute the fit with the code by which `load` allocates: that of the process with the least room.
 
-    Each stage of a pipeline has devices of its own. Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
+    Each stage of a pipeline has devices of its own. Raises UsageError like `check_fit`, and UnsupportedModel
+    for a model that cannot be divided.
     """
     check_context(config.max_context, options.context)
     memory_bytes = device.memory_bytes

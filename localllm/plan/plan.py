@@ -144,7 +144,8 @@ def plan_model(
         quant: Choice(fits[quant], speed_of(fits[quant], hardware)) for quant in QUANT_ORDER if quant in fits
     }
     element = ELEMENT_BYTES[chosen.dtype]
-    kv = kv_bytes_per_token(config, *kv_element_bytes(chosen.kv_dtype))
+    process = chosen.needs.config  # of one process, if the model is divided
+    kv = kv_bytes_per_token(process, *kv_element_bytes(chosen.kv_dtype))
     length = prompt or min(DEFAULT_PROMPT_TOKENS, chosen.context)
     return Plan(
         name=name,
@@ -156,15 +157,15 @@ def plan_model(
         prompt=length,
         max_context=config.max_context,
         kv_bytes_per_token=kv,
-        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, *kv_element_bytes("int8")),
+        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(process, *kv_element_bytes("int8")),
         kv_bytes_per_token_in_4_bits=None
         if why_not_4_bit_cache(config)
-        else kv_bytes_per_token(config, *kv_element_bytes("int4")),
+        else kv_bytes_per_token(process, *kv_element_bytes("int4")),
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
         kv_bytes_read=kv_bytes_read(
-            config, (SequenceStep(1, chosen.context),), *kv_element_bytes(chosen.kv_dtype)
+            process, (SequenceStep(1, chosen.context),), *kv_element_bytes(chosen.kv_dtype)
         ),
-        state_bytes_per_sequence=state_bytes(config, element),
+        state_bytes_per_sequence=state_bytes(process, element),
         activation_bytes=chosen.workspace,
         expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,
         expectation=expectation,
