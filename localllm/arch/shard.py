@@ -68,8 +68,8 @@ class Division:
         return sum(end - begin for begin, end in self.segments)
 
 
-def check_tensor_parallel(size: int) -> None:
-    """Raise UsageError for an invalid number of ranks."""
+def check_process_count(size: int) -> None:
+    """Raise UsageError for an invalid number of processes."""
     if type(size) is not int or not 1 <= size <= MAX_RANKS:
         raise UsageError(f"{size!r} is not a number of processes", f"give a whole number from 1 to {MAX_RANKS}")
 
@@ -142,9 +142,10 @@ def division_of(name: str, config: ModelConfig, shard: Shard) -> Division | None
     if name in ("embed_tokens", "lm_head"):
         return rows(config.vocab_size, shard.vocab_range(config.vocab_size))
     match = LAYER.fullmatch(name)
-    if match is None or int(match[1]) >= len(config.layers):
+    index = int(match[1]) - (config.stage.first if config.stage else 0) if match else -1
+    if match is None or not 0 <= index < len(config.layers):
         return None
-    layer = config.layers[int(match[1])]
+    layer = config.layers[index]
     scope, _, last = match[2].rpartition(".")
     if scope.startswith("mlp"):
         return mlp_division(match[2], layer.ffn, shard)

@@ -70,6 +70,7 @@ def batch(
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
     tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
     no_deterministic: Annotated[
         bool,
         options.switch(
@@ -121,6 +122,7 @@ def batch(
                     cache_dir=cache_dir,
                     cache_size=cache_size,
                     tensor_parallel=tensor_parallel,
+                    pipeline_parallel=pipeline_parallel,
                 ),
             )
             stack.callback(llm.close)

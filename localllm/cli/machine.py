@@ -38,6 +38,7 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "quant",
     "keep_layout",
     "tensor_parallel",
+    "pipeline_parallel",
     "deterministic",
     "draft",
     "draft_model",

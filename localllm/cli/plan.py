@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localllm.arch.stages import parse_shares
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.published import published_header
@@ -137,9 +138,9 @@ def plan(
         dtype or settings.dtype,
         kv_dtype or settings.kv_dtype,
         1 if tensor_parallel is None else tensor_parallel,
-        1 if pipeline_parallel is None else pipeline_parallel,
+        *parse_shares(1 if pipeline_parallel is None else pipeline_parallel),
     )
-    if slo and load_options.tensor_parallel * load_options.pipeline_parallel > 1:
+    if slo and load_options.processes > 1:
         raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
     if machines < 1:
         raise UsageError(f"--machines is {machines}", "give a whole number from 1")
@@ -292,26 +293,24 @@ def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
 
 def advice_sentence(advice: Advice, plan: Plan) -> str:
     """The way to take, with its command; what would be needed if there is none."""
-    chosen, needed = advice.chosen, advice.needed
-    is_cpu = advice.pool.device.device_type == "cpu"
-    name = "machine" if is_cpu else advice.pool.device.name
+    chosen, needed, spread = advice.chosen, advice.needed, advice.spread
+    name = "machine" if advice.pool.device.device_type == "cpu" else advice.pool.device.name
     command = advised_command(advice, plan)
-    if chosen is None and needed is None:
-        return f"it does not fit, and not on more devices either: {plan.remedy}"
     if chosen is None:
-        assert needed
-        tensor, stages = needed.parallel.tensor, needed.parallel.pipeline
-        gpus = (
-            f"{stages} machines with {tensor} x {name} each"
-            if stages > 1 < tensor
-            else f"{tensor * stages} x {name}"
-        )
-        return f"it does not fit; it would fit {f'{stages} such machines' if is_cpu else gpus}: {command}"
+        sentences = ["it does not fit a machine"]
+        if spread:
+            sentences.append(
+                f"{spread.parallel.pipeline} stages on {advice.pool.machines} machines would hold it, which localllm "
+                "cannot run yet"
+            )
+        if needed:
+            sentences.append(f"{needed.parallel.devices} x {name} in one machine would: {command}")
+        elif plan.remedy:
+            sentences.append(plan.remedy)
+        return "; ".join(sentences)
     if chosen.parallel.devices > 1:
-        where = "between machines" if chosen.parallel.stage_link == advice.pool.network else "within a machine"
-        where += " and within each" if chosen.parallel.pipeline > 1 < chosen.parallel.tensor else ""
-        more = f" ({chosen.engines} such engines fit)" if chosen.engines > 1 else ""
-        return f"it does not fit one {name}, so divide it {where}: {command}{more}"
+        more = f" ({chosen.engines} engines)" if chosen.engines > 1 else ""
+        return f"it does not fit one {name}, so divide it within a machine: {command}{more}"
     if chosen.engines == 1:
         return f"it fits one {name}: no second one is needed"
     return f"it fits one {name}, so run an engine on each: {command}"
@@ -325,7 +324,7 @@ def advised_command(advice: Advice, plan: Plan) -> str | None:
     words = ["localllm serve", plan.name, arrangement.flags]
     if plan.fit.quant in QUANTS:
         words.append(f"--quant {plan.fit.quant}")
-    if arrangement.parallel.devices == 1 and arrangement.engines > 1:
+    if arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
         words.append(f"--replicas {arrangement.engines}" + (" --cluster" if advice.pool.machines > 1 else ""))
     return " ".join(filter(None, words))
 

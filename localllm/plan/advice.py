@@ -1,7 +1,8 @@
 """How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
 
 The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
-machine; one that does not fit a machine has stages of a pipeline on several, each divided within its machine.
+machine, or into stages if its layers cannot be divided. One that does not fit a machine would have stages on several,
+each divided within its machine: that is planned, and cannot be run yet.
 """
 
 from dataclasses import dataclass, replace
@@ -14,11 +15,11 @@ from localllm.hardware.catalog import DeviceSpec
 from localllm.plan.fit import (
     Fit,
     LoadOptions,
-    first_fitting,
+    divisions_of,
     fit_model,
-    larger_divisions,
+    fit_on_larger_machine,
+    flags_of,
     model_needs,
-    powers_of_2,
 )
 from localllm.plan.memory import BLOCK_SIZE
 from localllm.plan.parallel import Link, Parallel, default_link, predict_divided_speed
@@ -45,6 +46,12 @@ class Pool:
     @property
     def devices(self) -> int:
         return self.device.count * self.machines
+
+    def engines(self, devices: int) -> int:
+        """Return how many engines with so many devices each the pool has room for, within machines if they fit."""
+        if devices <= self.device.count:
+            return self.machines * (self.device.count // devices)
+        return self.devices // devices
 
     def divide(self, tensor: int, stages: int) -> Parallel:
         """Return devices of the pool: stages are on different machines unless one machine has room for all."""
@@ -75,8 +82,9 @@ class Arrangement:
     @property
     def flags(self) -> str:
         """Flags of `serve` for one engine; empty for a single process."""
-        counts = {"--tensor-parallel": self.parallel.tensor, "--pipeline-parallel": self.parallel.pipeline}
-        return " ".join(f"{flag} {count}" for flag, count in counts.items() if count > 1)
+        return flags_of(
+            LoadOptions(tensor_parallel=self.parallel.tensor, pipeline_parallel=self.parallel.pipeline)
+        )
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,20 @@ class Advice:
     pool: Pool
     arrangements: tuple[Arrangement, ...]  # in the order of preference
     source: str  # of durations
-    needed: Arrangement | None  # on more devices, if it fits none of these
+    needed: Arrangement | None  # on one machine with more devices, if none can be run on the pool
 
     @property
     def chosen(self) -> Arrangement | None:
-        return next((each for each in self.arrangements if each.fits), None)
+        """The first that fits and can be run: an engine has the devices of one machine."""
+        return next((each for each in self.arrangements if each.fits and not self.is_spread(each)), None)
+
+    @property
+    def spread(self) -> Arrangement | None:
+        """One that fits with stages on several machines."""
+        return next((each for each in self.arrangements if each.fits and self.is_spread(each)), None)
+
+    def is_spread(self, arrangement: Arrangement) -> bool:
+        return arrangement.parallel.devices > self.pool.device.count
 
 
 def advise(
@@ -110,13 +127,18 @@ def advise(
     config = parse_config(header.config)
     device = pool.device
     rates = expectation or assumed_rates(device, config)
-    requested = (options.tensor_parallel, options.pipeline_parallel)
-    options = replace(options, tensor_parallel=1, pipeline_parallel=1)
+    requested, shares = (options.tensor_parallel, options.pipeline_parallel), options.stage_shares
+    options = options.in_one_process()
     whole = model_needs(header, config, device.device_type, options, name=name)
 
     def arrange(pool: Pool, tensor: int, stages: int) -> Arrangement:
-        parallel, engines = pool.divide(tensor, stages), pool.devices // (tensor * stages)
-        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages)
+        parallel, engines = pool.divide(tensor, stages), pool.engines(tensor * stages)
+        divided = replace(
+            options,
+            tensor_parallel=tensor,
+            pipeline_parallel=stages,
+            stage_shares=shares if (tensor, stages) == requested else (),
+        )
         try:
             fit = fit_model(header, config, device, divided, name=name)
         except (UnsupportedModel, UsageError) as error:
@@ -133,22 +155,23 @@ def advise(
         sent = sum(parallel.exchanged_bytes(config, 1, 1))
         return Arrangement(parallel, engines, fit, fit.refusal.message if fit.refusal else None, sent, speed)
 
-    sizes = [1] if device.device_type == "cpu" else [1, *powers_of_2(device.count)]
-    arrangements = [arrange(pool, size, 1) for size in sizes]
+    arrangements = [arrange(pool, 1, 1)]
+    on_gpus = device.device_type != "cpu"
+    for tensor, stages in divisions_of(device.count) if on_gpus else ():
+        if stages == 1 or not any(each.fits for each in arrangements):
+            arrangements.append(arrange(pool, tensor, stages))
+    fits_machine = any(each.fits for each in arrangements)
     largest = max(each.parallel.tensor for each in arrangements if each.fit)
-    for stages in range(2, pool.devices // largest + 1):
+    for stages in range(device.count // largest + 1, pool.devices // largest + 1):
         if any(each.fits for each in arrangements):
             break
         arrangements.append(arrange(pool, largest, stages))
     if requested not in [(each.parallel.tensor, each.parallel.pipeline) for each in arrangements]:
         arrangements.append(arrange(pool, *requested))
     needed = None
-    if not any(each.fits for each in arrangements):
-        larger = first_fitting(header, config, device, options, larger_divisions(device.device_type), name=name)
-        if larger:
-            tensor, stages = larger.tensor_parallel, larger.pipeline_parallel
-            machines = replace(pool, device=replace(device, count=tensor), machines=stages)
-            needed = arrange(machines, tensor, stages)
+    if not fits_machine and (larger := fit_on_larger_machine(header, config, device, options, name=name)):
+        machine = Pool(replace(device, count=larger.processes), 1, pool.link)
+        needed = arrange(machine, larger.tensor_parallel, larger.pipeline_parallel)
     return Advice(pool, tuple(arrangements), describe_rates(rates, pool), needed)
 
 

@@ -3,16 +3,16 @@
 `pull` and `run` call `check_fit` before they begin.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
-from localllm.arch.shard import Shard, check_tensor_parallel
+from localllm.arch.stages import Position, check_processes
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.shards import shard_model
+from localllm.checkpoint.stages import divide_model, part_of_model
 from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
@@ -26,12 +26,11 @@ from localllm.plan.memory import (
     blocks_for,
     check_context,
 )
-from localllm.plan.stages import stages_of
 from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
-GPUS_PER_MACHINE, MACHINES = 8, (2, 3, 4, 6, 8, 12, 16)  # that are proposed for a model that does not fit
+GPUS_PER_MACHINE = 8  # that are proposed for a model that does not fit
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -60,6 +59,7 @@ class FreeMemory:
     device_type: str
     memory_bytes: int
     bandwidth: float | None = None  # bytes per second that decoding reads, if it was measured
+    stage_bytes: tuple[int, ...] = ()  # of the devices of each pipeline stage, if they have memories of their own
     find_machine_bytes: Callable[[], tuple[int, ...]] | None = field(default=None, compare=False)
 
     def machine_bytes(self) -> tuple[int, ...]:
@@ -76,12 +76,20 @@ class LoadOptions:
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8, fp8, k8v4 or int4
     tensor_parallel: int = 1  # processes among which each layer is divided
-    pipeline_parallel: int = 1  # stages of layers, each of as many processes
+    pipeline_parallel: int = 1  # stages of layers
+    stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
+
+    @property
+    def processes(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def in_one_process(self) -> "LoadOptions":
+        """Return these options for a draft model, which one process computes."""
+        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=())
 
     def __post_init__(self) -> None:
         """Raise UsageError for an invalid number of users or processes."""
-        check_tensor_parallel(self.tensor_parallel)
-        check_tensor_parallel(self.pipeline_parallel)
+        check_processes(self.tensor_parallel, self.pipeline_parallel)
         if type(self.users) is not int or self.users < 1:
             raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
@@ -99,6 +107,7 @@ class Fit:
     context: int  # tokens per user
     max_context: int  # of one sequence; 0: none fits
     max_users: int  # that fit with this context
+    borders: tuple[int, ...] = ()  # between the layers of pipeline stages: see `Position`
 
     @property
     def fits(self) -> bool:
@@ -169,7 +178,7 @@ def find_remedy(
     """
     assert fit.refusal
     divided = fit_on_machine(header, config, device, options, name=name)
-    on_machine = f"--tensor-parallel {divided.tensor_parallel} fits the GPUs of this machine" if divided else None
+    on_machine = f"{flags_of(divided)} fits the GPUs of this machine" if divided else None
     if fit.max_context and fit.refusal.remedy:  # the weights fit, but contexts are too long, or users too many
         return f"{fit.refusal.remedy}, or {on_machine}" if on_machine else fit.refusal.remedy
     if on_machine:
@@ -179,9 +188,10 @@ def find_remedy(
     )
     if smaller:
         return f"--quant {smaller.quant} takes {format_bytes(smaller.weights.total)} and fits"
-    divisions = larger_divisions(device.device_type)
-    if larger := first_fitting(header, config, device, options, divisions, name=name):
-        return f"name a smaller model, or use {describe_devices(larger, device.device_type)}"
+    if larger := fit_on_larger_machine(header, config, device, options, name=name):
+        return (
+            f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
+        )
     return "name a smaller model, or a device with more free memory"
 
 
@@ -189,14 +199,27 @@ def fit_on_machine(
     header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
 ) -> LoadOptions | None:
     """Return the options with the fewest GPUs of the machine that the model fits; None if it fits none."""
-    if device.device_type == "cpu" or options.tensor_parallel > 1 or options.pipeline_parallel > 1:
+    if device.device_type == "cpu" or options.processes > 1:
         return None
     free = device.machine_bytes()
-    for size in powers_of_2(len(free)):
-        smallest = FreeMemory(device.device_type, min(free[:size]))
-        if fitting := first_fitting(header, config, smallest, options, [(size, 1)], name=name):
+    for tensor, stages in divisions_of(len(free)):
+        smallest = FreeMemory(device.device_type, min(free[: tensor * stages]))
+        if fitting := first_fitting(header, config, smallest, options, [(tensor, stages)], name=name):
             return fitting
     return None
+
+
+def fit_on_larger_machine(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> LoadOptions | None:
+    """Return the options with the fewest GPUs like this one that the model fits, of those that machines have.
+
+    None for a CPU, whose memory all processes share.
+    """
+    if device.device_type == "cpu" or options.processes > 1:
+        return None
+    like = FreeMemory(device.device_type, device.memory_bytes)
+    return first_fitting(header, config, like, options, divisions_of(GPUS_PER_MACHINE), name=name)
 
 
 def first_fitting(
@@ -213,7 +236,7 @@ def first_fitting(
     divisions: (processes of each layer, stages)
     """
     for tensor, stages in divisions:
-        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages)
+        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages, stage_shares=())
         try:
             if fit_model(header, config, device, divided, name=name).fits:
                 return divided
@@ -227,23 +250,18 @@ def powers_of_2(limit: int) -> list[int]:
     return [1 << n for n in range(1, limit.bit_length()) if 1 << n <= limit]
 
 
-def larger_divisions(device_type: str) -> list[tuple[int, int]]:
-    """Return divisions among more devices than there are, in the order of preference."""
-    if device_type == "cpu":
-        return [(1, machines) for machines in MACHINES]
-    within = [(size, 1) for size in powers_of_2(GPUS_PER_MACHINE)]
-    return [*within, *((size, machines) for size in (GPUS_PER_MACHINE, 1) for machines in MACHINES)]
+def divisions_of(devices: int) -> list[tuple[int, int]]:
+    """Return the ways to divide a model among several devices of a machine, in the order of preference.
+
+    Each is the number of processes of a layer and the number of stages. Stages do not compute at the same time.
+    """
+    return [*((size, 1) for size in powers_of_2(devices)), *((1, stages) for stages in range(2, devices + 1))]
 
 
-def describe_devices(options: LoadOptions, device_type: str) -> str:
-    """Return the devices that a division needs, with its flags."""
-    tensor, stages = options.tensor_parallel, options.pipeline_parallel
-    flags = [f"--tensor-parallel {tensor}"] * (tensor > 1) + [f"--pipeline-parallel {stages}"] * (stages > 1)
-    gpus = (
-        f"{max(tensor, stages)} GPUs" if 1 in (tensor, stages) else f"{stages} machines with {tensor} GPUs each,"
-    )
-    devices = f"{stages} machines" if device_type == "cpu" else gpus
-    return f"{devices} with as much free memory and {' '.join(flags)}"
+def flags_of(options: LoadOptions) -> str:
+    """Return the flags that divide a model; empty for one process."""
+    counts = {"--tensor-parallel": options.tensor_parallel, "--pipeline-parallel": options.pipeline_parallel}
+    return " ".join(f"{flag} {count}" for flag, count in counts.items() if count > 1)
 
 
 def model_needs(
@@ -277,28 +295,61 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """Compute the fit with the code by which `load` allocates: that of the process with the least room.
+    """Compute the fit with the code by which `load` allocates: with tensor parallelism that of one process, with
+    pipeline parallelism on GPUs that of the stage with the least room.
 
-    Each stage of a pipeline has devices of its own. Raises UsageError like `check_fit`, and UnsupportedModel
-    for a model that cannot be divided.
+    Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
     """
     check_context(config.max_context, options.context)
-    memory_bytes = device.memory_bytes
-    if (ranks := options.tensor_parallel) > 1:
-        header, config = shard_model(header, config, Shard(0, ranks))
-        memory_bytes //= ranks if device.device_type == "cpu" else 1  # GPUs have a memory each
-    all_needs = [model_needs(header, config, device.device_type, options, name=name)]
+    borders: tuple[int, ...] = ()
     if options.pipeline_parallel > 1:
-        all_needs = [
-            replace(model_needs(stage.header, config, device.device_type, options, name=name), config=stage.config)
-            for stage in stages_of(header, config, options.pipeline_parallel)
-        ]
-    fits = [fit_needs(replace(needs, draft=draft), memory_bytes, options) for needs in all_needs]
-    return min(fits, key=lambda fit: (fit.fits, fit.max_context, fit.max_users))
+        shares = options.stage_shares or getattr(device, "stage_bytes", ()) or (1.0,) * options.pipeline_parallel
+        borders = divide_model(header, config, shares)
+    position, memory_bytes = Position(0, options.tensor_parallel, borders), device.memory_bytes
+    if device.device_type == "cpu" or not borders:  # stages on a CPU share its memory
+        whole = replace(position, borders=())
+        part = part_of_model(header, config, whole)
+        memory_bytes //= whole.size if device.device_type == "cpu" else 1  # GPUs have a memory each
+        needs = replace(model_needs(*part, device.device_type, options, name=name), draft=draft)
+        return replace(fit_needs(needs, memory_bytes, options), borders=borders)
+    fits = []
+    for index, free in enumerate(stage_memory(device, options)):
+        part = part_of_model(header, config, replace(position, rank=index * options.tensor_parallel))
+        stage_name = f"stage {index + 1} of {options.pipeline_parallel} of {name}"
+        needs = model_needs(*part, device.device_type, options, name=stage_name)
+        fits.append(fit_needs(replace(needs, draft=draft if index == 0 else None), free, options))
+    return replace(tightest_fit(fits), borders=borders)
+
+
+def stage_memory(device: DeviceMemory, options: LoadOptions) -> tuple[int, ...]:
+    """Return the memory of a device of each pipeline stage."""
+    return getattr(device, "stage_bytes", ()) or (device.memory_bytes,) * options.pipeline_parallel
+
+
+def tightest_fit(stages: Sequence[Fit]) -> Fit:
+    """Return the fit of the stage with the least room, as small as all stages have it."""
+    if refused := [fit for fit in stages if fit.refusal]:
+        return refused[0]
+    plans = [(fit, fit.memory) for fit in stages if fit.memory]
+    # A stage without recurrent layers would say that no stage has any.
+    fit, memory = min(plans, key=lambda each: (not each[0].needs.own_state_slot_bytes, each[1].blocks))
+    context = min(plan.context for _, plan in plans)
+    slots = [plan.state_slots for _, plan in plans if plan.state_slots]
+    smallest = replace(
+        memory,
+        context=context,
+        blocks=min(plan.blocks for _, plan in plans),
+        max_blocks=min(plan.max_blocks for _, plan in plans),
+        max_context=min(plan.max_context for _, plan in plans),
+        state_slots=min(slots, default=0),
+        max_running=min(plan.max_running for _, plan in plans),
+    )
+    users = min(each.max_users for each in stages)
+    return replace(fit, memory=smallest, context=context, max_context=smallest.max_context, max_users=users)
 
 
 def fit_needs(needs: MemoryNeeds, memory_bytes: int, options: LoadOptions) -> Fit:
-    """Compute the fit of one process."""
+    """Compute the fit of what one process needs."""
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
     max_context = 0
     try:

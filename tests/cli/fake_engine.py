@@ -228,6 +228,7 @@ def install():
         draft_model=None,
         deterministic=False,
         tensor_parallel=1,
+        pipeline_parallel=1,
         on_phase=None,
         on_part=None,
     ):

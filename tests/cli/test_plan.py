@@ -68,7 +68,10 @@ def test_several_machines_are_advised_a_division(localllm, tmp_path):
     code, out, _ = localllm(*machines, "--json")
     plan = json.loads(out)
     advice = plan["advice"]
-    assert advice["command"].endswith("--tensor-parallel 2") and (advice["devices"], advice["machines"]) == (4, 2)
+    assert advice["command"].endswith("--tensor-parallel 2 --replicas 4 --cluster") and (
+        advice["devices"],
+        advice["machines"],
+    ) == (4, 2)
     assert "--tensor-parallel 2 fits" in plan["remedy"]
     one, two, four = advice["arrangements"]
     assert not one["fits"] and one["refusal"] and two["engines"] == 4 and four["tensor_parallel"] == 4
@@ -86,7 +89,7 @@ def test_several_machines_are_advised_a_division(localllm, tmp_path):
         (["--gpu", "h100:8"], "--replicas 8"),
         (["--gpu", "l4:2", "--quant", "int4"], "--quant int4 --replicas 2"),
         (["--gpu", "rtx 3080:2"], "--tensor-parallel 2"),
-        (["--gpu", "rtx 3080", "--machines", "4"], "--pipeline-parallel 2"),
+        (["--gpu", "rtx 3080:4"], "--tensor-parallel 2 --replicas 2"),
     ],
     ids=str,
 )

@@ -5,6 +5,7 @@ The bound is twice the error that one process has: float32 against transformers 
 
 import itertools
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +64,18 @@ def exact_logits(model: Any) -> Tensor:
     return logits_of_transformers(model.double(), IDS)
 
 
-def errors(path: Path, size: int, exact: Tensor) -> tuple[float, float]:
-    """Return the largest errors of one process and of several."""
+def errors(path: Path, size: int, exact: Tensor, shares: Sequence[float] = ()) -> tuple[float, float]:
+    """Return the largest errors of one process and of several. shares: of stages, with `size` ranks each"""
     alone = make_engine(path, context=len(IDS)).logits(IDS)
-    with torch.inference_mode(), RanksInThreads(path, size, context=len(IDS)) as together:
+    with torch.inference_mode(), RanksInThreads(path, size, context=len(IDS), shares=shares) as together:
         divided = together.engine.logits(IDS)
         together.engine.pool.check_invariants()
     assert exact.std() > 0.3  # a dead model would agree with anything
     return tuple((logits.double() - exact).abs().max().item() for logits in (alone, divided))  # type: ignore
 
 
-def check(path: Path, size: int, model: Any) -> None:
-    alone, divided = errors(path, size, exact_logits(model))
+def check(path: Path, size: int, model: Any, shares: Sequence[float] = ()) -> None:
+    alone, divided = errors(path, size, exact_logits(model), shares)
     assert divided <= 2 * alone
 
 

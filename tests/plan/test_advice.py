@@ -44,9 +44,8 @@ def divided(advice: Advice) -> list[tuple[int, int]]:
         (LLAMA_8B, "h100", 1, "", 1),
         (LLAMA_8B, "h100:8", 2, "", 16),
         (LLAMA_70B, "h100:8", 1, "--tensor-parallel 2", 4),
-        (LLAMA_70B, "h100:4", 2, "--tensor-parallel 2", 4),
-        (LLAMA_70B, "4090:2", 6, "--tensor-parallel 2 --pipeline-parallel 4", 1),
-        (LLAMA_70B, "h100", 4, "--pipeline-parallel 2", 2),
+        (LLAMA_70B, "h100:3", 2, "--tensor-parallel 2", 2),  # an engine is on one machine
+        (LLAMA_70B, "l40s:5", 1, "--tensor-parallel 4", 1),
         (OLMO2, "3080:4", 1, "--pipeline-parallel 2", 2),
     ],
 )
@@ -54,16 +53,24 @@ def test_rule_of_choice(model: dict[str, Any], devices: str, machines: int, flag
     """One device, then tensor parallel within a machine, then stages; no row before the chosen one fits."""
     advice = advice_for(model, devices, machines)
     chosen = advice.chosen
-    assert chosen and (chosen.flags, chosen.engines) == (flags, engines)
+    assert chosen and (chosen.flags, chosen.engines) == (flags, engines) and advice.needed is None
     before = advice.arrangements[: advice.arrangements.index(chosen)]
     assert not any(each.fits for each in before) and all(each.refusal for each in before)
     config, device = parse_config(header_of(model).config), find_device(devices.partition(":")[0])
     assert fit_model(header_of(model), config, device, with_flags(LoadOptions(4096), flags), name="model").fits
 
 
+def test_stages_on_several_machines_are_planned_and_not_advised() -> None:
+    advice = advice_for(LLAMA_70B, "4090:2", 6)
+    assert divided(advice) == [(1, 1), (2, 1), (1, 2), (2, 2), (2, 3), (2, 4)]
+    assert advice.chosen is None and advice.spread is advice.arrangements[-1] and advice.spread.engines == 1
+    assert advice.spread.parallel.stage_link == advice.pool.network
+    assert advice.needed and advice.needed.flags == "--tensor-parallel 8"
+
+
 def test_what_would_be_needed() -> None:
     advice = advice_for(LLAMA_70B, "4090:2")
-    assert advice.chosen is None and divided(advice) == [(1, 1), (2, 1)]
+    assert advice.chosen is None and divided(advice) == [(1, 1), (2, 1), (1, 2)]
     assert advice.needed and advice.needed.flags == "--tensor-parallel 8" and advice.needed.fits
 
 
@@ -97,14 +104,15 @@ def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
     ("model", "device_type", "gigabytes", "count", "flag"),
     [
         (LLAMA_1B, "cpu", 3, 1, "--context"),
-        (LLAMA_1B, "cpu", 1, 1, "--pipeline-parallel"),
+        (LLAMA_1B, "cpu", 1, 1, None),
         (LLAMA_8B, "cpu", 12, 1, "--quant"),
         (LLAMA_8B, "cuda", 12, 1, "--quant"),
         (LLAMA_8B, "cuda", 12, 3, "--tensor-parallel"),
         (LLAMA_8B, "cuda", 4, 1, "--tensor-parallel"),
         (LLAMA_70B, "cuda", 24, 8, "--tensor-parallel"),
         (LLAMA_70B, "cuda", 24, 1, "--tensor-parallel"),
-        (LLAMA_70B, "cuda", 12, 2, "--pipeline-parallel"),
+        (OLMO2, "cuda", 12, 2, "--pipeline-parallel"),
+        (OLMO2, "cuda", 5, 2, "--pipeline-parallel"),
         (LLAMA_70B, "cuda", 1, 1, None),
     ],
 )
@@ -124,7 +132,7 @@ def test_a_refusal_names_what_fits(
     changed = with_flags(options, remedy)
     assert flag in remedy and changed != options
     assert fit_model(header, config, free, changed, name="model").fits, remedy
-    assert ("of this machine" in remedy) == (1 < changed.tensor_parallel <= count)
+    assert ("of this machine" in remedy) == (1 < changed.processes <= count)
 
 
 def test_gpus_with_less_free_memory_are_not_proposed() -> None:

@@ -83,7 +83,7 @@ class MoE:
         self.expert_scale = (
             source.float32_tensor("expert_scale", config.experts) if config.router.expert_scale else None
         )
-        self.ranks = source.ranks
+        self.ranks = source.tensor_ranks
         experts = [
             MLP(config.expert, hidden, source.under(f"experts.{e}"), summed=False) for e in range(config.experts)
         ]
