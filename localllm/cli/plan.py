@@ -300,8 +300,7 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
         sentences = ["it does not fit a machine"]
         if spread:
             sentences.append(
-                f"{spread.parallel.pipeline} stages on {advice.pool.machines} machines would hold it, which localllm "
-                "cannot run yet"
+                f"{spread.parallel.pipeline} stages on several machines would, which localllm cannot run yet"
             )
         if needed:
             sentences.append(f"{needed.parallel.devices} x {name} in one machine would: {command}")

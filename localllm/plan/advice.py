@@ -1,8 +1,8 @@
 """How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
 
 The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
-machine, or into stages if its layers cannot be divided. One that does not fit a machine would have stages on several,
-each divided within its machine: that is planned, and cannot be run yet.
+machine, or into stages if its layers cannot be divided. One that does not fit a machine would have stages on
+several, each divided within its machine: that is planned, and cannot be run yet.
 """
 
 from dataclasses import dataclass, replace
@@ -162,7 +162,7 @@ def advise(
             arrangements.append(arrange(pool, tensor, stages))
     fits_machine = any(each.fits for each in arrangements)
     largest = max(each.parallel.tensor for each in arrangements if each.fit)
-    for stages in range(device.count // largest + 1, pool.devices // largest + 1):
+    for stages in range(device.count // largest + 1, pool.devices // largest + 1) if on_gpus else ():
         if any(each.fits for each in arrangements):
             break
         arrangements.append(arrange(pool, largest, stages))
