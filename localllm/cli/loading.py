@@ -25,6 +25,7 @@ from localllm.tui.machine import LoadObserver
 if TYPE_CHECKING:
     from localllm.checkpoint.header import Header
     from localllm.hub.pull import PullPlan
+    from localllm.llm.embedder import Embedder
     from localllm.llm.embedding_inputs import Embeddings
     from localllm.llm.llm import LLM
 
@@ -209,6 +210,12 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
     if is_embedder(ref):
         return load_embedding_model(ref, **{flag: flags[flag] for flag in EMBEDDER_FLAGS})
     return load_model(ref, **flags)
+
+
+def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
+    """Load a model for a request. flags: as for `load_for_server`; context: requested, None for that of the
+    flags"""
+    return cast("LLM | Embedder", load_for_server(name, **{**flags, "context": context or flags["context"]}))
 
 
 class EmbeddingModel(Protocol):

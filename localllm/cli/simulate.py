@@ -19,12 +19,12 @@ from localllm.hardware.catalog import find_device
 from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
+from localllm.routing import ROUTES, parse_replicas
 from localllm.settings import Settings
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
-ROUTES = ("round-robin", "load", "prefix")
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
@@ -577,7 +577,7 @@ def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], No
 
 def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
     """Return the replicas that flags ask for."""
-    from localllm.simulate.fleet import FleetSetup, parse_kills, parse_replicas
+    from localllm.simulate.fleet import FleetSetup, parse_kills
 
     prefill, decode = flags["prefill"], flags["decode"]
     first, most = parse_replicas(flags["replicas"] or "1")
