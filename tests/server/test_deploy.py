@@ -23,7 +23,7 @@ from tests.server.conftest import serving
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMMANDS = json.loads(COMMAND_TABLE.read_text(encoding="utf-8"))["commands"]
 MANIFESTS = sorted(DEPLOY.glob("kubernetes*.yaml"))
-COMMAND_LINE = re.compile(r"^\s*\S*\blocalllm (?P<arguments>(?:serve|pull|run|cluster)\b.*)$", re.MULTILINE)
+COMMAND_LINE = re.compile(r"\blocalllm (?P<arguments>(?:serve|pull|cluster)\b[^;|>)\n]*)")
 
 
 def read(name: str) -> Any:
@@ -42,13 +42,20 @@ def containers() -> list[dict[str, Any]]:
     return [container for file in MANIFESTS for pod in pods(file) for container in pod["containers"]]
 
 
+def scripts() -> list[str]:
+    """The shell scripts of all files."""
+    task = read("skypilot.yaml")
+    in_pods = [container["args"][0] for container in containers() if "command" in container]
+    return [task["setup"], task["run"], (DEPLOY / "build.sh").read_text(encoding="utf-8"), *in_pods]
+
+
 def command_lines() -> list[list[str]]:
     """Arguments of localllm in all files."""
-    lines = [container["args"] for container in containers()]
+    lines = [container["args"] for container in containers() if "command" not in container]
     lines.append(read("compose.yaml")["services"]["localllm"]["command"])
-    task = read("skypilot.yaml")
-    texts = [task["setup"], task["run"], (DEPLOY / "build.sh").read_text(encoding="utf-8")]
-    lines += [shlex.split(match["arguments"]) for text in texts for match in COMMAND_LINE.finditer(text)]
+    for text in scripts():
+        joined = text.replace("\\\n", " ")
+        lines += [shlex.split(match["arguments"], comments=True) for match in COMMAND_LINE.finditer(joined)]
     return lines
 
 
@@ -58,7 +65,8 @@ def options(command: str) -> dict[str, Any]:
 
 def test_commands_and_flags_exist() -> None:
     lines = command_lines()
-    assert sorted({line[0] for line in lines}) == ["pull", "serve"]
+    assert sorted({line[0] for line in lines}) == ["cluster", "pull", "serve"]
+    assert {line[1] for line in lines if line[0] == "cluster"} == {"start", "join", "status"}
     for command, *words in lines:
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert flags <= set(options(command)), (command, flags - set(options(command)))
@@ -69,7 +77,7 @@ def test_manifests_match_the_schemas_of_kubernetes() -> None:
     for file in MANIFESTS:
         for document in documents(file):
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-    broken = documents(MANIFESTS[0])[1]
+    broken = next(each for each in documents(DEPLOY / "kubernetes.yaml") if each["kind"] == "Deployment")
     broken["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpGet"]["pat"] = "/"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
@@ -94,8 +102,7 @@ def test_the_dockerfile_has_no_findings_of_hadolint() -> None:
 
 
 def test_scripts_are_valid_shell() -> None:
-    task = read("skypilot.yaml")
-    for script in (task["setup"], task["run"], (DEPLOY / "build.sh").read_text(encoding="utf-8")):
+    for script in scripts():
         result = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
 
@@ -148,13 +155,15 @@ def test_probes_and_ports_are_those_of_a_server(demo: LLM) -> None:
     assert f"EXPOSE {port}" in dockerfile
     assert read("compose.yaml")["services"]["localllm"]["ports"] == [f"127.0.0.1:{port}:{port}"]
     paths = set(re.findall(r"http://127\.0\.0\.1:(?:\d+)(/\w+)", dockerfile))
-    for container in containers():
+    for container in (each for each in containers() if "ports" in each):
         assert [each["containerPort"] for each in container["ports"]] == [port]
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-            assert container[probe]["httpGet"]["port"] in [each["name"] for each in container["ports"]]
-            paths.add(container[probe]["httpGet"]["path"])
+            probed = container[probe].get("httpGet") or container[probe]["tcpSocket"]
+            assert probed["port"] in [each["name"] for each in container["ports"]]
+            paths |= {probed["path"]} if "path" in probed else set()
     services = [each for file in MANIFESTS for each in documents(file) if each["kind"] == "Service"]
-    assert {each["port"] for service in services for each in service["spec"]["ports"]} == {port}
+    exposed = {each["name"]: each["port"] for service in services for each in service["spec"]["ports"]}
+    assert exposed == {"http": port, "cluster": options("cluster")["--port"]["default"]}
     with serving(demo, make_access_policy("127.0.0.1", ["a-key-of-the-probes"])) as url:
         for path in paths:
             assert httpx2.get(f"{url}{path}").status_code == 200, path
