@@ -66,7 +66,7 @@ def options(command: str) -> dict[str, Any]:
 def test_commands_and_flags_exist() -> None:
     lines = command_lines()
     assert sorted({line[0] for line in lines}) == ["cluster", "pull", "serve"]
-    assert {line[1] for line in lines if line[0] == "cluster"} == {"start", "join", "status"}
+    assert {line[1] for line in lines if line[0] == "cluster"} == {"start", "join", "status", "stop"}
     for command, *words in lines:
         flags = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert flags <= set(options(command)), (command, flags - set(options(command)))
