@@ -347,7 +347,7 @@ def serve(
                 record.publish(message.removeprefix("listening on "))
 
         pool = restart = None
-        if replicas is not None:
+        if replica_options:
             from localllm.cluster.front import create_front
             from localllm.cluster.service import running_replicas
 

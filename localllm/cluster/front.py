@@ -163,6 +163,8 @@ class Front:
                 async with aclosing(self.fleet.answer(asked)) as messages:
                     async for message in messages:
                         await relay.pass_on(message)
+                        if message["type"] == END:
+                            break  # what Ray has to say after it takes time
                 relay.check_complete()
             except ReplicaLost as error:
                 if relay.is_complete:

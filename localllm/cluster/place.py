@@ -11,6 +11,9 @@ Settled here (Ray 2.60):
 - The environment is read when Ray is imported, so it is set before.
 """
 
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
 import ctypes
 import json
 import os

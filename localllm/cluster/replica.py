@@ -1,10 +1,14 @@
 """A replica: the server's application, unchanged, called by messages instead of a connection. Ray Serve runs it in
 a process of its own, which listens on nothing but Ray's channel."""
 
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
 import asyncio
 import contextvars
 import logging
 from collections.abc import AsyncGenerator
+from importlib import import_module
 from typing import Any
 
 from filelock import FileLock
@@ -96,11 +100,10 @@ def is_last(message: Message | None) -> bool:
 def close_internal_port() -> None:
     """Keep Ray Serve from listening in this process for calls between deployments: on all interfaces, and without
     Ray's token. Calls through Ray's own channel do not use it. Raises LocalLLMError for another version of Ray."""
-    from ray.serve._private import replica
-
-    if not hasattr(replica, "add_port_to_grpc_server"):
+    module: Any = import_module("ray.serve._private.replica")
+    if not hasattr(module, "add_port_to_grpc_server"):
         raise LocalLLMError("this version of Ray opens its ports in another way", 'install "localllm[cluster]"')
-    replica.add_port_to_grpc_server = lambda server, address: 0
+    module.add_port_to_grpc_server = lambda server, address: 0
 
 
 def own_identity() -> tuple[str, str]:

@@ -1,5 +1,8 @@
 """The router of `localllm.routing` within Ray Serve, and the replicas that it routes to. Imports Ray."""
 
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -12,7 +15,7 @@ from ray.serve.request_router import RequestRouter
 from starlette.types import Message
 
 from localllm.cluster.asked import Asked
-from localllm.cluster.front import ReplicaAnswer, no_replica
+from localllm.cluster.front import END, ReplicaAnswer, no_replica
 from localllm.errors import ReplicaLost
 from localllm.routing import Router
 
@@ -94,6 +97,7 @@ class RayFleet:
             for message in first:
                 yield message
             async for batch in messages:
+                is_complete = batch[-1]["type"] == END
                 for message in batch:
                     yield message
             is_complete = True

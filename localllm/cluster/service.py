@@ -1,5 +1,8 @@
 """Replicas of a server on Ray Serve: started, restarted one after the other, scaled and ended."""
 
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
 import logging
 import math
 import os
@@ -54,33 +57,37 @@ def running_replicas(
     require_ray()
     device = resolve_device(options.device or "auto")
     with ExitStack() as stack:
+        gpus = count_gpus() if device.type == "cuda" else 0
         if options.cluster:
             node = RayNode.load(home / NODE_FILE)
             if node is None:
                 remedy = "run `localllm cluster start`, or `localllm cluster join` on a further machine"
                 raise UsageError("this machine is in no cluster", remedy)
-            ray = connect(node)
-            stack.callback(ray.shutdown)
-            has_gpu = ray.cluster_resources().get("GPU", 0) >= 1 and options.device != "cpu"
-            count = int(ray.cluster_resources().get("GPU", 0)) if has_gpu else 0
         else:
-            count = count_gpus() if device.type == "cuda" else 0
-            has_gpu = count > 0
-        if has_gpu and (needed := options.most * options.gpus) > count:
-            message = f"{options.most} replicas need {needed} GPUs, and there are {count}"
-            raise UsageError(message, "use fewer --replicas")
-        if not options.cluster:
+            check_gpus(options, gpus)
             notify(f"starting Ray for {options.most} replicas")
-            node = start_node(notify, gpus=count)
+            node = start_node(notify, gpus=gpus)
             stack.callback(node.stop)
-            ray = connect(node)
-            stack.callback(ray.shutdown)
+        ray = connect(node)
+        stack.callback(ray.shutdown)
+        if options.cluster:
+            gpus = int(ray.cluster_resources().get("GPU", 0)) if options.device != "cpu" else 0
+            check_gpus(options, gpus)
+        has_gpu = gpus > 0
         if not has_gpu and not options.cluster:
             notify("the replicas share this machine's cores: one engine batches better; use them for a test")
         service = ReplicaService(ray, setup, options, has_gpu=has_gpu)
         stack.callback(service.stop)
         service.deploy()
         yield service
+
+
+def check_gpus(options: ReplicaOptions, gpus: int) -> None:
+    """Raise UsageError if there are GPUs, and too few. gpus: of all machines"""
+    if gpus and (needed := options.most * options.gpus) > gpus:
+        raise UsageError(
+            f"{options.most} replicas need {needed} GPUs, and there are {gpus}", "use fewer --replicas"
+        )
 
 
 class ReplicaService:
@@ -114,9 +121,9 @@ class ReplicaService:
         from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
         options, machines = self.options, self.machines()
+        router_class: Any = "localllm.cluster.request_router.LocalRequestRouter"  # imported where it runs
         router = RequestRouterConfig(
-            request_router_class="localllm.cluster.request_router.LocalRequestRouter",
-            request_router_kwargs={"route": options.route},
+            request_router_class=router_class, request_router_kwargs={"route": options.route}
         )
         settings: dict[str, Any] = {
             "name": DEPLOYMENT,

@@ -18,7 +18,9 @@ from localllm.server.slots import SlotFiles
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
-    from localllm.server.models import LoadModel
+    from localllm.hub.resolve import ModelRef
+    from localllm.llm.embedder import Embedder
+    from localllm.llm.llm import LLM
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ServerSetup:
     """The options of a server."""
 
     models: Sequence[str]  # loaded at the start
-    load: "LoadModel"
+    load: "Callable[[str | ModelRef, int | None], LLM | Embedder]"
     access: AccessPolicy
     _: KW_ONLY
     keep_alive_s: float = DEFAULT_KEEP_ALIVE_S

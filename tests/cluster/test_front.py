@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -279,3 +281,25 @@ def test_slots_are_those_of_a_client() -> None:
     assert bound_name("/completion", {"id_slot": 3}, "a") == bound_name("/slots/3", {}, "a")
     assert bound_name("/completion", {"id_slot": 3}, "b") != bound_name("/slots/3", {}, "a")
     assert bound_name("/completion", {"id_slot": -1}, "a") is None
+
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None  # as if it were not installed
+from localllm.cli.fast_start import COMMANDS, find_command
+from localllm.cluster import front, place, replica, service
+for name in COMMANDS:
+    find_command(name)
+from localllm.__main__ import main
+sys.argv = ["localllm", "serve", "demo", "--port", "0", "--replicas", "2"]
+sys.exit(main())
+"""
+
+
+def test_without_ray_all_modules_are_imported_and_replicas_are_refused() -> None:
+    command = [sys.executable, "-c", WITHOUT_RAY]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        'error: replicas need Ray, which is not installed; run `pip install "localllm[cluster]"`'
+    )
