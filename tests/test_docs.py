@@ -18,7 +18,9 @@ def text_of(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """The anchors of headings, as GitHub makes them."""
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text_of(page))}
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(text_of(page))
+    }
 
 
 def test_links_lead_to_files_and_headings() -> None:
