@@ -53,7 +53,7 @@ def measured_bandwidth(device: torch.device, dtype: str, settings: Settings) -> 
 def memory_of(device: torch.device, memory_bytes: int, settings: Settings) -> FreeMemory:
     """Return the memory with the bandwidth of the device, if that was measured."""
     bandwidth = measured_bandwidth(device, settings.dtype, settings)
-    return FreeMemory(device.type, memory_bytes, bandwidth, lambda: machine_bytes(device))
+    return FreeMemory(device.type, memory_bytes, bandwidth, find_machine_bytes=lambda: machine_bytes(device))
 
 
 def expect_on_device(

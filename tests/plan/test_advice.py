@@ -5,14 +5,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from localllm.arch.describe import parse_config
 from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware.catalog import find_device, find_devices
 from localllm.plan.advice import Advice, Pool, advise
+from localllm.plan.expected import memory_of
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
 from localllm.plan.parallel import Link
 from localllm.runtime.step import StepShape
+from localllm.settings import Settings
 from localllm.simulate.target import roofline_target
 from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, header_of
 
@@ -145,6 +148,11 @@ def test_gpus_with_less_free_memory_are_not_proposed() -> None:
     free[1] = 12 * GB
     with pytest.raises(DoesNotFit, match="--tensor-parallel 2 fits the GPUs of this machine"):
         check_fit(header, memory, LoadOptions(4096), name="model")
+
+
+def test_a_cpu_is_one_device() -> None:
+    memory = memory_of(torch.device("cpu"), GB, Settings.from_environment())
+    assert memory.stage_bytes == () and len(memory.machine_bytes()) == 1
 
 
 def test_numbers_of_devices() -> None:
