@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -155,6 +155,7 @@ def plan(
             hardware, expectation = expect_on_device(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
+    hardware = replace(hardware, count=max(hardware.count, load_options.processes))  # as requested
     pool = Pool(hardware, machines, *links)
     parallel = pool.divide(load_options.tensor_parallel, load_options.pipeline_parallel)
     result = make_plan(

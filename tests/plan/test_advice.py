@@ -20,7 +20,8 @@ from localllm.simulate.target import roofline_target
 from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, header_of
 
 FLAG = re.compile(r"--(tensor-parallel|pipeline-parallel|context|quant|users) (\w+)")
-OLMO2 = LLAMA_8B | {"architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}  # with a norm across all heads
+# No power of 2 divides the heads.
+ODD = LLAMA_8B | {"num_attention_heads": 35, "num_key_value_heads": 5, "head_dim": 128}
 GB = 10**9
 
 
@@ -49,7 +50,7 @@ def divided(advice: Advice) -> list[tuple[int, int]]:
         (LLAMA_70B, "h100:8", 1, "--tensor-parallel 2", 4),
         (LLAMA_70B, "h100:3", 2, "--tensor-parallel 2", 2),  # an engine is on one machine
         (LLAMA_70B, "l40s:5", 1, "--tensor-parallel 4", 1),
-        (OLMO2, "3080:4", 1, "--pipeline-parallel 2", 2),
+        (ODD, "3080:4", 1, "--pipeline-parallel 2", 2),
     ],
 )
 def test_rule_of_choice(model: dict[str, Any], devices: str, machines: int, flags: str, engines: int) -> None:
@@ -83,8 +84,8 @@ def test_the_requested_division_is_shown() -> None:
 
 
 def test_a_model_that_tensor_parallelism_cannot_divide() -> None:
-    refused = advice_for(OLMO2, "3080:4").arrangements[1]
-    assert not refused.fits and "norm across all heads" in (refused.refusal or "")
+    refused = advice_for(ODD, "3080:4").arrangements[1]
+    assert not refused.fits and "5 key and value heads cannot be divided among 2" in (refused.refusal or "")
 
 
 @pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (8, 1), (4, 2)])
@@ -114,8 +115,8 @@ def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
         (LLAMA_8B, "cuda", 4, 1, "--tensor-parallel"),
         (LLAMA_70B, "cuda", 24, 8, "--tensor-parallel"),
         (LLAMA_70B, "cuda", 24, 1, "--tensor-parallel"),
-        (OLMO2, "cuda", 12, 2, "--pipeline-parallel"),
-        (OLMO2, "cuda", 5, 2, "--pipeline-parallel"),
+        (ODD, "cuda", 12, 2, "--pipeline-parallel"),
+        (ODD, "cuda", 5, 2, "--pipeline-parallel"),
         (LLAMA_70B, "cuda", 1, 1, None),
     ],
 )
