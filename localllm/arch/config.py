@@ -209,6 +209,7 @@ class MoEConfig:
     shared: MLPConfig | None = None  # an expert that processes every token
     shared_gate: bool = False  # the shared expert's result is multiplied by sigmoid(x w)
     apart: bool = False  # shared and routed experts have norms of their own, behind the router (Gemma 4)
+    own_experts: tuple[int, int] | None = None  # first and end of those in this process; None: all
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class Position:
     rank: int
     tensor_size: int = 1  # processes of each stage, which divide its layers
     borders: tuple[int, ...] = ()  # layers before each stage, and all; () if one stage has all
+    whole_experts: bool = False  # see `Shard`
 
     @property
     def stage_count(self) -> int:
@@ -32,7 +33,7 @@ class Position:
 
     @property
     def shard(self) -> Shard:
-        return Shard(self.rank % self.tensor_size, self.tensor_size)
+        return Shard(self.rank % self.tensor_size, self.tensor_size, self.whole_experts)
 
     @property
     def stage(self) -> Stage | None:

@@ -170,6 +170,7 @@ def load_subject(
     kv_dtype: str | None,
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
 ) -> Subject:
     """Return a model as stored, or the `--quant` version of it, which is made now if missing."""
     find = partial(
@@ -180,6 +181,7 @@ def load_subject(
         kv_dtype=kv_dtype,
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
     )
     if quant is None:
         return find(model)

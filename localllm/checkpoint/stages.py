@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from localllm.arch.config import ModelConfig, Stage
+from localllm.arch.shard import check_experts
 from localllm.arch.stages import Position, divide_layers, stage_config
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.shards import shard_model
@@ -51,6 +52,7 @@ def part_of_model(header: Header, config: ModelConfig, position: Position) -> tu
 
     Raises UnsupportedModel for families and formats that tensor parallelism cannot divide so.
     """
+    check_experts(config, position.shard)
     if position.stage:
         header, config = stage_model(header, config, position.stage)
     return shard_model(header, config, position.shard) if position.tensor_size > 1 else (header, config)

@@ -86,6 +86,7 @@ def bench(
     kv_dtype: options.KVDType = None,
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     as_json: options.Json = False,
     as_csv: Annotated[
         bool, options.switch("--csv", text="Print comma-separated values.", panel=options.Panel.OUTPUT)
@@ -222,6 +223,7 @@ def bench(
             quant=model_quant,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            expert_parallel=expert_parallel,
         )
         if model_quant:
             quantize_missing(ref, model_quant, settings)
@@ -259,6 +261,7 @@ def bench(
                 kv_dtype=kv_dtype,
                 tensor_parallel=tensor_parallel,
                 pipeline_parallel=pipeline_parallel,
+                expert_parallel=expert_parallel,
             )
             for model, model_quant in variants
         ]
@@ -323,6 +326,7 @@ LOCAL_FIELDS = (
     "kv_dtype",
     "tensor_parallel",
     "pipeline_parallel",
+    "expert_parallel",
 )
 
 

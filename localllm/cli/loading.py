@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from localllm.llm.llm import LLM
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
-PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel", "pipeline_parallel")
+PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
 def load_model(
@@ -47,6 +47,7 @@ def load_model(
     keep_layout: bool = False,
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -93,6 +94,7 @@ def load_model(
             context=context,
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
+            expert_parallel=expert_parallel,
             observer=progress,
         )
         draft_ref = draft_model and resolve_or_fetch(
@@ -120,6 +122,7 @@ def load_model(
             deterministic=deterministic,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
             pipeline_parallel=pipeline_parallel or 1,
+            expert_parallel=expert_parallel,
             on_phase=progress.phase,
             on_part=progress.part,
         )
@@ -268,6 +271,7 @@ def resolve_or_fetch(
     force: bool = False,
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
     """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
@@ -288,6 +292,7 @@ def resolve_or_fetch(
         tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
         pipeline_parallel=stages,
         stage_shares=shares,
+        expert_parallel=expert_parallel,
     )
     target_device = device or settings.device
     with observe_load(name, observer) as progress:

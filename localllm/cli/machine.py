@@ -39,6 +39,7 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "keep_layout",
     "tensor_parallel",
     "pipeline_parallel",
+    "expert_parallel",
     "deterministic",
     "draft",
     "draft_model",

@@ -147,6 +147,14 @@ PipelineParallel = Annotated[
         panel=Panel.LOADING,
     ),
 ]
+ExpertParallel = Annotated[
+    bool,
+    switch(
+        "--expert-parallel",
+        text="With --tensor-parallel, divide mixtures by whole experts.",
+        panel=Panel.LOADING,
+    ),
+]
 KeepLayout = Annotated[
     bool,
     switch(

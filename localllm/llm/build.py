@@ -137,7 +137,7 @@ def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads
     """Start the other processes, which load their parts of the model."""
     from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
 
-    position = Position(0, request.options.tensor_parallel, plan.fit.borders)
+    position = Position(0, request.options.tensor_parallel, plan.fit.borders, request.options.expert_parallel)
     leader = Leader(position, request.device)
     leader.start(
         {

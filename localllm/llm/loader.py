@@ -43,6 +43,7 @@ def load(
     keep_layout: bool | None = None,
     tensor_parallel: int = 1,
     pipeline_parallel: int | str | Sequence[float] = 1,
+    expert_parallel: bool = False,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -70,6 +71,7 @@ def load(
         each (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs.
+    expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -116,6 +118,7 @@ def load(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=stages,
         stage_shares=shares,
+        expert_parallel=expert_parallel,
     )
 
     def resolve(name: str | Path | ModelRef, options: LoadOptions) -> ModelRef:

@@ -78,6 +78,7 @@ class LoadOptions:
     tensor_parallel: int = 1  # processes among which each layer is divided
     pipeline_parallel: int = 1  # stages of layers
     stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
+    expert_parallel: bool = False  # divide a mixture by experts instead of their columns
 
     @property
     def processes(self) -> int:
@@ -85,11 +86,16 @@ class LoadOptions:
 
     def in_one_process(self) -> "LoadOptions":
         """Return these options for a draft model, which one process computes."""
-        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=())
+        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False)
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an invalid number of users or processes."""
+        """Raise UsageError for an invalid number of users or processes, or experts that are not divided."""
         check_processes(self.tensor_parallel, self.pipeline_parallel)
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise UsageError(
+                "--expert-parallel divides experts among the processes of --tensor-parallel",
+                "give a number of them",
+            )
         if type(self.users) is not int or self.users < 1:
             raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
@@ -305,7 +311,8 @@ def fit_model(
     if options.pipeline_parallel > 1:
         shares = options.stage_shares or getattr(device, "stage_bytes", ()) or (1.0,) * options.pipeline_parallel
         borders = divide_model(header, config, shares)
-    position, memory_bytes = Position(0, options.tensor_parallel, borders), device.memory_bytes
+    position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
+    memory_bytes = device.memory_bytes
     if device.device_type == "cpu" or not borders:  # stages on a CPU share its memory
         whole = replace(position, borders=())
         part = part_of_model(header, config, whole)

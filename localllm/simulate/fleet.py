@@ -185,8 +185,9 @@ class Fleet:
         before, launched = clock.now, engine.steps
         engine.step()
         if engine.steps == launched and engine.in_flight is None and clock.now == before:
-            # Nothing can run: a batch waits to be filled, or one that is due does not fit.
+            # Nothing can run: a batch waits to be filled, a prompt for the disk, or one that is due does not fit.
             wake_at = batches.wake_at() if batches and not batches.closed else math.inf
+            wake_at = min(wake_at if wake_at > before else math.inf, engine.next_load_at)
             if (later := min(next_at, wake_at if wake_at > before else math.inf)) == math.inf:
                 raise UsageError("the waiting requests do not fit into the cache", "use a larger --cache-tokens")
             clock.now = max(clock.now, later)

@@ -229,6 +229,7 @@ def install():
         deterministic=False,
         tensor_parallel=1,
         pipeline_parallel=1,
+        expert_parallel=False,
         on_phase=None,
         on_part=None,
     ):

@@ -144,12 +144,14 @@ class RanksInThreads:
         blocks: int = BLOCKS,
         token_budget: int = 512,
         shares: Sequence[float] = (),
+        whole_experts: bool = False,
         **options: Any,
     ):
-        """size: ranks of each stage; shares: of the weights, for each stage of a pipeline"""
+        """size: ranks of each stage; shares: of the weights, for each stage; whole_experts: see `Shard`"""
         header = read_header(path)
         borders = divide_model(header, parse_config(header.config), shares) if shares else ()
-        positions = [Position(rank, size, borders) for rank in range(size * max(1, len(shares)))]
+        count = size * max(1, len(shares))
+        positions = [Position(rank, size, borders, whole_experts) for rank in range(count)]
         exchange = Exchange(len(positions), size)
         self.ranks = [ThreadRanks(position, exchange) for position in positions]
         made = [make_runner(path, ranks, dtype, context, blocks, **options) for ranks in self.ranks]

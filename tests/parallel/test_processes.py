@@ -17,7 +17,7 @@ import torch
 import localllm
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
-from localllm.errors import RankFailed, UsageError
+from localllm.errors import RankFailed, UnsupportedModel, UsageError
 from localllm.llm.kv_transfer import StateExport
 from localllm.llm.llm import LLM
 from localllm.parallel.group import Leader
@@ -76,7 +76,8 @@ def test_each_stage_reads_its_layers(one: LLM, stages: LLM) -> None:
     header = read_header(stages.path)
     part, _ = part_of_model(header, stages.config, replace(leader_of(stages).position, rank=1))
     assert read == part.stored_bytes < 0.6 * header.stored_bytes
-    assert stages.memory == one.memory  # which stages on a CPU share
+    assert stages.memory.weights == one.memory.weights  # stages on a CPU share its memory
+    assert stages.memory.block_bytes == one.memory.block_bytes
 
 
 @pytest.mark.parametrize("name", ["two", "stages"])
@@ -121,13 +122,15 @@ def test_nothing_is_recorded_as_if_by_one_process(
         ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"tensor_parallel": 0}, "not a number of processes"),
+        ({"tensor_parallel": 1, "expert_parallel": True}, "among the processes of --tensor-parallel"),
+        ({"expert_parallel": True}, "no experts to divide"),
         ({"pipeline_parallel": "some"}, "not a number of stages"),
         ({"pipeline_parallel": 33}, "66 is not a number of processes"),
         ({"tensor_parallel": 1, "pipeline_parallel": 2, "cache_dir": "cache"}, "not stored on the disk"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, UnsupportedModel), match=message):
         localllm.load("demo", device="cpu", **{"tensor_parallel": 2} | options)  # type: ignore[arg-type]
 
 

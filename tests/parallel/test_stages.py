@@ -106,7 +106,7 @@ def test_preempted_and_drafted_sequences_have_their_tokens(
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "gpt-oss"])
 def test_stages_of_divided_layers_are_as_accurate(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
-    check(tmp_path, 2, make_checkpoint(tmp_path, kind, **changes), EQUAL)
+    check(tmp_path, 2, make_checkpoint(tmp_path, kind, **changes), shares=EQUAL)
 
 
 def test_hidden_states_are_those_of_one_process(tmp_path: Path) -> None:

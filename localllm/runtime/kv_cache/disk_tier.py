@@ -321,7 +321,7 @@ class DiskTier:
         if end <= reusable or not self.is_worthwhile(segments, end - reusable):
             return NOTHING_TO_LOAD
         missing = [s for s in segments if s.end > len(serials)] or segments[-1:]
-        self.protect(blocks)
+        pool.mark_used(blocks)  # so that others are evicted for what follows them
         if end - len(serials) > pool.free_count - sum(not pool.ref_counts[b] for b in blocks):
             return NOTHING_TO_LOAD
         serial = serials[min(missing[0].begin, len(serials)) - 1] if missing[0].begin else pool.root_of(scope)
@@ -364,15 +364,6 @@ class DiskTier:
         is_faster = read_s < blocks * self.pool.block_size * self.token_s
         self.counts.slower_loads += not is_faster
         return is_faster
-
-    def protect(self, blocks: list[int]) -> None:
-        """Mark blocks as used now, so that others are evicted for what follows them."""
-        pool = self.pool
-        for block in blocks:
-            if block in pool.free_queue:
-                pool.free_queue.move_to_end(block)
-            elif block in pool.host_queue:
-                pool.host_queue.move_to_end(block)
 
     def record_prefill(self, tokens: int, seconds: float) -> None:
         """Record how long computing the tokens of a prompt took."""
