@@ -326,6 +326,7 @@ def serve(
             "cache_size": cache_size,
             "verbose": verbose,
         }
+        # These import torch, which takes a second that no refusal above needs.
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
         from localllm.server.setup import ServerSetup
@@ -404,5 +405,5 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
         flags["route"],
         cluster=flags["cluster"],
         device=flags["device"],
-        gpus=flags["tensor_parallel"] or 1,
+        gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
     )

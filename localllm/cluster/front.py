@@ -41,6 +41,7 @@ REPLICA, END = "localllm.replica", "localllm.end"
 """Messages besides those of ASGI: the first one names the replica (`id`, `number`); the last one follows the end
 of the application, with `stats` for the log."""
 
+LEAVE_S = 0.05  # in which an answer may end whose client has left, as many do on the last text, before its end
 MAX_ATTEMPTS = 3  # replicas that a request is sent to, one after the other
 MAX_FAILURES = 3  # in a row, after which a replica gets no requests for a while if others are left
 AVOID_S = 30.0
@@ -125,7 +126,7 @@ class Front:
             return
         relay = Relay(asked, send)
         try:
-            await run_until_disconnect(Request(scope, receive), self.forward(asked, relay))
+            await run_until_disconnect(Request(scope, receive), self.forward(asked, relay), LEAVE_S)
         except ClientDisconnect:
             if not relay.has_sent:
                 raise  # for the log; as with any stream, what had begun just ends
