@@ -211,6 +211,7 @@ def test_all_can_be_done_with_keys(page):
         )
 
 
+@pytest.mark.slow
 def test_it_is_light_or_dark_as_the_system_is_or_as_the_visitor_wants(page):
     colour = "getComputedStyle(document.body).backgroundColor"
     page.emulate_media(color_scheme="dark")
@@ -224,6 +225,7 @@ def test_it_is_light_or_dark_as_the_system_is_or_as_the_visitor_wants(page):
     assert page.evaluate(colour) == dark
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(page):
     page.set_viewport_size({"width": 390, "height": 844})
     page.reload()
@@ -286,6 +288,7 @@ def test_incremental_rendering_matches_complete_rendering(page):
     )
 
 
+@pytest.mark.slow
 def test_two_thousand_turns_render_quickly(page):
     kinds = {"thoughts": "I *think*", "calls": [], "model": "demo", "seed": 1, "ended": "stop", "told": {}}
     said = "Some **text**\n\n- with\n- a list\n\n```py\nand = 'code'\n```\n"
@@ -380,6 +383,7 @@ def test_a_wrong_key_is_reported_and_the_right_one_accepted(browser: Browser, de
         expect(page.locator("#model")).to_have_value("demo")
 
 
+@pytest.mark.slow
 def test_a_lost_server_is_reported(browser: Browser, demo: LLM):
     with browser.new_context() as context:
         page = context.new_page()
@@ -413,6 +417,7 @@ def test_every_token_has_a_tick_and_drafts_a_colour(page):
     assert {name: path.count("M") for name, path in ticks.items()} == {"first": 1, "token": 6, "guessed": 2}
 
 
+@pytest.mark.slow
 def test_a_full_storage_is_reported(page):
     page.evaluate("localStorage.setItem('other', 'x'.repeat(5 * 2 ** 20 - 2000))")
     setting(page, max_tokens="8")
@@ -421,12 +426,14 @@ def test_a_full_storage_is_reported(page):
     expect(page.locator("#send")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_the_numbers_of_several_models_are_summed(page):
     text = '# HELP a b\n# TYPE a gauge\na{model="x}"} 2.0\na{model="y"} 3\nb 1e3\n'
     sums = "async (text) => (await import('/ui/gauges.js')).sums(text)"
     assert page.evaluate(sums, text) == {"a": 5, "b": 1000}
 
 
+@pytest.mark.slow
 def test_gauges_show_the_load(page: Page, demo_url: str) -> None:
     """The page looks every two seconds, so two clients keep the server busy for longer."""
     body = {

@@ -56,7 +56,7 @@ def simulated(page: Page, line: str) -> None:
     expect(page.locator("#text")).not_to_be_empty()
 
 
-@pytest.mark.parametrize("number", [2, 4, 6])
+@pytest.mark.parametrize("number", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 6))])
 def test_a_preset_shows_the_numbers_of_the_command(still: Page, capsys: Any, number: int) -> None:
     preset = PRESETS[number - 1]
     still.keyboard.press(str(number))
@@ -87,6 +87,7 @@ def test_a_preset_shows_the_numbers_of_the_command(still: Page, capsys: Any, num
     assert (goodput is None) == (answer == "")
 
 
+@pytest.mark.slow
 def test_requests_move_and_memory_fills(page: Page) -> None:
     page.keyboard.press("6")
     expect(page.locator("#command")).to_contain_text("--rate 60")
@@ -167,6 +168,7 @@ def test_all_can_be_done_with_keys(page: Page) -> None:
     expect(page.locator("#text")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_it_is_light_or_dark(page: Page) -> None:
     colours = """[["body", "backgroundColor"], ["#controls", "backgroundColor"], ["#lanes .decode", "fill"]].map(
         ([name, property]) => getComputedStyle(document.querySelector(name))[property])"""
@@ -182,6 +184,7 @@ def test_it_is_light_or_dark(page: Page) -> None:
     assert page.evaluate(colours) == dark
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.keyboard.press("6")
@@ -206,6 +209,7 @@ def test_what_does_not_fit_is_refused_in_words(page: Page) -> None:
     expect(page.locator("#facts")).to_contain_text("int4")
 
 
+@pytest.mark.slow
 def test_fields_without_effect_are_off_and_not_sent(page: Page) -> None:
     page.keyboard.press("4")
     expect(page.locator("#command")).to_contain_text("--drafts 4")
@@ -222,6 +226,7 @@ def test_fields_without_effect_are_off_and_not_sent(page: Page) -> None:
     expect(page.locator("#command")).to_contain_text("--no-prefix-cache")
 
 
+@pytest.mark.slow
 def test_an_address_holds_the_options(browser: Browser, demo_url: str) -> None:
     with browser.new_context() as context:
         page = context.new_page()
@@ -235,6 +240,7 @@ def test_an_address_holds_the_options(browser: Browser, demo_url: str) -> None:
         simulated(page, line)
 
 
+@pytest.mark.slow
 def test_an_option_that_the_server_describes_appears(browser: Browser, demo_url: str) -> None:
     """The page has no list of options of its own."""
     with browser.new_context() as context:
@@ -255,6 +261,7 @@ def test_an_option_that_the_server_describes_appears(browser: Browser, demo_url:
         expect(page.locator("#trouble")).to_contain_text("--wings is not an option of the page")
 
 
+@pytest.mark.slow
 def test_a_busy_or_locked_server_is_retried(browser: Browser, demo: LLM) -> None:
     policy = AccessPolicy(keys=frozenset([hashlib.sha256(b"right").digest()]))
     with serving(demo, policy) as url, browser.new_context() as context:
@@ -277,6 +284,7 @@ def test_a_busy_or_locked_server_is_retried(browser: Browser, demo: LLM) -> None
         assert not refusals
 
 
+@pytest.mark.slow
 def test_a_lane_is_free_when_its_request_has_ended(page: Page) -> None:
     """Also if the page has drawn the request before it knew of the end."""
     lanes = page.evaluate(
@@ -293,6 +301,7 @@ def test_a_lane_is_free_when_its_request_has_ended(page: Page) -> None:
     assert lanes == [[[1, 0], [2, 1]], [[1, 0], [2, 1], [3, 0]]]
 
 
+@pytest.mark.slow
 def test_the_pages_link_to_each_other(page: Page, demo_url: str) -> None:
     page.click("#to-chat")
     expect(page.locator("#model")).to_have_value("demo")
