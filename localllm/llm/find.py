@@ -48,22 +48,33 @@ class LoadRequest:
     settings: Settings
     phases: PhaseTimer
     on_part: Callable[[int, int], None]
+    prefill: int = 0  # further processes, which compute prompts
+    max_memory: int | None = None  # bytes that this process may plan with; None: what is free
     started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
 
     @property
     def free_memory(self) -> FreeMemory:
-        """The memory that the device has free now; with several processes on GPUs, the one with the least."""
-        devices = {rank_device(self.device, rank) for rank in range(self.ranks)}
-        return FreeMemory(self.device.type, min(map(free_bytes, devices)))
+        """The memory that the device has free now; with several processes on GPUs, the one with the least, and on
+        a CPU the share of each engine."""
+        if self.max_memory is not None:
+            return FreeMemory(self.device.type, self.max_memory)
+        devices = {rank_device(self.device, rank) for rank in range(self.ranks + self.prefill)}
+        return FreeMemory(self.device.type, min(map(free_bytes, devices)) // self.engines)
 
     @property
     def ranks(self) -> int:
         """The number of processes among which the model is divided."""
         return self.options.tensor_parallel
 
+    @property
+    def engines(self) -> int:
+        """Number of whole models on this device."""
+        return 1 + self.prefill if self.device.type == "cpu" else 1
+
     def threads(self, rank_weight_bytes: int) -> int:
         """Return the threads of each process. rank_weight_bytes: weights of one process"""
-        return max(1, threads_for(rank_weight_bytes * self.ranks, self.settings.threads) // self.ranks)
+        threads = threads_for(rank_weight_bytes * self.ranks, self.settings.threads)
+        return max(1, threads // (self.ranks * self.engines))
 
 
 def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
