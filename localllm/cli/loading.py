@@ -44,6 +44,7 @@ def load_model(
     deterministic: bool | None = False,
     keep_layout: bool = False,
     tensor_parallel: int | None = None,
+    prefill: int | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -115,6 +116,7 @@ def load_model(
             grammar=grammar,
             deterministic=deterministic,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
+            prefill=prefill or 0,
             on_phase=progress.phase,
             on_part=progress.part,
         )

@@ -228,6 +228,7 @@ def install():
         draft_model=None,
         deterministic=False,
         tensor_parallel=1,
+        prefill=0,
         on_phase=None,
         on_part=None,
     ):
