@@ -17,7 +17,7 @@ from localllm.request import Request, SamplingParams
 from localllm.runtime.device_errors import is_engine_failure
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels.threads import end_openmp_threads
-from localllm.runtime.kv_cache.prefix_copy import PrefixExport
+from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS, PrefixExport
 from localllm.runtime.kv_cache.snapshot import CacheIdentity
 from localllm.runtime.sequence import Sequence
 
@@ -42,8 +42,8 @@ class Prompt:
     number: int
     start: int  # tokens that the peer has
     sequence: Sequence
+    tokens: int  # that were handed over or that the peer has
     export: PrefixExport | None = None  # once it is computed
-    tokens: int = 0  # up to which it was handed over
 
 
 class PrefillEngine:
@@ -110,7 +110,7 @@ class PrefillEngine:
         watch = Stopwatch(self.engine.clock())
         request = Request(tuple(token_ids), ONLY_PROMPT, watch.arrival, cache_scope=scope)
         sequence = Sequence(request, 0, frozenset(), len(token_ids), watch)
-        prompt = peer.prompts[number] = Prompt(peer, number, start, sequence)
+        prompt = peer.prompts[number] = Prompt(peer, number, start, sequence, start)
         if len(token_ids) > self.context:
             self.finish(prompt)
             return
@@ -121,34 +121,47 @@ class PrefillEngine:
         """Run a step, and begin to hand over the prompts that it completes."""
         for event in self.engine.step() if self.engine.has_unfinished_requests else ():
             if event.finish_reason and (prompt := self.prompts.pop(event.sequence, None)):
-                request = prompt.sequence.request
-                prompt.export = PrefixExport(
-                    self.engine.runner,
-                    self.engine.pool,
-                    NO_IDENTITY,
-                    request.prompt_ids,
-                    request.cache_scope,
-                    start=prompt.start,
-                    only_last_state=True,
-                )
+                prompt.export = self.begin_export(prompt, len(prompt.sequence.token_ids))
                 self.exporting.append(prompt)
 
+    def begin_export(self, prompt: Prompt, length: int) -> PrefixExport:
+        """Return the copies of the first tokens of a prompt, as far as they were not handed over."""
+        request = prompt.sequence.request
+        return PrefixExport(
+            self.engine.runner,
+            self.engine.pool,
+            NO_IDENTITY,
+            request.prompt_ids[:length],
+            request.cache_scope,
+            start=prompt.tokens,
+            only_last_state=True,
+        )
+
     def hand_over(self) -> None:
-        """Send one segment of each prompt, as far as there is room."""
+        """Send one segment of each prompt, as far as there is room. Segments are sent between the steps of a prompt,
+        unless a recurrent state belongs to them."""
+        size = SEGMENT_BLOCKS * self.engine.block_size
+        for prompt in () if self.engine.pool.recurrent else list(self.prompts.values()):
+            known = prompt.sequence.computed // self.engine.block_size * self.engine.block_size
+            if known - prompt.tokens >= size and prompt.peer.sender.has_room:
+                self.send_segment(prompt, self.begin_export(prompt, known))
         for prompt in list(self.exporting):
             assert prompt.export
-            if not prompt.peer.sender.has_room:
-                continue
-            copied = next(prompt.export, None)
-            if copied is None:
+            if prompt.peer.sender.has_room and not self.send_segment(prompt, prompt.export):
                 self.finish(prompt)
-                continue
-            tokens, blocks = copied
-            blocks.wait()
-            place = prompt.peer.sender.put(blocks.tensors)
-            prompt.tokens = tokens.end
-            fields = {"number": prompt.number, "start": tokens.start, "end": tokens.end, "place": place}
-            self.send(prompt.peer, SEGMENT, Message(fields | {"states": sorted(tokens.states)}))
+
+    def send_segment(self, prompt: Prompt, export: PrefixExport) -> bool:
+        """Send the next segment of a prompt; returns False if there is none."""
+        copied = next(export, None)
+        if copied is None:
+            return False
+        tokens, blocks = copied
+        blocks.wait()
+        place = prompt.peer.sender.put(blocks.tensors)
+        prompt.tokens = tokens.end
+        fields = {"number": prompt.number, "start": tokens.start, "end": tokens.end, "place": place}
+        self.send(prompt.peer, SEGMENT, Message(fields | {"states": sorted(tokens.states)}))
+        return True
 
     def finish(self, prompt: Prompt) -> None:
         """Report that nothing more of a prompt will come."""

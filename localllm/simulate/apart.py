@@ -18,7 +18,7 @@ REQUESTS = 300
 IDLE_RATE = 1e-6  # requests per second
 TTFT_FACTOR, TPOT_FACTOR = 2.0, 1.5  # of an idle engine's 95th percentile, up to which the objectives are met
 P95 = 1  # index in PERCENTILES
-SHARED_MEMORY = Link(1e9, 0.005)  # a copy into it and one out of it: assumed
+SHARED_MEMORY = Link(5e9, 0.005)  # copies from a device, into shared memory and to the other device: assumed
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,17 @@ class Comparison:
         )
 
 
-def compare_apart(target: Target, load: LoadPlan, prefill: int) -> Comparison:
-    """Find the highest loads of both. load: whose rate does not count; prefill: engines for prompts"""
+def compare_apart(
+    target: Target, load: LoadPlan, prefill: int, *, link: Link = SHARED_MEMORY, requests: int = REQUESTS
+) -> Comparison:
+    """Find the highest loads of both. load: whose rate does not count; prefill: engines for prompts; link: between
+    the engines; requests: of a simulation"""
     on_cpu, engines = not target.setup.asynchronous, prefill + 1
-    idle_load = replace(load, rate=IDLE_RATE, requests=REQUESTS)
+    idle_load = replace(load, rate=IDLE_RATE, requests=requests)
     idle = simulate(idle_load, target.setup, target.cost)
     ttft, tpot = (idle.percentiles(name)[P95] for name in ("ttft", "tpot"))
     objective = Objective({"ttft": TTFT_FACTOR * ttft, "tpot": TPOT_FACTOR * tpot})
-    fleet = FleetSetup(replicas=engines, most_replicas=engines, token_bytes=target.token_bytes, link=SHARED_MEMORY)
+    fleet = FleetSetup(replicas=engines, most_replicas=engines, token_bytes=target.token_bytes, link=link)
     apart = replace(target, setup=replace(target.setup, fleet=replace(fleet, prefill=prefill)))
     together = target if on_cpu else replace(target, setup=replace(target.setup, fleet=fleet))
     if on_cpu:  # each engine has a share of the cores and of the memory

@@ -106,6 +106,20 @@ def test_the_beginning_of_a_prompt_goes_to_the_process_that_has_it(
     assert max(thread.engine.scheduler.cached_tokens for thread in threads) >= 128 + 176
 
 
+def test_computed_segments_arrive_before_the_rest_is_computed(model: Path) -> None:
+    engine, prefill = make_engine(model, deterministic=True), make_engine(model, token_budget=16)
+    thread = start_prefill_thread(prefill)
+    tier = attach(engine, [thread])
+    engine.add_sequence(sequence(prompt_of(200), max_tokens=1))
+    deadline, first = time.monotonic() + 10, 0
+    while engine.has_unfinished_requests and time.monotonic() < deadline:
+        engine.step()
+        if tier.move.bytes and not first:
+            first = tier.move.bytes
+    assert 0 < first < tier.move.bytes
+    thread.close()
+
+
 def test_few_missing_tokens_of_a_long_prompt_are_computed_here(model: Path) -> None:
     engine, prefill = (make_engine(model) for _ in range(2))
     run(engine, [sequence(prompt_of(200), max_tokens=1)])
