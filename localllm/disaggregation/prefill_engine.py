@@ -138,8 +138,8 @@ class PrefillEngine:
         )
 
     def hand_over(self) -> None:
-        """Send one segment of each prompt, as far as there is room. Segments are sent between the steps of a prompt,
-        unless a recurrent state belongs to them."""
+        """Send one segment of each prompt, as far as there is room: between its steps, unless a recurrent state
+        belongs to it."""
         size = SEGMENT_BLOCKS * self.engine.block_size
         for prompt in () if self.engine.pool.recurrent else list(self.prompts.values()):
             known = prompt.sequence.computed // self.engine.block_size * self.engine.block_size

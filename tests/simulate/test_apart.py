@@ -32,6 +32,6 @@ def test_a_cpu_is_not_divided() -> None:
 def test_long_prompts_pay_on_gpus_with_a_fast_link() -> None:
     target = roofline_target(header_of(LLAMA_8B), find_device("h100"), LoadOptions(), name="llama-8b")
     assert target.link
-    comparison = compare_apart(target, load(target, 4000, 200), 1, link=target.link, requests=200)
+    comparison = compare_apart(target, load(target, 4000, 200), 1, link=target.link, requests=80)
     assert comparison.pays and "2 engines with a GPU each" in comparison.sentence()
-    assert not compare_apart(target, load(target, 4000, 200), 1, link=Link(1e9), requests=200).pays
+    assert not compare_apart(target, load(target, 4000, 200), 1, link=Link(1e9), requests=80).pays
