@@ -55,8 +55,8 @@ def draw_result(result: BenchmarkResult, file: Path) -> None:
     draw_panels(list(result_panels(result)), title(result), file)
 
 
-def draw_panels(panels: list[Panel], title: str, file: Path) -> None:
-    """Draw panels side by side. Raises OSError if the file cannot be written."""
+def draw_panels(panels: list[Panel], title: str, file: Path, size: tuple[float, float] = (WIDTH, HEIGHT)) -> None:
+    """Draw panels side by side. size: of each, in inches. Raises OSError if the file cannot be written."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def draw_panels(panels: list[Panel], title: str, file: Path) -> None:
     rows = -(-len(panels) // columns)
     svg = file.suffix.lower() == ".svg"
     with rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows + HEAD), layout="constrained")
+        figure = Figure(figsize=(size[0] * columns, size[1] * rows + HEAD), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False).flatten()
         for panel, ax in zip(panels, axes, strict=False):
             panel(ax)

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,12 +20,36 @@ from localllm.hardware.catalog import find_device
 from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
+from localllm.routing import ROUTES, parse_replicas
 from localllm.settings import Settings
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
-ROUTES = ("round-robin", "load", "prefix")
+DEFAULT_POLICIES = {"batching": "continuous", "order": "fcfs"}
+# Flags that `--check` refuses, why, and what to do; every other one describes the load or the server.
+NOT_REPLAYED: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (
+        ("slo", "attainment", "sensitivity", "plot", "gantt", "price", "prices", "watts"),
+        "it compares latencies and throughput alone",
+        "leave it out, or simulate without --check",
+    ),
+    (
+        ("replicas", "route", "start_up", "scale_target", "kill", "prefill", "decode"),
+        "the load is sent to one server, which is one engine",
+        "check a single replica with its share of the load",
+    ),
+    (
+        ("batching", "batch_size", "max_wait", "order", "no_admission", "no_prefix_cache"),
+        "a server has no such policy",
+        "leave it out",
+    ),
+    (("turns",), "conversations cannot be sent", "leave it out, or send them as a --trace"),
+    (("max_answer",), "requests are sent with their own lengths as limits", "leave it out"),
+    (("ui", "port"), "the page shows simulations alone", "use one of --ui and --check"),
+)
+TERMINAL = "-"  # instead of a file
+PAGE_WIDTH = 80
 OBJECTIVES = ("queue", "ttft", "tpot", "e2e")
 
 
@@ -154,6 +179,24 @@ def simulate(
             "--cache-tokens",
             text="Size of the KV cache; default: as the engine.",
             metavar="TOKENS",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    host_cache: Annotated[
+        str | None,
+        options.option(
+            "--host-cache",
+            text="Main memory for evicted blocks of a GPU, and the bandwidth of its link; default: none.",
+            metavar="SIZE[,B]",
+            panel=options.Panel.ENGINE,
+        ),
+    ] = None,
+    disk_cache: Annotated[
+        str | None,
+        options.option(
+            "--disk-cache",
+            text="Disk for blocks that leave memory, as with --cache-dir, and its bandwidth; default: none.",
+            metavar="SIZE[,B]",
             panel=options.Panel.ENGINE,
         ),
     ] = None,
@@ -388,6 +431,15 @@ def simulate(
             "--plot", text="Plot the simulation to a PNG or SVG file.", metavar="FILE", panel=options.Panel.OUTPUT
         ),
     ] = None,
+    gantt: Annotated[
+        str | None,
+        options.option(
+            "--gantt",
+            text="Draw requests as lanes over time to a PNG or SVG file, or with - below the report.",
+            metavar="FILE",
+            panel=options.Panel.OUTPUT,
+        ),
+    ] = None,
     check: Annotated[
         str | None,
         options.option(
@@ -426,6 +478,8 @@ def simulate(
     """
     out = StdoutWriter()
     flags = ctx.params | {"trace": trace, "plot": plot, "prices": prices}
+    if check is not None:
+        check_replayable(flags)
     if ui:
         from localllm.cli.simulate_page import open_page
 
@@ -436,10 +490,13 @@ def simulate(
     if model is None:
         raise UsageError("no model is named", "name one of `localllm list --all`, such as demo")
     simulation = prepare_simulation(flags)
-    if plot:
+    gantt_file = Path(gantt) if gantt and gantt != TERMINAL else None
+    for picture in filter(None, (plot, gantt_file)):
         from localllm.benchmark.plot import check_plot
 
-        check_plot(plot)
+        check_plot(picture)
+    if as_json and gantt == TERMINAL:
+        raise UsageError("--gantt - has no place in JSON", "name a file for it")
     if check:
         settings = Settings.from_environment()
         run_check(check, simulation.load, simulation.target, settings, out, as_json=as_json)
@@ -455,6 +512,18 @@ def simulate(
     out.write(
         (json.dumps(as_dict(report), indent=1, allow_nan=False) if as_json else format_report(report)) + "\n"
     )
+    if gantt == TERMINAL:
+        from rich.console import Console
+
+        from localllm.benchmark.gantt import format_gantt
+
+        out.write("\n")
+        console = Console(highlight=False, width=None if out.terminal else PAGE_WIDTH)
+        console.print(format_gantt(report, console.width), end="", no_wrap=True, crop=False)
+    elif gantt_file:
+        from localllm.benchmark.gantt import draw_gantt
+
+        draw_gantt(report, gantt_file)
 
 
 @dataclass(frozen=True)
@@ -467,6 +536,7 @@ class PreparedSimulation:
     objective: Any
     sensitivity: bool
     price: RentalPrice | None
+    variants: list[Any]  # settings to try where the load is not served: groups, as in `find_requirement`
 
 
 def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
@@ -498,6 +568,7 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     check_combinations(flags)
     from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective
     from localllm.simulate.load import Lengths, LoadPlan
+    from localllm.simulate.requirement import policy_variants
     from localllm.simulate.traces import read_trace
 
     trace_format, turns_of_trace = read_trace(flags["trace"]) if flags["trace"] else (None, ())
@@ -508,9 +579,13 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         "prompt": flags["prompt"] and Lengths.parse(flags["prompt"], "--prompt"),
         "output": flags["output"] and Lengths.parse(flags["output"], "--output"),
     }
-    target = choose_target(
-        flags["model"], load_options, device, settings, efficiency, *(flags[name] for name in parallel_flags)
-    )
+    name, header, gpu, chosen = find_model(flags["model"], load_options, device, settings)
+
+    def unconfigured(changed: LoadOptions) -> Any:
+        parallel = (flags["tensor_parallel"] or 1, flags["pipeline_parallel"] or 1, flags["link"])
+        return target_of(name, header, changed, gpu, chosen, settings, efficiency, parallel)
+
+    target = unconfigured(load_options)
     own_lengths = default_lengths(target.setup.context)
     load = LoadPlan(
         trace=turns_of_trace,
@@ -538,20 +613,56 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
         "drafts": positive(drafts, "--drafts"),
         "acceptance": (0.7 if acceptance is None else acceptance) if drafts else None,
     }
-    setup = replace(
-        target.setup,
-        batching=flags["batching"],
-        order=flags["order"],
-        admission=not flags["no_admission"],
-        prefix_caching=not flags["no_prefix_cache"],
-        seed=flags["seed"],
-        **{name: value for name, value in changes.items() if value is not None},
-    )
-    setup = replace(setup, fleet=fleet_setup(flags, setup.max_running, target))
-    watts = target.watts if flags["watts"] is None else flags["watts"]
-    target = replace(target, setup=setup, watts=watts)
+
+    def configured(target: Any) -> Any:
+        setup = replace(
+            target.setup,
+            batching=flags["batching"],
+            order=flags["order"],
+            admission=not flags["no_admission"],
+            prefix_caching=not flags["no_prefix_cache"],
+            seed=flags["seed"],
+            **{name: value for name, value in changes.items() if value is not None},
+        )
+        setup = replace(
+            setup, fleet=fleet_setup(flags, setup.max_running, target), tiers=tier_setup(flags, target)
+        )
+        return replace(target, setup=setup, watts=target.watts if flags["watts"] is None else flags["watts"])
+
+    target = configured(target)
     price = choose_price(target.device_model or target.device, flags["price"], flags["prices"])
-    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price)
+    variants = []
+    if objective:
+        formats = setting_variants(
+            load_options, header, gpu, target, lambda changed: configured(unconfigured(changed))
+        )
+        variants = [[*policy_variants(load, target)], *formats]
+    return PreparedSimulation(target, load, trace_format, objective, flags["sensitivity"], price, variants)
+
+
+def setting_variants(
+    load_options: LoadOptions,
+    header: Header,
+    gpu: str | None,
+    target: Any,
+    make_target: Callable[[LoadOptions], Any],
+) -> list[list[tuple[str, Callable[[], Any]]]]:
+    """Return other formats of weights, or of keys and values, to try, and then both together.
+
+    There are none where step times are those of measured steps, which are of the present formats.
+    """
+    from localllm.simulate.serving import serving_settings
+
+    if target.rates is None:
+        return []
+    can_quantize = load_options.quant is None and not header.quantization
+    device = find_device(gpu) if gpu else None
+    single: list[tuple[str, Callable[[], Any]]] = []
+    both: list[tuple[str, Callable[[], Any]]] = []
+    for flags, changed in serving_settings(load_options, device, can_quantize=can_quantize)[1:]:
+        several = changed.quant != load_options.quant and changed.kv_dtype != load_options.kv_dtype
+        (both if several else single).append((flags, partial(make_target, changed)))
+    return [single, both]
 
 
 def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], None], observer: Any = None) -> Any:
@@ -561,23 +672,36 @@ def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], No
     """
     from localllm.simulate.capacity import find_capacity, sensitivities
     from localllm.simulate.report import Report
+    from localllm.simulate.requirement import find_requirement
     from localllm.simulate.simulation import simulate as run_simulation
 
     target, load, objective = simulation.target, simulation.load, simulation.objective
     cost = target.cost
     simulated = run_simulation(load, target.setup, cost, observer=observer)
     capacity = find_capacity(load, objective, target, show_status) if objective else None
+    requirement = None
+    if objective and capacity:
+        requirement = find_requirement(load, objective, target, capacity, simulation.variants, show_status)
     changed = []
     if simulation.sensitivity and objective and capacity and capacity.simulated:
         changed = sensitivities(load, objective, target, capacity, show_status)
     return Report(
-        target, load, simulation.trace_format, cost, simulated, objective, capacity, changed, simulation.price
+        target,
+        load,
+        simulation.trace_format,
+        cost,
+        simulated,
+        objective,
+        capacity,
+        requirement,
+        changed,
+        simulation.price,
     )
 
 
 def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
     """Return the replicas that flags ask for."""
-    from localllm.simulate.fleet import FleetSetup, parse_kills, parse_replicas
+    from localllm.simulate.fleet import FleetSetup, parse_kills
 
     prefill, decode = flags["prefill"], flags["decode"]
     first, most = parse_replicas(flags["replicas"] or "1")
@@ -605,6 +729,33 @@ def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
         link=target.link,
         token_bytes=target.token_bytes,
     )
+
+
+def tier_setup(flags: Mapping[str, Any], target: Any) -> Any:
+    """Return the tiers below the device's blocks that flags ask for. Raises UsageError."""
+    from localllm.simulate.tiers import ASSUMED_HOST_BANDWIDTH, NO_TIERS, TierSetup, parse_tier
+
+    host, disk = flags["host_cache"], flags["disk_cache"]
+    if host is None and disk is None:
+        return NO_TIERS
+    if flags["no_prefix_cache"]:
+        raise UsageError("--host-cache and --disk-cache hold the prefix cache", "leave out --no-prefix-cache")
+    if not target.setup.asynchronous and host:
+        raise UsageError("--host-cache is for GPUs: the cache of a CPU is in main memory", "use --cache-tokens")
+    if target.setup.state_slots:
+        raise UsageError("tiers are simulated for layers of attention alone", "leave them out for this model")
+    block_bytes = target.token_bytes * target.setup.block_size
+    tiers = TierSetup(
+        host_bandwidth=ASSUMED_HOST_BANDWIDTH * target.devices if target.setup.asynchronous else 0.0,
+        block_bytes=block_bytes,
+    )
+    if host:
+        size, bandwidth = parse_tier(host, "--host-cache", ASSUMED_HOST_BANDWIDTH)
+        tiers = replace(tiers, host_blocks=int(size // block_bytes), host_bandwidth=bandwidth * target.devices)
+    if disk:
+        size, bandwidth = parse_tier(disk, "--disk-cache", tiers.disk_bandwidth)
+        tiers = replace(tiers, disk_blocks=int(size // block_bytes), disk_bandwidth=bandwidth)
+    return tiers
 
 
 def choose_price(device: str, price: float | None, file: Path | None) -> RentalPrice | None:
@@ -642,25 +793,18 @@ def default_lengths(context: int) -> dict[str, Any]:
     }
 
 
-def choose_target(
-    model: str,
-    load_options: LoadOptions,
-    device: str | None,
-    settings: Settings,
-    efficiency: str | None,
-    tensor: int | None,
-    pipeline: int | None,
-    link: str | None,
-) -> Any:
-    """Return the model on the device. On this machine, step durations are measured ones if there are enough."""
+def find_model(
+    model: str, load_options: LoadOptions, device: str | None, settings: Settings
+) -> tuple[str, Header, str | None, str]:
+    """Return name and header of a model, the GPU of the catalogue that it is simulated on, None for this machine,
+    and the device."""
     from localllm.cli.plan import read_or_fetch_header
 
     local = (device or settings.device).partition(":")[0] in LOCAL_DEVICES
     gpu = None if local else device
     chosen = device or settings.device
     name, header = read_or_fetch_header(model, load_options, gpu, chosen)
-    parallel = (tensor or 1, pipeline or 1, link)
-    return target_of(name, header, load_options, gpu, chosen, settings, efficiency, parallel)
+    return name, header, gpu, chosen
 
 
 def target_of(
@@ -678,10 +822,9 @@ def target_of(
     chosen: the device of this machine; parallel: how many GPUs divide each layer, how many the layers, and their
     link, None for the GPU's own
     """
-    from localllm.simulate.parallel import Parallel, default_link, parse_link
+    from localllm.plan.parallel import Parallel, default_link, parse_link
+    from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE
     from localllm.simulate.target import (
-        ASSUMED_BANDWIDTH_SHARE,
-        ASSUMED_FLOPS_SHARE,
         CPU_SEQUENCE_S,
         fitted_target,
         measured_steps,
@@ -741,11 +884,6 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
         ("trace", ("prompt", "output", "system", "turns", "burstiness", "think"), "a trace has its own requests"),
         ("users", ("burstiness",), "users send at their own times"),
         ("price", ("prices",), "--price is the price"),
-        (
-            "check",
-            ("slo", "sensitivity", "plot", "price", "prices", "watts", "replicas", "prefill"),
-            "--check compares one load with a server",
-        ),
     )
     for given, others, reason in useless:
         if flags[given] is not None:
@@ -766,6 +904,14 @@ def check_combinations(flags: Mapping[str, Any]) -> None:
     for name in ("price", "watts"):
         if flags[name] is not None and not 0 < flags[name] < math.inf:
             raise UsageError(f"--{name} is {flags[name]:g}", "give a number above 0")
+
+
+def check_replayable(flags: Mapping[str, Any]) -> None:
+    """Raise UsageError for a flag that `--check` cannot send to a server, or that would have no effect."""
+    for names, reason, remedy in NOT_REPLAYED:
+        for name in names:
+            if flags[name] not in (None, False, DEFAULT_POLICIES.get(name)):
+                raise UsageError(f"{flag_name(name)} cannot be checked: {reason}", remedy)
 
 
 def refuse_flags(flags: Mapping[str, Any], names: tuple[str, ...], reason: str) -> None:

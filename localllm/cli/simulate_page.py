@@ -30,6 +30,7 @@ LEFT_OUT = {
     "--speed",
     "--check",
     "--plot",
+    "--gantt",
     "--json",
     "--ui",
     "--port",

@@ -189,7 +189,7 @@ class PrefillTier:
         known = max(process.known_tokens(pieces) for process in usable)
         if end * size - known > MAX_SURPLUS * missing:
             return NOTHING_TO_LOAD
-        pool.protect(blocks)
+        pool.mark_used(blocks)  # so that others are evicted for what follows them
         position = min(len(serials), end - 1)  # at least one block, with which the recurrent state comes
         if end - position > pool.free_count - sum(not pool.ref_counts[block] for block in blocks):
             return NOTHING_TO_LOAD

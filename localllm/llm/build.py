@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from localllm.checkpoint.shards import shard_model
+from localllm.arch.stages import Position
+from localllm.checkpoint.stages import part_of_model
 from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
 from localllm.disaggregation.transport import SharedMemory, open_memory
 from localllm.errors import LocalLLMError
@@ -73,7 +74,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         if request.ranks > 1:
             leader = start_ranks(model, plan, request, threads)  # which load while this process does
             undo.callback(leader.close)
-            header, config = shard_model(header, config, leader.shard)
+            header, config = part_of_model(header, config, leader.position)
         prefill = list[PrefillProcess]()
         undo.callback(lambda: [process.close() for process in prefill])
         for number in range(1, request.prefill + 1):
@@ -127,9 +128,21 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     else:
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
+            if leader and request.options.tensor_parallel == 1:
+                weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
-    caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model, ranks=request.ranks)
-    caches.engines = request.engines
+    options = request.options
+    caches = CacheAllocation(
+        memory,
+        spec,
+        weights,
+        shortage_of,
+        draft_spec,
+        draft_model,
+        tensor_ranks=options.tensor_parallel,
+        stages=options.pipeline_parallel,
+        engines=request.engines,
+    )
     if prefill:
         caches.prefill_tier = PrefillTier(prefill)
         caches.prefill_tier.attach(engine.runner, engine.pool)
@@ -137,10 +150,11 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
 
 
 def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
-    """Start the other processes of tensor parallelism, which load their parts of the model."""
+    """Start the other processes, which load their parts of the model."""
     from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
 
-    leader = Leader(request.ranks, request.device)
+    position = Position(0, request.options.tensor_parallel, plan.fit.borders, request.options.expert_parallel)
+    leader = Leader(position, request.device)
     leader.start(
         {
             "path": str(model.header.path),
@@ -148,6 +162,7 @@ def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads
             "dtype": plan.fit.dtype,
             "kv_dtype": plan.fit.kv_dtype,
             "activation_bits": plan.activation_bits,
+            "deterministic": plan.deterministic,
             "threads": threads,
             "block_size": BLOCK_SIZE,
             "blocks": plan.memory.blocks,

@@ -92,8 +92,14 @@ class CacheAllocation:
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
     prefill_tier: PrefillTier | None = None
-    ranks: int = 1  # processes among which the model is divided
+    tensor_ranks: int = 1  # processes among which each layer is divided
+    stages: int = 1  # of layers
     engines: int = 1  # whole models that share the memory of the device
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes among which the model is divided."""
+        return self.tensor_ranks * self.stages
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -106,9 +112,11 @@ class CacheAllocation:
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
-            free = free_bytes(device) // (self.ranks * self.engines)  # all processes have as much as this one
+            # All ranks of a stage, and all engines, have as much as this one.
+            free = free_bytes(device) // (self.tensor_ranks * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
-        resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
+        free = 0 if self.stages > 1 else free_bytes(device)  # others' devices may have less
+        resized = allocate(needs, free + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
     def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:
@@ -172,7 +180,7 @@ class CacheAllocation:
         if self.ranks > 1:
             raise UsageError(
                 "the keys and values of a model in several processes are not stored or moved",
-                "load it without --tensor-parallel",
+                "load it without --tensor-parallel and --pipeline-parallel",
             )
         spec = self.target
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))

@@ -12,7 +12,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hardware.device import free_bytes, rank_device
+from localllm.hardware.device import free_bytes, machine_bytes, rank_device
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
@@ -58,13 +58,23 @@ class LoadRequest:
         a CPU the share of each engine."""
         if self.max_memory is not None:
             return FreeMemory(self.device.type, self.max_memory)
-        devices = {rank_device(self.device, rank) for rank in range(self.ranks + self.prefill)}
-        return FreeMemory(self.device.type, min(map(free_bytes, devices)) // self.engines)
+        if self.device.type == "cpu":
+            return FreeMemory("cpu", free_bytes(self.device) // self.engines)
+        options = self.options
+        free = [free_bytes(rank_device(self.device, rank)) for rank in range(options.processes + self.prefill)]
+        size, stages = options.tensor_parallel, options.pipeline_parallel
+        stage_bytes = tuple(min(free[stage * size : (stage + 1) * size]) for stage in range(stages))
+        return FreeMemory(
+            self.device.type,
+            min(free),
+            stage_bytes=stage_bytes if stages > 1 else (),
+            find_machine_bytes=lambda: machine_bytes(self.device),
+        )
 
     @property
     def ranks(self) -> int:
         """The number of processes among which the model is divided."""
-        return self.options.tensor_parallel
+        return self.options.processes
 
     @property
     def engines(self) -> int:
@@ -72,9 +82,13 @@ class LoadRequest:
         return 1 + self.prefill if self.device.type == "cpu" else 1
 
     def threads(self, rank_weight_bytes: int) -> int:
-        """Return the threads of each process. rank_weight_bytes: weights of one process"""
-        threads = threads_for(rank_weight_bytes * self.ranks, self.settings.threads)
-        return max(1, threads // (self.ranks * self.engines))
+        """Return the threads of each process, of which those of one stage compute at a time.
+
+        rank_weight_bytes: weights of one process of tensor parallelism
+        """
+        size = self.options.tensor_parallel
+        threads = threads_for(rank_weight_bytes * size, self.settings.threads)
+        return max(1, threads // (size * self.engines))
 
 
 def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
@@ -161,7 +175,7 @@ class DraftModelPlan:
                 f"{ref.name!r} is an embedding model and cannot draft tokens", "name another draft model"
             )
         check_quantization(header.config)
-        options = replace(target_options, context=None, quant=None, tensor_parallel=1)
+        options = replace(target_options, context=None, quant=None).in_one_process()
         return cls(ref.name, header, config, model_needs(header, config, device_type, options, name=ref.name))
 
     def cache_spec(self, device: torch.device, *, use_graphs: bool) -> CacheSpec:

@@ -227,7 +227,8 @@ class Worker:
         self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.inbox_lock = threading.Lock()  # so that nothing is put into the inbox after `close`
         self.steps = 0  # engine steps that produced output tokens
-        # Shapes and seconds of the last steps, with the delivery of their tokens.
+        # Shapes and seconds of the last steps, with the delivery of their tokens and all that was done since the
+        # step before: their sum is the time in which the engine was not idle.
         self.step_times: deque[tuple[StepShape, float]] = deque(maxlen=MAX_STEPS)
         self.recent_steps: deque[tuple[StepShape, float]] = deque(maxlen=RECENT_STEPS)
         self.answer_lens: deque[int] = deque(maxlen=RECENT_ANSWERS)  # in tokens
@@ -363,21 +364,27 @@ class Worker:
         torch.get_num_threads()  # otherwise the first operation would adopt the number that another thread has set
         torch.set_num_threads(self.threads)
         device, is_open = self.engine.device, True
+        ended: float | None = None  # when the step before was delivered, if the engine was not idle since
         with torch.inference_mode(), device_context(device):
             while is_open:
                 try:
+                    if not self.engine.has_unfinished_requests:
+                        ended = None
                     is_open = self.read_inbox()
-                    began = time.perf_counter()
+                    # New requests are received between two steps, which delays the second.
+                    began = time.perf_counter() if ended is None else ended
                     events = self.engine.step() if is_open else []
                     self.steps += any(event.token_id is not None for event in events)
                     for event in events:
                         self.deliver(event)
                     self.flush()
+                    ended = time.perf_counter()
                     if shape := self.engine.last_shape:
-                        timed = shape, time.perf_counter() - began
+                        timed = shape, ended - began
                         self.step_times.append(timed)
                         self.recent_steps.append(timed)
                 except Exception as error:
+                    ended = None
                     self.fail_all(self.translate_error(error))
                     if is_engine_failure(error):
                         self.stop_after_failure(error)

@@ -6,6 +6,7 @@ is decided: no sequence arrives, ends or is preempted. Both leave everything as 
 itself, which `tests/simulate` compares step for step.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from localllm.runtime.sequence import Sequence
 from localllm.runtime.step import Readback, StepOutput, StepShape
 from localllm.simulate.policies import CountingBlockPool, SimulatedScheduler
 from localllm.simulate.sequence import SimulatedSequence
+from localllm.simulate.tiers import NO_TIERS, SimulatedDisk, TierSetup
 
 NO_OUTPUT = StepOutput(Readback(torch.empty(0, dtype=torch.int64)), None)
 NO_SHAPE = StepShape(0, 0, 0, 0, 0, 0, 0)
@@ -130,6 +132,7 @@ class SimulatedEngine(Engine):
         on_step: Callable[[list[tuple[int, int]], float], object] | None = None,
         one_by_one: bool = False,
         number: int = 1,
+        tiers: TierSetup = NO_TIERS,
     ):
         """one_by_one: without a group, and never skip steps, for tests; number: of a replica, whose steps deviate
         otherwise than those of others"""
@@ -146,6 +149,9 @@ class SimulatedEngine(Engine):
         self.gaps = TokenGaps()
         self.admission_settled = False  # whether the waiting sequences were last refused in the present state
         self.caches_prefixes = not isinstance(pool, CountingBlockPool)
+        self.block_move_s = tiers.move_s
+        self.has_tiers = tiers != NO_TIERS
+        self.moved_blocks = 0  # between device and main memory, of which steps have been charged with the time
         self.padding_sequences = 0  # slots of ended sequences that a static batch still computes
 
     def use_scheduler(self, scheduler: SimulatedScheduler) -> None:
@@ -169,8 +175,12 @@ class SimulatedEngine(Engine):
         group, scheduler = self.group, cast(SimulatedScheduler, self.scheduler)
         if group.members and not scheduler.can_use_group():
             self.dissolve_group()
+        if self.next_load_at <= self.clock():
+            self.admission_settled = False
         if not group.members:
             return super().step()
+        if self.pool.lower and self.pool.lower.install_loaded():
+            scheduler.discard_timing()
         launched = self.launch(scheduler.schedule())
         self.steps += 1
         self.commit()
@@ -178,6 +188,23 @@ class SimulatedEngine(Engine):
         if not self.runner.asynchronous:
             self.commit()
         return []
+
+    @property
+    def disk(self) -> SimulatedDisk | None:
+        return cast(SimulatedDisk | None, self.pool.lower)
+
+    @property
+    def next_load_at(self) -> float:
+        """When the next blocks are read from the disk; infinity if none are awaited."""
+        return self.disk.next_at if self.disk else math.inf
+
+    def new_moves_s(self) -> float:
+        """Return how long the moves between device and main memory take that were decided since the last call."""
+        pool = self.pool
+        moved = pool.offloaded_count + pool.restored_count + (self.disk.moved_blocks if self.disk else 0)
+        pool.pending_copies.clear()
+        new, self.moved_blocks = moved - self.moved_blocks, moved
+        return new * self.block_move_s
 
     def dissolve_group(self) -> None:
         """Make the members ordinary running sequences again, for some steps."""
@@ -243,6 +270,8 @@ class SimulatedEngine(Engine):
     def start_step(self, shape: StepShape) -> float:
         """Occupy the device with a step, and return when it ends."""
         seconds = self.cost.seconds(shape, self.first_step + self.steps)
+        if self.has_tiers:
+            seconds += self.new_moves_s()
         self.busy_s += seconds
         self.device_free_at = max(self.clock(), self.device_free_at) + seconds
         return self.device_free_at
@@ -328,6 +357,9 @@ class SimulatedEngine(Engine):
         if sequence.joined_at >= 0:
             self.leave_group(sequence)
         sequence.finished = True
+        if self.disk and sequence.stopwatch.scheduled is not None:
+            computed = sequence.prompt_len - (sequence.cached_tokens or 0)
+            self.disk.record_prefill(computed, sequence.first_token_at - sequence.stopwatch.scheduled)
         self.scheduler.finish(sequence)
         self.on_finish(sequence)
 
@@ -339,9 +371,11 @@ class SimulatedEngine(Engine):
         Returns False without running any if the next step may decide something else.
         """
         scheduler, group, in_flight = self.scheduler, self.group, self.in_flight
+        until = min(until, self.next_load_at)
         if not group.members or scheduler.running or self.clock() >= until or (in_flight and in_flight.sampling):
             return False
-        if scheduler.waiting and not (self.admission_settled or scheduler.running_count >= scheduler.max_running):
+        settled = self.admission_settled and not self.has_tiers  # an attempt to admit one may move blocks
+        if scheduler.waiting and not (settled or scheduler.running_count >= scheduler.max_running):
             return False
         if len(group.members) > scheduler.token_budget or group.blocks_of_next_step > self.pool.free_count:
             return False
@@ -360,7 +394,7 @@ class SimulatedEngine(Engine):
             self.pool,
         )
         policy, asynchronous = self.scheduler.chunk_policy, self.runner.asynchronous
-        members, padding = len(group.members), self.padding_sequences
+        members, padding, has_tiers = len(group.members), self.padding_sequences, self.has_tiers
         count = members + padding
         durations: list[float] = []
         now, free_at, before = clock.now, self.device_free_at, self.last_read_at
@@ -377,6 +411,8 @@ class SimulatedEngine(Engine):
             if padding:
                 context += padding * context // members
             seconds = cost(StepShape(count, count, context, 0, 0, 0, 0), number)
+            if has_tiers:
+                seconds += self.new_moves_s()
             number += 1
             self.busy_s += seconds
             began = now

@@ -140,4 +140,4 @@ def request_row(
 
 def unused_cached_blocks(pool: BlockPool) -> int:
     """Return the free blocks that hold the beginnings of later prompts."""
-    return sum(not pool.ref_counts[block] for block in pool.key_of)
+    return sum(block < pool.count and not pool.ref_counts[block] for block in pool.key_of)

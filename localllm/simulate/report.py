@@ -11,8 +11,10 @@ from localllm.simulate.capacity import Capacity, Objective, Sensitivity
 from localllm.simulate.cost import Cost
 from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import LoadPlan
+from localllm.simulate.requirement import Requirement
 from localllm.simulate.simulation import MEASURES, PERCENTILES, EngineSetup, Simulated
 from localllm.simulate.target import Target
+from localllm.simulate.tiers import TierSetup
 
 LABELS = {"queue": "queue", "ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 HOUR_S = 3600
@@ -31,6 +33,7 @@ class Report:
     simulated: Simulated
     objective: Objective | None = None
     capacity: Capacity | None = None
+    requirement: Requirement | None = None  # of the load, if it is more than the capacity
     sensitivities: list[Sensitivity] = field(default_factory=list)
     price: RentalPrice | None = None  # of the device
 
@@ -102,6 +105,7 @@ def describe_engine(setup: EngineSetup) -> str:
         f"{batching}, up to {setup.max_running} running",
         f"steps of {setup.token_budget} tokens",
         f"a cache of {setup.blocks * setup.block_size} tokens, contexts of {setup.context}",
+        *describe_tiers(setup.tiers),
         *(["shortest prompt first"] if setup.order == "shortest" else []),
         *([] if setup.admission else ["no reservation for answers"]),
         *([] if setup.prefix_caching else ["no prefix caching"]),
@@ -188,7 +192,8 @@ def totals(report: Report) -> Rows:
     rows.append(("utilisation", busy))
     hits = simulated.cached_tokens / simulated.prompt_tokens if simulated.prompt_tokens else 0.0
     rows += [
-        ("cache hits", f"{hits:.1%} of the prompt tokens"),
+        ("cache hits", f"{hits:.1%} of the prompt tokens{describe_hits(report)}"),
+        *tier_rows(report),
         ("preemptions", str(simulated.preemptions)),
         ("requests", f"at most {simulated.most_running} at once, {simulated.most_waiting} waiting"),
     ]
@@ -218,6 +223,51 @@ def totals(report: Report) -> Rows:
     return rows
 
 
+def describe_hits(report: Report) -> str:
+    """Return the shares of the tiers below the device; empty without any."""
+    simulated, tiers = report.simulated, report.target.setup.tiers
+    parts = [
+        f"{tokens / max(1, simulated.prompt_tokens):.1%} from {name}"
+        for name, tokens, blocks in (
+            ("main memory", simulated.host_tokens, tiers.host_blocks),
+            ("the disk", simulated.disk_tokens, tiers.disk_blocks),
+        )
+        if blocks
+    ]
+    return f", {' and '.join(parts)}" if parts else ""
+
+
+def tier_rows(report: Report) -> Rows:
+    """Return what moved between tiers."""
+    simulated, tiers = report.simulated, report.target.setup.tiers
+    rows: Rows = []
+    if tiers.host_bandwidth:
+        moved, seconds = simulated.moved_blocks * tiers.block_bytes, simulated.moved_blocks * tiers.move_s
+        text = f"{format_bytes(round(moved))} between device and main memory, for which steps took "
+        rows.append(("moves", f"{text}{format_time(seconds)} in all"))
+    if tiers.disk_blocks:
+        written, read = format_bytes(simulated.disk_written_bytes), format_bytes(simulated.disk_read_bytes)
+        text = f"{written} written, {read} read"
+        if simulated.unwritten_blocks:
+            left_out = format_bytes(round(simulated.unwritten_blocks * tiers.block_bytes))
+            text += f"; {left_out} left out, for which it was too slow"
+        if simulated.slower_loads:
+            text += f"; {simulated.slower_loads} prefixes computed instead, which was faster"
+        rows.append(("disk", text))
+    return rows
+
+
+def describe_tiers(tiers: TierSetup) -> list[str]:
+    parts: list[str] = []
+    if tiers.host_blocks:
+        size = format_bytes(round(tiers.host_blocks * tiers.block_bytes))
+        parts.append(f"{size} of main memory over {tiers.host_bandwidth / 1e9:g} GB/s")
+    if tiers.disk_blocks:
+        size = format_bytes(round(tiers.disk_blocks * tiers.block_bytes))
+        parts.append(f"{size} of disk at {tiers.disk_bandwidth / 1e9:g} GB/s")
+    return parts
+
+
 def answer_lines(report: Report) -> list[str]:
     """Return sentences on the highest load within the objectives."""
     if report.capacity is None or report.objective is None:
@@ -230,12 +280,37 @@ def answer_lines(report: Report) -> list[str]:
         limit = "up to " if fleet.scales else ""
         serves = f"{limit}{fleet.most_replicas} replicas on {report.target.device} serve"
     if report.capacity.simulated is None:
-        return textwrap.wrap(f"{serves} no such load within {promise}", 80)
-    served = report.load.describe(report.capacity.amount)
-    lines = textwrap.wrap(f"{serves} {served} within {promise}", 80)
+        text = f"{serves} no such load within {promise}"
+    else:
+        text = f"{serves} {report.load.describe(report.capacity.amount)} within {promise}"
+    lines = textwrap.wrap(text + describe_requirement(report), 80, break_on_hyphens=False)
+    for alternative in report.requirement.alternatives if report.requirement else ():
+        share = alternative.attainment
+        result = "does not fit" if share is None else f"{share:.1%} of the requests are within them"
+        lines.append(f"  {alternative.flags}: {result}")
     for change in report.sensitivities:
         lines.append(f"  {change.assumption}: {report.load.describe(change.amount)}")
     return lines
+
+
+def describe_requirement(report: Report) -> str:
+    """Return what a load above the capacity takes, as the end of a sentence; empty if it is served."""
+    needs, fleet = report.requirement, report.target.setup.fleet
+    if needs is None:
+        return ""
+    wanted = report.load.describe()
+    verb = "needs" if report.load.users == 1 else "need"
+    settings = [alternative.flags for alternative in needs.alternatives if alternative.serves]
+    as_many = "one" if fleet.most_replicas == 1 else "as many"
+    choices = " or ".join(filter(None, (", ".join(settings[:-1]), *settings[-1:])))
+    other = f"{as_many} with {choices}" if settings else ""
+    if needs.fleet is None:
+        return f"; {wanted} {verb} {other}" if other else f"; no setting that was tried serves {wanted}"
+    count = needs.fleet.most_replicas
+    replicas = f"{count} replicas"
+    if needs.fleet.prefill:
+        replicas += f", {needs.fleet.prefill} of them for prompts"
+    return f"; {wanted} {verb} {replicas}" + (f", or {other}" if other else "")
 
 
 def as_dict(report: Report) -> dict[str, Any]:
@@ -278,6 +353,13 @@ def as_dict(report: Report) -> dict[str, Any]:
         "output_tokens_per_s": none_if_nan(report.per_s(simulated.output_tokens)),
         "prompt_tokens": simulated.prompt_tokens,
         "cached_tokens": simulated.cached_tokens,
+        "host_tokens": simulated.host_tokens,
+        "disk_tokens": simulated.disk_tokens,
+        "moved_bytes": simulated.moved_blocks * target.setup.tiers.block_bytes,
+        "disk_written_bytes": simulated.disk_written_bytes,
+        "disk_read_bytes": simulated.disk_read_bytes,
+        "disk_unwritten_bytes": simulated.unwritten_blocks * target.setup.tiers.block_bytes,
+        "slower_loads": simulated.slower_loads,
         "output_tokens": simulated.output_tokens,
         "draft_tokens": simulated.draft_tokens,
         "accepted_tokens": simulated.accepted_tokens,
@@ -301,6 +383,11 @@ def as_dict(report: Report) -> dict[str, Any]:
             "amount": capacity.amount,
             "unit": "users" if load.users is not None else "speed" if load.trace else "requests/s",
             "runs": capacity.runs,
+        },
+        "requirement": report.requirement
+        and {
+            "replicas": report.requirement.fleet and report.requirement.fleet.most_replicas,
+            "alternatives": [asdict(alternative) for alternative in report.requirement.alternatives],
         },
         "replicas": [asdict(replica) for replica in simulated.replicas],
         "failed": simulated.failed,

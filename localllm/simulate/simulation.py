@@ -20,6 +20,7 @@ from localllm.simulate.fleet import Fleet, FleetSetup, Request
 from localllm.simulate.load import LoadPlan
 from localllm.simulate.policies import BatchScheduler, CountingBlockPool, SimulatedScheduler
 from localllm.simulate.sequence import SimulatedSequence
+from localllm.simulate.tiers import NO_TIERS, DiskContent, NamedBlockPool, SimulatedDisk, TierSetup
 
 OnStep = Callable[[list[tuple[int, int]], float], object]  # scheduled (request, tokens), and when the step ends
 PERCENTILES = (50, 95, 99)
@@ -51,6 +52,7 @@ class EngineSetup:
     max_answer: int | None = None  # limit that requests state; None: their own length
     seed: int = 0
     fleet: FleetSetup = ONE_REPLICA
+    tiers: TierSetup = NO_TIERS
 
     @property
     def capacity(self) -> int:
@@ -170,6 +172,13 @@ class Simulated:
     transfers: int = 0  # of keys and values
     transferred_bytes: float = 0.0
     transfer_s: float = 0.0  # of all transfers, with the wait for those before
+    host_tokens: int = 0  # of the cached ones: from main memory
+    disk_tokens: int = 0  # of the cached ones: from the disk
+    moved_blocks: int = 0  # between device and main memory
+    disk_read_bytes: int = 0
+    disk_written_bytes: int = 0
+    unwritten_blocks: int = 0  # because the disk was too slow
+    slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
 
     @property
     def device_s(self) -> float:
@@ -234,13 +243,22 @@ def make_engine(
     shares_prefixes: bool = True,
     one_by_one: bool = False,
     number: int = 1,
+    disk: DiskContent | None = None,
 ) -> SimulatedEngine:
-    """shares_prefixes: whether any two prompts begin alike; others: as in `SimulatedEngine`"""
-    pool_class = BlockPool if setup.prefix_caching and shares_prefixes else CountingBlockPool
+    """shares_prefixes: whether any two prompts begin alike; disk: what its disk tier has; others: as in
+    `SimulatedEngine`"""
+    sizes = setup.blocks, setup.block_size, setup.state_slots
+    if not (setup.prefix_caching and shares_prefixes):
+        pool = CountingBlockPool(*sizes)
+    elif disk:
+        pool = NamedBlockPool(*sizes, setup.tiers.host_blocks)
+        SimulatedDisk(setup.tiers, pool, disk, clock)
+    else:
+        pool = BlockPool(*sizes, setup.tiers.host_blocks)
     engine = SimulatedEngine(
         clock,
         cost,
-        pool_class(setup.blocks, setup.block_size, setup.state_slots),
+        pool,
         setup.token_budget,
         setup.max_running,
         asynchronous=setup.asynchronous,
@@ -249,6 +267,7 @@ def make_engine(
         on_step=on_step,
         one_by_one=one_by_one,
         number=number,
+        tiers=setup.tiers,
     )
     if setup.is_product:
         return engine
@@ -278,7 +297,8 @@ def simulate(
     """
     started = time.perf_counter()
     fleet = setup.fleet
-    if not fleet.prefill and (not load_plan.shares_prefixes or not setup.prefix_caching):
+    has_tiers = setup.tiers != NO_TIERS and setup.prefix_caching  # whose moves take time in any case
+    if not fleet.prefill and not has_tiers and not (load_plan.shares_prefixes and setup.prefix_caching):
         # Blocks need not be told apart, unless a preempted request finds its own in the prefix cache again.
         steps: list[tuple[list[tuple[int, int]], float]] = []
         record = None if on_step is None else lambda work, ends_at: steps.append((work, ends_at))
@@ -326,6 +346,7 @@ def run(
     """Run a load. Raises BlocksMatter if `shares_prefixes` turns out to be wrong."""
     load, records, timeline, extra_gaps = load_plan.start(), Records(), Timeline(), TokenGaps()
     capacity, most_running, most_waiting = setup.capacity, 0, 0
+    disks: dict[int, DiskContent] = {}  # by number of the replica, which keeps its own when it fails
     apart = setup.fleet.prefill > 0
 
     def engine_of(number: int, clock: Clock, on_finish: Callable[[SimulatedSequence], object]) -> SimulatedEngine:
@@ -338,6 +359,7 @@ def run(
             shares_prefixes=shares_prefixes,
             one_by_one=one_by_one,
             number=number,
+            disk=disks.setdefault(number, DiskContent()) if setup.tiers.disk_blocks else None,
         )
 
     def sequence_of(request: Request, clock: Clock) -> SimulatedSequence | None:
@@ -382,6 +404,7 @@ def run(
     engines, schedulers = fleet.engines, [engine.scheduler for engine in fleet.engines]
     decoders = [replica.engine for replica in fleet.replicas[: setup.fleet.prefill or None]]
     prompts = [engine.scheduler for engine in (decoders if apart else engines)]
+    attached = [engine.disk for engine in engines if engine.disk]
     totals = cost.totals()
     return Simulated(
         records=records,
@@ -408,6 +431,13 @@ def run(
         transfers=fleet.transfers,
         transferred_bytes=fleet.transferred_bytes,
         transfer_s=fleet.transfer_s,
+        host_tokens=sum(scheduler.host_tokens for scheduler in prompts),
+        disk_tokens=sum(scheduler.disk_tokens for scheduler in prompts),
+        moved_blocks=sum(engine.moved_blocks for engine in engines),
+        disk_read_bytes=sum(disk.counts.read_bytes for disk in attached),
+        disk_written_bytes=sum(disk.counts.written_bytes for disk in attached),
+        unwritten_blocks=sum(disk.counts.skipped_segments for disk in attached),
+        slower_loads=sum(disk.counts.slower_loads for disk in attached),
     )
 
 

@@ -4,8 +4,12 @@ import json
 import random
 
 import pytest
+from typer.main import get_command
 
 from localllm.checkpoint.header import read_header
+from localllm.cli.app import app
+from localllm.cli.io import flag_name
+from localllm.cli.simulate import NOT_REPLAYED
 from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
@@ -92,6 +96,22 @@ def test_capacity(localllm, llama):
     assert at["met"] / at["requests"] >= 0.95 > above["met"] / above["requests"]
     users = simulate(localllm, llama, "--users", "10", "--think", "20s", *flags)["capacity"]
     assert users["unit"] == "users" and users["amount"] == int(users["amount"]) > 10
+
+
+def test_requirement(localllm, llama):
+    """A load above the capacity takes the fewest replicas that serve it, or settings that serve it alone."""
+    flags = ("--device", "h100", "--requests", "200", "--slo", "ttft=500ms,tpot=24ms", "--rate", "34")
+    found = simulate(localllm, llama, *flags)
+    replicas, alternatives = found["requirement"]["replicas"], found["requirement"]["alternatives"]
+    enough, fewer = (simulate(localllm, llama, *flags, "--replicas", str(replicas - i)) for i in (0, 1))
+    assert enough["met"] >= 190 > fewer["met"] and enough["requirement"] is None
+    fp8 = next(each for each in alternatives if each["flags"] == "--kv-dtype fp8")
+    alone = simulate(localllm, llama, *flags, *fp8["flags"].split())
+    assert alone["met"] / 200 == fp8["attainment"]
+    code, out, _ = localllm("simulate", llama, *flags)
+    text = " ".join(out.split())
+    assert code == 0 and fp8["serves"]
+    assert f"34 requests/s need {replicas} replicas, or one with --kv-dtype fp8" in text
 
 
 def test_price_and_power(localllm, llama):
@@ -215,12 +235,36 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--drafts", "2", "--acceptance", "2"), "--acceptance is 2"),
         (("--rate", "1", "--drafts", "-1"), "--drafts is -1"),
         (("--rate", "1", "--price", "0"), "--price is 0"),
-        (("--rate", "1", "--check", "http://h", "--slo", "ttft=1s"), "--slo has no effect"),
+        (("--rate", "1", "--gantt", "lanes.pdf"), "neither a PNG nor an SVG file"),
+        (("--rate", "1", "--gantt", "-", "--json"), "has no place in JSON"),
+        (("--rate", "1", "--host-cache", "64GB,9"), "--host-cache is '64GB,9'"),
+        (("--rate", "1", "--disk-cache", "1TB", "--no-prefix-cache"), "hold the prefix cache"),
     ],
 )
 def test_refused_flags(localllm, flags, message):
     code, out, err = localllm("simulate", "demo", "--device", "h100", *flags)
     assert (code, out) == (2, "") and message in err
+
+
+SERVER_FLAGS = {  # that --check takes: they describe the load or the server
+    "--rate", "--users", "--think", "--trace", "--speed", "--requests", "--seed", "--prompt", "--output",
+    "--system", "--burstiness", "--device", "--context", "--quant", "--dtype", "--kv-dtype", "--chunk",
+    "--max-running", "--cache-tokens", "--host-cache", "--disk-cache", "--tensor-parallel",
+    "--pipeline-parallel", "--link", "--drafts", "--acceptance", "--efficiency", "--check", "--json",
+}  # fmt: skip
+
+
+def test_check_refuses_what_it_cannot_send(localllm):
+    """Every flag is either of the load or the server, or refused by name with what to do instead."""
+    refused = {flag_name(name): remedy for names, _, remedy in NOT_REPLAYED for name in names}
+    parameters = {param.opts[0]: param for param in get_command(app).commands["simulate"].params}
+    flags = {flag for flag in parameters if flag.startswith("--")} - {"--help", "--quiet"}
+    assert flags == SERVER_FLAGS | refused.keys() and not SERVER_FLAGS & refused.keys()
+    values = {"--batching": "static", "--order": "shortest", "--price": "2", "--watts": "300"}
+    for flag, remedy in refused.items():
+        given = () if parameters[flag].is_flag else (values.get(flag, "2"),)
+        code, out, err = localllm("simulate", "demo", "--rate", "1", "--check", "http://localhost:1", flag, *given)
+        assert (code, out) == (2, "") and f"{flag} cannot be checked" in err and remedy in err
 
 
 def test_model_that_does_not_fit(localllm, llama):

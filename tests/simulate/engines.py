@@ -132,7 +132,7 @@ def run_product(plan: LoadPlan, setup: EngineSetup, cost: LinearCost) -> RealRun
     drafter = ChosenDrafter(setup.drafts, setup.acceptance, setup.seed) if setup.drafts else None
     if drafter:
         drafter.answers = runner.answers
-    pool = BlockPool(setup.blocks, setup.block_size, setup.state_slots)
+    pool = BlockPool(setup.blocks, setup.block_size, setup.state_slots, setup.tiers.host_blocks)
     engine = RecordingEngine(runner, pool, setup.token_budget, setup.max_running, drafter, clock)  # type: ignore[arg-type]
     engine.schedule_log = []
     turns: dict[int, Turn] = {}

@@ -22,6 +22,7 @@ from localllm.runtime.step import Step, StepOutput, StepShape
 from localllm.simulate.engine import Clock
 from localllm.simulate.load import Lengths, LoadPlan, Turn
 from localllm.simulate.simulation import EngineSetup, simulate
+from localllm.simulate.tiers import NO_TIERS, TierSetup
 from tests.simulate.engines import LinearCost, RecordingEngine, run_product, token
 from tests.tiny import make_checkpoint, make_engine
 
@@ -36,7 +37,9 @@ setups = st.builds(
     max_answer=st.sampled_from((None, 200)),
     drafts=st.sampled_from((0, 0, 0, 3)),
     acceptance=st.sampled_from((0.0, 0.6, 1.0)),
+    tiers=st.sampled_from((NO_TIERS, NO_TIERS, TierSetup(host_blocks=6), TierSetup(host_blocks=100))),
 )
+DISK = {"disk_blocks": 50, "disk_bandwidth": 1e6, "host_bandwidth": 1e7, "block_bytes": 2000.0}
 
 
 @st.composite
@@ -122,9 +125,16 @@ def test_busy_engine(asynchronous: bool, blocks: int) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(loads(), setups, st.sampled_from(("static", "dynamic", "continuous")), st.booleans(), st.booleans())
+@given(
+    loads(),
+    setups,
+    st.sampled_from(("static", "dynamic", "continuous")),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 def test_group_equals_single_sequences(
-    plan: LoadPlan, setup: EngineSetup, batching: str, shortest: bool, admission: bool
+    plan: LoadPlan, setup: EngineSetup, batching: str, shortest: bool, admission: bool, disk: bool
 ) -> None:
     """Decoding sequences are scheduled as a group exactly as one by one, by the schedulers for comparison too."""
     setup = replace(
@@ -134,6 +144,7 @@ def test_group_equals_single_sequences(
         admission=admission,
         max_wait_s=0.05,
         batch_size=4,
+        tiers=replace(setup.tiers, **DISK) if disk else setup.tiers,
     )
     if plan_turn_fits(first_turns(plan)[0], setup):
         grouped, single = (outcome(plan, setup, one_by_one=one_by_one) for one_by_one in (False, True))

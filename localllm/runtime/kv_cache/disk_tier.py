@@ -332,7 +332,7 @@ class DiskTier:
         if end <= reusable or not self.is_worthwhile(segments, end - reusable):
             return NOTHING_TO_LOAD
         missing = [s for s in segments if s.end > len(serials)] or segments[-1:]
-        pool.protect(blocks)
+        pool.mark_used(blocks)  # so that others are evicted for what follows them
         if end - len(serials) > pool.free_count - sum(not pool.ref_counts[b] for b in blocks):
             return NOTHING_TO_LOAD
         serial = serials[min(missing[0].begin, len(serials)) - 1] if missing[0].begin else pool.root_of(scope)

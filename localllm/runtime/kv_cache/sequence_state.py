@@ -164,14 +164,6 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         saved = self.state_slots.cached
         return max((i + 1 for i, serial in enumerate(serials) if serial in saved), default=0)
 
-    def protect(self, blocks: ListLike[int]) -> None:
-        """Mark blocks as used now, so that others are evicted for what follows them."""
-        for block in blocks:
-            if block in self.free_queue:
-                self.free_queue.move_to_end(block)
-            elif block in self.host_queue:
-                self.host_queue.move_to_end(block)
-
     def forget(self, token_ids: ListLike[int], scope: str) -> None:
         """Remove these tokens from the prefix cache, from the end to a block that is in use or that others
         follow."""

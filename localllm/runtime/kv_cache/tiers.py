@@ -57,6 +57,14 @@ class TieredBlockAllocator(BlockAllocator[Key]):
         self.move_key(host_block, block)
         return block
 
+    def mark_used(self, blocks: ListLike[int]) -> None:
+        """Mark cached blocks as used now, so that others are evicted before them."""
+        for block in blocks:
+            if block in self.free_queue:
+                self.free_queue.move_to_end(block)
+            elif block in self.host_queue:
+                self.host_queue.move_to_end(block)
+
     def add_to_index(self, block: int, key: Key) -> None:
         host_block = self.cached.get(key)
         if host_block in self.host_queue:  # an evicted block has been recomputed
