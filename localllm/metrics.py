@@ -297,10 +297,10 @@ class Stopwatch:
     accepted_tokens: int = 0
     reasoning_tokens: int = 0
 
-    def mark_scheduled(self) -> None:
-        """Only the first call counts: a preempted request is not new."""
+    def mark_scheduled(self, at: float | None = None) -> None:
+        """Only the first call counts: a preempted request is not new. at: when, if not now"""
         if self.scheduled is None:
-            self.scheduled = self.clock()
+            self.scheduled = self.clock() if at is None else at
 
     def record_token(self, drafted: int = 0, *, accepted: bool = False) -> None:
         """drafted: draft tokens verified by the token's step; accepted: whether it was one of them."""

@@ -48,6 +48,7 @@ def load_model(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    prefill: int | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -123,6 +124,7 @@ def load_model(
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
             pipeline_parallel=pipeline_parallel or 1,
             expert_parallel=expert_parallel,
+            prefill=prefill or 0,
             on_phase=progress.phase,
             on_part=progress.part,
         )
@@ -216,9 +218,10 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
 
 
 def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
-    """Load a model for a request. flags: as for `load_for_server`; context: requested, None for that of the
-    flags"""
-    return cast("LLM | Embedder", load_for_server(name, **{**flags, "context": context or flags["context"]}))
+    """Load a model for a server. flags: as for `load_for_server`; name: a ModelRef for a request, which has no
+    processes for prompts, as it comes and goes; context: requested, None for that of the flags"""
+    changes = {"context": context or flags["context"]} | ({} if isinstance(name, str) else {"prefill": None})
+    return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 
 class EmbeddingModel(Protocol):

@@ -155,6 +155,24 @@ ExpertParallel = Annotated[
         panel=Panel.LOADING,
     ),
 ]
+Prefill = Annotated[
+    int | None,
+    option(
+        "--prefill",
+        text="On one machine: let N further processes compute prompts, so that they do not delay answers.",
+        metavar="N",
+        panel=Panel.LOADING,
+    ),
+]
+Decode = Annotated[
+    int | None,
+    option(
+        "--decode",
+        text="With --prefill: number of engines that answer; only 1 is supported.",
+        metavar="M",
+        panel=Panel.LOADING,
+    ),
+]
 KeepLayout = Annotated[
     bool,
     switch(

@@ -11,13 +11,14 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.background import check_modes, serve_in_background, stop_background_server
-from localllm.cli.io import note
-from localllm.cli.loading import load_with_flags
+from localllm.cli.io import note, status
+from localllm.cli.loading import PULL_FLAGS, is_embedder, load_with_flags, resolve_or_fetch
 from localllm.cli.machine import parse_idle_time
 from localllm.client.background import inherited_record
 from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.formatting import parse_duration
+from localllm.plan.fit import LoadOptions
 from localllm.routing import parse_replicas
 from localllm.settings import Settings
 
@@ -118,6 +119,8 @@ def serve(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    prefill: options.Prefill = None,
+    decode: options.Decode = None,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
     cache_dir: options.CacheDir = None,
@@ -299,6 +302,8 @@ def serve(
         raise UsageError(
             f"--max-models is {max_models}", "give at least 1, and at least the number of models named"
         )
+    if prefill is not None or decode is not None:
+        check_prefill(ctx.params)
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
     access = make_access_policy(
@@ -320,6 +325,7 @@ def serve(
             "tensor_parallel": tensor_parallel,
             "pipeline_parallel": pipeline_parallel,
             "expert_parallel": expert_parallel,
+            "prefill": prefill,
             "deterministic": deterministic,
             "force": force,
             "cache_dir": cache_dir,
@@ -407,3 +413,53 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
         device=flags["device"],
         gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
     )
+
+
+def check_prefill(flags: Mapping[str, Any]) -> None:
+    """Check --prefill and --decode. Raises UsageError, without --force also if processes for prompts would not
+    pay."""
+    prefill, decode, models = flags["prefill"], flags["decode"], flags["models"]
+    if prefill is None:
+        raise UsageError("--decode needs --prefill", "give the number of processes that compute prompts")
+    if prefill < 1:
+        raise UsageError(f"--prefill is {prefill}", "give a whole number from 1")
+    if decode not in (None, 1):
+        raise UsageError(
+            f"--decode is {decode}, and one engine answers for each server", "give 1, or start several servers"
+        )
+    if not models:
+        raise UsageError("--prefill is for the models that are named", "name a MODEL")
+    if flags["replicas"] is not None:
+        raise UsageError("replicas have no processes for prompts", "leave out --prefill or --replicas")
+    if flags["force"]:
+        return
+    for model in models:
+        if refusal := why_not_apart(model, flags):
+            raise UsageError(refusal, "leave out --prefill, or force it with --force")
+
+
+def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
+    """Return why processes for prompts would not pay, None if they serve more in a simulation. Downloads the model
+    if needed."""
+    from localllm.checkpoint.header import read_header
+    from localllm.cli.simulate import default_lengths, target_of
+    from localllm.simulate.apart import IDLE_RATE, compare_apart
+    from localllm.simulate.load import LoadPlan
+
+    settings = Settings.from_environment()
+    ref = resolve_or_fetch(model, settings, **{flag: flags[flag] for flag in PULL_FLAGS})
+    if is_embedder(ref):
+        return f"{ref.name} is an embedding model, whose texts are no prompts"
+    load_options = LoadOptions(
+        flags["context"],
+        quant=flags["quant"],
+        dtype=flags["dtype"] or settings.dtype,
+        kv_dtype=flags["kv_dtype"] or settings.kv_dtype,
+    )
+    device = flags["device"] or settings.device
+    target = target_of(ref.name, read_header(ref.path), load_options, None, device, settings)
+    lengths = default_lengths(target.setup.context)
+    load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **lengths)
+    with status(f"simulating {ref.name} with and without --prefill"):
+        comparison = compare_apart(target, load, flags["prefill"])
+    return None if comparison.pays else comparison.sentence()

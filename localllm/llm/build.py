@@ -1,6 +1,7 @@
 """The third step of loading: put weights, caches and kernels on the device, in an engine that is ready to step."""
 
 import contextlib
+import os
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,18 +12,22 @@ import torch
 
 from localllm.arch.stages import Position
 from localllm.checkpoint.stages import part_of_model
+from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
+from localllm.disaggregation.transport import SharedMemory, open_memory
 from localllm.errors import LocalLLMError
-from localllm.hardware.device import anonymous_bytes, device_context
+from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
 from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.kept_layout import LayoutUse, open_layout
 from localllm.llm.load_plan import LoadPlan
+from localllm.parallel.channel import start_process
 from localllm.plan.fit import shortage_error
 from localllm.plan.memory import BLOCK_SIZE, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.threads import use_threads
+from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS
 from localllm.runtime.model_loader import compile_kernels, load_decoder, set_triton_cache_dir, warm_up
 from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.policy import SpeculativeDrafter
@@ -41,6 +46,7 @@ class BuiltModel:
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     kept: LayoutUse
     leader: "Leader | None"  # of several processes that compute the model
+    prefill: list[PrefillProcess]  # further processes, which compute prompts
 
 
 def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel:
@@ -69,6 +75,10 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             leader = start_ranks(model, plan, request, threads)  # which load while this process does
             undo.callback(leader.close)
             header, config = part_of_model(header, config, leader.position)
+        prefill = list[PrefillProcess]()
+        undo.callback(lambda: [process.close() for process in prefill])
+        for number in range(1, request.prefill + 1):
+            prefill.append(start_prefill(number, model, plan, request, threads))
         with (
             torch.inference_mode(),
             device_context(device),
@@ -103,6 +113,8 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     compile_kernels(engine.runner, engine.pool, threads)
                 if leader:
                     leader.finish_start()
+                for process in prefill:
+                    process.wait_until_loaded()
                 if device.type != "cpu":
                     warm_up(engine.runner, engine.pool)
             if device.type != "cpu":
@@ -129,8 +141,12 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         draft_model,
         tensor_ranks=options.tensor_parallel,
         stages=options.pipeline_parallel,
+        engines=request.engines,
     )
-    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader)
+    if prefill:
+        caches.prefill_tier = PrefillTier(prefill)
+        caches.prefill_tier.attach(engine.runner, engine.pool)
+    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader, prefill)
 
 
 def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
@@ -156,6 +172,38 @@ def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads
         }
     )
     return leader
+
+
+def start_prefill(
+    number: int, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
+) -> PrefillProcess:
+    """Start a process that computes prompts, which loads the model while this one does. On GPUs it has one of its
+    own."""
+    needs = plan.fit.needs
+    segment = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
+    descriptor, slot_bytes = open_memory(segment)
+    try:
+        process, channel = start_process("localllm.llm.prefill_process", [descriptor])
+        prefill = PrefillProcess(number, channel, SharedMemory(descriptor, slot_bytes), process)
+    finally:
+        os.close(descriptor)
+    prefill.send_setup(
+        {
+            "name": model.ref.name,
+            "path": str(model.header.path),
+            "device": str(rank_device(request.device, number)),
+            "dtype": plan.fit.dtype,
+            "kv_dtype": plan.fit.kv_dtype,
+            "activation_bits": plan.activation_bits,
+            "threads": threads,
+            "context": plan.memory.context,
+            "deterministic": plan.deterministic,
+            "force": request.force,
+            "max_memory": request.free_memory.memory_bytes if request.device.type == "cpu" else None,
+            "slot_bytes": slot_bytes,
+        }
+    )
+    return prefill
 
 
 def add_drafter(

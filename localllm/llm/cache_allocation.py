@@ -8,6 +8,7 @@ import torch
 
 from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.header import Header
+from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.errors import LocalLLMError, UsageError
 from localllm.hardware.device import (
     cpu_features,
@@ -90,8 +91,10 @@ class CacheAllocation:
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
+    prefill_tier: PrefillTier | None = None
     tensor_ranks: int = 1  # processes among which each layer is divided
     stages: int = 1  # of layers
+    engines: int = 1  # whole models that share the memory of the device
 
     @property
     def ranks(self) -> int:
@@ -109,7 +112,8 @@ class CacheAllocation:
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
-            free = free_bytes(device) // self.tensor_ranks  # all ranks of a stage have as much as this one
+            # All ranks of a stage, and all engines, have as much as this one.
+            free = free_bytes(device) // (self.tensor_ranks * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
         free = 0 if self.stages > 1 else free_bytes(device)  # others' devices may have less
         resized = allocate(needs, free + memory.total + memory.workspace, context)
@@ -143,8 +147,8 @@ class CacheAllocation:
             decoder.ranks.send_caches(memory.blocks, slots, memory.max_running, context)
         runner, pool = self.target.allocate(decoder, memory)
         engine.replace_caches(runner, pool)
-        if self.disk_tier:
-            self.disk_tier.attach(runner, pool)
+        if lower := self.disk_tier or self.prefill_tier:
+            lower.attach(runner, pool)
         if self.draft_model and self.draft_spec and draft_decoder:
             context = self.draft_spec.max_len(memory)
             draft_decoder.set_max_len(context, self.draft_spec.device)

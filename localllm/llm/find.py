@@ -48,15 +48,20 @@ class LoadRequest:
     settings: Settings
     phases: PhaseTimer
     on_part: Callable[[int, int], None]
+    prefill: int = 0  # further processes, which compute prompts
+    max_memory: int | None = None  # bytes that this process may plan with; None: what is free
     started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
 
     @property
     def free_memory(self) -> FreeMemory:
-        """The memory that the device has free now; with several processes on GPUs, the one with the least."""
+        """The memory that the device has free now; with several processes on GPUs, the one with the least, and on
+        a CPU the share of each engine."""
+        if self.max_memory is not None:
+            return FreeMemory(self.device.type, self.max_memory)
         if self.device.type == "cpu":
-            return FreeMemory("cpu", free_bytes(self.device))
+            return FreeMemory("cpu", free_bytes(self.device) // self.engines)
         options = self.options
-        free = [free_bytes(rank_device(self.device, rank)) for rank in range(options.processes)]
+        free = [free_bytes(rank_device(self.device, rank)) for rank in range(options.processes + self.prefill)]
         size, stages = options.tensor_parallel, options.pipeline_parallel
         stage_bytes = tuple(min(free[stage * size : (stage + 1) * size]) for stage in range(stages))
         return FreeMemory(
@@ -71,13 +76,19 @@ class LoadRequest:
         """The number of processes among which the model is divided."""
         return self.options.processes
 
+    @property
+    def engines(self) -> int:
+        """Number of whole models on this device."""
+        return 1 + self.prefill if self.device.type == "cpu" else 1
+
     def threads(self, rank_weight_bytes: int) -> int:
         """Return the threads of each process, of which those of one stage compute at a time.
 
         rank_weight_bytes: weights of one process of tensor parallelism
         """
         size = self.options.tensor_parallel
-        return max(1, threads_for(rank_weight_bytes * size, self.settings.threads) // size)
+        threads = threads_for(rank_weight_bytes * size, self.settings.threads)
+        return max(1, threads // (size * self.engines))
 
 
 def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from localllm.arch.stages import check_processes, parse_shares
 from localllm.errors import UsageError
 from localllm.files import expand_path
@@ -25,6 +27,8 @@ from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.settings import DISK_CACHE_BYTES, DiskCache, Settings
 from localllm.text.grammar.source import compile_source
 
+MAX_PREFILL = 16  # processes that compute prompts
+
 
 def load(
     model: str | Path | ModelRef,
@@ -44,6 +48,7 @@ def load(
     tensor_parallel: int = 1,
     pipeline_parallel: int | str | Sequence[float] = 1,
     expert_parallel: bool = False,
+    prefill: int = 0,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -72,6 +77,8 @@ def load(
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
+    prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
+        share of its cores, otherwise with a GPU each (docs/disaggregation.md).
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -110,6 +117,8 @@ def load(
             )
         if settings.keep_layout:
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
+    if prefill:
+        check_prefill(prefill, tensor_parallel * stages, torch_device, settings)
     options = LoadOptions(
         context,
         quant=quant,
@@ -141,6 +150,7 @@ def load(
         settings=settings,
         phases=PhaseTimer(on_begin=on_phase),
         on_part=on_part,
+        prefill=prefill,
     )
     local_model = find(request)
     load_plan = plan(local_model, request)
@@ -149,17 +159,37 @@ def load(
     return start(local_model, load_plan, built, request)
 
 
+def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, settings: Settings) -> None:
+    """Raise UsageError for what cannot be combined with processes that compute prompts."""
+    if require_int("prefill", prefill, minimum=1) > MAX_PREFILL:
+        raise UsageError(f"prefill is {prefill}", f"give at most {MAX_PREFILL} processes")
+    if tensor_parallel > 1:
+        raise UsageError(
+            "a model that several processes divide does not hand over prompts",
+            "leave out --prefill or --tensor-parallel",
+        )
+    if settings.disk_cache and not settings.disk_cache.kept_only:
+        raise UsageError(
+            "computed prompts of several processes are not stored on the disk",
+            "leave out --cache-dir or --prefill",
+        )
+    resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
+
+
 def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
     """The fourth step of loading: start the engine's thread, and return the model."""
     weight_bytes = load_plan.fit.weights.total
     threads = request.threads(weight_bytes)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
-    if request.settings.disk_cache and not built.leader:
+    if request.settings.disk_cache and not built.leader and not built.prefill:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
                 built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads
             )
     leader = built.leader
+    close: Callable[[], object] = leader.close if leader else lambda: None
+    if caches.prefill_tier:
+        close = caches.prefill_tier.close
     worker = Worker(
         built.engine,
         tokenizer,
@@ -167,7 +197,7 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
         caches.shortage,
         load_plan.memory.context,
         request.max_queue,
-        on_end=leader.close if leader else lambda: None,
+        on_end=close,
     )
     if leader:
         leader.on_failure = worker.report_failure

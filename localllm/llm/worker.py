@@ -528,10 +528,7 @@ class Worker:
 def tier_moves(engine: Engine) -> dict[str, TierMove]:
     """Return what moved between the tiers of the KV cache."""
     moves = dict(engine.runner.move_clock.moves)
-    if lower := engine.pool.lower:
-        moves["host_to_disk"] = TierMove(lower.counts.written_bytes, lower.counts.write_s)
-        moves["disk_to_host"] = TierMove(lower.counts.read_bytes, lower.counts.read_s)
-    return moves
+    return moves | engine.pool.lower.moves if engine.pool.lower else moves
 
 
 def make_slot(sequence: Sequence) -> Slot:

@@ -5,14 +5,9 @@ states between stages go through torch.distributed, by gloo on CPUs and by NCCL 
 yet: no test here has two GPUs.
 """
 
-import contextlib
 import json
 import shutil
-import signal
-import socket
-import struct
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,56 +24,17 @@ from torch.distributed import ProcessGroupGloo
 
 from localllm.arch.stages import Position
 from localllm.errors import LocalLLMError, RankFailed
+from localllm.parallel.channel import EXIT_WAIT_S, Channel, describe_end, end_process, start_process
 from localllm.parallel.steps import StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 
 # Kinds of messages. A process that ends sends none: its socket is closed.
 SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED = range(6)
-FRAME = struct.Struct("<iq")  # kind and bytes of a message
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
-EXIT_WAIT_S = 5.0  # for a rank that was told to end
 KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
 REMEDY = "load the model again"
-
-
-class Channel:
-    """Messages to and from another process, over a socket."""
-
-    def __init__(self, connection: socket.socket):
-        self.connection = connection
-
-    def send(self, kind: int, content: bytes) -> None:
-        """Send a message. Raises OSError if the other process has ended."""
-        self.connection.sendall(FRAME.pack(kind, len(content)) + content)
-
-    def receive(self) -> tuple[int, bytes] | None:
-        """Return the next message; None if the other process has ended."""
-        frame = self.read(FRAME.size)
-        if frame is None:
-            return None
-        kind, count = FRAME.unpack(frame)
-        content = self.read(count)
-        return None if content is None else (kind, content)
-
-    def read(self, count: int) -> bytes | None:
-        content = bytearray(count)
-        view = memoryview(content)
-        while view:
-            try:
-                received = self.connection.recv_into(view)
-            except OSError:
-                return None
-            if not received:
-                return None
-            view = view[received:]
-        return bytes(content)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
 
 
 class Collectives:
@@ -179,17 +135,9 @@ class Leader(Collectives):
     def start(self, setup: dict[str, Any]) -> None:
         """Start the other ranks, which load their parts. setup: fields of `rank.Setup` without those of a rank"""
         for rank in range(1, self.position.size):
-            own, other = socket.socketpair()
-            with other:
-                # In a process group of their own: the Ctrl-C of a terminal ends rank 0, and they end with it.
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "localllm.parallel.rank", str(other.fileno())],
-                    pass_fds=[other.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    process_group=0,
-                )
+            process, channel = start_process("localllm.parallel.rank")
             self.processes.append(process)
-            self.channels.append(Channel(own))
+            self.channels.append(channel)
             position = replace(self.position, rank=rank)
             fields = setup | {"position": asdict(position), "folder": str(self.folder)}
             self.channels[-1].send(SETUP, json.dumps(fields).encode())
@@ -237,12 +185,7 @@ class Leader(Collectives):
             if killed is None:
                 return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
             rank = killed
-        try:
-            code = self.processes[rank - 1].wait(EXIT_WAIT_S)
-        except subprocess.TimeoutExpired:
-            return RankFailed(f"{self.title(rank)} does not answer any more", REMEDY)
-        reason = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return RankFailed(f"{self.title(rank)} has ended ({reason})", REMEDY)
+        return RankFailed(f"{self.title(rank)} {describe_end(self.processes[rank - 1])}", REMEDY)
 
     def find_killed(self) -> int | None:
         """Return the rank of a process that a signal has ended, if there is one."""
@@ -288,11 +231,7 @@ class Leader(Collectives):
         for channel in self.channels:
             channel.close()
         for process in self.processes:
-            try:
-                process.wait(EXIT_WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_process(process)
         self.tensor_group = self.pipeline_group = None
         shutil.rmtree(self.folder, ignore_errors=True)
 

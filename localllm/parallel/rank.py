@@ -21,6 +21,7 @@ from localllm.checkpoint.stages import part_of_model
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
+from localllm.parallel.channel import Channel
 from localllm.parallel.group import (
     CACHES,
     CONNECTED,
@@ -28,7 +29,6 @@ from localllm.parallel.group import (
     LOADED,
     SETUP,
     STEP,
-    Channel,
     Follower,
 )
 from localllm.parallel.steps import StepDecoder

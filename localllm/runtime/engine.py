@@ -418,6 +418,8 @@ class Engine:
     def finish(self, sequence: Sequence) -> None:
         sequence.finished = True
         if self.pool.lower:
+            if sequence.prefix_load and not sequence.prefix_load.done:
+                self.pool.lower.cancel_load(sequence.prefix_load)
             self.pool.lower.record_prefill(*sequence.measured_prefill)
             if sequence.request.keep and sequence.state and sequence.state.block_serials:
                 self.pool.lower.keep(sequence.state.block_serials[-1])

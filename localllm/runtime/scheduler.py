@@ -198,20 +198,26 @@ class Scheduler:
         """Admit waiting sequences in order, as long as they fit next to the running ones.
 
         One that does not fit yet may be overtaken a few times, unless it was preempted: it may hold a token slot.
+        One whose prefix is being loaded lets others pass.
         """
         if not self.waiting or self.running_count >= self.max_running or not self.remaining_budget:
             return
-        reserved_blocks, index = self.reserved_blocks, 0
+        reserved_blocks, index, loading = self.reserved_blocks, 0, 0
+        max_loading = self.pool.lower.max_loads if self.pool.lower else 0
         while (
-            index < min(MAX_PASSED, len(self.waiting))
+            index < min(MAX_PASSED + loading, len(self.waiting))
             and self.running_count < self.max_running
             and self.remaining_budget
         ):
             sequence = self.waiting[index]
-            if self.try_admit(sequence, reserved_blocks):
+            if not self.is_prefix_loaded(sequence):
+                index, loading = index + 1, loading + 1
+                if loading == max_loading:
+                    break
+            elif self.try_admit(sequence, reserved_blocks):
                 del self.waiting[index]
                 for passed in self.waiting[:index]:
-                    passed.passed_count += 1
+                    passed.passed_count += passed.prefix_load is None or passed.prefix_load.done
                 self.running.append(sequence)
                 self.schedule_tokens(sequence, self.remaining_budget)
                 reserved_blocks += self.missing_blocks(sequence)
@@ -230,8 +236,6 @@ class Scheduler:
 
         While no other sequence is running, only its known tokens need to fit.
         """
-        if not self.is_prefix_loaded(sequence):
-            return False
         token_ids = () if sequence.needs_whole_prompt else sequence.token_ids
         sequence.state = SequenceState(self.pool, token_ids, sequence.request.cache_scope)
         answer_len = self.reserved_answer_len(sequence) if self.running_count else 0
@@ -251,12 +255,16 @@ class Scheduler:
 
     def record_admission(self, sequence: Sequence) -> None:
         """Count the first admission of a sequence and its prefix cache hit."""
+        cached, load = sequence.computed, sequence.prefix_load
+        if load and load.computed:  # by another process, so that they were not cached
+            cached = max(0, cached - load.computed)
+            sequence.stopwatch.mark_scheduled(load.began)
         sequence.stopwatch.mark_scheduled()
-        sequence.cached_tokens = sequence.computed
+        sequence.cached_tokens = cached
         self.prefix_lookups += 1
-        self.prefix_hits += sequence.computed > 0
+        self.prefix_hits += cached > 0
         self.prompt_tokens += sequence.prompt_len
-        self.cached_tokens += sequence.computed
+        self.cached_tokens += cached
         self.disk_tokens += sequence.disk_tokens
         if sequence.state:
             self.host_tokens += sequence.state.restored_blocks * self.pool.block_size

@@ -64,7 +64,7 @@ class Sequence:
 
     @property
     def disk_tokens(self) -> int:
-        """Those of the cached tokens that were loaded from the lower tier for this sequence."""
+        """Those of the cached tokens that were read from the disk for this sequence."""
         return min(self.prefix_load.tokens, self.cached_tokens or 0) if self.prefix_load else 0
 
     @property

@@ -247,6 +247,9 @@ def counter_samples(loaded: LoadedModel) -> Iterator[Sample]:
         move, words = stats.moves.get(name, TierMove()), name.replace("_", " ")
         yield f"kv_{name}_bytes", f"KV cache bytes copied from {words}, for the disk tier as well.", move.bytes
         yield f"kv_{name}_seconds", f"Time of copying from {words}.", move.seconds
+    if move := stats.moves.get("prefill_to_decode"):
+        yield "kv_prefill_to_decode_bytes", "KV cache bytes that prefill processes handed over.", move.bytes
+        yield "kv_prefill_to_decode_seconds", "Time of copying them into the cache.", move.seconds
     if disk := stats.disk:
         yield "kv_disk_written_bytes", "Bytes written to the disk tier.", disk.written_bytes
         yield "kv_disk_write_seconds", "Time of writing, in a thread.", disk.write_s

@@ -230,6 +230,7 @@ def install():
         tensor_parallel=1,
         pipeline_parallel=1,
         expert_parallel=False,
+        prefill=0,
         on_phase=None,
         on_part=None,
     ):

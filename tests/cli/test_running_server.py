@@ -3,6 +3,7 @@ as without one."""
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -248,6 +249,18 @@ def test_models_are_listed_loaded_on_demand_and_stopped(localllm, serve):
 def test_serve_reports_errors_before_it_listens(localllm, words):
     done = localllm("serve", *words, "--port", "0")
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "listening" not in done.stderr
+
+
+def test_prompts_are_computed_by_another_process(localllm, serve):
+    process, url = serve("demo", "--prefill", "1", "--decode", "1", "--force", "--device", "cpu")
+    prompt = "Once upon a time there was a fox. " * 40
+    done = localllm("run", "demo", prompt, *GREEDY, "--server", url)
+    assert done.returncode == 0 and done.stdout.strip()
+    metrics = httpx2.get(f"{url}/metrics").text
+    [moved] = re.findall(r"^localllm_kv_prefill_to_decode_bytes_total.* (\S+)$", metrics, re.MULTILINE)
+    assert float(moved) > 1e5
+    process.terminate()
+    assert process.wait(15) == 0
 
 
 @pytest.mark.parametrize("words", [["ps"], ["stop", "demo"]])

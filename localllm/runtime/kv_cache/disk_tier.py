@@ -19,7 +19,7 @@ from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from localllm.metrics import DiskStats
+from localllm.metrics import DiskStats, TierMove
 from localllm.runtime.kv_cache.blocks import OutOfBlocks
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
 from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, PrefixLoad
@@ -42,6 +42,7 @@ from localllm.runtime.kv_cache.snapshot import (
 from localllm.runtime.runner import Runner
 
 MAX_BACKLOG_BYTES = 2**28  # copied out of the caches and not written yet; further blocks are not written
+MAX_LOADS = 8  # sequences of the queue whose prefixes are read at once
 MAX_READ_AHEAD_BYTES = 2**27  # read and not yet copied into the caches
 MAX_HEADERS = 4096  # files whose tokens are remembered
 CLOSE_S = 10.0  # for writing at shutdown
@@ -80,6 +81,7 @@ class Load:
     serial: int  # of the last block that is in the cache
     installed: int = 0  # segments
     tokens: int = 0
+    computed: int = 0  # by other processes
     done: bool = False
     began: float = field(default_factory=time.perf_counter)
 
@@ -96,6 +98,8 @@ class Loaded(NamedTuple):
 class DiskTier:
     """Connects a block pool and its runner with a folder. All methods are called on the engine's thread, except
     `close` after that has ended, and `stats`."""
+
+    max_loads = MAX_LOADS
 
     def __init__(self, folder: CacheFolder, identity: CacheIdentity, *, writes_evicted: bool = True):
         """writes_evicted: write blocks that leave memory, also at shutdown; otherwise only those of `keep`."""
@@ -132,6 +136,13 @@ class DiskTier:
         self.loads.clear()
         self.identities = {"": with_frequencies(self.identity, runner)}
         pool.lower = self
+
+    @property
+    def moves(self) -> dict[str, TierMove]:
+        return {
+            "host_to_disk": TierMove(self.counts.written_bytes, self.counts.write_s),
+            "disk_to_host": TierMove(self.counts.read_bytes, self.counts.read_s),
+        }
 
     def identity_of(self, scope: str) -> CacheIdentity:
         if scope not in self.identities:
@@ -317,7 +328,7 @@ class DiskTier:
         if pool.recurrent:
             end = (state_length or 0) // size
         segments = [s._replace(end=min(s.end, end)) for s in segments if s.begin < end]
-        reusable = self.reusable_blocks(serials)
+        reusable = pool.reusable_count(serials)
         if end <= reusable or not self.is_worthwhile(segments, end - reusable):
             return NOTHING_TO_LOAD
         missing = [s for s in segments if s.end > len(serials)] or segments[-1:]
@@ -329,14 +340,6 @@ class DiskTier:
         self.loads.append(load)
         self.requests.put(load)
         return load
-
-    def reusable_blocks(self, serials: list[int]) -> int:
-        """Return how many of the blocks in memory a sequence can begin with."""
-        if not self.pool.recurrent:
-            return len(serials)
-        return max(
-            (i + 1 for i, serial in enumerate(serials) if serial in self.pool.state_slots.cached), default=0
-        )
 
     def longest_match(
         self, identity: CacheIdentity, begin: int, packed: bytes
@@ -353,6 +356,12 @@ class DiskTier:
             if count and (best is None or (count, len(tokens.states)) > (best[2], len(best[1].states))):
                 best = name, tokens, count
         return best
+
+    def cancel_load(self, load: PrefixLoad) -> None:
+        """Read no more of a prefix."""
+        if isinstance(load, Load) and load in self.loads:
+            load.done = True
+            self.loads.remove(load)
 
     def is_worthwhile(self, segments: list[Segment], blocks: int) -> bool:
         """Return whether reading these segments is faster than computing so many blocks, as far as both speeds

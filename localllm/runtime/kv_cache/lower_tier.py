@@ -1,11 +1,12 @@
-"""The interface between a block pool and a tier below it, which stores blocks that leave the pool, and returns
-them. Pure Python, like `blocks.py`; `disk_tier.py` implements it.
+"""The interface between a block pool and what is below it: a tier that stores blocks which leave the pool and
+returns them (`disk_tier.py`), or processes that compute prompts for it (`disaggregation/prefill_tier.py`). Pure
+Python, like `blocks.py`.
 """
 
 from collections.abc import Sequence as ListLike
 from typing import NamedTuple, Protocol
 
-from localllm.metrics import DiskStats
+from localllm.metrics import DiskStats, TierMove
 
 
 class CachedPrefix(NamedTuple):
@@ -27,13 +28,25 @@ class PrefixLoad(Protocol):
 
     @property
     def tokens(self) -> int:
-        """Tokens loaded so far."""
+        """Tokens read from a disk so far."""
+        ...
+
+    @property
+    def computed(self) -> int:
+        """Tokens that another process computed for this load."""
+        ...
+
+    @property
+    def began(self) -> float:
+        """When that began, in seconds of `perf_counter`."""
         ...
 
 
 class NothingToLoad(NamedTuple):
     done: bool = True
     tokens: int = 0
+    computed: int = 0
+    began: float = 0.0
 
 
 NOTHING_TO_LOAD = NothingToLoad()
@@ -42,7 +55,13 @@ NOTHING_TO_LOAD = NothingToLoad()
 class LowerTier(Protocol):
     """A tier below the block pool, which receives its cached blocks and returns them to it."""
 
-    counts: DiskStats
+    counts: DiskStats | None  # of a disk
+    max_loads: int  # sequences of the queue whose prefixes are loaded at once
+
+    @property
+    def moves(self) -> dict[str, TierMove]:
+        """What was copied to and from this tier, by names such as `disk_to_host`."""
+        ...
 
     def before_drop(self, serial: int) -> None:
         """A cached block is about to be overwritten."""
@@ -50,6 +69,10 @@ class LowerTier(Protocol):
 
     def begin_load(self, token_ids: ListLike[int], scope: str) -> PrefixLoad:
         """Begin to load what follows the cached prefix of these tokens, unless computing it is faster."""
+        ...
+
+    def cancel_load(self, load: PrefixLoad) -> None:
+        """The sequence of a load has ended."""
         ...
 
     def install_loaded(self, *, wait_s: float = 0.0) -> bool:

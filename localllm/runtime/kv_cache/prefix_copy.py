@@ -46,12 +46,17 @@ class CopiedBlocks(NamedTuple):
         return KVSnapshot(tokens, {name: to_part(tensor) for name, tensor in self.tensors.items()})
 
 
-def with_frequencies(identity: CacheIdentity, runner: Runner) -> CacheIdentity:
-    """Add the rotary frequencies to an identity: LongRoPE's depend on the context that is allocated."""
+def frequencies_digest(runner: Runner) -> str:
+    """Return a digest of the rotary frequencies: LongRoPE's depend on the context that is allocated."""
     frequencies = hashlib.sha256()
     for rope in runner.model.ropes.values():
         frequencies.update(rope.frequencies.cpu().numpy().tobytes() + str(rope.magnitude).encode())
-    return replace(identity, setup=(*identity.setup, frequencies.hexdigest()[:16]))
+    return frequencies.hexdigest()[:16]
+
+
+def with_frequencies(identity: CacheIdentity, runner: Runner) -> CacheIdentity:
+    """Add the rotary frequencies to an identity."""
+    return replace(identity, setup=(*identity.setup, frequencies_digest(runner)))
 
 
 def flush_copies(runner: Runner, pool: BlockPool) -> None:
@@ -137,19 +142,26 @@ class PrefixExport(Iterator[tuple[SnapshotTokens, CopiedBlocks]]):
     meanwhile."""
 
     def __init__(
-        self, runner: Runner, pool: BlockPool, identity: CacheIdentity, token_ids: ListLike[int], scope: str
+        self,
+        runner: Runner,
+        pool: BlockPool,
+        identity: CacheIdentity,
+        token_ids: ListLike[int],
+        scope: str,
+        *,
+        start: int = 0,
+        only_last_state: bool = False,
     ):
-        """identity: written into the snapshots; scope: in which the prefix is cached"""
+        """identity: written into the snapshots; scope: in which the prefix is cached; start: tokens to leave out,
+        whole blocks; only_last_state: leave out the recurrent states before the end"""
         self.runner, self.pool = runner, pool
         self.identity = identity
         self.scope = scope
         self.serials, _ = pool.cached_blocks(token_ids, scope)
-        if pool.recurrent:
-            states = pool.state_slots.cached
-            ends = [index + 1 for index, serial in enumerate(self.serials) if serial in states]
-            del self.serials[max(ends, default=0) :]
+        del self.serials[pool.reusable_count(self.serials) :]
         self.token_ids = list(token_ids[: self.length])
-        self.position = 0  # blocks that were copied
+        self.position = start // pool.block_size  # blocks that were copied or left out
+        self.only_last_state = only_last_state
 
     @property
     def length(self) -> int:
@@ -167,7 +179,7 @@ class PrefixExport(Iterator[tuple[SnapshotTokens, CopiedBlocks]]):
             if pool.serial_of.get(key) != parent:
                 raise StopIteration
             blocks.append(pool.cached[key])
-            if parent in pool.state_slots.cached:
+            if parent in pool.state_slots.cached and not (self.only_last_state and index + 1 < len(self.serials)):
                 slots[(index + 1) * size] = pool.state_slots.cached[parent]
         if not blocks:
             raise StopIteration

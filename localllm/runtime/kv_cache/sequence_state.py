@@ -156,6 +156,14 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
             blocks.append(self.cached[key])
         return serials, blocks
 
+    def reusable_count(self, serials: ListLike[int]) -> int:
+        """Return how many of the cached blocks of a prefix a sequence can begin with: with recurrent layers, those
+        up to the last saved state."""
+        if not self.recurrent:
+            return len(serials)
+        saved = self.state_slots.cached
+        return max((i + 1 for i, serial in enumerate(serials) if serial in saved), default=0)
+
     def forget(self, token_ids: ListLike[int], scope: str) -> None:
         """Remove these tokens from the prefix cache, from the end to a block that is in use or that others
         follow."""

@@ -1,0 +1,119 @@
+"""Messages between the processes that compute prompts and those that answer, and how keys and values get from one
+to the other: on one machine through memory that both map. Another transport, such as NIXL between GPUs or an
+object store between machines, implements Sender and Receiver.
+"""
+
+import json
+import mmap
+import os
+import tempfile
+from array import array
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from localllm.runtime.kv_cache.prefix_copy import to_part
+from localllm.runtime.kv_cache.snapshot import Part
+
+# Kinds of messages. A process that ends sends none: its socket is closed.
+SETUP, LOADED, FAILED, PROMPT, CANCEL, SEGMENT, TAKEN, DONE = range(8)
+ALIGNMENT = 64  # bytes, of tensors in a slot
+SLOTS = 4  # segments on their way to one process
+MAX_TENSORS = 4096  # of a segment, for whose alignment a slot has room
+
+
+class Message(NamedTuple):
+    """Fields as JSON, and token ids as 32-bit integers."""
+
+    fields: dict[str, Any]
+    token_ids: ListLike[int] = ()
+
+    def encode(self) -> bytes:
+        fields = json.dumps(self.fields, separators=(",", ":")).encode()
+        return len(fields).to_bytes(4, "little") + fields + array("i", self.token_ids).tobytes()
+
+    @classmethod
+    def decode(cls, content: bytes) -> "Message":
+        end = 4 + int.from_bytes(content[:4], "little")
+        return cls(json.loads(content[4:end]), array("i", content[end:]).tolist())
+
+
+class Sender(Protocol):
+    """The end of a transport at the process that has computed keys and values."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `put` can be called."""
+        ...
+
+    def put(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Make tensors of the host available, and return where, as JSON."""
+        ...
+
+    def release(self, place: Mapping[str, Any]) -> None:
+        """Free what `put` has returned, which was taken."""
+        ...
+
+
+class Receiver(Protocol):
+    """The end of a transport at the process that continues with keys and values."""
+
+    def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
+        """Return the tensors that a sender has put there. They are valid until it hears that they were taken."""
+        ...
+
+
+class SharedMemory:
+    """Memory that two processes map, in slots of one size: both a Sender and a Receiver."""
+
+    def __init__(self, descriptor: int, slot_bytes: int):
+        """descriptor: of an open file of SLOTS slots. It is not closed."""
+        self.slot_bytes = slot_bytes
+        self.memory = mmap.mmap(descriptor, SLOTS * slot_bytes)
+        self.free_slots = list(range(SLOTS))
+
+    @property
+    def has_room(self) -> bool:
+        return bool(self.free_slots)
+
+    def put(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        slot = self.free_slots.pop()
+        begin = offset = slot * self.slot_bytes
+        parts: dict[str, Any] = {}
+        for name, tensor in tensors.items():
+            part = to_part(tensor)
+            assert offset + part.nbytes <= begin + self.slot_bytes
+            if part.nbytes:
+                target = torch.frombuffer(self.memory, dtype=torch.uint8, count=part.nbytes, offset=offset)
+                target.copy_(tensor.reshape(-1).view(torch.uint8))
+            parts[name] = [part.dtype, part.shape, offset]
+            offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+        return {"slot": slot, "parts": parts, "bytes": offset - begin}
+
+    def release(self, place: Mapping[str, Any]) -> None:
+        self.free_slots.append(place["slot"])
+
+    def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
+        view, parts = memoryview(self.memory), dict[str, Part]()
+        for name, (dtype, shape, offset) in place["parts"].items():
+            part = Part(dtype, tuple(shape), b"")
+            parts[name] = part._replace(data=view[offset : offset + part.nbytes])
+        return parts
+
+
+def open_memory(segment_bytes: int) -> tuple[int, int]:
+    """Return the descriptor of a file without a name for segments of so many bytes, and the bytes of its slots. It
+    takes memory as it is written, and none once both processes have ended."""
+    slot_bytes = segment_bytes + MAX_TENSORS * ALIGNMENT
+    slot_bytes += -slot_bytes % mmap.PAGESIZE
+    if hasattr(os, "memfd_create"):  # on Linux; /dev/shm may be small in a container
+        descriptor = os.memfd_create("localllm-hand-over")
+    else:
+        descriptor, name = tempfile.mkstemp("localllm-hand-over")
+        Path(name).unlink()
+    os.ftruncate(descriptor, SLOTS * slot_bytes)
+    return descriptor, slot_bytes

@@ -1,0 +1,90 @@
+"""Processes that this one starts, and the messages to and from them, over a pair of sockets that also shows when
+one of the two ends.
+"""
+
+import contextlib
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+
+FRAME = struct.Struct("<iq")  # kind and bytes of a message
+EXIT_WAIT_S = 5.0  # for a process that was told to end
+
+
+class Channel:
+    """Messages to and from another process, over a socket."""
+
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
+        self.lock = threading.Lock()  # so that messages of several threads do not mix
+
+    def send(self, kind: int, content: bytes) -> None:
+        """Send a message. Raises OSError if the other process has ended."""
+        with self.lock:
+            self.connection.sendall(FRAME.pack(kind, len(content)) + content)
+
+    def receive(self) -> tuple[int, bytes] | None:
+        """Return the next message; None if the other process has ended."""
+        frame = self.read(FRAME.size)
+        if frame is None:
+            return None
+        kind, count = FRAME.unpack(frame)
+        content = self.read(count)
+        return None if content is None else (kind, content)
+
+    def read(self, count: int) -> bytes | None:
+        content = bytearray(count)
+        view = memoryview(content)
+        while view:
+            try:
+                received = self.connection.recv_into(view)
+            except OSError:
+                return None
+            if not received:
+                return None
+            view = view[received:]
+        return bytes(content)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+        self.connection.close()
+
+
+def start_process(module: str, descriptors: Iterable[int] = ()) -> tuple["subprocess.Popen[bytes]", Channel]:
+    """Start `python -m MODULE SOCKET DESCRIPTOR...`, and return it with the channel to it. descriptors: of open
+    files that it inherits"""
+    own, other = socket.socketpair()
+    with other:
+        numbers = [other.fileno(), *descriptors]
+        # In a process group of its own: the Ctrl-C of a terminal ends this process, and the other ends with it.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, numbers)],
+            pass_fds=numbers,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    return process, Channel(own)
+
+
+def describe_end(process: "subprocess.Popen[bytes]") -> str:
+    """Return how a process whose channel is closed has ended, such as "has ended (exit code 1)"."""
+    try:
+        code = process.wait(EXIT_WAIT_S)
+    except subprocess.TimeoutExpired:
+        return "does not answer any more"
+    reason = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return f"has ended ({reason})"
+
+
+def end_process(process: "subprocess.Popen[bytes]") -> None:
+    """Wait for a process whose channel was closed, and kill it if it does not end."""
+    try:
+        process.wait(EXIT_WAIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

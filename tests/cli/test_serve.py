@@ -1,0 +1,34 @@
+"""What `localllm serve` refuses before it loads a model."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from localllm.cli import simulate
+from localllm.simulate import apart
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("demo", "--decode", "1"), "--decode needs --prefill"),
+        (("demo", "--prefill", "0"), "--prefill is 0"),
+        (("demo", "--prefill", "1", "--decode", "2"), "one engine answers for each server"),
+        (("--prefill", "1"), "--prefill is for the models that are named"),
+        (
+            ("demo", "--prefill", "1"),
+            "one engine would serve 2.00 requests/s within ttft=1.00 s, and with --prefill 1",
+        ),
+    ],
+)
+def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch, words, message):
+    setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
+    target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
+    monkeypatch.setattr(simulate, "target_of", lambda *given: target)
+    monkeypatch.setattr(
+        apart,
+        "compare_apart",
+        lambda target, load, prefill: apart.Comparison(target, load, {"ttft": 1.0}, prefill, 2.0, 1.5),
+    )
+    code, _, err = real("serve", *words, "--port", "0", "--device", "cpu")
+    assert code == 2 and message in err.splitlines()[-1]

@@ -1,0 +1,169 @@
+"""An engine whose prompts others compute answers as if it had computed them, whatever happens to the others."""
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localllm.request import TokenLogprob
+from localllm.runtime.engine import Engine, TokenEvent
+from localllm.runtime.sequence import Sequence
+from tests.disaggregation.peers import PrefillThread, attach, start_prefill_thread
+from tests.models.families import FAMILIES
+from tests.runtime.test_engine import run, sequence, tokens
+from tests.tiny import make_checkpoint, make_engine
+
+QUICK = ("Qwen3", "Qwen3.5")
+SIZE = 8  # tokens of a block, so that a segment has 128
+
+
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 320) for _ in range(length)]
+
+
+def requests() -> list[Sequence]:
+    """Prompts that end within a block, at its end and behind its first token; greedy and seeded."""
+    return [
+        sequence(prompt_of(205), max_tokens=8, temperature=0.0, logprobs=3),
+        sequence(prompt_of(136, 1), seed=5, max_tokens=8, logprobs=3, top_p=0.9),
+        sequence(prompt_of(129, 2), seed=6, max_tokens=8, repetition_penalty=1.2, frequency_penalty=0.5),
+        sequence(prompt_of(9, 3), seed=7, max_tokens=8),
+        sequence([*prompt_of(136, 1), 5, *prompt_of(70, 4)], seed=8, max_tokens=6),  # continues the second
+    ]
+
+
+def answers(engine: Engine) -> list[list[tuple[int | None, TokenLogprob | None]]]:
+    return [
+        [(event.token_id, event.logprob) for events in run(engine, [each]).values() for event in events]
+        for each in requests()
+    ]
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_answers_have_the_bits_of_one_engine(tmp_path: Path, family: str) -> None:
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes)
+    one, prefill, decode = (make_engine(tmp_path, deterministic=True) for _ in range(3))
+    thread = start_prefill_thread(prefill)
+    tier = attach(decode, [thread])
+    expected, got = answers(one), answers(decode)
+    assert got == expected
+    assert decode.scheduler.cached_tokens == one.scheduler.cached_tokens
+    assert prefill.scheduler.prompt_tokens == 204 + 135 + 128 + 206
+    assert prefill.scheduler.cached_tokens > 100
+    assert tier.move.bytes > 0
+    thread.close()
+    prefill.pool.check_all_free()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kind, changes = FAMILIES["Qwen3"]
+    folder = tmp_path_factory.mktemp("model")
+    make_checkpoint(folder, kind, **changes)
+    return folder
+
+
+@pytest.fixture
+def pair(model: Path) -> Iterator[tuple[Engine, list[PrefillThread]]]:
+    """An engine, and two that compute its prompts."""
+    threads = [start_prefill_thread(make_engine(model, deterministic=True), number) for number in (1, 2)]
+    engine = make_engine(model, deterministic=True)
+    attach(engine, threads)
+    yield engine, threads
+    for thread in threads:
+        thread.close()
+
+
+def test_many_prompts_are_shared_among_processes(model: Path, pair: tuple[Engine, list[PrefillThread]]) -> None:
+    engine, threads = pair
+    prompts = [prompt_of(120 + i, i) for i in range(12)]
+    together = run(engine, [sequence(prompt, seed=1, max_tokens=6) for prompt in prompts])
+    alone = make_engine(model, deterministic=True)
+    for prompt, answer in zip(prompts, together.values(), strict=True):
+        [expected] = run(alone, [sequence(prompt, seed=1, max_tokens=6)]).values()
+        assert tokens(answer) == tokens(expected)
+    assert all(thread.engine.scheduler.prompt_tokens >= 240 for thread in threads)
+
+
+def test_the_beginning_of_a_prompt_goes_to_the_process_that_has_it(
+    pair: tuple[Engine, list[PrefillThread]],
+) -> None:
+    engine, threads = pair
+    prompt = prompt_of(130)
+    for length in (130, 180, 230):
+        prompt = [*prompt, *prompt_of(length - len(prompt), length)]
+        run(engine, [sequence(prompt, max_tokens=1)])
+        engine.pool.reset_prefix_cache()  # so that all of it is wanted again
+    computed = [thread.engine.scheduler.prompt_tokens for thread in threads]
+    assert min(computed) == 0
+    assert max(thread.engine.scheduler.cached_tokens for thread in threads) >= 128 + 176
+
+
+def test_computed_segments_arrive_before_the_rest_is_computed(model: Path) -> None:
+    engine, prefill = make_engine(model, deterministic=True), make_engine(model, token_budget=16)
+    thread = start_prefill_thread(prefill)
+    tier = attach(engine, [thread])
+    engine.add_sequence(sequence(prompt_of(200), max_tokens=1))
+    deadline, first = time.monotonic() + 10, 0
+    while engine.has_unfinished_requests and time.monotonic() < deadline:
+        engine.step()
+        if tier.move.bytes and not first:
+            first = tier.move.bytes
+    assert 0 < first < tier.move.bytes
+    thread.close()
+
+
+def test_few_missing_tokens_of_a_long_prompt_are_computed_here(model: Path) -> None:
+    engine, prefill = (make_engine(model) for _ in range(2))
+    run(engine, [sequence(prompt_of(200), max_tokens=1)])
+    thread = start_prefill_thread(prefill)
+    attach(engine, [thread])
+    run(engine, [sequence([*prompt_of(200), *prompt_of(30, 1)], max_tokens=1)])
+    assert prefill.scheduler.prompt_tokens == 0  # it would have computed 224 tokens instead of 24
+    thread.close()
+
+
+def test_prompts_of_a_process_that_ends_are_computed_by_others(
+    pair: tuple[Engine, list[PrefillThread]], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, threads = pair
+    with caplog.at_level(logging.WARNING, "localllm.prefill"):
+        sequences = [sequence(prompt_of(140 + i, i), seed=1, max_tokens=4) for i in range(6)]
+        for each in sequences:
+            engine.add_sequence(each)
+        events = list[TokenEvent](engine.step())
+        threads[0].kill()
+        deadline = time.monotonic() + 20
+        while engine.has_unfinished_requests and time.monotonic() < deadline:
+            events += engine.step()
+        threads[1].kill()
+        run(engine, [sequence(prompt_of(150, 9), max_tokens=2)])
+    assert sum(event.finish_reason is not None for event in events) == 6
+    assert "1 of them will compute its prompts" in caplog.text
+    run(engine, [sequence(prompt_of(151, 10), max_tokens=2)])
+    assert "the decode process will compute its prompts" in caplog.text
+
+
+def test_cancelled_prompts_leave_nothing_behind(pair: tuple[Engine, list[PrefillThread]]) -> None:
+    engine, threads = pair
+    sequences = [sequence(prompt_of(200, i), max_tokens=4) for i in range(6)]
+    for each in sequences:
+        engine.add_sequence(each)
+    engine.step()
+    for each in sequences:
+        engine.cancel(each)
+    assert not engine.has_unfinished_requests
+    run(engine, [sequence(prompt_of(100, 7), max_tokens=2)])
+    deadline = time.monotonic() + 10
+    while any(thread.engine.has_unfinished_requests for thread in threads) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for thread in threads:
+        thread.close()
+        thread.engine.pool.check_all_free()
