@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,20 +147,23 @@ def test_official_clients(server: Running) -> None:
     import ollama
     import openai
 
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
-    pieces = list(client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0, stream=True))
-    whole = client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0)
-    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="no-such-model", prompt="x")
-    message = anthropic.Anthropic(base_url=server.url, api_key=KEY).messages
-    asked = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "Tell me a story"}]}
-    with suppress(anthropic.BadRequestError):  # a model without a chat template says so
-        assert message.create(**asked).usage.output_tokens > 0
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
+        pieces = list(
+            client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0, stream=True)
+        )
+        whole = client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0)
+        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="no-such-model", prompt="x")
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY) as claude:
+        asked = [{"role": "user", "content": "Tell me a story"}]
+        message = claude.messages.create(model="demo", max_tokens=8, messages=asked)
+        assert 0 < message.usage.output_tokens <= 8
     llama = ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"})
-    parts = list(llama.generate("demo", STORY, stream=True, options={"num_predict": 8, "temperature": 0}))
-    assert parts[-1].done and "".join(part.response for part in parts)
-    assert [model.model for model in llama.ps().models]
+    with closing(llama._client):
+        parts = list(llama.generate("demo", STORY, stream=True, options={"num_predict": 8, "temperature": 0}))
+        assert parts[-1].done and "".join(part.response for part in parts)
+        assert [model.model for model in llama.ps().models]
     assert "status=499" not in server.log.read_text()  # which none of these streams had
 
 
