@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,8 +159,7 @@ def test_official_clients(server: Running) -> None:
         asked = [{"role": "user", "content": "Tell me a story"}]
         message = claude.messages.create(model="demo", max_tokens=8, messages=asked)
         assert 0 < message.usage.output_tokens <= 8
-    llama = ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"})
-    with closing(llama._client):
+    with ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"}) as llama:
         parts = list(llama.generate("demo", STORY, stream=True, options={"num_predict": 8, "temperature": 0}))
         assert parts[-1].done and "".join(part.response for part in parts)
         assert [model.model for model in llama.ps().models]
