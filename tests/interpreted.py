@@ -30,6 +30,9 @@ def replace_builtins_faster() -> None:
     def builtins_of(package: object) -> list[tuple[str, object]]:
         if package not in names:  # nothing of it is replaced yet
             names[package] = [name for name, member in inspect.getmembers(package) if is_builtin(member)]
+        found = [(name, getattr(package, name)) for name in names[package][:1]]
+        if not found or not is_builtin(found[0][1]):
+            return []  # all are replaced, as in a function that a kernel calls
         return [(name, getattr(package, name)) for name in names[package]]
 
     interpreter.inspect = SimpleNamespace(**vars(inspect) | {"getmembers": builtins_of})

@@ -97,8 +97,6 @@ def shard_layer(layer: LayerConfig, shard: Shard) -> LayerConfig:
 def shard_mixer(c: Mixer, shard: Shard) -> Mixer:
     match c:
         case AttentionConfig():
-            if c.qk_norm == "whole":
-                raise refusal("a model with a norm across all heads", shard, never=True)
             if c.kv_heads % shard.size and shard.size % c.kv_heads:
                 raise refusal(f"a model with {c.kv_heads} key and value heads", shard)
             heads = divide(c.heads, shard, "attention heads")
@@ -217,6 +215,9 @@ def mixer_divisions(c: Mixer, shard: Shard) -> Iterator[tuple[str, Division]]:
             yield "k_proj", rows(*kv)
             yield "v_proj", rows(*kv)
             yield "qkv_proj", stacked_rows(q, kv) if c.keys_as_values else stacked_rows(q, kv, kv)
+            if c.qk_norm == "whole":
+                yield "q_norm", rows(*scaled(c.heads, own, c.head_dim))
+                yield "k_norm", rows(*scaled(c.kv_heads, kv_own, c.head_dim))
             yield "sinks", rows(c.heads, own)
             yield "o_proj", columns(*scaled(c.heads, own, c.head_dim))
         case LatentConfig():

@@ -822,10 +822,9 @@ def target_of(
     chosen: the device of this machine; parallel: how many GPUs divide each layer, how many the layers, and their
     link, None for the GPU's own
     """
-    from localllm.simulate.parallel import Parallel, default_link, parse_link
+    from localllm.plan.parallel import Parallel, default_link, parse_link
+    from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE
     from localllm.simulate.target import (
-        ASSUMED_BANDWIDTH_SHARE,
-        ASSUMED_FLOPS_SHARE,
         CPU_SEQUENCE_S,
         fitted_target,
         measured_steps,

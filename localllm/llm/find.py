@@ -12,7 +12,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hardware.device import free_bytes, rank_device
+from localllm.hardware.device import free_bytes, machine_bytes, rank_device
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
@@ -59,7 +59,12 @@ class LoadRequest:
         free = [free_bytes(rank_device(self.device, rank)) for rank in range(options.processes)]
         size, stages = options.tensor_parallel, options.pipeline_parallel
         stage_bytes = tuple(min(free[stage * size : (stage + 1) * size]) for stage in range(stages))
-        return FreeMemory(self.device.type, min(free), stage_bytes=stage_bytes if stages > 1 else ())
+        return FreeMemory(
+            self.device.type,
+            min(free),
+            stage_bytes=stage_bytes if stages > 1 else (),
+            find_machine_bytes=lambda: machine_bytes(self.device),
+        )
 
     @property
     def ranks(self) -> int:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -37,6 +38,7 @@ SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED = range(6)
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
 EXIT_WAIT_S = 5.0  # for a rank that was told to end
+KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
 REMEDY = "load the model again"
 
@@ -231,13 +233,22 @@ class Leader(Collectives):
     def ended(self, rank: int, message: tuple[int, bytes] | None = None) -> RankFailed:
         """Return the error for a rank that has ended. message: its last one"""
         if message and message[0] == FAILED:
-            return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
+            killed = self.find_killed()  # whose end others notice as a failed collective
+            if killed is None:
+                return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
+            rank = killed
         try:
             code = self.processes[rank - 1].wait(EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
             return RankFailed(f"{self.title(rank)} does not answer any more", REMEDY)
         reason = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return RankFailed(f"{self.title(rank)} has ended ({reason})", REMEDY)
+
+    def find_killed(self) -> int | None:
+        """Return the rank of a process that a signal has ended, if there is one."""
+        time.sleep(KILL_NOTICE_S)
+        codes = [process.poll() for process in self.processes]
+        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
 
     def title(self, rank: int) -> str:
         return f"process {rank + 1} of {self.position.size}"

@@ -3,8 +3,8 @@
 `pull` and `run` call `check_fit` before they begin.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from localllm.arch.config import ModelConfig
@@ -13,7 +13,7 @@ from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position, check_processes
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.stages import divide_model, part_of_model
-from localllm.errors import DoesNotFit, UsageError
+from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
 from localllm.plan.activations import dequantized_matrix_bytes
@@ -30,6 +30,7 @@ from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
+GPUS_PER_MACHINE = 8  # that are proposed for a model that does not fit
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -46,6 +47,10 @@ class DeviceMemory(Protocol):
         """Bytes available to a model."""
         ...
 
+    def machine_bytes(self) -> tuple[int, ...]:
+        """Return the bytes available on each such device of the machine, in their order."""
+        ...
+
 
 @dataclass(frozen=True)
 class FreeMemory:
@@ -55,6 +60,10 @@ class FreeMemory:
     memory_bytes: int
     bandwidth: float | None = None  # bytes per second that decoding reads, if it was measured
     stage_bytes: tuple[int, ...] = ()  # of the devices of each pipeline stage, if they have memories of their own
+    find_machine_bytes: Callable[[], tuple[int, ...]] | None = field(default=None, compare=False)
+
+    def machine_bytes(self) -> tuple[int, ...]:
+        return self.find_machine_bytes() if self.find_machine_bytes else (self.memory_bytes,)
 
 
 @dataclass(frozen=True)
@@ -152,24 +161,113 @@ def check_fit(
         if draft and fit_model(header, config, device, options, name=name).fits:
             raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
-        alternatives = [
-            fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants
-        ]
-        raise DoesNotFit(fit.refusal.message, remedy(fit, alternatives))
+        smaller = [fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants]
+        raise DoesNotFit(
+            fit.refusal.message, find_remedy(header, config, device, options, fit, smaller, name=name)
+        )
     return fit
 
 
-def remedy(fit: Fit, alternatives: Iterable[Fit]) -> str:
-    """Return a remedy for a model that does not fit, preferring the least loss of quality."""
+def find_remedy(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    fit: Fit,
+    alternatives: Iterable[Fit],
+    *,
+    name: str,
+) -> str:
+    """Return a verified remedy for a model that does not fit, preferring the least loss of quality.
+
+    alternatives: the model in other quantizations
+    """
     assert fit.refusal
-    if fit.max_context and fit.refusal.remedy:
-        return fit.refusal.remedy  # the weights fit, but the context is too long or there are too many users
+    divided = fit_on_machine(header, config, device, options, name=name)
+    on_machine = f"{flags_of(divided)} fits the GPUs of this machine" if divided else None
+    if fit.max_context and fit.refusal.remedy:  # the weights fit, but contexts are too long, or users too many
+        return f"{fit.refusal.remedy}, or {on_machine}" if on_machine else fit.refusal.remedy
+    if on_machine:
+        return on_machine
     smaller = next(
         (alternative for alternative in alternatives if alternative.quant in QUANTS and alternative.fits), None
     )
     if smaller:
         return f"--quant {smaller.quant} takes {format_bytes(smaller.weights.total)} and fits"
+    if larger := fit_on_larger_machine(header, config, device, options, name=name):
+        return (
+            f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
+        )
     return "name a smaller model, or a device with more free memory"
+
+
+def fit_on_machine(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> LoadOptions | None:
+    """Return the options with the fewest GPUs of the machine that the model fits; None if it fits none."""
+    if device.device_type == "cpu" or options.processes > 1:
+        return None
+    free = device.machine_bytes()
+    for tensor, stages in divisions_of(len(free)):
+        smallest = FreeMemory(device.device_type, min(free[: tensor * stages]))
+        if fitting := first_fitting(header, config, smallest, options, [(tensor, stages)], name=name):
+            return fitting
+    return None
+
+
+def fit_on_larger_machine(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> LoadOptions | None:
+    """Return the options with the fewest GPUs like this one that the model fits, of those that machines have.
+
+    None for a CPU, whose memory all processes share.
+    """
+    if device.device_type == "cpu" or options.processes > 1:
+        return None
+    like = FreeMemory(device.device_type, device.memory_bytes)
+    return first_fitting(header, config, like, options, divisions_of(GPUS_PER_MACHINE), name=name)
+
+
+def first_fitting(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    divisions: Iterable[tuple[int, int]],
+    *,
+    name: str,
+) -> LoadOptions | None:
+    """Return the options with the first division that fits on devices like this one; None if none does.
+
+    divisions: (processes of each layer, stages)
+    """
+    for tensor, stages in divisions:
+        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages, stage_shares=())
+        try:
+            if fit_model(header, config, device, divided, name=name).fits:
+                return divided
+        except (UnsupportedModel, UsageError):
+            continue
+    return None
+
+
+def powers_of_2(limit: int) -> list[int]:
+    """Return 2, 4, 8, ... up to a limit."""
+    return [1 << n for n in range(1, limit.bit_length()) if 1 << n <= limit]
+
+
+def divisions_of(devices: int) -> list[tuple[int, int]]:
+    """Return the ways to divide a model among several devices of a machine, in the order of preference.
+
+    Each is the number of processes of a layer and the number of stages. Stages do not compute at the same time.
+    """
+    return [*((size, 1) for size in powers_of_2(devices)), *((1, stages) for stages in range(2, devices + 1))]
+
+
+def flags_of(options: LoadOptions) -> str:
+    """Return the flags that divide a model; empty for one process."""
+    counts = {"--tensor-parallel": options.tensor_parallel, "--pipeline-parallel": options.pipeline_parallel}
+    return " ".join(f"{flag} {count}" for flag, count in counts.items() if count > 1)
 
 
 def model_needs(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
+from localllm.plan.parallel import Link
 from localllm.routing import Router
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.simulate.engine import Clock, SimulatedEngine
@@ -22,17 +23,6 @@ from localllm.simulate.sequence import SimulatedSequence, TokenSpans
 PREFIX_PIECE = 128  # tokens by which a prefix router identifies the beginnings of prompts
 SCALE_INTERVAL_S = 15.0
 SCALE_DOWN_S = 120.0  # for which fewer replicas must suffice before one is stopped
-
-
-@dataclass(frozen=True)
-class Link:
-    """A connection between devices."""
-
-    bandwidth: float  # bytes per second in one direction
-    latency_s: float = 0.0
-
-    def seconds(self, size: float) -> float:
-        return self.latency_s + size / self.bandwidth
 
 
 @dataclass(frozen=True)

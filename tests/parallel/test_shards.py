@@ -34,8 +34,6 @@ from tests.tiny import make_checkpoint, make_engine
 
 IDS = token_ids(70)
 REFUSED = {
-    "OLMo 2": "a model with a norm across all heads cannot be divided",
-    "OLMo 3": "a model with a norm across all heads cannot be divided",
     "Gemma 4, like E2B": "a model with per-layer embeddings cannot be divided",
     "Gemma 4, all at once": "a model with per-layer embeddings cannot be divided",
     "Gemma 4, like 26B-A4B": "separate norms cannot be divided",

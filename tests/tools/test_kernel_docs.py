@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 10)
 
 
 @pytest.mark.parametrize("triton", [None, *(pytest.param(folder, marks=SLOW) for folder in VERSIONS)], ids=str)
-@pytest.mark.parametrize("modules", [pytest.param(["norms"], marks=QUICK_ALONE), pytest.param([], marks=SLOW)])
+@pytest.mark.parametrize("modules", [pytest.param(["angles"], marks=QUICK_ALONE), pytest.param([], marks=SLOW)])
 def test_every_kernel_compiles_for_every_architecture_without_spilling(
     modules: list[str], triton: Path | None
 ) -> None:
@@ -51,9 +51,9 @@ def check(triton: Path | None, *arguments: str) -> None:
         assert f"compiled by Triton {triton.name}" in done.stdout
 
 
-@pytest.mark.parametrize("modules", [pytest.param(["norms"], marks=QUICK_ALONE), pytest.param([], marks=SLOW)])
-def test_every_kernel_compiles_for_amd(modules: list[str]) -> None:
-    command = [sys.executable, "tools/kernel_docs.py", "--amd", "--check", *modules]
+@pytest.mark.slow
+def test_every_kernel_compiles_for_amd() -> None:
+    command = [sys.executable, "tools/kernel_docs.py", "--amd", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "examples fit on 3 architectures" in done.stdout

@@ -92,14 +92,14 @@ def assert_bits_of_separate_kernels(c: AttentionConfig, form: KVDtype, dtype: to
     assert_same(together[1], apart[1])
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("name", VARIANTS)
 def test_bits_are_those_of_separate_kernels(name: str) -> None:
     """Which are compared with torch by tests of their own."""
     assert_bits_of_separate_kernels(VARIANTS[name], BF16, BF16)
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("name", ["normed", "wide window, softcap", "another's keys", "128 dimensions"])
 @pytest.mark.parametrize("form", KV_DTYPES)
 def test_bits_over_a_quantized_cache(form: str, name: str) -> None:
