@@ -89,6 +89,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Running]:
             for each in left:
                 each.kill()
             assert not left, f"{left} outlived the server"
+            assert "Traceback" not in log.read_text() and "Ray instance" not in log.read_text()
         process.wait(120)
 
 
@@ -108,7 +109,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("replicas"), "--replicas", "2") as running:
+    with serving(tmp_path_factory.mktemp("replicas"), "--replicas", "2..3") as running:
         yield running
 
 
