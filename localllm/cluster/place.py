@@ -126,6 +126,8 @@ def ray_environment(host: str, token_file: str) -> dict[str, str]:
         "RAY_AUTH_TOKEN_PATH": token_file,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # Otherwise a late thread of Ray Serve starts another Ray, without a token, when this one has ended.
+        "RAY_ENABLE_AUTO_CONNECT": "0",
         # Workers do not see an editable install through a nested .pth file.
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }

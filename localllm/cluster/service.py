@@ -207,5 +207,7 @@ class ReplicaService:
 
     def stop(self) -> None:
         """End the replicas of a cluster; those of this process's own Ray end with it."""
+        if self.handle:
+            self.handle.shutdown()  # with its thread, which reports to Ray
         if self.options.cluster:
             self.serve.delete(APPLICATION)

@@ -89,6 +89,7 @@ def serving(folder: Path, *flags: str) -> Iterator[Running]:
             for each in left:
                 each.kill()
             assert not left, f"{left} outlived the server"
+            assert "Traceback" not in log.read_text() and "Ray instance" not in log.read_text()
         process.wait(120)
 
 
@@ -108,7 +109,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(tmp_path_factory.mktemp("replicas"), "--replicas", "2") as running:
+    with serving(tmp_path_factory.mktemp("replicas"), "--replicas", "2..3") as running:
         yield running
 
 
@@ -147,20 +148,22 @@ def test_official_clients(server: Running) -> None:
     import ollama
     import openai
 
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
-    pieces = list(client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0, stream=True))
-    whole = client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0)
-    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
-    with pytest.raises(openai.NotFoundError):
-        client.completions.create(model="no-such-model", prompt="x")
-    message = anthropic.Anthropic(base_url=server.url, api_key=KEY).messages
-    asked = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "Tell me a story"}]}
-    with suppress(anthropic.BadRequestError):  # a model without a chat template says so
-        assert message.create(**asked).usage.output_tokens > 0
-    llama = ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"})
-    parts = list(llama.generate("demo", STORY, stream=True, options={"num_predict": 8, "temperature": 0}))
-    assert parts[-1].done and "".join(part.response for part in parts)
-    assert [model.model for model in llama.ps().models]
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY) as client:
+        pieces = list(
+            client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0, stream=True)
+        )
+        whole = client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0)
+        assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="no-such-model", prompt="x")
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY) as claude:
+        asked = [{"role": "user", "content": "Tell me a story"}]
+        message = claude.messages.create(model="demo", max_tokens=8, messages=asked)
+        assert 0 < message.usage.output_tokens <= 8
+    with ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"}) as llama:
+        parts = list(llama.generate("demo", STORY, stream=True, options={"num_predict": 8, "temperature": 0}))
+        assert parts[-1].done and "".join(part.response for part in parts)
+        assert [model.model for model in llama.ps().models]
     assert "status=499" not in server.log.read_text()  # which none of these streams had
 
 
