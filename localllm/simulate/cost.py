@@ -174,7 +174,7 @@ def draw_deviations(
 def entry_delay(waits: Sequence[float]) -> float:
     """Return the seconds that a request takes to its engine, besides the rest of the step that runs meanwhile.
 
-    Returns 0 for too few waits. waits: from arrivals until the busy engine received them, less half of the step that ran
+    Returns 0 for too few waits. waits: from arrivals until the busy engine received them, less half of a step
     """
     return max(0.0, float(np.median(waits))) if len(waits) >= MIN_WAITS else 0.0
 
