@@ -9,6 +9,9 @@ test:     ## run the quick tests, as in README.md
 test-all: ## run every test, including full grids, attacks, soak tests, and compilation of all kernels
 	$(PYTHON) -m pytest -m "slow or not slow"
 
+cluster:  ## run the tests of replicas on Ray, for several minutes; needs `pip install -e ".[cluster]"`
+	$(PYTHON) -m pytest -n 0 -m cluster tests/cluster
+
 clients:  ## install third-party clients for tests/server/clients: Python packages in .venv-clients, npm packages
 	python3 -m venv .venv-clients && .venv-clients/bin/pip install -q uv
 	.venv-clients/bin/uv pip install -q -p .venv-clients/bin/python -r tests/server/clients/requirements.txt
@@ -49,4 +52,4 @@ binary:   ## build dist/localllm, one file for Linux x86-64 that needs no Python
 catalog:  ## compare models.toml with the Hub
 	$(PYTHON) tools/catalog.py
 
-.PHONY: setup test test-all clients triton check bench docs screens binary catalog
+.PHONY: setup test test-all cluster clients triton check bench docs screens binary catalog

@@ -13,8 +13,8 @@ from typing import Any
 
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
+from localllm.plan.parallel import Parallel, default_link
 from localllm.simulate.load import Lengths, LoadPlan
-from localllm.simulate.parallel import Parallel, default_link
 from localllm.simulate.simulation import Simulated, simulate
 from localllm.simulate.target import roofline_target
 from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of

@@ -25,6 +25,7 @@
     ├── QueueFull            exit 1   503   too many requests are waiting
     ├── EngineFailed         exit 1   503   a GPU failed, and with it everything this process has on it
     ├── RankFailed           exit 1   503   a process that computes a part of a model has ended
+    ├── ReplicaLost          exit 1   503   a replica has ended before its answer
     ├── MissingKey           exit 1   401   a request without a valid API key
     ├── OriginRefused        exit 1   403   a request for another host, or from a page of another origin
     ├── NoSuchRoute          exit 1   500   an unknown path or method; carries the router's status
@@ -251,6 +252,12 @@ class EngineFailed(LocalLLMError):
 
 class RankFailed(LocalLLMError):
     """One of the processes that compute a model together has ended, and with it the model."""
+
+    http_status = 503
+
+
+class ReplicaLost(LocalLLMError):
+    """A replica has ended before its answer, or cannot be reached."""
 
     http_status = 503
 

@@ -5,10 +5,12 @@ from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from localllm.llm import garbage
 from tests.interpreted import ON_GPU, SOFTWARE_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
 from tests.software_gpu import software_gpu
@@ -57,6 +59,17 @@ def signals_as_of_a_terminal() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_stay_frozen() -> Iterator[None]:
+    """Keep localllm from unfreezing what `pytest_collection_finish` froze, since a full collection of all of it
+    takes half a second, each time that a model is loaded or unloaded.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        nothing = SimpleNamespace(freeze=lambda: None, unfreeze=lambda: None)
+        patch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | vars(nothing)))
+        yield
 
 
 @pytest.fixture

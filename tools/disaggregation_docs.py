@@ -16,9 +16,9 @@ sys.path.insert(0, str(ROOT))
 from localllm.checkpoint.published import published_header  # noqa: E402 (this tree, installed or not)
 from localllm.hardware.catalog import find_device  # noqa: E402
 from localllm.plan.fit import LoadOptions  # noqa: E402
-from localllm.simulate.fleet import FleetSetup, Link  # noqa: E402
+from localllm.plan.parallel import ASSUMED_LINK_LATENCY_S, Link  # noqa: E402
+from localllm.simulate.fleet import FleetSetup  # noqa: E402
 from localllm.simulate.load import Lengths, LoadPlan  # noqa: E402
-from localllm.simulate.parallel import ASSUMED_LINK_LATENCY_S  # noqa: E402
 from localllm.simulate.simulation import Simulated, simulate  # noqa: E402
 from localllm.simulate.target import Target, roofline_target  # noqa: E402
 
@@ -53,8 +53,10 @@ def cell(simulated: Simulated, limits: dict[str, float]) -> tuple[float, str]:
 
 
 def table() -> str:
+    header = published_header(MODEL)
+    assert header
     target = roofline_target(
-        published_header(MODEL),
+        header,
         find_device(GPU),
         LoadOptions(CONTEXT, 1, None, "auto", "auto"),
         name=MODEL,

@@ -1,7 +1,7 @@
 """`python tools/software_gpu.py` runs the tests of all Triton kernels on a GPU made of software, which executes
 their PTX (tools/ptx), and writes what they reached to docs/kernels.md.
 
-`--check` writes nothing. `--quick` runs each kernel once, `--fewer` leaves out tests of the same opcodes,
+`--check` writes nothing. `--quick` runs a few kernels once, `--fewer` leaves out tests of the same opcodes,
 `--seed N` schedules threads in another order, `--pdl` starts each kernel before the previous one has ended, as on
 sm_90. Other arguments are passed on to pytest, such as tests. Ends with 1 where a kernel exceeds its error bound
 or commits a fault: a data race, an access out of bounds or of memory that nothing was written to, or a misaligned
@@ -23,29 +23,16 @@ PAGE = ROOT / "docs" / "kernels.md"
 MARKS = ("<!-- software gpu -->\n", "<!-- end of software gpu -->")
 KERNELS = ["tests/runtime/kernels/gpu", "tests/runtime/test_gpu_sampler.py"]
 PLANTED, ENGINE = "tests/tools/ptx/planted_in_kernels.py", "tests/tools/ptx/engine_on_kernels.py"
-# Tests that together run each kernel once at small shapes, as expressions of pytest's -k.
-QUICK = [
-    "test_norms and test_rms_norm and 100 and True and bfloat16",
-    "test_norms and test_long_rows and 16385-rms_norm",
-    "test_angles and test_they_are_those_of_the_reference",
-    "test_step and (4-3 or test_end_hands_the_last_choice_on)",
-    "test_attention and test_few_tokens and torch.int8",
-    "test_attention and test_many_tokens and torch.float8_e4m3fn",
-    "test_attention and test_few_tokens and torch.uint8-torch.bfloat16",
-    "test_latent and test_few_tokens and torch.int8",
-    "test_small_m and test_packed_weights and int4-64-True-dtype0",
-    "test_small_m and test_plain_weights and 16-70-130-dtype0",
-    "test_small_m and test_a_norm_between and int4-dtype0",
-    "test_quantized_gemm and test_columns_shared_out_are_added_up",
-    "test_quantized_gemm and test_every_format_is_unpacked_as_it_is and mxfp4 and not gguf",
-    "test_experts and test_packed_experts and 2-mxfp4 and not gguf",
-    "test_rope_append and test_heads and normed-torch.bfloat16 and not values",
-    "test_rope_decode and test_bits_are_those_of_separate_kernels and normed and gated",
-    "test_delta_net and test_single_tokens and 9 and bfloat16",
-    "test_delta_net and test_spans and 90 and True",
-    "test_delta_net and test_convolution and 39 and True-4-True",
-    "test_gpu_sampler and (test_ties_are_kept or test_penalties or test_invalid_tokens_are_reported and [0])",
-]
+# Tests of what goes wrong in kernels, as files and expressions of pytest's -k: sums across warps; copies in
+# flight, assembly and tensor cores; keys and values in blocks, and parts that another kernel combines; a step's
+# state.
+FOLDER = "tests/runtime/kernels/gpu"
+QUICK = {
+    f"{FOLDER}/test_norms.py": "test_rms_norm and 100 and True and bfloat16",
+    f"{FOLDER}/test_small_m.py": "test_packed_weights and int4-64-True-dtype0",
+    f"{FOLDER}/test_attention.py": "test_few_tokens and torch.int8-torch.bfloat16",
+    f"{FOLDER}/test_step.py": "test_end_hands_the_last_choice_on",
+}
 # Cases of grids that execute no opcode of a kernel that the other tests do not, according to the opcodes of each
 # test: formats, groups and dtypes that are unpacked alike, and what a host computes. `--fewer` leaves them out.
 REPEATS = [
@@ -110,8 +97,8 @@ def main(arguments: list[str]) -> int:
     for flag in ("--pdl", "--quick", "--fewer", "--check"):
         parser.add_argument(flag, action="store_true")
     options, rest = parser.parse_known_args(arguments)
-    chosen = " or ".join(f"({each})" for each in QUICK)
-    tests = [*KERNELS, "-m", "slow or not slow", "-k", chosen] if options.quick else KERNELS
+    chosen = " or ".join(f"({each})" for each in QUICK.values())
+    tests = [*QUICK, "-m", "slow or not slow", "-k", chosen] if options.quick else KERNELS
     if options.fewer:
         rest = [*(rest or KERNELS), "-k", f"not ({' or '.join(f'({each})' for each in REPEATS)})"]
     setting = f"{options.seed}{',pdl' if options.pdl else ''}"

@@ -209,6 +209,7 @@ class MoEConfig:
     shared: MLPConfig | None = None  # an expert that processes every token
     shared_gate: bool = False  # the shared expert's result is multiplied by sigmoid(x w)
     apart: bool = False  # shared and routed experts have norms of their own, behind the router (Gemma 4)
+    own_experts: tuple[int, int] | None = None  # first and end of those in this process; None: all
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,21 @@ class EncoderConfig:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """The layers that one process of a pipeline has. The first stage also has the embedding and the head."""
+
+    index: int
+    count: int  # of stages
+    first: int  # index of its first layer in the whole model
+    end: int
+    total: int  # layers of the whole model
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.count - 1
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder: embedding, layers, final norm, head; or an encoder, which is the same without the head."""
 
@@ -280,3 +296,9 @@ class ModelConfig:
     per_layer: PerLayerConfig | None = None
     eos_ids: tuple[int, ...] = ()
     encoder: EncoderConfig | None = None
+    stage: Stage | None = None  # that `layers` are of; None: of the whole model
+
+    @property
+    def has_ends(self) -> bool:
+        """Whether embedding and head are part of it."""
+        return self.stage is None or self.stage.index == 0

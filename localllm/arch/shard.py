@@ -33,6 +33,7 @@ class Shard:
 
     rank: int
     size: int
+    whole_experts: bool = False  # of a mixture, whole experts instead of columns of each
 
     def range_of(self, count: int) -> tuple[int, int]:
         """Return this rank's range of `count` heads, columns or channels, which the size divides."""
@@ -68,10 +69,16 @@ class Division:
         return sum(end - begin for begin, end in self.segments)
 
 
-def check_tensor_parallel(size: int) -> None:
-    """Raise UsageError for an invalid number of ranks."""
+def check_process_count(size: int) -> None:
+    """Raise UsageError for an invalid number of processes."""
     if type(size) is not int or not 1 <= size <= MAX_RANKS:
         raise UsageError(f"{size!r} is not a number of processes", f"give a whole number from 1 to {MAX_RANKS}")
+
+
+def check_experts(config: ModelConfig, shard: Shard) -> None:
+    """Raise UnsupportedModel if there are no experts to divide. config: of the whole model"""
+    if shard.whole_experts and not any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):
+        raise UnsupportedModel("this model has no experts to divide", "leave out --expert-parallel")
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
@@ -90,8 +97,6 @@ def shard_layer(layer: LayerConfig, shard: Shard) -> LayerConfig:
 def shard_mixer(c: Mixer, shard: Shard) -> Mixer:
     match c:
         case AttentionConfig():
-            if c.qk_norm == "whole":
-                raise refusal("a model with a norm across all heads", shard, never=True)
             if c.kv_heads % shard.size and shard.size % c.kv_heads:
                 raise refusal(f"a model with {c.kv_heads} key and value heads", shard)
             heads = divide(c.heads, shard, "attention heads")
@@ -109,7 +114,11 @@ def shard_ffn(c: MLPConfig | MoEConfig, shard: Shard) -> MLPConfig | MoEConfig:
     if isinstance(c, MoEConfig):
         if c.apart:
             raise refusal("a model whose shared and routed experts have separate norms", shard, never=True)
-        return replace(c, expert=shard_mlp(c.expert, shard), shared=c.shared and shard_mlp(c.shared, shard))
+        shared = c.shared and shard_mlp(c.shared, shard)
+        if shard.whole_experts:
+            divide(c.experts, shard, "experts")
+            return replace(c, own_experts=shard.range_of(c.experts), shared=shared)
+        return replace(c, expert=shard_mlp(c.expert, shard), shared=shared)
     return shard_mlp(c, shard)
 
 
@@ -131,6 +140,24 @@ def refusal(what: str, shard: Shard, *, never: bool = False) -> UnsupportedModel
 
 LAYER = re.compile(r"layers\.(\d+)\.(.*)")
 EXPERT = re.compile(r"mlp\.(experts\.\d+|shared)\.")
+EXPERT_INDEX = re.compile(r"\.mlp\.experts\.(\d+)\.")
+
+
+def is_elsewhere(name: str, config: ModelConfig, shard: Shard) -> bool:
+    """Return whether a tensor belongs to an expert that another rank has. name: as in `division_of`"""
+    match = EXPERT_INDEX.search(name) if shard.whole_experts else None
+    layer = layer_of(name, config)
+    if match is None or layer is None or not isinstance(layer.ffn, MoEConfig):
+        return False
+    first, end = shard.range_of(layer.ffn.experts)
+    return not first <= int(match[1]) < end
+
+
+def layer_of(name: str, config: ModelConfig) -> LayerConfig | None:
+    """Return the layer that a tensor belongs to, if it is one of the configuration's."""
+    match = LAYER.fullmatch(name)
+    index = int(match[1]) - (config.stage.first if config.stage else 0) if match else -1
+    return config.layers[index] if 0 <= index < len(config.layers) else None
 
 
 def division_of(name: str, config: ModelConfig, shard: Shard) -> Division | None:
@@ -141,20 +168,21 @@ def division_of(name: str, config: ModelConfig, shard: Shard) -> Division | None
     """
     if name in ("embed_tokens", "lm_head"):
         return rows(config.vocab_size, shard.vocab_range(config.vocab_size))
-    match = LAYER.fullmatch(name)
-    if match is None or int(match[1]) >= len(config.layers):
+    layer = layer_of(name, config)
+    if layer is None:
         return None
-    layer = config.layers[int(match[1])]
-    scope, _, last = match[2].rpartition(".")
+    own_name = name.split(".", 2)[2]
+    scope, _, last = own_name.rpartition(".")
     if scope.startswith("mlp"):
-        return mlp_division(match[2], layer.ffn, shard)
-    return mixer_division(match[2] if scope == "" else last, layer.mixer, shard)
+        return mlp_division(own_name, layer.ffn, shard)
+    return mixer_division(own_name if scope == "" else last, layer.mixer, shard)
 
 
 def mlp_division(name: str, ffn: MLPConfig | MoEConfig, shard: Shard) -> Division | None:
     if isinstance(ffn, MoEConfig):
         match = EXPERT.match(name)
-        mlp = ffn.expert if match and match[1] != "shared" else ffn.shared if match else None
+        routed = None if shard.whole_experts else ffn.expert
+        mlp = routed if match and match[1] != "shared" else ffn.shared if match else None
     else:
         mlp = ffn
     if mlp is None:
@@ -187,6 +215,9 @@ def mixer_divisions(c: Mixer, shard: Shard) -> Iterator[tuple[str, Division]]:
             yield "k_proj", rows(*kv)
             yield "v_proj", rows(*kv)
             yield "qkv_proj", stacked_rows(q, kv) if c.keys_as_values else stacked_rows(q, kv, kv)
+            if c.qk_norm == "whole":
+                yield "q_norm", rows(*scaled(c.heads, own, c.head_dim))
+                yield "k_norm", rows(*scaled(c.kv_heads, kv_own, c.head_dim))
             yield "sinks", rows(c.heads, own)
             yield "o_proj", columns(*scaled(c.heads, own, c.head_dim))
         case LatentConfig():

@@ -7,6 +7,7 @@ import datetime
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 
 from localllm.arch.cost import SequenceStep, bytes_read, parameter_count
 from localllm.benchmark import ceilings, figures
@@ -168,18 +169,25 @@ def load_subject(
     dtype: str | None,
     kv_dtype: str | None,
     tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
 ) -> Subject:
     """Return a model as stored, or the `--quant` version of it, which is made now if missing."""
+    find = partial(
+        find_subject,
+        settings=settings,
+        device=device,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
+    )
     if quant is None:
-        return find_subject(
-            model, settings, device=device, dtype=dtype, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel
-        )
+        return find(model)
     ref = resolve_model(model)
     path = find_or_quantize(read_header(ref.path), quant, settings.home)
-    subject = find_subject(
-        str(path), settings, device=device, dtype=dtype, kv_dtype=kv_dtype, tensor_parallel=tensor_parallel
-    )
-    return replace(subject, name=f"{ref.name} in {quant.upper()}")
+    return replace(find(str(path)), name=f"{ref.name} in {quant.upper()}")
 
 
 def run_benchmark(

@@ -8,7 +8,7 @@ words.
 from dataclasses import replace
 
 from localllm.arch.config import ModelConfig
-from localllm.arch.shard import Division, Segments, Shard, division_of, shard_config
+from localllm.arch.shard import Division, Segments, Shard, division_of, is_elsewhere, shard_config
 from localllm.checkpoint.header import Header, TensorHeader, TensorPart
 from localllm.errors import UnsupportedModel
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
@@ -42,7 +42,9 @@ def shard_model(header: Header, config: ModelConfig, shard: Shard) -> tuple[Head
 def shard_tensor(
     name: str, tensor: TensorHeader, header: Header, config: ModelConfig, shard: Shard
 ) -> TensorHeader | None:
-    """Return the rank's part of a tensor; None for one that only describes the whole matrix."""
+    """Return the rank's part of a tensor; None for one of another rank, or one that only describes the whole."""
+    if is_elsewhere(name, config, shard):
+        return None
     module, _, suffix = name.rpartition(".")
     if suffix in SINGLE_TENSORS:
         module, suffix = name, "weight"

@@ -70,6 +70,8 @@ def batch(
     kv_dtype: options.KVDType = None,
     quant: options.Quant = None,
     tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     no_deterministic: Annotated[
         bool,
         options.switch(
@@ -101,6 +103,7 @@ def batch(
     parameters["deterministic"] = not no_deterministic
     if tensor_parallel is not None:  # whose sums are rounded otherwise
         parameters["tensor_parallel"] = tensor_parallel
+        parameters |= {"expert_parallel": True} if expert_parallel else {}
     with ExitStack() as stack:
         file = stack.enter_context(open_input(source))
         with status(f"reading {display_name(source)}"):
@@ -121,6 +124,8 @@ def batch(
                     cache_dir=cache_dir,
                     cache_size=cache_size,
                     tensor_parallel=tensor_parallel,
+                    pipeline_parallel=pipeline_parallel,
+                    expert_parallel=expert_parallel,
                 ),
             )
             stack.callback(llm.close)

@@ -85,6 +85,8 @@ def bench(
     dtype: options.DType = None,
     kv_dtype: options.KVDType = None,
     tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     as_json: options.Json = False,
     as_csv: Annotated[
         bool, options.switch("--csv", text="Print comma-separated values.", panel=options.Panel.OUTPUT)
@@ -220,6 +222,8 @@ def bench(
             kv_dtype=kv_dtype,
             quant=model_quant,
             tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+            expert_parallel=expert_parallel,
         )
         if model_quant:
             quantize_missing(ref, model_quant, settings)
@@ -256,6 +260,8 @@ def bench(
                 dtype=dtype,
                 kv_dtype=kv_dtype,
                 tensor_parallel=tensor_parallel,
+                pipeline_parallel=pipeline_parallel,
+                expert_parallel=expert_parallel,
             )
             for model, model_quant in variants
         ]
@@ -319,6 +325,8 @@ LOCAL_FIELDS = (
     "dtype",
     "kv_dtype",
     "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
 )
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "run": "run:run",
     "chats": "chats:chats",
     "serve": "serve:serve",
+    "cluster": "cluster:cluster",
     "embed": "embed:embed",
     "ps": "ps:ps",
     "top": "ps:top",

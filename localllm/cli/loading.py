@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from localllm.arch.stages import parse_shares
 from localllm.cli.io import note, status
 from localllm.files import expand_path
 from localllm.formatting import format_bytes, format_columns, format_seconds, parse_bytes
@@ -24,11 +25,12 @@ from localllm.tui.machine import LoadObserver
 if TYPE_CHECKING:
     from localllm.checkpoint.header import Header
     from localllm.hub.pull import PullPlan
+    from localllm.llm.embedder import Embedder
     from localllm.llm.embedding_inputs import Embeddings
     from localllm.llm.llm import LLM
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
-PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel")
+PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
 def load_model(
@@ -44,6 +46,8 @@ def load_model(
     deterministic: bool | None = False,
     keep_layout: bool = False,
     tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -89,6 +93,8 @@ def load_model(
             quant=quant,
             context=context,
             tensor_parallel=tensor_parallel,
+            pipeline_parallel=pipeline_parallel,
+            expert_parallel=expert_parallel,
             observer=progress,
         )
         draft_ref = draft_model and resolve_or_fetch(
@@ -115,6 +121,8 @@ def load_model(
             grammar=grammar,
             deterministic=deterministic,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
+            pipeline_parallel=pipeline_parallel or 1,
+            expert_parallel=expert_parallel,
             on_phase=progress.phase,
             on_part=progress.part,
         )
@@ -207,6 +215,12 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
     return load_model(ref, **flags)
 
 
+def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
+    """Load a model for a request. flags: as for `load_for_server`; context: requested, None for that of the
+    flags"""
+    return cast("LLM | Embedder", load_for_server(name, **{**flags, "context": context or flags["context"]}))
+
+
 class EmbeddingModel(Protocol):
     """An embedder, or an LLM that also embeds."""
 
@@ -256,6 +270,8 @@ def resolve_or_fetch(
     quant: str | None = None,
     force: bool = False,
     tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
     """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
@@ -267,12 +283,16 @@ def resolve_or_fetch(
     from localllm.cli.offers import TargetDevice, offer_from_header
     from localllm.llm.fetch import fetch
 
+    stages, shares = parse_shares(pipeline_parallel or 1)
     load_options = LoadOptions(
         context,
         quant=quant,
         dtype=dtype or settings.dtype,
         kv_dtype=kv_dtype or settings.kv_dtype,
         tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
+        pipeline_parallel=stages,
+        stage_shares=shares,
+        expert_parallel=expert_parallel,
     )
     target_device = device or settings.device
     with observe_load(name, observer) as progress:

@@ -38,6 +38,8 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "quant",
     "keep_layout",
     "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
     "deterministic",
     "draft",
     "draft_model",

@@ -133,8 +133,25 @@ TensorParallel = Annotated[
     int | None,
     option(
         "--tensor-parallel",
-        text="Divide the model among N processes, on a CPU with a share of its cores each.",
+        text="Divide each layer among N processes, on a CPU with a share of its cores each.",
         metavar="N",
+        panel=Panel.LOADING,
+    ),
+]
+PipelineParallel = Annotated[
+    str | None,
+    option(
+        "--pipeline-parallel",
+        text="Divide the layers among N processes, or by shares of the weights such as 24,16.",
+        metavar="N",
+        panel=Panel.LOADING,
+    ),
+]
+ExpertParallel = Annotated[
+    bool,
+    switch(
+        "--expert-parallel",
+        text="With --tensor-parallel, divide mixtures by whole experts.",
         panel=Panel.LOADING,
     ),
 ]

@@ -2,11 +2,12 @@
 
 import json
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localllm.arch.stages import parse_shares
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.published import published_header
@@ -23,15 +24,17 @@ from localllm.formatting import (
     format_table,
     parse_duration,
 )
-from localllm.hardware.catalog import find_device
+from localllm.hardware.catalog import find_devices
 from localllm.hub.resolve import missing_repo, resolve_model
+from localllm.plan.advice import ASSUMED_NETWORK, Advice, Arrangement, Pool, advise
 from localllm.plan.estimated import Estimate, EstimatedRate
 from localllm.plan.expected import expect_on_catalogued, expect_on_device
 from localllm.plan.fit import LoadOptions
+from localllm.plan.parallel import parse_link
 from localllm.plan.plan import Choice, Plan
 from localllm.plan.plan import plan_model as make_plan
 from localllm.plan.speed import Speed
-from localllm.plan.weights import GGUF_BITS, check_quant
+from localllm.plan.weights import GGUF_BITS, QUANTS, check_quant
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,8 +54,14 @@ Rows = list[tuple[str, str]]
 def plan(
     model: options.ModelName,
     gpu: Annotated[
-        str | None, options.option("--gpu", text="GPU to plan for, such as h100 or 4090.", metavar="NAME")
+        str | None,
+        options.option(
+            "--gpu", text="GPU to plan for, such as h100 or 4090; h100:8 for a machine with 8.", metavar="NAME[:N]"
+        ),
     ] = None,
+    machines: Annotated[
+        int, options.option("--machines", text="Number of such machines; default: 1.", metavar="N")
+    ] = 1,
     context: Annotated[
         int | None,
         options.option(text="Context length of each user, in tokens: prompt and answer.", metavar="TOKENS"),
@@ -84,6 +93,20 @@ def plan(
             "--output", text="With --slo: median answer length, in tokens; default: 128.", metavar="TOKENS"
         ),
     ] = None,
+    link: Annotated[
+        str | None,
+        options.option(
+            "--link",
+            text="Link between GPUs of a machine: bandwidth in one direction and latency; default: of the GPU.",
+            metavar="B[,L]",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        options.option("--network", text="The same between machines; default: 1.25GB/s,50us.", metavar="B[,L]"),
+    ] = None,
+    tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
     quant: Annotated[str | None, options.assumed_quant(options.Panel.MODEL)] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -96,6 +119,9 @@ def plan(
     and works for models that are still on the Hub: memory use and speed are computed from the model's metadata,
     for this machine or for a named GPU. Exits with code 3 if the model does not fit.
 
+    With several GPUs or machines, and for a model that does not fit, it compares the ways to use them: replicas,
+    --tensor-parallel within a machine, --pipeline-parallel between machines.
+
     With --slo, --users are people who read, think and ask again, instead of contexts that are full at once: the
     engine is simulated with them, as by `localllm simulate`.
     """
@@ -106,20 +132,38 @@ def plan(
     check_quant(quant)  # before the header is downloaded
     limits = parse_serving_flags(slo, think, output, users)
     load_options = LoadOptions(
-        context, 1 if slo else users, quant, dtype or settings.dtype, kv_dtype or settings.kv_dtype
+        context,
+        1 if slo else users,
+        quant,
+        dtype or settings.dtype,
+        kv_dtype or settings.kv_dtype,
+        1 if tensor_parallel is None else tensor_parallel,
+        *parse_shares(1 if pipeline_parallel is None else pipeline_parallel),
     )
+    if slo and load_options.processes > 1:
+        raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
+    if machines < 1:
+        raise UsageError(f"--machines is {machines}", "give a whole number from 1")
+    links = parse_link(link) if link else None, parse_link(network, "--network") if network else ASSUMED_NETWORK
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
-        target = find_device(gpu)
-        expectation = expect_on_catalogued(header, load_options, target, settings, name=name, note=note)
-        result = make_plan(header, target, load_options, name=name, prompt=prompt, expectation=expectation)
+        hardware = find_devices(gpu)
+        expectation = expect_on_catalogued(header, load_options, hardware, settings, name=name, note=note)
     else:
         with status(f"measuring this machine for {name}"):
             hardware, expectation = expect_on_device(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
-        result = make_plan(header, hardware, load_options, name=name, prompt=prompt, expectation=expectation)
+    hardware = replace(hardware, count=max(hardware.count, load_options.processes))  # as requested
+    pool = Pool(hardware, machines, *links)
+    parallel = pool.divide(load_options.tensor_parallel, load_options.pipeline_parallel)
+    result = make_plan(
+        header, hardware, load_options, name=name, prompt=prompt, expectation=expectation, parallel=parallel
+    )
+    advice = None
+    if pool.devices > 1 or parallel.devices > 1 or not result.fit.fits:
+        advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
     serving = None
     if limits:
         lengths = {"prompt": prompt, "output": output}
@@ -128,9 +172,13 @@ def plan(
             name, header, result, load_options, limits, users, think_s, lengths, gpu, device or "auto", settings
         )
     if as_json:
-        out.write(json.dumps(plan_json(result) | {"serving": serving_json(serving)}, indent=1) + "\n")
+        more = {"advice": advice_json(advice, result), "serving": serving_json(serving)}
+        out.write(json.dumps(plan_json(result) | more, indent=1) + "\n")
     else:
-        out.write(format_plan(result) + (f"\n\n{format_serving(serving)}" if serving else "") + "\n")
+        parts = [format_plan(result)]
+        parts += [format_advice(advice, result)] if advice else []
+        parts += [format_serving(serving)] if serving else []
+        out.write("\n\n".join(parts) + "\n")
     if not result.fit.fits:
         raise typer.Exit(DoesNotFit.exit_code)
 
@@ -179,7 +227,7 @@ def simulate_users(
         return LoadPlan(users=users, think_s=think_s, requests=requests, max_len=target.setup.capacity, **drawn)
 
     can_quantize = load_options.quant is None and not plan.stored_as
-    tried = serving_settings(load_options, find_device(gpu) if gpu else None, can_quantize=can_quantize)
+    tried = serving_settings(load_options, find_devices(gpu) if gpu else None, can_quantize=can_quantize)
     with status_line() as show_status:
         return plan_serving(tried, make_target, make_load, Objective(limits), show_status)
 
@@ -220,6 +268,97 @@ def format_serving(serving: "ServingPlan") -> str:
     return "\n".join([format_table([head, *rows]), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
 
 
+def format_advice(advice: Advice, plan: Plan) -> str:
+    """Table of the ways to run the model on several devices, and a sentence with the one to take."""
+    head = ("TENSOR", "STAGES", "ENGINES", "WEIGHTS", "CACHE TOKENS", "SENT A TOKEN", "TTFT", "TPOT")
+    rows = [head, *(_arrangement_row(each) for each in advice.arrangements)]
+    refusals = {each.refusal: None for each in advice.arrangements if each.refusal and each.fit is None}
+    lines = [*refusals, f"expected from {advice.source}", advice_sentence(advice, plan)]
+    return "\n".join([format_table(rows), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
+
+
+def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
+    counts = str(each.parallel.tensor), str(each.parallel.pipeline)
+    if each.fit is None or each.speed is None:
+        return (*counts, "-", "-", "not divisible", "-", "-", "-")
+    return (
+        *counts,
+        str(each.engines) if each.fits else "-",
+        format_bytes(each.fit.weights.total),
+        str(each.cached_tokens) if each.fits else "does not fit",
+        format_bytes(each.sent_bytes) if each.parallel.devices > 1 else "-",
+        format_seconds(each.speed.ttft_s),
+        format_seconds(1 / each.speed.tokens_per_s),
+    )
+
+
+def advice_sentence(advice: Advice, plan: Plan) -> str:
+    """The way to take, with its command; what would be needed if there is none."""
+    chosen, needed, spread = advice.chosen, advice.needed, advice.spread
+    name = "machine" if advice.pool.device.device_type == "cpu" else advice.pool.device.name
+    command = advised_command(advice, plan)
+    if chosen is None:
+        sentences = ["it does not fit a machine"]
+        if spread:
+            sentences.append(
+                f"{spread.parallel.pipeline} stages on several machines would, which localllm cannot run yet"
+            )
+        if needed:
+            sentences.append(f"{needed.parallel.devices} x {name} in one machine would: {command}")
+        elif plan.remedy:
+            sentences.append(plan.remedy)
+        return "; ".join(sentences)
+    if chosen.parallel.devices > 1:
+        more = f" ({chosen.engines} engines)" if chosen.engines > 1 else ""
+        return f"it does not fit one {name}, so divide it within a machine: {command}{more}"
+    if chosen.engines == 1:
+        return f"it fits one {name}: no second one is needed"
+    return f"it fits one {name}, so run an engine on each: {command}"
+
+
+def advised_command(advice: Advice, plan: Plan) -> str | None:
+    """The command that serves the model as advised; None if it fits nowhere."""
+    arrangement = advice.chosen or advice.needed
+    if arrangement is None:
+        return None
+    words = ["localllm serve", plan.name, arrangement.flags]
+    if plan.fit.quant in QUANTS:
+        words.append(f"--quant {plan.fit.quant}")
+    if arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
+        words.append(f"--replicas {arrangement.engines}" + (" --cluster" if advice.pool.machines > 1 else ""))
+    return " ".join(filter(None, words))
+
+
+def advice_json(advice: Advice | None, plan: Plan) -> dict[str, Any] | None:
+    """Object of `--json` with the ways to use several devices; None for a model that fits the only one."""
+    if advice is None:
+        return None
+    pool, needed = advice.pool, advice.needed
+
+    def arrangement_json(each: Arrangement) -> dict[str, Any]:
+        return {
+            "tensor_parallel": each.parallel.tensor,
+            "pipeline_parallel": each.parallel.pipeline,
+            "engines": each.engines,
+            "fits": each.fits,
+            "refusal": each.refusal,
+            "weight_bytes": each.fit.weights.total if each.fit else None,
+            "cached_tokens": each.cached_tokens,
+            "sent_bytes_per_token": each.sent_bytes,
+            "ttft_s": each.speed.ttft_s if each.speed else None,
+            "tpot_s": 1 / each.speed.tokens_per_s if each.speed else None,
+        }
+
+    return {
+        "devices": pool.device.count,
+        "machines": pool.machines,
+        "arrangements": [arrangement_json(each) for each in advice.arrangements],
+        "needed": arrangement_json(needed) if needed else None,
+        "command": advised_command(advice, plan),
+        "source": advice.source,
+    }
+
+
 def serving_json(serving: "ServingPlan | None") -> dict[str, Any] | None:
     """Object of `--json` for `--slo`; None without it."""
     if serving is None:
@@ -258,7 +397,7 @@ def read_or_fetch_header(
         with status(f"reading the header of {repo}"):
             if repo.entry is None:
                 return model, remote_header(plan_pull(repo, note), note)
-            target = find_device(gpu) if gpu else free_memory(device)
+            target = find_devices(gpu) if gpu else free_memory(device)
             choice = choose_edition(repo.entry, target, load_options, note)
             name = model if choice.edition is repo.entry else choice.edition.name
             return name, remote_header(choice.plan, note)
@@ -282,8 +421,10 @@ def _device_rows(plan: Plan) -> Rows:
     rates = f"reads {format_bytes(hardware.bandwidth)}/s, computes {format_flops(hardware.flops)}"
     return [
         *_wrapped("model", f"{plan.name}, {_mark_published(plan.chosen, plan)}"),
-        *_wrapped("device", hardware.name),
-        ("", rates),
+        *_wrapped(
+            "device", f"{plan.parallel.devices} x {hardware.name}" if plan.parallel.devices > 1 else hardware.name
+        ),
+        ("", f"{rates} each" if plan.parallel.devices > 1 else rates),
         *_wrapped("", hardware.source),
     ]
 
@@ -294,7 +435,10 @@ def _memory_rows(plan: Plan) -> Rows:
     states = [("states", f"{format_bytes(plan.state_bytes)}{users}, of recurrent layers")]
     verdict = f"no: {fit.refusal.message}; {plan.remedy}" if fit.refusal else "yes"
     return [
-        ("weights", format_bytes(fit.weights.total)),
+        (
+            "weights",
+            format_bytes(fit.weights.total) + (" in the largest process" if plan.parallel.devices > 1 else ""),
+        ),
         *_cache_rows(plan),
         *(states if plan.state_bytes else []),
         ("activations", format_bytes(plan.activation_bytes)),
@@ -445,6 +589,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "max_context": plan.max_context,
         "users": plan.users,
         "prompt": plan.prompt,
+        "tensor_parallel": plan.parallel.tensor,
+        "pipeline_parallel": plan.parallel.pipeline,
         "weight_bytes": fit.weights.total,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_bytes_per_token_in_8_bits": plan.kv_bytes_per_token_in_8_bits,

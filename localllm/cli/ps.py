@@ -21,8 +21,8 @@ MIN_INTERVAL_S = 0.1
 def ps(server: options.RunningServer = None, as_json: options.Json = False) -> None:
     """List the models loaded by a running server.
 
-    UNTIL is when an idle model is unloaded; KV is the share of its KV cache in use. stderr names the process and
-    the log of a background server.
+    UNTIL is when an idle model is unloaded; KV is the share of its KV cache in use. A server
+    with --replicas has a line for each of them. stderr names the process and the log of a background server.
     """
     out = StdoutWriter()
     with closing(ServerClient(server)) as client:
@@ -33,10 +33,16 @@ def ps(server: options.RunningServer = None, as_json: options.Json = False) -> N
     if as_json:
         out.write(json.dumps(status, indent=1) + "\n")
         return
-    header = ("NAME", "SIZE", "DEVICE", "CONTEXT", "UNTIL", "RUNNING", "WAITING", "KV")
+    header: tuple[str, ...] = ("NAME", "SIZE", "DEVICE", "CONTEXT", "UNTIL", "RUNNING", "WAITING", "KV")
     try:
         loading = [(name, *["-"] * 3, "loading", *["-"] * 3) for name in status["loading"]]
         rows = [*map(_model_row, status["models"]), *loading]
+        if any("replica" in model for model in status["models"]):
+            numbers = [model.get("replica", "-") for model in status["models"]] + ["-"] * len(loading)
+            header, rows = (
+                (*header, "REPLICA"),
+                [(*row, number) for row, number in zip(rows, numbers, strict=True)],
+            )
     except (LookupError, TypeError):
         raise version_mismatch(client.url) from None
     out.write(format_table([header, *rows]) + "\n")

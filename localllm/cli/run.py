@@ -46,6 +46,8 @@ def run(
     quant: options.Quant = None,
     keep_layout: options.KeepLayout = False,
     tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
     force: options.ForceLoad = False,

@@ -1,28 +1,30 @@
 """`localllm serve`: an HTTP server for models with the APIs of OpenAI, Ollama and Anthropic."""
 
-import logging
 import math
 import os
-from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, cast
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localllm.cli import options
 from localllm.cli.background import check_modes, serve_in_background, stop_background_server
 from localllm.cli.io import note
-from localllm.cli.loading import load_for_server
+from localllm.cli.loading import load_with_flags
 from localllm.cli.machine import parse_idle_time
 from localllm.client.background import inherited_record
 from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.formatting import parse_duration
+from localllm.routing import parse_replicas
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
-    from localllm.hub.resolve import ModelRef
-    from localllm.llm.embedder import Embedder
-    from localllm.llm.llm import LLM  # imports torch
+    from localllm.cluster.service import ReplicaOptions  # imports torch
+
+REPLICA_ROUTES = ("prefix", "load")
 
 
 def serve(
@@ -114,6 +116,8 @@ def serve(
     quant: options.Quant = None,
     keep_layout: options.KeepLayout = False,
     tensor_parallel: options.TensorParallel = None,
+    pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
     cache_dir: options.CacheDir = None,
@@ -151,6 +155,33 @@ def serve(
             panel=options.Panel.LOADING,
         ),
     ] = None,
+    replicas: Annotated[
+        str | None,
+        options.option(
+            "--replicas",
+            text="Answer with N engines on Ray, one a GPU; 2..8 runs as many as the requests need.",
+            metavar="N",
+            panel=options.Panel.FLEET,
+        ),
+    ] = None,
+    route: Annotated[
+        str,
+        options.option(
+            "--route",
+            text="Choose the replica that had the beginning of a prompt: prefix; or the least loaded one: load.",
+            metavar="ROUTE",
+            choices=REPLICA_ROUTES,
+            panel=options.Panel.FLEET,
+        ),
+    ] = "prefix",
+    cluster: Annotated[
+        bool,
+        options.switch(
+            "--cluster",
+            text="Place the replicas on all machines of this one's cluster (`localllm cluster`).",
+            panel=options.Panel.FLEET,
+        ),
+    ] = False,
     background: Annotated[
         bool,
         options.switch(
@@ -235,6 +266,9 @@ def serve(
 
     With --background, stdout gets the address of the server, and stderr its process and its log. Each user has at
     most one such server; `run`, `ps`, `stop` and `top` find it on any port.
+
+    With --replicas, this process is the front of N engines in processes of their own, and SIGHUP restarts them one
+    after the other. It needs `pip install "localllm[cluster]"`.
     """
     match check_modes(ctx.params):
         case "background":
@@ -254,7 +288,6 @@ def serve(
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
     from localllm.server.serve import bind  # uvicorn takes time to import
-    from localllm.server.slots import SlotFiles
 
     settings = Settings.from_environment()
     record = inherited_record(settings.home)
@@ -273,8 +306,9 @@ def serve(
     )
     for warning in access_warnings(access):
         note(warning)
-    slot_files = SlotFiles(expand_path(slot_save_path)) if slot_save_path else None
-    with closing(bind(host, port)) as listener:
+    replica_options = parse_replica_options(ctx.params)
+    with ExitStack() as stack:
+        listener = stack.enter_context(closing(bind(host, port)))
         load_flags = {
             "device": device,
             "dtype": dtype,
@@ -284,40 +318,30 @@ def serve(
             "context": context,
             "keep_layout": keep_layout,
             "tensor_parallel": tensor_parallel,
+            "pipeline_parallel": pipeline_parallel,
+            "expert_parallel": expert_parallel,
             "deterministic": deterministic,
             "force": force,
             "cache_dir": cache_dir,
             "cache_size": cache_size,
             "verbose": verbose,
         }
-        from localllm.server.app import create_app
-        from localllm.server.models import ModelPool
+        # These import torch, which takes a second that no refusal above needs.
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
+        from localllm.server.setup import ServerSetup
 
-        prices = TokenPrice.parse(token_price) if token_price else None
-
-        def load(model: "str | ModelRef", context: int | None) -> "LLM | Embedder":
-            flags = {**load_flags, "context": context or load_flags["context"]}
-            return cast("LLM | Embedder", load_for_server(model, **flags))
-
-        pool = ModelPool(
-            load,
-            keep_alive=keep_alive_s,
-            max_models=max_models,
-            record_steps=lambda llm: llm.record_steps(settings.home, logging.getLogger("localllm.models").warning),
-        )
-        for model in models or []:
-            pool.add_preloaded(load(model, None), model)
-        app = create_app(
-            pool,
+        setup = ServerSetup(
+            models or [],
+            partial(load_with_flags, load_flags),
             access,
+            keep_alive_s=keep_alive_s,
+            max_models=max_models,
             log_prompts=log_prompts,
             strict=strict or settings.strict,
-            slot_files=slot_files,
-            token_price=prices,
+            slot_folder=expand_path(slot_save_path) if slot_save_path else None,
+            token_price=TokenPrice.parse(token_price) if token_price else None,
         )
-        names = [loaded.name for loaded in pool.loaded.values()]
         notify = note if log_format == LogFormat.TEXT else (lambda message: None)  # not beside JSON
 
         def on_listening(message: str) -> None:
@@ -325,24 +349,61 @@ def serve(
             if record:
                 record.publish(message.removeprefix("listening on "))
 
+        pool = restart = None
+        if replica_options:
+            from localllm.cluster.front import create_front
+            from localllm.cluster.service import running_replicas
+
+            service = stack.enter_context(running_replicas(setup, replica_options, settings.home, note))
+            app, restart = create_front(service.fleet(), access, log_prompts=log_prompts), service.restart
+            names = list(models or [])
+        else:
+            app, pool = setup.build()
+            names = [loaded.name for loaded in pool.loaded.values()]
+
         async def close() -> None:
-            await app.state.simulations.close()
-            await pool.close()
+            if pool:
+                await app.state.simulations.close()
+                await pool.close()
 
         server = Server(
             app,
             listener,
             on_listening,
             close,
-            pool.abort_waiting,
+            pool.abort_waiting if pool else lambda: None,
             notify=notify,
             model_names=names,
             tls=tls,
             on_closing=record.withdraw if record else lambda: None,
+            on_hangup=restart and partial(restart, notify),
             exit_when_idle_s=idle_limit_s,
-            is_loading=lambda: bool(pool.pending_loads),
+            is_loading=lambda: bool(pool and pool.pending_loads),
         )
         configure_logging(LogFormat(log_format))
         server.run()
-        if pool.has_unfinished_load:
+        if pool and pool.has_unfinished_load:
             os._exit(0)
+
+
+def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
+    """What the flags of `serve` say about replicas; None to serve in this process. Raises UsageError."""
+    if flags["replicas"] is None:
+        if flags["cluster"]:
+            raise UsageError("--cluster places replicas", "add --replicas N")
+        return None
+    least, most = parse_replicas(flags["replicas"])
+    if flags["route"] not in REPLICA_ROUTES:
+        raise UsageError(f"--route is {flags['route']}", f"give {' or '.join(REPLICA_ROUTES)}")
+    if not flags["models"]:
+        raise UsageError("replicas load a model at the start, and none is named", "name one")
+    from localllm.cluster.service import ReplicaOptions
+
+    return ReplicaOptions(
+        least,
+        most,
+        flags["route"],
+        cluster=flags["cluster"],
+        device=flags["device"],
+        gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
+    )

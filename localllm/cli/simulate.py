@@ -20,12 +20,12 @@ from localllm.hardware.catalog import find_device
 from localllm.hardware.prices import RentalPrice, find_price
 from localllm.plan.fit import LoadOptions
 from localllm.plan.weights import check_quant
+from localllm.routing import ROUTES, parse_replicas
 from localllm.settings import Settings
 
 LOCAL_DEVICES = ("auto", "cpu", "cuda")
 BATCHING = ("continuous", "dynamic", "static")
 ORDERS = ("fcfs", "shortest")
-ROUTES = ("round-robin", "load", "prefix")
 DEFAULT_POLICIES = {"batching": "continuous", "order": "fcfs"}
 # Flags that `--check` refuses, why, and what to do; every other one describes the load or the server.
 NOT_REPLAYED: tuple[tuple[tuple[str, ...], str, str], ...] = (
@@ -701,7 +701,7 @@ def run_prepared(simulation: PreparedSimulation, show_status: Callable[[str], No
 
 def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
     """Return the replicas that flags ask for."""
-    from localllm.simulate.fleet import FleetSetup, parse_kills, parse_replicas
+    from localllm.simulate.fleet import FleetSetup, parse_kills
 
     prefill, decode = flags["prefill"], flags["decode"]
     first, most = parse_replicas(flags["replicas"] or "1")
@@ -822,10 +822,9 @@ def target_of(
     chosen: the device of this machine; parallel: how many GPUs divide each layer, how many the layers, and their
     link, None for the GPU's own
     """
-    from localllm.simulate.parallel import Parallel, default_link, parse_link
+    from localllm.plan.parallel import Parallel, default_link, parse_link
+    from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE
     from localllm.simulate.target import (
-        ASSUMED_BANDWIDTH_SHARE,
-        ASSUMED_FLOPS_SHARE,
         CPU_SEQUENCE_S,
         fitted_target,
         measured_steps,

@@ -40,6 +40,8 @@ def find_subject(
     dtype: str | None = None,
     kv_dtype: str | None = None,
     tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
 ) -> Subject:
     """Find a model by alias, repository, folder or GGUF file; None uses the settings. Raises what `load` raises
     before it reads weights.
@@ -63,6 +65,8 @@ def find_subject(
             context=context,
             settings=settings,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
+            pipeline_parallel=pipeline_parallel or 1,
+            expert_parallel=expert_parallel,
         )
 
     return Subject(

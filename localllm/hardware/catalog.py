@@ -9,7 +9,7 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from localllm.errors import UsageError
 # Of the Triton kernels: older GPUs have no products of bfloat16, and would dequantize all weights in every step.
 MIN_GPU_ARCH = 80  # of NVIDIA
 RESERVED_BYTES = 500_000_000  # of a GPU: the CUDA context and workspaces of libraries
+MAX_COUNT = 64  # devices of a machine
 PCIE_BYTES_PER_S = 32e9  # in one direction over 16 lanes of PCIe 4.0
 IGNORED_IN_NAMES = re.compile(r"nvidia|geforce|tesla|rtx|(?<=\d) ?gb\b|[^a-z0-9]+")  # optional in names
 # Operations of dense 16-bit products, summed in 32 bits, per cycle and multiprocessor. Workstation and data centre
@@ -63,6 +64,25 @@ class DeviceSpec:
 
     watts: float | None = None
     """Maximum power of a catalogued GPU"""
+
+    count: int = 1
+    """Number of such devices of the machine"""
+
+    def machine_bytes(self) -> tuple[int, ...]:
+        """Return the bytes available on each such device of the machine."""
+        return (self.memory_bytes,) * self.count
+
+
+def find_devices(text: str) -> DeviceSpec:
+    """Return the devices of a machine: a name, or with their number `h100:8`. Raises UsageError."""
+    name, colon, number = text.rpartition(":")
+    if not colon:
+        return find_device(text)
+    if not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_COUNT:
+        raise UsageError(
+            f"{number!r} is not a number of devices", f"give one from 1 to {MAX_COUNT}, such as h100:8"
+        )
+    return replace(find_device(name), count=int(number))
 
 
 def find_device(name: str) -> DeviceSpec:

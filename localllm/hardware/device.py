@@ -236,6 +236,22 @@ def free_bytes(device: torch.device) -> int:
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_bytes()
 
 
+def device_count(device: torch.device) -> int:
+    """Return the number of devices of this type in the machine: its GPUs, or 1 for a CPU."""
+    import torch
+
+    return torch.cuda.device_count() if device.type == "cuda" else 1
+
+
+def machine_bytes(device: torch.device) -> tuple[int, ...]:
+    """Return the free memory of each device of this type in the machine, in bytes."""
+    import torch
+
+    if device.type == "cpu":
+        return (free_bytes(device),)
+    return tuple(free_bytes(torch.device(device.type, index)) for index in range(device_count(device)))
+
+
 def total_bytes(device: torch.device) -> int:
     """Return the total memory of a device in bytes, within a container's limit."""
     import psutil

@@ -18,6 +18,7 @@ from localllm.errors import DamagedModel
 from localllm.files import read_json, write_atomic
 from localllm.hardware.catalog import DeviceSpec
 from localllm.hardware.device import (
+    device_count,
     device_name,
     dtype_name,
     free_bytes,
@@ -110,6 +111,7 @@ def measure_this_machine(
         flops=rates.flops,
         measured=True,
         source=f"measured here in {dtype_name(torch_dtype)}",
+        count=device_count(target),
     )
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from localllm.checkpoint.shards import shard_model
+from localllm.arch.stages import Position
+from localllm.checkpoint.stages import part_of_model
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
@@ -67,7 +68,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         if request.ranks > 1:
             leader = start_ranks(model, plan, request, threads)  # which load while this process does
             undo.callback(leader.close)
-            header, config = shard_model(header, config, leader.shard)
+            header, config = part_of_model(header, config, leader.position)
         with (
             torch.inference_mode(),
             device_context(device),
@@ -115,16 +116,29 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     else:
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
+            if leader and request.options.tensor_parallel == 1:
+                weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
-    caches = CacheAllocation(memory, spec, weights, shortage_of, draft_spec, draft_model, ranks=request.ranks)
+    options = request.options
+    caches = CacheAllocation(
+        memory,
+        spec,
+        weights,
+        shortage_of,
+        draft_spec,
+        draft_model,
+        tensor_ranks=options.tensor_parallel,
+        stages=options.pipeline_parallel,
+    )
     return BuiltModel(engine, caches, read_bytes_per_s, kept, leader)
 
 
 def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
-    """Start the other processes of tensor parallelism, which load their parts of the model."""
+    """Start the other processes, which load their parts of the model."""
     from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
 
-    leader = Leader(request.ranks, request.device)
+    position = Position(0, request.options.tensor_parallel, plan.fit.borders, request.options.expert_parallel)
+    leader = Leader(position, request.device)
     leader.start(
         {
             "path": str(model.header.path),
@@ -132,6 +146,7 @@ def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads
             "dtype": plan.fit.dtype,
             "kv_dtype": plan.fit.kv_dtype,
             "activation_bits": plan.activation_bits,
+            "deterministic": plan.deterministic,
             "threads": threads,
             "block_size": BLOCK_SIZE,
             "blocks": plan.memory.blocks,

@@ -90,7 +90,13 @@ class CacheAllocation:
     draft_spec: CacheSpec | None = None
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
-    ranks: int = 1  # processes among which the model is divided
+    tensor_ranks: int = 1  # processes among which each layer is divided
+    stages: int = 1  # of layers
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes among which the model is divided."""
+        return self.tensor_ranks * self.stages
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -103,9 +109,10 @@ class CacheAllocation:
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
-            free = free_bytes(device) // self.ranks  # all ranks have as much as this one
+            free = free_bytes(device) // self.tensor_ranks  # all ranks of a stage have as much as this one
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
-        resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
+        free = 0 if self.stages > 1 else free_bytes(device)  # others' devices may have less
+        resized = allocate(needs, free + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
     def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:
@@ -169,7 +176,7 @@ class CacheAllocation:
         if self.ranks > 1:
             raise UsageError(
                 "the keys and values of a model in several processes are not stored or moved",
-                "load it without --tensor-parallel",
+                "load it without --tensor-parallel and --pipeline-parallel",
             )
         spec = self.target
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))

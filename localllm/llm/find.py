@@ -12,7 +12,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.errors import UnsupportedModel
-from localllm.hardware.device import free_bytes, rank_device
+from localllm.hardware.device import free_bytes, machine_bytes, rank_device
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
 from localllm.llm.cache_allocation import CacheSpec
 from localllm.metrics import PhaseTimer
@@ -53,17 +53,31 @@ class LoadRequest:
     @property
     def free_memory(self) -> FreeMemory:
         """The memory that the device has free now; with several processes on GPUs, the one with the least."""
-        devices = {rank_device(self.device, rank) for rank in range(self.ranks)}
-        return FreeMemory(self.device.type, min(map(free_bytes, devices)))
+        if self.device.type == "cpu":
+            return FreeMemory("cpu", free_bytes(self.device))
+        options = self.options
+        free = [free_bytes(rank_device(self.device, rank)) for rank in range(options.processes)]
+        size, stages = options.tensor_parallel, options.pipeline_parallel
+        stage_bytes = tuple(min(free[stage * size : (stage + 1) * size]) for stage in range(stages))
+        return FreeMemory(
+            self.device.type,
+            min(free),
+            stage_bytes=stage_bytes if stages > 1 else (),
+            find_machine_bytes=lambda: machine_bytes(self.device),
+        )
 
     @property
     def ranks(self) -> int:
         """The number of processes among which the model is divided."""
-        return self.options.tensor_parallel
+        return self.options.processes
 
     def threads(self, rank_weight_bytes: int) -> int:
-        """Return the threads of each process. rank_weight_bytes: weights of one process"""
-        return max(1, threads_for(rank_weight_bytes * self.ranks, self.settings.threads) // self.ranks)
+        """Return the threads of each process, of which those of one stage compute at a time.
+
+        rank_weight_bytes: weights of one process of tensor parallelism
+        """
+        size = self.options.tensor_parallel
+        return max(1, threads_for(rank_weight_bytes * size, self.settings.threads) // size)
 
 
 def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
@@ -150,7 +164,7 @@ class DraftModelPlan:
                 f"{ref.name!r} is an embedding model and cannot draft tokens", "name another draft model"
             )
         check_quantization(header.config)
-        options = replace(target_options, context=None, quant=None, tensor_parallel=1)
+        options = replace(target_options, context=None, quant=None).in_one_process()
         return cls(ref.name, header, config, model_needs(header, config, device_type, options, name=ref.name))
 
     def cache_spec(self, device: torch.device, *, use_graphs: bool) -> CacheSpec:

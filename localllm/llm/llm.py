@@ -489,7 +489,10 @@ class LLM:
         Raises UsageError for a model in several processes, whose answers `replay` could not repeat.
         """
         if self.parts.caches.ranks > 1:
-            raise UsageError("a receipt describes the computation of one process", "leave out --tensor-parallel")
+            raise UsageError(
+                "a receipt describes the computation of one process",
+                "leave out --tensor-parallel and --pipeline-parallel",
+            )
         engine = self.worker.engine
         setup = provenance.setup(
             engine.device,

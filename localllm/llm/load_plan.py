@@ -71,19 +71,20 @@ def plan(model: LocalModel, request: LoadRequest) -> LoadPlan:
         )
         memory = fit.memory or allocate_minimum(fit.needs, model.options.context)
         if request.device.type != "cpu":
-            memory = replace(memory, host_blocks=host_blocks(memory, free_host_bytes()))
+            memory = replace(memory, host_blocks=host_blocks(memory, free_host_bytes() // request.ranks))
     dtype: torch.dtype = getattr(torch, fit.dtype)
     kv_dtype: KVDtype = KV_DTYPES.get(fit.kv_dtype, dtype)
     deterministic = request.deterministic or request.settings.deterministic
-    if deterministic and request.ranks > 1:
+    tensor_ranks = model.options.tensor_parallel
+    if deterministic and tensor_ranks > 1:
         raise UsageError(
-            f"the sums of {request.ranks} processes are rounded otherwise than those of one, so that answers are "
+            f"the sums of {tensor_ranks} processes are rounded otherwise than those of one, so that answers are "
             "not deterministic",
             "leave out --deterministic or --tensor-parallel",
         )
     if deterministic:
         check_deterministic(model.config, request.device, kv_dtype)
-    elif request.deterministic is None and request.ranks == 1:
+    elif request.deterministic is None and tensor_ranks == 1:
         deterministic = why_not_deterministic(model.config, request.device, kv_dtype) is None
     return LoadPlan(
         text=text,

@@ -1,11 +1,11 @@
 """Loads a model in four steps: find its files, plan its memory, build it on the device, start its engine."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from localllm.arch.shard import check_tensor_parallel
+from localllm.arch.stages import check_processes, parse_shares
 from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.hardware.device import rank_device, resolve_device
@@ -42,6 +42,8 @@ def load(
     deterministic: bool | None = False,
     keep_layout: bool | None = None,
     tensor_parallel: int = 1,
+    pipeline_parallel: int | str | Sequence[float] = 1,
+    expert_parallel: bool = False,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -65,8 +67,11 @@ def load(
         (docs/determinism.md), on a CPU only; None: if supported.
     keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
         the settings.
-    tensor_parallel: number of processes among which the model is divided, on a CPU by its cores, otherwise a GPU
+    tensor_parallel: number of processes among which each layer is divided, on a CPU by its cores, otherwise a GPU
         each (docs/parallel.md).
+    pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
+        stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs.
+    expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -93,24 +98,27 @@ def load(
     if grammar is not None:
         compile_source(grammar)
     torch_device = resolve_device(settings.device if device == "auto" else device)
-    check_tensor_parallel(tensor_parallel)
-    if tensor_parallel > 1:
-        resolve_device(str(rank_device(torch_device, tensor_parallel - 1)))  # raises if there are too few GPUs
+    stages, shares = parse_shares(pipeline_parallel)
+    check_processes(tensor_parallel, stages)
+    if (processes := tensor_parallel * stages) > 1:
+        resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
+        flag = "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
         if settings.disk_cache and not settings.disk_cache.kept_only:
             raise UsageError(
                 "computed prompts of several processes are not stored on the disk",
-                "leave out --cache-dir or --tensor-parallel",
+                f"leave out --cache-dir or {flag}",
             )
         if settings.keep_layout:
-            raise UsageError(
-                "the layout of divided weights is not kept", "leave out --keep-layout or --tensor-parallel"
-            )
+            raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
     options = LoadOptions(
         context,
         quant=quant,
         dtype=settings.dtype if dtype == "auto" else dtype,
         kv_dtype=settings.kv_dtype if kv_dtype == "auto" else kv_dtype,
         tensor_parallel=tensor_parallel,
+        pipeline_parallel=stages,
+        stage_shares=shares,
+        expert_parallel=expert_parallel,
     )
 
     def resolve(name: str | Path | ModelRef, options: LoadOptions) -> ModelRef:
@@ -119,7 +127,7 @@ def load(
         )
 
     ref = resolve(model, options)
-    draft_ref = draft_model and resolve(draft_model, replace(options, context=None, quant=None, tensor_parallel=1))
+    draft_ref = draft_model and resolve(draft_model, replace(options, context=None, quant=None).in_one_process())
     request = LoadRequest(
         ref=ref,
         draft_ref=draft_ref or None,

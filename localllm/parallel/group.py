@@ -1,7 +1,8 @@
-"""The processes of tensor parallelism: rank 0 schedules and sends each step, and all ranks compute it together.
+"""The processes of tensor and pipeline parallelism: rank 0 schedules and sends each step, and all compute it.
 
-Steps go through a pair of sockets to each rank, which also shows when a process ends; sums and logits go through
-torch.distributed, by gloo on CPUs and by NCCL on GPUs. NCCL has not been measured yet: no test here has two GPUs.
+Steps go through a pair of sockets to each rank, which also shows when a process ends; sums, logits and the hidden
+states between stages go through torch.distributed, by gloo on CPUs and by NCCL on GPUs. NCCL has not been measured
+yet: no test here has two GPUs.
 """
 
 import contextlib
@@ -14,7 +15,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo
 
-from localllm.arch.shard import Shard
+from localllm.arch.stages import Position
 from localllm.errors import LocalLLMError, RankFailed
 from localllm.parallel.steps import StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
@@ -35,6 +38,7 @@ SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED = range(6)
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
 EXIT_WAIT_S = 5.0  # for a rank that was told to end
+KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
 REMEDY = "load the model again"
 
@@ -78,39 +82,62 @@ class Channel:
 
 
 class Collectives:
-    """Sums and gathered tensors of all ranks."""
+    """Sums and gathered tensors of the ranks of a stage, and what stages send to each other."""
 
-    def __init__(self, shard: Shard, folder: Path, device: torch.device):
+    def __init__(self, position: Position, folder: Path, device: torch.device):
         """folder: private to the ranks, where they exchange their addresses; device: of this rank"""
-        self.shard = shard
+        self.position = position
+        self.shard = position.shard
         self.folder = folder
         self.device = device
-        self.process_group: Any = None
+        self.tensor_group: Any = None  # the ranks of the same stage
+        self.pipeline_group: Any = None  # all ranks
         self.gather_options = dist.GatherOptions()
         self.broadcast_options = dist.BroadcastOptions()
 
     def connect(self) -> None:
         """Connect with all other ranks, which do the same."""
-        path = str(self.folder / "addresses")
-        store = dist.FileStore(path, self.shard.size)  # pyright: ignore[reportPrivateImportUsage]
-        rank, size = self.shard.rank, self.shard.size
+        position, path = self.position, str(self.folder / "addresses")
+        store = dist.FileStore(path, position.size)  # pyright: ignore[reportPrivateImportUsage]
+        if self.shard.size > 1:
+            stage = position.rank // position.tensor_size
+            self.tensor_group = self.make_group(f"stage {stage}", store, self.shard.rank, self.shard.size)
+        if position.stage:
+            self.pipeline_group = self.make_group("pipeline", store, position.rank, position.size)
+
+    def make_group(self, name: str, store: Any, rank: int, size: int) -> Any:
+        store = dist.PrefixStore(name, store)  # pyright: ignore[reportPrivateImportUsage]
         if self.device.type == "cpu":
             options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
             options._timeout = COLLECTIVE_TIMEOUT
             options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]  # no other machine connects
-            self.process_group = ProcessGroupGloo(store, rank, size, options)
-        else:
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = COLLECTIVE_TIMEOUT
-            self.process_group = dist.ProcessGroupNCCL(store, rank, size, options)
+            return ProcessGroupGloo(store, rank, size, options)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = COLLECTIVE_TIMEOUT
+        return dist.ProcessGroupNCCL(store, rank, size, options)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if COMPILE_ONLY.get() is None:
-            self.process_group.allreduce([x]).wait()
+            self.tensor_group.allreduce([x]).wait()
         return x
 
     def broadcast(self, x: Tensor) -> None:
-        self.process_group.broadcast([x], self.broadcast_options).wait()
+        if self.shard.size > 1 and self.position.rank < self.shard.size:
+            self.tensor_group.broadcast([x], self.broadcast_options).wait()
+
+    def send_to_next_stage(self, x: Tensor) -> None:
+        if COMPILE_ONLY.get() is None:
+            self.pipeline_group.send([x.contiguous()], self.rank_in_stage(1), 0).wait()
+
+    def receive_from_previous_stage(self, x: Tensor) -> Tensor:
+        if COMPILE_ONLY.get() is None:
+            self.pipeline_group.recv([x], self.rank_in_stage(-1), 0).wait()
+        return x
+
+    def rank_in_stage(self, distance: int) -> int:
+        """Return the rank with this one's position in another stage, `distance` stages on in the ring."""
+        position = self.position
+        return (position.rank + distance * position.tensor_size) % position.size
 
     def gather_columns(self, x: Tensor) -> Tensor:
         if COMPILE_ONLY.get() is not None:
@@ -119,23 +146,25 @@ class Collectives:
             return x.new_empty(0, x.shape[1] * self.shard.size)
         x = x.contiguous()
         if self.shard.rank:
-            self.process_group.gather([], [x], self.gather_options).wait()
+            self.tensor_group.gather([], [x], self.gather_options).wait()
             return x
         pieces = [torch.empty_like(x) for _ in range(self.shard.size)]
-        self.process_group.gather([pieces], [x], self.gather_options).wait()
+        self.tensor_group.gather([pieces], [x], self.gather_options).wait()
         return torch.cat(pieces, -1)
 
     def abort(self) -> None:
         """End collectives that wait for a process that has ended."""
-        if self.process_group is not None and self.device.type != "cpu":
-            self.process_group.abort()
+        for group in (self.tensor_group, self.pipeline_group):
+            if group is not None and self.device.type != "cpu":
+                group.abort()
 
 
 class Leader(Collectives):
     """Rank 0, which starts the other ranks, sends them the work and notices when one ends."""
 
-    def __init__(self, size: int, device: torch.device):
-        super().__init__(Shard(0, size), Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
+    def __init__(self, position: Position, device: torch.device):
+        """position: of this process, whose rank is 0"""
+        super().__init__(position, Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.channels: list[Channel] = []
         self.encoder = StepEncoder()
@@ -145,10 +174,11 @@ class Leader(Collectives):
         self.lock = threading.Lock()
         self.on_failure: Callable[[RankFailed], object] = lambda error: None
         self.read_bytes: list[int] = []  # of weights, by each other rank
+        self.weight_bytes: list[int] = []  # of memory that weights occupy in each other rank, besides mapped files
 
     def start(self, setup: dict[str, Any]) -> None:
         """Start the other ranks, which load their parts. setup: fields of `rank.Setup` without those of a rank"""
-        for rank in range(1, self.shard.size):
+        for rank in range(1, self.position.size):
             own, other = socket.socketpair()
             with other:
                 # In a process group of their own: the Ctrl-C of a terminal ends rank 0, and they end with it.
@@ -160,12 +190,14 @@ class Leader(Collectives):
                 )
             self.processes.append(process)
             self.channels.append(Channel(own))
-            fields = setup | {"rank": rank, "size": self.shard.size, "folder": str(self.folder)}
+            position = replace(self.position, rank=rank)
+            fields = setup | {"position": asdict(position), "folder": str(self.folder)}
             self.channels[-1].send(SETUP, json.dumps(fields).encode())
 
     def finish_start(self) -> None:
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
-        self.read_bytes = [message["read_bytes"] for message in self.receive_from_all()]
+        loaded = self.receive_from_all()
+        self.read_bytes, self.weight_bytes = ([m[name] for m in loaded] for name in ("read_bytes", "weight_bytes"))
         self.connect()
         self.receive_from_all()  # until then, they read addresses from the folder
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -201,7 +233,10 @@ class Leader(Collectives):
     def ended(self, rank: int, message: tuple[int, bytes] | None = None) -> RankFailed:
         """Return the error for a rank that has ended. message: its last one"""
         if message and message[0] == FAILED:
-            return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
+            killed = self.find_killed()  # whose end others notice as a failed collective
+            if killed is None:
+                return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
+            rank = killed
         try:
             code = self.processes[rank - 1].wait(EXIT_WAIT_S)
         except subprocess.TimeoutExpired:
@@ -209,8 +244,14 @@ class Leader(Collectives):
         reason = f"signal {-code}, {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return RankFailed(f"{self.title(rank)} has ended ({reason})", REMEDY)
 
+    def find_killed(self) -> int | None:
+        """Return the rank of a process that a signal has ended, if there is one."""
+        time.sleep(KILL_NOTICE_S)
+        codes = [process.poll() for process in self.processes]
+        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
+
     def title(self, rank: int) -> str:
-        return f"process {rank + 1} of {self.shard.size}"
+        return f"process {rank + 1} of {self.position.size}"
 
     def send_step(
         self,
@@ -238,7 +279,7 @@ class Leader(Collectives):
 
     def step_failed(self, error: Exception) -> Exception:
         self.failed.wait(EXIT_WAIT_S)  # a collective may notice the end of a process first
-        return self.failure or RankFailed(f"a step of {self.shard.size} processes failed: {error}", REMEDY)
+        return self.failure or RankFailed(f"a step of {self.position.size} processes failed: {error}", REMEDY)
 
     def close(self) -> None:
         """End the other ranks."""
@@ -252,7 +293,7 @@ class Leader(Collectives):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        self.process_group = None
+        self.tensor_group = self.pipeline_group = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""One of the processes of tensor parallelism other than the first: `python -m localllm.parallel.rank SOCKET`.
+"""A process of tensor or pipeline parallelism other than the first: `python -m localllm.parallel.rank SOCKET`.
 
 It loads its part of the model, runs the steps that rank 0 sends, and ends with it.
 """
@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from localllm.arch.describe import parse_config
-from localllm.arch.shard import Shard
+from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.shards import shard_model
+from localllm.checkpoint.stages import part_of_model
 from localllm.errors import LocalLLMError
-from localllm.hardware.device import device_context, rank_device
+from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
 from localllm.parallel.group import (
     CACHES,
@@ -44,14 +44,14 @@ from localllm.runtime.runner import Runner
 class Setup:
     """What a rank is started with."""
 
-    rank: int
-    size: int
+    position: Position
     folder: str  # where the ranks exchange their addresses
     path: str  # of the model
     device: str  # of rank 0
     dtype: str
     kv_dtype: str
     activation_bits: int
+    deterministic: bool
     threads: int
     block_size: int
     blocks: int
@@ -67,21 +67,21 @@ def serve_rank(channel: Channel) -> None:
         return
     kind, content = message
     assert kind == SETUP
-    setup = Setup(**json.loads(content))
-    shard = Shard(setup.rank, setup.size)
-    device = rank_device(torch.device(setup.device), setup.rank)
-    ranks = Follower(shard, Path(setup.folder), device)
+    fields = json.loads(content)
+    setup = Setup(**fields | {"position": Position(**fields["position"])})
+    device = rank_device(torch.device(setup.device), setup.position.rank)
+    ranks = Follower(setup.position, Path(setup.folder), device)
     torch.set_num_threads(setup.threads)
     try:
         with torch.inference_mode(), device_context(device):
-            read_bytes = 0
+            read_bytes, anonymous = 0, anonymous_bytes()
 
             def on_part(done: int, total: int) -> None:
                 nonlocal read_bytes
                 read_bytes = done
 
             whole = read_header(Path(setup.path))
-            header, config = shard_model(whole, parse_config(whole.config), shard)
+            header, config = part_of_model(whole, parse_config(whole.config), setup.position)
             decoder, _ = load_decoder(
                 header,
                 config,
@@ -102,7 +102,9 @@ def serve_rank(channel: Channel) -> None:
             runner, pool = make_runner(decoder, setup, device, sizes)
             if device.type == "cpu":
                 compile_kernels(runner, pool, setup.threads)
-            channel.send(LOADED, json.dumps({"read_bytes": read_bytes}).encode())
+            weight_bytes = max(0, anonymous_bytes() - anonymous)
+            loaded = {"read_bytes": read_bytes, "weight_bytes": min(weight_bytes, header.stored_bytes)}
+            channel.send(LOADED, json.dumps(loaded).encode())
             ranks.connect()
             channel.send(CONNECTED, b"{}")
             if device.type != "cpu":
@@ -129,6 +131,7 @@ def make_runner(
         sizes["state_slots"],
         KV_DTYPES.get(setup.kv_dtype, dtype),
         sizes["max_running"],
+        deterministic=setup.deterministic,
     )
     return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
 

@@ -18,7 +18,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header, TensorHeader
 from localllm.errors import UsageError
 from localllm.hardware.catalog import DeviceSpec, find_device
-from localllm.hardware.device import device_name, dtype_name, resolve_device, resolve_dtype
+from localllm.hardware.device import device_name, dtype_name, machine_bytes, resolve_device, resolve_dtype
 from localllm.hardware.measure import measure_this_machine, stored_rates
 from localllm.metrics import Metrics
 from localllm.plan import runs
@@ -52,7 +52,8 @@ def measured_bandwidth(device: torch.device, dtype: str, settings: Settings) -> 
 
 def memory_of(device: torch.device, memory_bytes: int, settings: Settings) -> FreeMemory:
     """Return the memory with the bandwidth of the device, if that was measured."""
-    return FreeMemory(device.type, memory_bytes, measured_bandwidth(device, settings.dtype, settings))
+    bandwidth = measured_bandwidth(device, settings.dtype, settings)
+    return FreeMemory(device.type, memory_bytes, bandwidth, find_machine_bytes=lambda: machine_bytes(device))
 
 
 def expect_on_device(

@@ -3,17 +3,17 @@
 `pull` and `run` call `check_fit` before they begin.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from localllm.arch.config import ModelConfig
 from localllm.arch.cost import WeightBytes, why_not_4_bit_cache
 from localllm.arch.describe import parse_config
-from localllm.arch.shard import Shard, check_tensor_parallel
+from localllm.arch.stages import Position, check_processes
 from localllm.checkpoint.header import Header
-from localllm.checkpoint.shards import shard_model
-from localllm.errors import DoesNotFit, UsageError
+from localllm.checkpoint.stages import divide_model, part_of_model
+from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import dtype_for, kv_dtype_for
 from localllm.plan.activations import dequantized_matrix_bytes
@@ -30,6 +30,7 @@ from localllm.plan.weights import GGUF_BITS, QUANTS, stored_dtype, weight_bytes
 from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
+GPUS_PER_MACHINE = 8  # that are proposed for a model that does not fit
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -46,6 +47,10 @@ class DeviceMemory(Protocol):
         """Bytes available to a model."""
         ...
 
+    def machine_bytes(self) -> tuple[int, ...]:
+        """Return the bytes available on each such device of the machine, in their order."""
+        ...
+
 
 @dataclass(frozen=True)
 class FreeMemory:
@@ -54,6 +59,11 @@ class FreeMemory:
     device_type: str
     memory_bytes: int
     bandwidth: float | None = None  # bytes per second that decoding reads, if it was measured
+    stage_bytes: tuple[int, ...] = ()  # of the devices of each pipeline stage, if they have memories of their own
+    find_machine_bytes: Callable[[], tuple[int, ...]] | None = field(default=None, compare=False)
+
+    def machine_bytes(self) -> tuple[int, ...]:
+        return self.find_machine_bytes() if self.find_machine_bytes else (self.memory_bytes,)
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,27 @@ class LoadOptions:
     quant: str | None = None  # of QUANTS or GGUF_BITS; None: as stored
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of keys and values: the model's dtype, int8, fp8, k8v4 or int4
-    tensor_parallel: int = 1  # processes among which the model is divided
+    tensor_parallel: int = 1  # processes among which each layer is divided
+    pipeline_parallel: int = 1  # stages of layers
+    stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
+    expert_parallel: bool = False  # divide a mixture by experts instead of their columns
+
+    @property
+    def processes(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
+
+    def in_one_process(self) -> "LoadOptions":
+        """Return these options for a draft model, which one process computes."""
+        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False)
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an invalid number of users or processes."""
-        check_tensor_parallel(self.tensor_parallel)
+        """Raise UsageError for an invalid number of users or processes, or experts that are not divided."""
+        check_processes(self.tensor_parallel, self.pipeline_parallel)
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise UsageError(
+                "--expert-parallel divides experts among the processes of --tensor-parallel",
+                "give a number of them",
+            )
         if type(self.users) is not int or self.users < 1:
             raise UsageError(f"{self.users!r} is not a number of users", "give a whole number from 1")
 
@@ -87,6 +113,7 @@ class Fit:
     context: int  # tokens per user
     max_context: int  # of one sequence; 0: none fits
     max_users: int  # that fit with this context
+    borders: tuple[int, ...] = ()  # between the layers of pipeline stages: see `Position`
 
     @property
     def fits(self) -> bool:
@@ -134,24 +161,113 @@ def check_fit(
         if draft and fit_model(header, config, device, options, name=name).fits:
             raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
-        alternatives = [
-            fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants
-        ]
-        raise DoesNotFit(fit.refusal.message, remedy(fit, alternatives))
+        smaller = [fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants]
+        raise DoesNotFit(
+            fit.refusal.message, find_remedy(header, config, device, options, fit, smaller, name=name)
+        )
     return fit
 
 
-def remedy(fit: Fit, alternatives: Iterable[Fit]) -> str:
-    """Return a remedy for a model that does not fit, preferring the least loss of quality."""
+def find_remedy(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    fit: Fit,
+    alternatives: Iterable[Fit],
+    *,
+    name: str,
+) -> str:
+    """Return a verified remedy for a model that does not fit, preferring the least loss of quality.
+
+    alternatives: the model in other quantizations
+    """
     assert fit.refusal
-    if fit.max_context and fit.refusal.remedy:
-        return fit.refusal.remedy  # the weights fit, but the context is too long or there are too many users
+    divided = fit_on_machine(header, config, device, options, name=name)
+    on_machine = f"{flags_of(divided)} fits the GPUs of this machine" if divided else None
+    if fit.max_context and fit.refusal.remedy:  # the weights fit, but contexts are too long, or users too many
+        return f"{fit.refusal.remedy}, or {on_machine}" if on_machine else fit.refusal.remedy
+    if on_machine:
+        return on_machine
     smaller = next(
         (alternative for alternative in alternatives if alternative.quant in QUANTS and alternative.fits), None
     )
     if smaller:
         return f"--quant {smaller.quant} takes {format_bytes(smaller.weights.total)} and fits"
+    if larger := fit_on_larger_machine(header, config, device, options, name=name):
+        return (
+            f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
+        )
     return "name a smaller model, or a device with more free memory"
+
+
+def fit_on_machine(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> LoadOptions | None:
+    """Return the options with the fewest GPUs of the machine that the model fits; None if it fits none."""
+    if device.device_type == "cpu" or options.processes > 1:
+        return None
+    free = device.machine_bytes()
+    for tensor, stages in divisions_of(len(free)):
+        smallest = FreeMemory(device.device_type, min(free[: tensor * stages]))
+        if fitting := first_fitting(header, config, smallest, options, [(tensor, stages)], name=name):
+            return fitting
+    return None
+
+
+def fit_on_larger_machine(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> LoadOptions | None:
+    """Return the options with the fewest GPUs like this one that the model fits, of those that machines have.
+
+    None for a CPU, whose memory all processes share.
+    """
+    if device.device_type == "cpu" or options.processes > 1:
+        return None
+    like = FreeMemory(device.device_type, device.memory_bytes)
+    return first_fitting(header, config, like, options, divisions_of(GPUS_PER_MACHINE), name=name)
+
+
+def first_fitting(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    divisions: Iterable[tuple[int, int]],
+    *,
+    name: str,
+) -> LoadOptions | None:
+    """Return the options with the first division that fits on devices like this one; None if none does.
+
+    divisions: (processes of each layer, stages)
+    """
+    for tensor, stages in divisions:
+        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages, stage_shares=())
+        try:
+            if fit_model(header, config, device, divided, name=name).fits:
+                return divided
+        except (UnsupportedModel, UsageError):
+            continue
+    return None
+
+
+def powers_of_2(limit: int) -> list[int]:
+    """Return 2, 4, 8, ... up to a limit."""
+    return [1 << n for n in range(1, limit.bit_length()) if 1 << n <= limit]
+
+
+def divisions_of(devices: int) -> list[tuple[int, int]]:
+    """Return the ways to divide a model among several devices of a machine, in the order of preference.
+
+    Each is the number of processes of a layer and the number of stages. Stages do not compute at the same time.
+    """
+    return [*((size, 1) for size in powers_of_2(devices)), *((1, stages) for stages in range(2, devices + 1))]
+
+
+def flags_of(options: LoadOptions) -> str:
+    """Return the flags that divide a model; empty for one process."""
+    counts = {"--tensor-parallel": options.tensor_parallel, "--pipeline-parallel": options.pipeline_parallel}
+    return " ".join(f"{flag} {count}" for flag, count in counts.items() if count > 1)
 
 
 def model_needs(
@@ -185,16 +301,62 @@ def fit_model(
     name: str,
     draft: MemoryNeeds | None = None,
 ) -> Fit:
-    """Compute the fit with the code by which `load` allocates, with tensor parallelism that of one process.
+    """Compute the fit with the code by which `load` allocates: with tensor parallelism that of one process, with
+    pipeline parallelism on GPUs that of the stage with the least room.
 
     Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
     """
     check_context(config.max_context, options.context)
+    borders: tuple[int, ...] = ()
+    if options.pipeline_parallel > 1:
+        shares = options.stage_shares or getattr(device, "stage_bytes", ()) or (1.0,) * options.pipeline_parallel
+        borders = divide_model(header, config, shares)
+    position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
     memory_bytes = device.memory_bytes
-    if (ranks := options.tensor_parallel) > 1:
-        header, config = shard_model(header, config, Shard(0, ranks))
-        memory_bytes //= ranks if device.device_type == "cpu" else 1  # GPUs have a memory each
-    needs = replace(model_needs(header, config, device.device_type, options, name=name), draft=draft)
+    if device.device_type == "cpu" or not borders:  # stages on a CPU share its memory
+        whole = replace(position, borders=())
+        part = part_of_model(header, config, whole)
+        memory_bytes //= whole.size if device.device_type == "cpu" else 1  # GPUs have a memory each
+        needs = replace(model_needs(*part, device.device_type, options, name=name), draft=draft)
+        return replace(fit_needs(needs, memory_bytes, options), borders=borders)
+    fits = []
+    for index, free in enumerate(stage_memory(device, options)):
+        part = part_of_model(header, config, replace(position, rank=index * options.tensor_parallel))
+        stage_name = f"stage {index + 1} of {options.pipeline_parallel} of {name}"
+        needs = model_needs(*part, device.device_type, options, name=stage_name)
+        fits.append(fit_needs(replace(needs, draft=draft if index == 0 else None), free, options))
+    return replace(tightest_fit(fits), borders=borders)
+
+
+def stage_memory(device: DeviceMemory, options: LoadOptions) -> tuple[int, ...]:
+    """Return the memory of a device of each pipeline stage."""
+    return getattr(device, "stage_bytes", ()) or (device.memory_bytes,) * options.pipeline_parallel
+
+
+def tightest_fit(stages: Sequence[Fit]) -> Fit:
+    """Return the fit of the stage with the least room, as small as all stages have it."""
+    if refused := [fit for fit in stages if fit.refusal]:
+        return refused[0]
+    plans = [(fit, fit.memory) for fit in stages if fit.memory]
+    # A stage without recurrent layers would say that no stage has any.
+    fit, memory = min(plans, key=lambda each: (not each[0].needs.own_state_slot_bytes, each[1].blocks))
+    context = min(plan.context for _, plan in plans)
+    slots = [plan.state_slots for _, plan in plans if plan.state_slots]
+    smallest = replace(
+        memory,
+        context=context,
+        blocks=min(plan.blocks for _, plan in plans),
+        max_blocks=min(plan.max_blocks for _, plan in plans),
+        max_context=min(plan.max_context for _, plan in plans),
+        state_slots=min(slots, default=0),
+        max_running=min(plan.max_running for _, plan in plans),
+    )
+    users = min(each.max_users for each in stages)
+    return replace(fit, memory=smallest, context=context, max_context=smallest.max_context, max_users=users)
+
+
+def fit_needs(needs: MemoryNeeds, memory_bytes: int, options: LoadOptions) -> Fit:
+    """Compute the fit of what one process needs."""
     dtype, kv_dtype = needs.dtype, needs.kv_dtype
     max_context = 0
     try:

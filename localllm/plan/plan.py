@@ -11,9 +11,10 @@ from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.hardware.catalog import DeviceSpec
 from localllm.plan.estimated import Estimate, estimate_decoding
-from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, fit_model, remedy
-from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, blocks_for
-from localllm.plan.speed import Speed, predict_speed
+from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, find_remedy, fit_model, model_needs
+from localllm.plan.memory import BLOCK_SIZE, blocks_for
+from localllm.plan.parallel import Parallel, predict_divided_speed
+from localllm.plan.speed import Speed
 from localllm.plan.weights import GGUF_BITS
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
@@ -60,6 +61,8 @@ class Plan:
     expected: Speed | None
     expectation: Expectation | None
     estimate: Estimate | None  # without an expectation, for a GPU that was never measured
+    parallel: Parallel  # the devices that compute the model together; sizes are of the process with the least room
+    remedy: str | None  # what would fit; None if it does
 
     @property
     def fit(self) -> Fit:
@@ -83,11 +86,6 @@ class Plan:
         return self.fit.weights.total + self.kv_bytes + self.state_bytes + self.activation_bytes
 
     @property
-    def remedy(self) -> str | None:
-        """What would fit; None if it does."""
-        return remedy(self.fit, (choice.fit for choice in self.choices)) if self.fit.refusal else None
-
-    @property
     def best(self) -> Choice | None:
         """The stored model or the result of `--quant` with the most bits that fits."""
         return next((c for c in self.choices if c.fit.fits and c.fit.quant not in GGUF_BITS), None)
@@ -101,28 +99,28 @@ def plan_model(
     name: str,
     prompt: int | None = None,
     expectation: Expectation | None = None,
+    parallel: Parallel | None = None,
 ) -> Plan:
     """Plan a model on a device, with the code by which `load` allocates.
 
-    prompt: tokens for which TTFT is predicted, None for a default. Raises UsageError for invalid options or a
-    prompt longer than the context, and like `parse_config`.
+    prompt: tokens for which TTFT is predicted, None for a default; parallel: the devices among which the options
+    divide the model, None for a single one. Raises UsageError for invalid options or a prompt longer than the
+    context, and like `parse_config`.
     """
-    config = parse_config(header.config)
+    config, parallel = parse_config(header.config), parallel or Parallel()
 
     def speed_of(fit: Fit, rates: DeviceSpec | Expectation) -> Speed:
         # No more users are expected than the engine serves at once.
         max_users = fit.concurrent_users if isinstance(rates, Expectation) else options.users
-        return predict_speed(
+        return predict_divided_speed(
             config,
-            fit.weights,
-            ELEMENT_BYTES[fit.dtype],
+            whole[fit.quant],
+            parallel,
             rates,
             context=fit.context,
             prompt=prompt or min(DEFAULT_PROMPT_TOKENS, fit.context),
             users=min(options.users, max_users),
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
-            kv=kv_element_bytes(fit.kv_dtype),
-            chunk=TOKEN_BUDGET[hardware.device_type],
         )
 
     fits = {options.quant: fit_model(header, config, hardware, options, name=name)}
@@ -131,6 +129,12 @@ def plan_model(
             header, config, hardware, replace(options, quant=quant), name=name
         )
     chosen = fits[options.quant]
+    whole = {quant: fit.needs for quant, fit in fits.items()}
+    if parallel.devices > 1:
+        whole = {
+            quant: model_needs(header, config, hardware.device_type, replace(options, quant=quant), name=name)
+            for quant in fits
+        }
     if prompt is not None and not 1 <= prompt <= chosen.context:
         raise UsageError(
             f"a prompt of {prompt} tokens is not possible",
@@ -140,7 +144,8 @@ def plan_model(
         quant: Choice(fits[quant], speed_of(fits[quant], hardware)) for quant in QUANT_ORDER if quant in fits
     }
     element = ELEMENT_BYTES[chosen.dtype]
-    kv = kv_bytes_per_token(config, *kv_element_bytes(chosen.kv_dtype))
+    process = chosen.needs.config  # of one process, if the model is divided
+    kv = kv_bytes_per_token(process, *kv_element_bytes(chosen.kv_dtype))
     length = prompt or min(DEFAULT_PROMPT_TOKENS, chosen.context)
     return Plan(
         name=name,
@@ -152,17 +157,23 @@ def plan_model(
         prompt=length,
         max_context=config.max_context,
         kv_bytes_per_token=kv,
-        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(config, *kv_element_bytes("int8")),
+        kv_bytes_per_token_in_8_bits=kv_bytes_per_token(process, *kv_element_bytes("int8")),
         kv_bytes_per_token_in_4_bits=None
         if why_not_4_bit_cache(config)
-        else kv_bytes_per_token(config, *kv_element_bytes("int4")),
+        else kv_bytes_per_token(process, *kv_element_bytes("int4")),
         kv_bytes_per_sequence=blocks_for(chosen.context) * BLOCK_SIZE * kv,
         kv_bytes_read=kv_bytes_read(
-            config, (SequenceStep(1, chosen.context),), *kv_element_bytes(chosen.kv_dtype)
+            process, (SequenceStep(1, chosen.context),), *kv_element_bytes(chosen.kv_dtype)
         ),
-        state_bytes_per_sequence=state_bytes(config, element),
+        state_bytes_per_sequence=state_bytes(process, element),
         activation_bytes=chosen.workspace,
         expected=speed_of(chosen, expectation) if expectation and chosen.fits else None,
         expectation=expectation,
-        estimate=None if expectation or not chosen.fits else estimate_decoding(header, config, chosen, hardware),
+        estimate=estimate_decoding(header, config, chosen, hardware)
+        if not expectation and chosen.fits and parallel.devices == 1
+        else None,
+        parallel=parallel,
+        remedy=find_remedy(header, config, hardware, options, chosen, fits.values(), name=name)
+        if chosen.refusal
+        else None,
     )

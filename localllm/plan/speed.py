@@ -6,6 +6,7 @@ rates that this machine reached in such steps, an expectation.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,6 +25,10 @@ from localllm.plan.memory import TOKEN_BUDGET
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 MAX_STEPS = 32  # of a prompt that are computed individually
+# Shares of a device's published rates that steps are assumed to reach: those of a CPU's own rates that answers of
+# a 1B model reached (`plan/measured.py`). No GPU was measured.
+ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
+ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
 
 
 class DeviceRates(Protocol):
@@ -64,9 +69,10 @@ def predict_speed(
     step_s: float = 0.0,
     kv: tuple[float, float] | None = None,
     chunk: int = TOKEN_BUDGET["cpu"],
+    exchange_s: Callable[[int, int], float] = lambda tokens, logits: 0.0,
 ) -> Speed:
     """Predict speed. context, prompt: in tokens; element_bytes, kv: see `bytes_read`; step_s: additional time per
-    step; chunk: most tokens of a step
+    step; chunk: most tokens of a step; exchange_s: time of devices to exchange a step's tokens and logits
     """
 
     def reading(step: Step) -> float:
@@ -76,7 +82,9 @@ def predict_speed(
         return flops(config, step) / rates.flops
 
     def seconds(step: Step) -> float:
-        return max(reading(step), computing(step)) + step_s
+        tokens = sum(share.tokens * share.sequences for share in step)
+        logits = sum(share.logits * share.sequences for share in step)
+        return max(reading(step), computing(step)) + step_s + exchange_s(tokens, logits)
 
     all_users = (SequenceStep(1, context, sequences=users),)
     return Speed(

@@ -4,7 +4,7 @@ The encoder turns whole texts into one vector per token. Its layers are the deco
 text; it has no KV cache.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig
+from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig, Stage
 from localllm.errors import UnsupportedModel
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch, EncoderBatch
@@ -45,7 +45,7 @@ class Layer:
         self.per_layer_gate = PerLayerGate(model.per_layer, model, source) if model.per_layer else None
         self.output_scale = source.float32_tensor("layer_scalar", 1).item() if config.output_scale else 1.0
         # With several ranks, a product is complete only after their sum.
-        fuses_norms = kernels.prepares_norms() and source.ranks is None
+        fuses_norms = kernels.prepares_norms() and source.tensor_ranks is None
         self.prepares_norms = fuses_norms and not config.parallel and not isinstance(self.ffn, MoE)
         self.next_norm: Norm | None = None
 
@@ -114,28 +114,43 @@ class Decoder:
     """A decoder: embed, layers, norm, logits.
 
     Takes its weights from `source` and raises DamagedModel if any are left over. max_len: most tokens of a
-    sequence.
+    sequence. A stage of a pipeline has some of the layers, and only the first one has the rest.
     """
 
     def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         self.config = config
         self.dtype = source.dtype
-        head_on_cpu = config.tie_embeddings and source.device.type == "cpu"
+        self.device = source.device
         self.ranks = source.ranks
-        first_row, end_row = (
-            self.ranks.shard.vocab_range(config.vocab_size) if self.ranks else (0, config.vocab_size)
-        )
-        vocab_rows = end_row - first_row
-        self.embedding = Embedding(source, "embed_tokens", vocab_rows, config.hidden_size, checked=not head_on_cpu)
-        if self.ranks:
-            self.embedding.divide(self.ranks, first_row)
-        self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
+        if config.has_ends:
+            self.load_embedding(source)
         self.layers: list[Layer] = []
-        for i, c in enumerate(config.layers):
+        for i, c in enumerate(config.layers, config.stage.first if config.stage else 0):
             self.layers.append(Layer(c, config, source.under(f"layers.{i}")))
             source.weights.release()
         for layer, next_layer in pairwise(self.layers):
             layer.prepare_norm_of(next_layer)
+        if config.has_ends:
+            self.load_head(source)
+        self.set_max_len(max_len, source.device)
+        source.weights.release()
+        # Some checkpoints store a tied head twice.
+        source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
+
+    def load_embedding(self, source: WeightSource) -> None:
+        config, ranks = self.config, source.tensor_ranks
+        first_row, end_row = ranks.shard.vocab_range(config.vocab_size) if ranks else (0, config.vocab_size)
+        self.vocab_rows = end_row - first_row
+        self.embedding = Embedding(
+            source, "embed_tokens", self.vocab_rows, config.hidden_size, checked=not self.head_on_cpu
+        )
+        if ranks:
+            self.embedding.divide(ranks, first_row)
+        self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
+        self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
+
+    def load_head(self, source: WeightSource) -> None:
+        config = self.config
         self.norm = load_norm(source, "norm", config.hidden_size, config)
         if config.tie_embeddings:
             self.lm_head = Linear(
@@ -145,17 +160,17 @@ class Decoder:
                 activation_bits=source.activation_bits,
             )
             [head] = self.lm_head.weights
-            if head_on_cpu:
+            if self.head_on_cpu:
                 source.check_laid_out(["embed_tokens"], [self.embedding.weight], [head])
                 self.embedding.weight = head  # for lookups, too: none of the mapped file stays in memory
-            source.keep_matrices({"embed_tokens": vocab_rows}, self.lm_head.weights)
+            source.keep_matrices({"embed_tokens": self.vocab_rows}, self.lm_head.weights)
         else:
-            self.lm_head = Linear.load(source, {"lm_head": vocab_rows}, config.hidden_size, bias=False)
-        self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
-        self.set_max_len(max_len, source.device)
-        source.weights.release()
-        # Some checkpoints store a tied head twice.
-        source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
+            self.lm_head = Linear.load(source, {"lm_head": self.vocab_rows}, config.hidden_size, bias=False)
+
+    @property
+    def head_on_cpu(self) -> bool:
+        """Whether a CPU has the head in the embedding's place."""
+        return self.config.tie_embeddings and self.device.type == "cpu"
 
     def set_max_len(self, max_len: int, device: torch.device) -> None:
         """Set the most tokens of a sequence, which some rotary embeddings depend on.
@@ -169,31 +184,73 @@ class Decoder:
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Append the batch's tokens to the caches and return logits [N, vocab] in the model's dtype.
 
-        Of several ranks, only the first returns the logits of the whole vocabulary.
+        Of several ranks, only the first returns the logits of the whole vocabulary, and stages behind the first
+        return what they have computed.
         """
-        c, x = self.config, self.hidden_states(batch, caches)
-        selected = x if batch.logit_index is None else x[batch.logit_index]
+        c, selected = self.config, self.hidden_states(batch, caches, batch.logit_index)
+        if not c.has_ends:
+            return selected
         logits = self.lm_head(selected, norm=self.norm)
-        if self.ranks:
+        if self.ranks and self.ranks.shard.size > 1:
             if rows_left := self.ranks.shard.vocab_rows(c.vocab_size) - logits.shape[1]:
                 logits = F.pad(logits, (0, rows_left))
             logits = self.ranks.gather_columns(logits)[:, : c.vocab_size]
         logits = scale_by(logits, c.logit_scale)
         return c.logit_softcap * kernels.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
-    def hidden_states(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
-        """Append the batch's tokens to the caches and return the last layer's output before the norm: [T,
-        hidden].
+    def normed_hidden_states(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
+        """Append the batch's tokens to the caches and return the head's input of all of them: [T, hidden]."""
+        x = self.hidden_states(batch, caches)
+        return self.norm(x) if self.config.has_ends else x
+
+    def hidden_states(self, batch: Batch, caches: list[LayerCache], index: Tensor | None = None) -> Tensor:
+        """Append the batch's tokens to the caches and return the last layer's output before the norm: [N, hidden],
+        of the tokens in `index` or of all.
         """
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
-        x = scale_by(self.embedding(batch.token_ids), self.embedding_scale)  # [T, hidden]
-        token_inputs = self.per_layer(batch.token_ids, x) if self.per_layer else [None] * len(self.layers)
+        x, token_inputs = self.embed(batch.token_ids) if self.config.has_ends else self.receive(batch.token_ids)
         norm = None
-        for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=True):
+        for layer, cache, token_input in zip(self.layers, caches, token_inputs, strict=False):
             following = FollowingNorm(layer.next_norm) if layer.next_norm else None
             x = layer(x, batch, cache, token_input, norm, following)
             norm = following.of(x) if following else None
-        return x
+        if self.config.stage:
+            return self.pass_on(self.config.stage, x, token_inputs[len(self.layers) :], index)
+        return x if index is None else x[index]
+
+    def embed(self, token_ids: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Return the embeddings [T, hidden], and the inputs of all layers besides."""
+        x = scale_by(self.embedding(token_ids), self.embedding_scale)
+        return x, self.per_layer(token_ids, x) if self.per_layer else [None] * len(self.layers)
+
+    def receive(self, token_ids: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
+        """Return what the previous stage has sent: its output [T, hidden], and the inputs of the layers left."""
+        c, stage, ranks = self.config, self.config.stage, self.ranks
+        assert stage and ranks
+        widths = [c.hidden_size]
+        if c.per_layer:
+            widths += [c.per_layer.dim] * (stage.total - stage.first)
+        sent = torch.empty(len(token_ids), sum(widths), dtype=self.dtype, device=self.device)
+        x, *inputs = ranks.receive_from_previous_stage(sent).split(widths, -1)
+        return x.contiguous(), inputs or [None] * len(self.layers)
+
+    def pass_on(
+        self, stage: Stage, x: Tensor, token_inputs: Sequence[Tensor | None], index: Tensor | None
+    ) -> Tensor:
+        """Send a stage's output to the next one, and return it; the first stage returns the last one's.
+
+        token_inputs: of the layers of following stages; index: of the tokens whose hidden states are needed
+        """
+        assert self.ranks
+        count = len(x) if index is None else len(index)
+        # The first stage waits for the last one even if it needs nothing, so that one step is under way at a time.
+        returned = x.new_empty(max(1, count), x.shape[1])
+        if stage.is_last:
+            x = x if index is None else x[index] if count else x[:1]
+        self.ranks.send_to_next_stage(torch.cat((x, *(each for each in token_inputs if each is not None)), -1))
+        if stage.index:
+            return x
+        return self.ranks.receive_from_previous_stage(returned)[:count]
 
 
 class Encoder:

@@ -1,4 +1,4 @@
-"""The ranks of tensor parallelism, as layers and runners see them; `localllm.parallel` implements them."""
+"""The processes that compute one model, as layers and runners see them; `localllm.parallel` implements them."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,14 +12,14 @@ from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 class Ranks(Protocol):
     """This process and the others that compute the same model."""
 
-    shard: Shard
+    shard: Shard  # among the ranks that divide the same layers
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum x over all ranks, in place, and return it."""
+        """Sum x over all ranks of the stage, in place, and return it."""
         ...
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        """Return x [N, columns] of all ranks side by side on rank 0, and x itself on others."""
+        """Return x [N, columns] of all ranks of the stage side by side on its first, and x itself on others."""
         ...
 
     def send_step(
@@ -40,7 +40,15 @@ class Ranks(Protocol):
         ...
 
     def broadcast(self, x: Tensor) -> None:
-        """Copy x of rank 0 to all ranks."""
+        """Copy x of rank 0 to all ranks that read it: those of the first stage."""
+        ...
+
+    def send_to_next_stage(self, x: Tensor) -> None:
+        """Send x to the following stage, from the last to the first one."""
+        ...
+
+    def receive_from_previous_stage(self, x: Tensor) -> Tensor:
+        """Fill x with what the previous stage sends, and return it; the first stage receives from the last."""
         ...
 
     def send_caches(self, blocks: int, state_slots: int, max_running: int, context: int) -> None:

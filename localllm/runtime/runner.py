@@ -193,7 +193,7 @@ class Runner:
 
     def hidden_states(self, batch: Batch) -> Tensor:
         """Compute [T, hidden] float32 of all tokens of the batch: the input of the head."""
-        return self.forward(batch, lambda *given: self.model.norm(self.model.hidden_states(*given)))
+        return self.forward(batch, self.model.normed_hidden_states)
 
     def forward(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
         try:

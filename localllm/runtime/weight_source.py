@@ -51,6 +51,7 @@ class WeightSource:
         self.activation_bits = activation_bits
         self.layout = layout
         self.ranks = ranks
+        self.tensor_ranks = ranks if ranks and ranks.shard.size > 1 else None  # that divide the tensors
 
     def under(self, name: str) -> "WeightSource":
         weights = self.weights.scoped(name)

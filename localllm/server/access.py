@@ -13,7 +13,7 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from localllm.errors import MissingKey, OriginRefused, UsageError
@@ -61,6 +61,14 @@ class AccessPolicy:
 
     key_names: Mapping[bytes, str] = field(default_factory=dict, hash=False)
     """Names of keys by their digests, for metrics; a key without one is shown as a digest of its digest."""
+
+    is_behind_front: bool = False
+    """Whether requests come from a front that has checked them, in a process of the same user, and not from a
+    connection: their scope names the client's key."""
+
+    def behind_front(self) -> "AccessPolicy":
+        """The policy of a replica: the front checks requests, and ends TLS, which no other process could."""
+        return replace(self, tls=None, is_behind_front=True)
 
     @property
     def scheme(self) -> str:

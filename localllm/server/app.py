@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from localllm.errors import LocalLLMError, NoSuchRoute, QueueFull, UsageError
 from localllm.server import (
@@ -35,6 +35,7 @@ from localllm.server.inventory import Inventory
 from localllm.server.logs import CLIENT_CLOSED_STATUS, RequestLogger
 from localllm.server.models import ModelPool, run_in_daemon_thread
 from localllm.server.prometheus import ServerMetrics, TokenPrice
+from localllm.server.request_stats import RequestCounter
 from localllm.server.routing import Router
 from localllm.server.simulation import SimulationPool
 from localllm.server.slots import SlotFiles
@@ -73,7 +74,7 @@ def create_app(
         simulation.router(simulations),
         web.router(),
     )
-    app = assemble(routers, metrics, access, limits, log_prompts=log_prompts, strict=strict)
+    app = assemble(routes_of(routers), metrics, access, limits, log_prompts=log_prompts, strict=strict)
     app.state.simulations = simulations  # whose owner closes it
     return app
 
@@ -86,7 +87,7 @@ def create_simulation_app(aliases: Mapping[str, str]) -> Starlette:
     simulations = SimulationPool(aliases)
     metrics = ServerMetrics(ModelPool(refuse_to_load))
     routers = (simulation.router(simulations, has_chat=False), web.router(has_chat=False))
-    app = assemble(routers, metrics, AccessPolicy(), ConnectionLimits())
+    app = assemble(routes_of(routers), metrics, AccessPolicy(), ConnectionLimits())
     app.state.simulations = simulations
     return app
 
@@ -95,19 +96,24 @@ def refuse_to_load(name: Any, context: int | None) -> NoReturn:
     raise UsageError("this server answers no prompts", "start one with `localllm serve`")
 
 
+def routes_of(routers: Sequence[Router]) -> list[BaseRoute]:
+    """All routes, and the one that describes them."""
+    routes = [route for router in routers for route in router.routes]
+    return [*routes, *openapi.router(routes).routes]
+
+
 def assemble(
-    routers: Sequence[Router],
-    metrics: ServerMetrics,
+    routes: Sequence[BaseRoute],
+    metrics: RequestCounter,
     access: AccessPolicy,
     limits: ConnectionLimits,
     *,
     log_prompts: bool = False,
     strict: bool = False,
 ) -> Starlette:
-    """Build an application with these routers and the middleware of every server."""
-    routes = [route for router in routers for route in router.routes]
+    """Build an application with these routes and the middleware of every server."""
     app = Starlette(
-        routes=[*routes, *openapi.router(routes).routes],
+        routes=list(routes),
         middleware=[
             Middleware(RequestLogger, metrics=metrics, log_prompts=log_prompts, strict=strict),
             Middleware(Guard, access=access, limits=limits),

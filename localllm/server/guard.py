@@ -24,6 +24,7 @@ from localllm.server.request_stats import current_request_stats
 
 PUBLIC_PATHS = re.compile(r"/|/health|/ui|/ui/.*|/simulate")  # readable without a key; they reveal nothing
 UNAUTHENTICATED = "localllm.unauthenticated"  # set in the scope of requests without a key to these paths
+KEY = "localllm.key"  # the digest of a request's key, None without one, in the scope of each admitted request
 PAGE_PATHS = re.compile(r"/|/ui/?|/simulate")  # which other sites may link to
 UNLIMITED_PATHS = re.compile(r"/api/blobs/[^/]*|/localllm/state")  # bodies that their routes limit and never hold
 HTTP_VERSIONS = ("1.0", "1.1")
@@ -120,6 +121,9 @@ class Guard:
         """Response of a CORS preflight; None for a request that goes to its route. Raises LocalLLMError for a
         request that is refused."""
         headers, reading = scope["headers"], scope["method"] in READ_METHODS
+        if self.access.is_behind_front:
+            self.admit(scope, scope[KEY])
+            return None
         if scope["http_version"] not in HTTP_VERSIONS:
             raise UsageError(f"HTTP/{scope['http_version']} is not supported", "send HTTP/1.1")
         host = self.access.check_host(headers, scope["client"][0] if scope.get("client") else "")
@@ -135,17 +139,23 @@ class Guard:
                 return preflight_response(headers)  # browsers send no key with a preflight
         body.check_framing()
         try:
-            key = self.access.check_key(headers)
-            CLIENT.set(key_scope(key))
-            CACHE_SCOPE.set(self.access.cache_scope(key))
-            if stats := current_request_stats():
-                stats.key = self.access.key_label(key)
+            self.admit(scope, self.access.check_key(headers))
         except MissingKey:
             if not (reading and PUBLIC_PATHS.fullmatch(scope["path"])):
                 raise
-            scope[UNAUTHENTICATED] = True
+            scope[UNAUTHENTICATED], scope[KEY] = True, None
         body.check_length()
         return None
+
+    def admit(self, scope: Scope, key: bytes | None) -> None:
+        """Serve a request for the client with this key. key: its digest, None without one"""
+        scope[KEY] = key
+        if UNAUTHENTICATED in scope:
+            return
+        CLIENT.set(key_scope(key))
+        CACHE_SCOPE.set(self.access.cache_scope(key))
+        if stats := current_request_stats():
+            stats.key = self.access.key_label(key)
 
 
 def preflight_response(headers: Headers) -> Response:

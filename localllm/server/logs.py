@@ -15,16 +15,13 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.api.body import IGNORED_FIELDS, IgnoredFields
-from localllm.server.request_stats import CURRENT_REQUEST, RequestStats
-
-if TYPE_CHECKING:
-    from localllm.server.prometheus import ServerMetrics  # imports torch, which would delay errors about flags
+from localllm.server.request_stats import CURRENT_REQUEST, RequestCounter, RequestStats
 
 log = logging.getLogger("localllm.requests")
 CLIENT_CLOSED_STATUS = 499  # the client disconnected, as in the logs of nginx
@@ -93,7 +90,7 @@ def escape(value: Any) -> str:
 class RequestLogger:
     """Outermost middleware: gives each request an id and statistics, and logs it at the end."""
 
-    def __init__(self, app: ASGIApp, metrics: "ServerMetrics", *, log_prompts: bool = False, strict: bool = False):
+    def __init__(self, app: ASGIApp, metrics: RequestCounter, *, log_prompts: bool = False, strict: bool = False):
         """strict: refuse fields that have no effect."""
         self.app = app
         self.metrics = metrics
@@ -187,6 +184,7 @@ def request_fields(scope: Scope, stats: RequestStats, status: int, seconds: floa
         "error": stats.error and stats.error[:MAX_VALUE_LEN],
         "model": stats.model,
         "template": stats.template,
+        "replica": stats.replica,
     }
     if stats.finish_reasons:
         fields |= {

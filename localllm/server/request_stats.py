@@ -4,7 +4,7 @@ by model for `localllm top`."""
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -18,6 +18,18 @@ WINDOW_S = 300.0  # of recent latencies
 MAX_ANSWERS = 1000  # per model
 MAX_GAPS = 20_000  # between tokens, per model; their percentiles take some milliseconds
 
+SUMMARY_FIELDS = (
+    "model",
+    "prompts",
+    "metrics_list",
+    "finish_reasons",
+    "prompt_tokens",
+    "output_tokens",
+    "error",
+    "template",
+    "ignored",
+)
+
 JsonObject = dict[str, Any]
 
 
@@ -27,6 +39,12 @@ class AnswerCounter(Protocol):
     def answer_ended(
         self, model: str, reason: str, prompt_tokens: int, metrics: Metrics | None, output_tokens: int, key: str
     ) -> None: ...
+
+
+class RequestCounter(AnswerCounter, Protocol):
+    """Counts the requests and answers of a server."""
+
+    def request_ended(self, method: str, route: str | None, status: int, seconds: float) -> None: ...
 
 
 @dataclass
@@ -46,6 +64,9 @@ class RequestStats:
     error: str | None = None
     """Error message sent to the client."""
 
+    replica: str | None = None
+    """Number of the replica that answered, where there are several."""
+
     template: str | None = None
     """Name of the chat template used instead of one that the model lacks."""
 
@@ -61,6 +82,15 @@ class RequestStats:
         self.prompt_tokens += prompt_tokens
         self.output_tokens += metrics.output_tokens if metrics else output_tokens
         self.counter.answer_ended(model, reason, prompt_tokens, metrics, output_tokens, self.key)
+
+    def summary(self) -> JsonObject:
+        """What a log line shows of the request, for the process that writes it."""
+        return {name: getattr(self, name) for name in SUMMARY_FIELDS}
+
+    def add_summary(self, fields: Mapping[str, Any]) -> None:
+        """Take over what another process has recorded of the request."""
+        for name, value in fields.items():
+            setattr(self, name, value)
 
 
 CURRENT_REQUEST: ContextVar[RequestStats | None] = ContextVar("current_request", default=None)

@@ -48,6 +48,7 @@ class Server(uvicorn.Server):
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
         tls: ssl.SSLContext | None = None,
         on_closing: Callable[[], object] = lambda: None,
+        on_hangup: Callable[[], object] | None = None,
         exit_when_idle_s: float = math.inf,
         is_loading: Callable[[], bool] = lambda: False,
     ):
@@ -56,9 +57,9 @@ class Server(uvicorn.Server):
         listener: socket as returned by `bind`; on_listening: called with "listening on URL" once it accepts
         connections; on_shutdown: awaited after the last answer; on_abort: called when running and queued answers
         have no time left; notify: called with further messages for the operator; model_names: names of the loaded
-        models, for such a message; on_closing: called before it stops to accept connections; exit_when_idle_s:
-        time without requests after which it shuts down; is_loading: whether a model is being loaded, so that it
-        is not idle.
+        models, for such a message; on_closing: called before it stops to accept connections; on_hangup: called on
+        SIGHUP, which ends the process otherwise; exit_when_idle_s: time without requests after which it shuts
+        down; is_loading: whether a model is being loaded, so that it is not idle.
         """
         config = uvicorn.Config(
             app,
@@ -83,6 +84,7 @@ class Server(uvicorn.Server):
         self.on_shutdown = on_shutdown
         self.on_abort = on_abort
         self.on_closing = on_closing
+        self.on_hangup = on_hangup
         self.exit_when_idle_s = exit_when_idle_s
         self.is_loading = is_loading
         self.last_active_at = time.monotonic()
@@ -137,6 +139,9 @@ class Server(uvicorn.Server):
         loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
         for number in signals:
             loop.add_signal_handler(number, self.request_exit)
+        if self.on_hangup:
+            loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
+            signals = (*signals, signal.SIGHUP)
         try:
             yield
         finally:

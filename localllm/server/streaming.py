@@ -54,11 +54,14 @@ class StreamResponse(StreamingResponse):
             yield chunk
 
 
-async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Result of `work`. If the client disconnects, cancel it and raise ClientDisconnect."""
+async def run_until_disconnect(request: Request, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T:
+    """Result of `work`. If the client disconnects, cancel it and raise ClientDisconnect, unless it ends within
+    `grace_s`."""
     working, waiting = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request))
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if grace_s and not working.done():
+            await asyncio.wait((working,), timeout=grace_s)
         if not working.done():
             raise ClientDisconnect
         return working.result()

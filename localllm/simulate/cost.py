@@ -26,6 +26,7 @@ from localllm.arch.cost import (
     vectors_read_per_token,
 )
 from localllm.errors import UsageError
+from localllm.plan.parallel import Parallel
 from localllm.plan.speed import DeviceRates
 from localllm.runtime.step import StepShape
 
@@ -281,6 +282,16 @@ class RooflineCost:
             + self.step_s
             + self.sequence_s * (shape.sequences + shape.prompts)
         )
+
+
+class ParallelCost(RooflineCost):
+    """A roofline with the time that devices take to exchange activations."""
+
+    parallel = Parallel()
+
+    def seconds(self, shape: StepShape, number: int) -> float:
+        tokens, sequences = shape.tokens + shape.prompt_tokens, shape.sequences + shape.prompts
+        return super().seconds(shape, number) + self.parallel.exchange_s(self.config, tokens, sequences)
 
 
 class ScaledCost:

@@ -7,36 +7,22 @@ that a router always sees the state of its replicas at that time.
 
 import heapq
 import math
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
+from localllm.plan.parallel import Link
+from localllm.routing import Router
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.simulate.engine import Clock, SimulatedEngine
 from localllm.simulate.load import Load, Turn
 from localllm.simulate.policies import BatchScheduler
 from localllm.simulate.sequence import SimulatedSequence, TokenSpans
 
-MAX_REPLICAS = 256
-ROUTES = ("round-robin", "load", "prefix")
 PREFIX_PIECE = 128  # tokens by which a prefix router identifies the beginnings of prompts
-PREFIX_NAMES = 100_000  # that it remembers
-MAX_AHEAD = 8  # requests that a replica with the prefix may have more than the least loaded one
 SCALE_INTERVAL_S = 15.0
 SCALE_DOWN_S = 120.0  # for which fewer replicas must suffice before one is stopped
-
-
-@dataclass(frozen=True)
-class Link:
-    """A connection between devices."""
-
-    bandwidth: float  # bytes per second in one direction
-    latency_s: float = 0.0
-
-    def seconds(self, size: float) -> float:
-        return self.latency_s + size / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -89,36 +75,12 @@ class Replica:
             self.started_at = None
 
 
-class Router:
-    """Chooses a replica for each request, by what a front end knows: requests that it sent and that have ended."""
-
-    def __init__(self, route: str):
-        self.route = route
-        self.last = 0  # number of the last replica in turn
-        self.sent_to: OrderedDict[tuple[int, ...], int] = OrderedDict()  # replicas by beginnings of prompts
-
-    def choose(self, turn: Turn, replicas: list[Replica]) -> Replica:
-        if self.route == "round-robin":
-            chosen = next((r for r in replicas if r.number > self.last), replicas[0])
-            self.last = chosen.number
-            return chosen
-        least = min(replicas, key=lambda replica: (replica.unfinished, replica.number))
-        if self.route == "load":
-            return least
-        names = prefix_names(turn)
-        by_number = {replica.number: replica for replica in replicas}
-        chosen = least
-        for name in reversed(names):
-            owner = by_number.get(self.sent_to.get(name, 0))
-            if owner:
-                chosen = owner if owner.unfinished <= least.unfinished + MAX_AHEAD else least
-                break
-        for name in names:
-            self.sent_to[name] = chosen.number
-            self.sent_to.move_to_end(name)
-        while len(self.sent_to) > PREFIX_NAMES:
-            self.sent_to.popitem(last=False)
-        return chosen
+def choose(router: Router[int], turn: Turn, replicas: list[Replica]) -> Replica:
+    """Choose a replica for a request, and record that it is sent there."""
+    names = prefix_names(turn) if router.route == "prefix" else []
+    number = router.rank(names, {replica.number: replica.unfinished for replica in replicas})[0]
+    router.sent(names, number)
+    return next(replica for replica in replicas if replica.number == number)
 
 
 def prefix_names(turn: Turn) -> list[tuple[int, ...]]:
@@ -159,7 +121,7 @@ class Fleet:
         self.make_engine, self.make_sequence, self.entry_s = make_engine, make_sequence, entry_s
         self.replicas: list[Replica] = []
         self.engines: list[SimulatedEngine] = []  # of all replicas, and of those that have failed
-        self.router, self.decode_router = Router(setup.route), Router("load")
+        self.router, self.decode_router = Router[int](setup.route), Router[int]("load")
         self.events: list[tuple[float, int, Callable[[float], object]]] = []
         self.event_count = self.request_count = self.refused = self.failed = self.retried = 0
         self.transfers, self.transferred_bytes, self.transfer_s = 0, 0.0, 0.0
@@ -238,7 +200,7 @@ class Fleet:
         """Send a request to a replica, or hold it until one takes requests."""
         if replicas := self.available(now, decode=request.prefilled is not None):
             router = self.router if request.prefilled is None else self.decode_router
-            self.send(request, router.choose(request.turn, replicas), now)
+            self.send(request, choose(router, request.turn, replicas), now)
         else:
             self.held.append(request)
 
@@ -291,7 +253,7 @@ class Fleet:
         if not (replicas := self.available(now, decode=True)):
             self.held.append(request)
             return
-        replica = self.decode_router.choose(request.turn, replicas)
+        replica = choose(self.decode_router, request.turn, replicas)
         pool, tokens = replica.engine.pool, TokenSpans(request.turn.prompt)
         state = SequenceState(pool, tokens)  # pyright: ignore[reportArgumentType]
         try:
@@ -328,6 +290,8 @@ class Fleet:
         if old.started_at is None:
             return
         old.stop(now)
+        self.router.forget(number)
+        self.decode_router.forget(number)
         clock = Clock()
         engine = self.make_engine(number, clock, lambda sequence: self.finish(new, sequence))
         self.engines.append(engine)
@@ -379,16 +343,6 @@ class Fleet:
         for replica in self.replicas:
             replica.stop(ended)
         return ended
-
-
-def parse_replicas(text: str) -> tuple[int, int]:
-    """Parse `4` or `1..8`: the replicas at the start and at most. Raises UsageError."""
-    low, dots, high = text.partition("..")
-    if low.isdecimal() and (high.isdecimal() or not dots):
-        first, most = int(low), int(high or low)
-        if 1 <= first <= most <= MAX_REPLICAS:
-            return first, most
-    raise UsageError(f"--replicas is {text!r}", f"give 1 to {MAX_REPLICAS}, or a range such as 1..8")
 
 
 def parse_kills(text: str, replicas: int) -> tuple[tuple[int, float], ...]:

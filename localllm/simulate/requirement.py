@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from localllm.errors import DoesNotFit
+from localllm.routing import MAX_REPLICAS
 from localllm.simulate.capacity import Capacity, Objective, Report
-from localllm.simulate.fleet import MAX_REPLICAS, FleetSetup
+from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import LoadPlan
 from localllm.simulate.simulation import simulate
 from localllm.simulate.target import Target

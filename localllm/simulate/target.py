@@ -14,20 +14,16 @@ from localllm.hardware.catalog import DeviceSpec
 from localllm.plan import step_times
 from localllm.plan.fit import DeviceMemory, Fit, LoadOptions, check_fit
 from localllm.plan.memory import BLOCK_SIZE, TOKEN_BUDGET, MemoryPlan
+from localllm.plan.parallel import Link, Parallel, default_link
+from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE, ASSUMED_LAYER_S
 from localllm.plan.step_times import StepSetup
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.runtime.step import StepShape
-from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, RooflineCost, entry_delay
-from localllm.simulate.fleet import Link
-from localllm.simulate.parallel import Parallel, ParallelCost, default_link
+from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, ParallelCost, RooflineCost, entry_delay
 from localllm.simulate.simulation import EngineSetup
 
-# Shares of a device's published rates that steps are assumed to reach: those of a CPU's own rates that answers of
-# a 1B model reached (`plan/measured.py`). No GPU was measured.
-ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
 ONE_DEVICE = Parallel()
 CPU_SEQUENCE_S = 60e-6  # of a CPU's step, for attention's calls, sampling and delivery: of `demo` on an AMD EPYC
-ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ def fetch_snapshot(server: ServerClient) -> ServerSnapshot:
 
 def _model_snapshot(fields: Mapping[str, Any]) -> ModelSnapshot:
     values = {field.name: fields[field.name] for field in dataclasses.fields(ModelSnapshot)}
+    if "replica" in fields:  # of several with the same model
+        values["name"] = f"{fields['name']} #{fields['replica']}"
     values["slots"] = tuple(Slot(**slot) for slot in fields["slots"])
     return ModelSnapshot(**values)
 

@@ -228,6 +228,8 @@ def install():
         draft_model=None,
         deterministic=False,
         tensor_parallel=1,
+        pipeline_parallel=1,
+        expert_parallel=False,
         on_phase=None,
         on_part=None,
     ):

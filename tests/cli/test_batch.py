@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +114,22 @@ def test_answers_are_in_input_order(answers: bytes, source: Path) -> None:
     assert len({json.dumps(choice) for choice in said}) > LINES / 2  # else a swap would not show
 
 
-def test_repeating_a_finished_command_computes_nothing(model: str, source: Path, tmp_path: Path) -> None:
+def test_repeating_a_finished_command_computes_nothing(
+    model: str, source: Path, tmp_path: Path, real: Callable[..., tuple[int, str, str]]
+) -> None:
     short, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     short.write_bytes(b"".join(source.read_bytes().splitlines(keepends=True)[:9]))
     assert finish(start(short, "-o", out, "--model", model, "--seed", 1))[0] == 0
     before = out.read_bytes()
-    code, _, err = finish(start(short, "-o", out, "--model", model, "--seed", 1))
+    command = ("batch", str(short), "-o", str(out), "--model", model)
+    code, _, err = real(*command, "--seed", "1")
     assert (code, "nothing remained to do" in err, out.read_bytes()) == (0, True, before)
-    code, _, err = finish(start(short, "-o", out, "--model", model))
+    code, _, err = real(*command)
     assert (code, out.read_bytes()) == (2, before)
     assert "was started with another seed (1, now 0); use another file, or remove" in err
     state = json.loads((tmp_path / "out.jsonl.state").read_text())
     assert (state["asked"]["deterministic"], state["ran"]["deterministic"]) == (True, True)
-    code, _, err = finish(start(short, "-o", out, "--model", model, "--seed", 1, "--no-deterministic"))
+    code, _, err = real(*command, "--seed", "1", "--no-deterministic")
     assert (code, "another deterministic (True, now False)" in err, out.read_bytes()) == (2, True, before)
 
 

@@ -1,7 +1,6 @@
 """`--cache-dir` and `localllm cache`: the next process reads what one computed, until it is deleted."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,27 +15,19 @@ from localllm.settings import CONVERSATIONS_BYTES, DISK_CACHE_BYTES, DiskCache, 
 
 PROMPT = "Once upon a time there was a little fox who lived in the green forest. " * 20
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., tuple[int, str, str]]  # exit code, stdout and stderr
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "localllm", *arguments],
-            env=os.environ | {"LOCALLLM_HOME": str(tmp_path / "home")} | environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return run
+def in_a_process(*arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "localllm", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout, done.stderr
 
 
-def test_a_prompt_is_computed_once_until_the_cache_is_cleared(run: Run, tmp_path: Path) -> None:
+def test_a_prompt_is_computed_once_until_the_cache_is_cleared(real: Run, tmp_path: Path) -> None:
     folder = str(tmp_path / "cache")
 
-    def answer() -> tuple[str, int, int]:
+    def answer(run: Run) -> tuple[str, int, int]:
         flags = (
             "--cache-dir",
             folder,
@@ -48,43 +39,37 @@ def test_a_prompt_is_computed_once_until_the_cache_is_cleared(run: Run, tmp_path
             "--max-tokens",
             "8",
         )
-        result = run("run", "demo", *flags, PROMPT)
-        assert result.returncode == 0, result.stderr
-        fields = json.loads(result.stdout)
+        code, out, err = run("run", "demo", *flags, PROMPT)
+        assert code == 0, err
+        fields = json.loads(out)
         metrics = fields["metrics"]
-        assert ("of them from disk)" in result.stderr) is bool(metrics["disk_tokens"])
+        assert ("of them from disk)" in err) is bool(metrics["disk_tokens"])
         return fields["text"], metrics["disk_tokens"], metrics["prompt_tokens"]
 
-    text, loaded, prompt_len = answer()
+    text, loaded, prompt_len = answer(in_a_process)
     assert loaded == 0
-    assert answer() == (text, prompt_len // 16 * 16, prompt_len)
-    [model] = json.loads(run("cache", "list", "--cache-dir", folder, "--json").stdout)["models"]
+    assert answer(in_a_process) == (text, prompt_len // 16 * 16, prompt_len)
+    [model] = json.loads(real("cache", "list", "--cache-dir", folder, "--json")[1])["models"]
     assert model["model"] == "demo" and model["tokens"] >= prompt_len // 16 * 16
-    assert "demo" in run("cache", "list", "--cache-dir", folder).stdout
+    assert "demo" in real("cache", "list", "--cache-dir", folder)[1]
     files = sorted(Path(folder).glob("*.safetensors"))
     damaged = bytearray(files[0].read_bytes())
     damaged[-1] ^= 1
     files[0].write_bytes(damaged)
-    verified = json.loads(run("cache", "verify", "--cache-dir", folder, "--json").stdout)
+    verified = json.loads(real("cache", "verify", "--cache-dir", folder, "--json")[1])
     assert (verified["checked"], verified["removed"]) == (len(files), [files[0].name])
-    assert run("cache", "clear", "--cache-dir", folder).stdout.startswith("removed ")
+    assert real("cache", "clear", "--cache-dir", folder)[1].startswith("removed ")
     assert not list(Path(folder).glob("*.safetensors"))
-    assert answer()[:2] == (text, 0)
+    assert answer(real)[:2] == (text, 0)
 
 
-def test_wrong_arguments_are_named(run: Run, tmp_path: Path) -> None:
-    result = run("cache", "drop")
-    assert (result.returncode, result.stderr) == (
-        2,
-        "error: there is no action 'drop'; name one of list, clear, verify\n",
-    )
-    assert "there is no folder" in run("cache", "list", "--cache-dir", str(tmp_path / "none")).stderr
-    result = run("run", "demo", "--cache-size", "much", "Hi")
-    assert (result.returncode, result.stderr) == (
-        2,
-        "error: 'much' is not a size; write for example 50GB or 512MiB\n",
-    )
-    assert json.loads(run("cache", "list", "--json").stdout)["models"] == []
+def test_wrong_arguments_are_named(real: Run, tmp_path: Path) -> None:
+    code, _, err = real("cache", "drop")
+    assert (code, err) == (2, "error: there is no action 'drop'; name one of list, clear, verify\n")
+    assert "there is no folder" in real("cache", "list", "--cache-dir", str(tmp_path / "none"))[2]
+    code, _, err = real("run", "demo", "--cache-size", "much", "Hi")
+    assert (code, err) == (2, "error: 'much' is not a size; write for example 50GB or 512MiB\n")
+    assert json.loads(real("cache", "list", "--json")[1])["models"] == []
 
 
 def test_flags_and_the_setting_choose_the_folder(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.app import main
+from localllm.cli.fast_start import COMMAND_TABLE
 from localllm.cli.plan import format_plan
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
@@ -55,6 +56,50 @@ def test_users_within_objectives(localllm, llama):
     assert "20 users are served within TTFT <= 1000 ms, TPOT <= 25 ms for 95% of the requests" in text
     assert f"this device serves {option['capacity']}" in text
     assert all(len(line) <= 80 for line in out.splitlines())
+
+
+def test_several_machines_are_advised_a_division(localllm, tmp_path):
+    folder = write_sparse(tmp_path / "llama-70b", LLAMA_70B)
+    (folder / "tokenizer.json").write_text("{}")
+    machines = ("plan", str(folder), "--context", "4096", "--gpu", "h100:4", "--machines", "2")
+    code, out, _ = localllm(*machines)
+    assert code == 3 and all(len(line) <= 80 for line in out.splitlines() if str(folder) not in line)
+    assert "divide it within a machine: localllm serve" in " ".join(out.split())
+    code, out, _ = localllm(*machines, "--json")
+    plan = json.loads(out)
+    advice = plan["advice"]
+    assert advice["command"].endswith("--tensor-parallel 2 --replicas 4 --cluster") and (
+        advice["devices"],
+        advice["machines"],
+    ) == (4, 2)
+    assert "--tensor-parallel 2 fits" in plan["remedy"]
+    one, two, four = advice["arrangements"]
+    assert not one["fits"] and one["refusal"] and two["engines"] == 4 and four["tensor_parallel"] == 4
+    assert two["weight_bytes"] > 1.9 * four["weight_bytes"] and two["tpot_s"] > 1.5 * four["tpot_s"]
+    code, out, _ = localllm(*machines, "--tensor-parallel", "2", "--json")
+    plan = json.loads(out)
+    assert code == 0 and plan["fits"] and plan["weight_bytes"] == two["weight_bytes"]
+    assert plan["kv_bytes_per_token"] == 2 * 4 * 128 * 80 * 2  # half of the 8 key and value heads
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flags"),
+    [
+        (["--gpu", "h100:8", "--machines", "2"], "--replicas 16 --cluster"),
+        (["--gpu", "h100:8"], "--replicas 8"),
+        (["--gpu", "l4:2", "--quant", "int4"], "--quant int4 --replicas 2"),
+        (["--gpu", "rtx 3080:2"], "--tensor-parallel 2"),
+        (["--gpu", "rtx 3080:4"], "--tensor-parallel 2 --replicas 2"),
+    ],
+    ids=str,
+)
+def test_advised_commands_have_flags_of_serve(localllm, llama, arguments, flags):
+    _, out, _ = localllm("plan", llama, "--context", "4096", *arguments, "--json")
+    plan = json.loads(out)
+    command = plan["advice"]["command"]
+    assert command == f"localllm serve {plan['model']} {flags}"
+    serve = json.loads(COMMAND_TABLE.read_text(encoding="utf-8"))["commands"]["serve"]
+    assert {word for word in command.split() if word.startswith("--")} <= set(serve["options"])
 
 
 @pytest.mark.slow
@@ -141,6 +186,10 @@ def test_the_expected_speed_on_this_machine_is_below_the_ceiling(tmp_path, capsy
         (["--gpu", "h100", "--users", "0"], "0 is not a number of users"),
         (["--gpu", "h100", "--prompt", "0"], "a prompt of 0 tokens is not possible"),
         (["--gpu", "h100", "--quant", "int3"], "name one of int8, int4, q8_0, q4_k_m"),
+        (["--gpu", "h100:0"], "'0' is not a number of devices"),
+        (["--gpu", "h100", "--machines", "0"], "--machines is 0"),
+        (["--gpu", "h100", "--network", "fast"], "--network is 'fast'"),
+        (["--gpu", "h100", "--tensor-parallel", "2", "--slo", "ttft=1s"], "--slo plans for one device"),
         (["--gpu", "h100", "--dtype", "int3"], "there is no dtype 'int3'"),
     ],
     ids=str,

@@ -255,14 +255,18 @@ def test_a_pull_killed_repeatedly_resumes(big, start, localllm):
 
 
 def test_two_processes_share_the_work(big, start):
-    big.rate = RATE
-    both = [start("pull", "org/big") for _ in range(2)]
-    outputs = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert outputs[0][0] == outputs[1][0]
-    assert weights_in(outputs[0][0]) == weights(BIG)
+    big.rate = RATE // 20  # not finished before the other process has started, however busy the machine
+    first = start("pull", "org/big")
+    wait_until(lambda: big.sent("model.safetensors") > HEADER)
+    second = start("pull", "org/big")
+    waiting = "another process is fetching it, waiting for that one"
+    assert any(waiting in line for line in second.stderr)
+    big.rate = None
+    outputs = [process.communicate(timeout=200)[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0]
+    assert outputs[0] == outputs[1]
+    assert weights_in(outputs[0]) == weights(BIG)
     assert big.sent("model.safetensors") == len(weights(BIG)) + 2 * HEADER
-    assert "another process is fetching it, waiting for that one" in outputs[0][1] + outputs[1][1]
 
 
 @pytest.mark.skipif(not NAMESPACES, reason="this system gives no namespaces")

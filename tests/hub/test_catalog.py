@@ -26,6 +26,14 @@ SMALL_24B = ("Mistral-Small-3.2-24B-Instruct-2506", "Magistral-Small-2509", "Dev
 SIZES_NOT_COUNTED = {"ibm-granite/granite-4.1-30b": "30B", "LiquidAI/LFM2-24B-A2B": "24B"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory):
+    """Hide the developer's aliases, once for a thousand tests that write none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCALLLM_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 def model_of(entry: CatalogEntry) -> str:
     """Name of the entry's model in `real_configs`."""
     name = entry.repo.split("/")[1].removesuffix("-GGUF")

@@ -1,5 +1,5 @@
-"""Ranks of tensor parallelism as threads of this process, which exchange real messages, so that every family can
-be tested without starting processes. Collectives are sums in the order of ranks.
+"""Ranks of tensor and pipeline parallelism as threads of this process, which exchange real messages, so that every
+family can be tested without starting processes. Collectives are sums in the order of ranks.
 """
 
 import threading
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
-from localllm.arch.shard import Shard
+from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.shards import shard_model
+from localllm.checkpoint.stages import divide_model, part_of_model
 from localllm.checkpoint.tensors import Weights
 from localllm.parallel.steps import StepDecoder, StepEncoder
 from localllm.runtime.engine import Engine
@@ -35,43 +35,59 @@ class Exchange:
     """What the threads share."""
 
     size: int
+    tensor_size: int
     tensors: list[Tensor | None] = field(default_factory=list)
-    barrier: threading.Barrier = field(init=False)
-    messages: list[SimpleQueue[bytes | None]] = field(init=False)
+    barriers: list[threading.Barrier] = field(default_factory=list)  # of each stage
+    messages: list[SimpleQueue[bytes | None]] = field(default_factory=list)  # to each rank
+    hidden: list[SimpleQueue[Tensor]] = field(default_factory=list)  # to each rank
 
     def __post_init__(self) -> None:
         self.tensors = [None] * self.size
-        self.barrier = threading.Barrier(self.size, timeout=30)
+        stages = self.size // self.tensor_size
+        self.barriers = [threading.Barrier(self.tensor_size, timeout=30) for _ in range(stages)]
         self.messages = [SimpleQueue() for _ in range(self.size)]
+        self.hidden = [SimpleQueue() for _ in range(self.size)]
 
-    def share(self, rank: int, x: Tensor) -> list[Tensor]:
-        self.tensors[rank] = x.clone()
-        self.barrier.wait()
-        shared = [tensor for tensor in self.tensors if tensor is not None]
-        self.barrier.wait()
+    def share(self, position: Position, x: Tensor) -> list[Tensor]:
+        """Return x of all ranks of the stage."""
+        stage = position.rank // self.tensor_size
+        first = stage * self.tensor_size
+        self.tensors[position.rank] = x.clone()
+        self.barriers[stage].wait()
+        shared = [tensor for tensor in self.tensors[first : first + self.tensor_size] if tensor is not None]
+        self.barriers[stage].wait()
         return shared
 
 
 class ThreadRanks:
-    def __init__(self, shard: Shard, exchange: Exchange):
-        self.shard = shard
+    def __init__(self, position: Position, exchange: Exchange):
+        self.position = position
+        self.shard = position.shard
         self.exchange = exchange
         self.encoder = StepEncoder()
         self.message_bytes: list[int] = []
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        first, *others = self.exchange.share(self.shard.rank, x)
+        first, *others = self.exchange.share(self.position, x)
         total = first.clone()
         for other in others:
             total += other
         return x.copy_(total)
 
     def gather_columns(self, x: Tensor) -> Tensor:
-        pieces = self.exchange.share(self.shard.rank, x)
+        pieces = self.exchange.share(self.position, x)
         return x if self.shard.rank else torch.cat(pieces, -1)
 
     def broadcast(self, x: Tensor) -> None:
-        x.copy_(self.exchange.share(self.shard.rank, x)[0])
+        if self.position.rank < self.shard.size:
+            x.copy_(self.exchange.share(self.position, x)[0])
+
+    def send_to_next_stage(self, x: Tensor) -> None:
+        target = (self.position.rank + self.shard.size) % self.position.size
+        self.exchange.hidden[target].put(x.clone())
+
+    def receive_from_previous_stage(self, x: Tensor) -> Tensor:
+        return x.copy_(self.exchange.hidden[self.position.rank].get(timeout=30))
 
     def send_step(
         self,
@@ -92,7 +108,8 @@ class ThreadRanks:
         raise AssertionError("not resized here")
 
     def step_failed(self, error: Exception) -> Exception:
-        self.exchange.barrier.abort()
+        for barrier in self.exchange.barriers:
+            barrier.abort()
         return error
 
 
@@ -101,7 +118,7 @@ def make_runner(
 ) -> tuple[Runner, int]:
     """Return the runner of one rank, and the bytes of its weights."""
     whole = read_header(path)
-    header, config = shard_model(whole, parse_config(whole.config), ranks.shard)
+    header, config = part_of_model(whole, parse_config(whole.config), ranks.position)
     slots = STATE_SLOTS if state_bytes(config, dtype.itemsize) else 0
     read = 0
 
@@ -126,13 +143,20 @@ class RanksInThreads:
         drafter: Drafter | None = None,
         blocks: int = BLOCKS,
         token_budget: int = 512,
+        shares: Sequence[float] = (),
+        whole_experts: bool = False,
         **options: Any,
     ):
-        exchange = Exchange(size)
-        self.ranks = [ThreadRanks(Shard(rank, size), exchange) for rank in range(size)]
+        """size: ranks of each stage; shares: of the weights, for each stage; whole_experts: see `Shard`"""
+        header = read_header(path)
+        borders = divide_model(header, parse_config(header.config), shares) if shares else ()
+        count = size * max(1, len(shares))
+        positions = [Position(rank, size, borders, whole_experts) for rank in range(count)]
+        exchange = Exchange(len(positions), size)
+        self.ranks = [ThreadRanks(position, exchange) for position in positions]
         made = [make_runner(path, ranks, dtype, context, blocks, **options) for ranks in self.ranks]
         self.read_bytes = [read for _, read in made]
-        slots = STATE_SLOTS if made[0][0].recurrent_caches else 0
+        slots = STATE_SLOTS if any(runner.recurrent_caches for runner, _ in made) else 0
         pool = BlockPool(blocks, BLOCK_SIZE, slots)
         self.engine = Engine(made[0][0], pool, token_budget, 16, drafter)
         self.exchange = exchange

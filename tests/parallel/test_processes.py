@@ -1,4 +1,4 @@
-"""Tensor parallelism in real processes: two answer as one does, and none waits for another that has ended."""
+"""Several processes with one model: they answer as one does, and none waits for another that has ended."""
 
 import contextlib
 import json
@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import localllm
-from localllm.errors import RankFailed, UsageError
+from localllm.checkpoint.header import read_header
+from localllm.checkpoint.stages import part_of_model
+from localllm.errors import RankFailed, UnsupportedModel, UsageError
 from localllm.llm.kv_transfer import StateExport
 from localllm.llm.llm import LLM
 from localllm.parallel.group import Leader
@@ -36,6 +40,14 @@ def two() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.fixture(scope="module")
+def stages() -> Iterator[LLM]:
+    """A pipeline of two stages."""
+    llm = localllm.load("demo", dtype="float32", context=512, device="cpu", pipeline_parallel=2, draft="lookup")
+    with contextlib.closing(llm):
+        yield llm
+
+
 def leader_of(llm: LLM) -> Leader:
     leader = llm.worker.engine.runner.model.ranks
     assert isinstance(leader, Leader)
@@ -52,10 +64,27 @@ def test_logits_and_embeddings_are_close(one: LLM, two: LLM) -> None:
     assert abs(one.embed([PROMPT]).vectors - two.embed([PROMPT]).vectors).max() < 1e-4
 
 
-def test_a_grammar_holds(two: LLM) -> None:
+def test_a_pipeline_computes_the_bits_of_one_process(one: LLM, stages: LLM) -> None:
+    ids = list(range(3, 60))
+    assert stages.generate(PROMPT, GREEDY).text == one.generate(PROMPT, GREEDY).text
+    assert torch.equal(one.logits(ids), stages.logits(ids))
+    assert (one.embed([PROMPT]).vectors == stages.embed([PROMPT]).vectors).all()
+
+
+def test_each_stage_reads_its_layers(one: LLM, stages: LLM) -> None:
+    [read] = leader_of(stages).read_bytes
+    header = read_header(stages.path)
+    part, _ = part_of_model(header, stages.config, replace(leader_of(stages).position, rank=1))
+    assert read == part.stored_bytes < 0.6 * header.stored_bytes
+    assert stages.memory.weights == one.memory.weights  # stages on a CPU share its memory
+    assert stages.memory.block_bytes == one.memory.block_bytes
+
+
+@pytest.mark.parametrize("name", ["two", "stages"])
+def test_a_grammar_holds(request: pytest.FixtureRequest, name: str) -> None:
     grammar = Grammar(GrammarKind.CHOICE, json.dumps(["red", "green"]))
     params = SamplingParams(temperature=0, max_tokens=8, grammar=grammar)
-    assert two.generate(PROMPT, params).text in ("red", "green")
+    assert request.getfixturevalue(name).generate(PROMPT, params).text in ("red", "green")
 
 
 def test_each_process_reads_half_and_what_is_shared(one: LLM, two: LLM) -> None:
@@ -63,15 +92,20 @@ def test_each_process_reads_half_and_what_is_shared(one: LLM, two: LLM) -> None:
     assert read <= 0.51 * one.memory.weights.total  # norms are shared
 
 
-def test_caches_are_resized_in_all_processes(one: LLM, two: LLM) -> None:
-    expected = one.generate(PROMPT, GREEDY).text
+@pytest.mark.parametrize("name", ["two", "stages"])
+def test_caches_are_resized_in_all_processes(request: pytest.FixtureRequest, one: LLM, name: str) -> None:
+    expected, llm = one.generate(PROMPT, GREEDY).text, request.getfixturevalue(name)
     for context in (64, 512):
-        two.resize(context)
-        assert two.context == context
-        assert two.generate(PROMPT, GREEDY).text == expected
+        llm.resize(context)
+        assert llm.context == context
+        assert llm.generate(PROMPT, GREEDY).text == expected
 
 
-def test_nothing_is_recorded_as_if_by_one_process(two: LLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["two", "stages"])
+def test_nothing_is_recorded_as_if_by_one_process(
+    request: pytest.FixtureRequest, name: str, tmp_path: Path
+) -> None:
+    two: LLM = request.getfixturevalue(name)
     two.generate(PROMPT, GREEDY)
     two.record_steps(tmp_path, print)
     assert not list(tmp_path.iterdir())
@@ -88,17 +122,23 @@ def test_nothing_is_recorded_as_if_by_one_process(two: LLM, tmp_path: Path) -> N
         ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"tensor_parallel": 0}, "not a number of processes"),
+        ({"tensor_parallel": 1, "expert_parallel": True}, "among the processes of --tensor-parallel"),
+        ({"expert_parallel": True}, "no experts to divide"),
+        ({"pipeline_parallel": "some"}, "not a number of stages"),
+        ({"pipeline_parallel": 33}, "66 is not a number of processes"),
+        ({"tensor_parallel": 1, "pipeline_parallel": 2, "cache_dir": "cache"}, "not stored on the disk"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises((UsageError, UnsupportedModel), match=message):
         localllm.load("demo", device="cpu", **{"tensor_parallel": 2} | options)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("running", [False, True])
-def test_a_killed_process_ends_the_model_with_an_error(running: bool) -> None:
-    llm = localllm.load("demo", device="cpu", tensor_parallel=2)
+@pytest.mark.parametrize("field", ["tensor_parallel", "pipeline_parallel"])
+def test_a_killed_process_ends_the_model_with_an_error(field: str, running: bool) -> None:
+    llm = localllm.load("demo", device="cpu", **{field: 2})  # type: ignore[arg-type]
     with contextlib.closing(llm):
         [process] = leader_of(llm).processes
         events = llm.stream(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
@@ -144,17 +184,50 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
+def test_the_death_of_a_middle_stage_is_what_is_reported() -> None:
+    with contextlib.closing(localllm.load("demo", device="cpu", pipeline_parallel="2,1,1,1")) as llm:
+        events = llm.stream(PROMPT, SamplingParams(max_tokens=400, ignore_eos=True))
+        next(events)
+        leader_of(llm).processes[1].send_signal(signal.SIGKILL)
+        with pytest.raises(RankFailed, match=r"process 3 of 4 has ended \(signal 9, SIGKILL\)"):
+            list(events)
+
+
+@pytest.mark.slow
+def test_a_deterministic_pipeline_has_the_bits_of_one_process() -> None:
+    answers = []
+    for count in (1, 2):
+        llm = localllm.load("demo", device="cpu", context=512, deterministic=True, pipeline_parallel=count)
+        with contextlib.closing(llm):
+            assert llm.deterministic
+            answers.append(llm.logits(list(range(3, 90))))
+    assert torch.equal(*answers)
+
+
+@pytest.mark.slow
 def test_the_command_answers_as_with_one_process() -> None:
     def answer(*flags: str) -> str:
         command = [sys.executable, "-m", "localllm", "run", "demo", "--local", "--temperature", "0", *flags, "hi"]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
 
-    assert answer("--tensor-parallel", "2") == answer()
+    alone = answer()
+    assert answer("--tensor-parallel", "2") == alone
+    assert answer("--pipeline-parallel", "3,2") == alone
 
 
 @pytest.mark.slow
-def test_four_processes_answer_as_one(one: LLM) -> None:
+@pytest.mark.parametrize("sizes", [(4, 1), (2, 2), (1, 4)], ids=str)
+def test_four_processes_answer_as_one(one: LLM, sizes: tuple[int, int]) -> None:
+    tensor, pipeline = sizes
     with contextlib.closing(
-        localllm.load("demo", dtype="float32", context=512, device="cpu", tensor_parallel=4)
+        localllm.load(
+            "demo",
+            dtype="float32",
+            context=512,
+            device="cpu",
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+        )
     ) as four:
+        assert len(leader_of(four).processes) == 3
         assert four.generate(PROMPT, GREEDY).text == one.generate(PROMPT, GREEDY).text

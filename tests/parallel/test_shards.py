@@ -14,8 +14,10 @@ from torch import Tensor
 
 from localllm.arch.describe import parse_config
 from localllm.arch.shard import Shard
+from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.shards import shard_model
+from localllm.checkpoint.stages import part_of_model
 from localllm.checkpoint.tensors import Weights
 from localllm.errors import UnsupportedModel
 from localllm.parallel.steps import StepDecoder, StepEncoder
@@ -32,8 +34,6 @@ from tests.tiny import make_checkpoint, make_engine
 
 IDS = token_ids(70)
 REFUSED = {
-    "OLMo 2": "a model with a norm across all heads cannot be divided",
-    "OLMo 3": "a model with a norm across all heads cannot be divided",
     "Gemma 4, like E2B": "a model with per-layer embeddings cannot be divided",
     "Gemma 4, all at once": "a model with per-layer embeddings cannot be divided",
     "Gemma 4, like 26B-A4B": "separate norms cannot be divided",
@@ -63,18 +63,18 @@ def exact_logits(model: Any) -> Tensor:
     return logits_of_transformers(model.double(), IDS)
 
 
-def errors(path: Path, size: int, exact: Tensor) -> tuple[float, float]:
-    """Return the largest errors of one process and of several."""
+def errors(path: Path, size: int, exact: Tensor, **options: Any) -> tuple[float, float]:
+    """Return the largest errors of one process and of several. options: of RanksInThreads"""
     alone = make_engine(path, context=len(IDS)).logits(IDS)
-    with torch.inference_mode(), RanksInThreads(path, size, context=len(IDS)) as together:
+    with torch.inference_mode(), RanksInThreads(path, size, context=len(IDS), **options) as together:
         divided = together.engine.logits(IDS)
         together.engine.pool.check_invariants()
     assert exact.std() > 0.3  # a dead model would agree with anything
     return tuple((logits.double() - exact).abs().max().item() for logits in (alone, divided))  # type: ignore
 
 
-def check(path: Path, size: int, model: Any) -> None:
-    alone, divided = errors(path, size, exact_logits(model))
+def check(path: Path, size: int, model: Any, **options: Any) -> None:
+    alone, divided = errors(path, size, exact_logits(model), **options)
     assert divided <= 2 * alone
 
 
@@ -108,10 +108,52 @@ def test_logits_of_every_packed_layout(tmp_path: Path, layout: str) -> None:
     check(tmp_path, 2, write(tmp_path, *LAYOUTS[layout], "Llama", **PACKED_SIZES))
 
 
-def refusal(path: Path, size: int) -> str:
+EXPERT_COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
+MIXTURES = [
+    name
+    for name, (_, changes) in FAMILIES.items()
+    if name not in REFUSED and any(key in changes for key in EXPERT_COUNTS)
+]
+
+
+def with_experts(changes: dict[str, Any], count: int) -> dict[str, Any]:
+    return changes | {key: count for key in EXPERT_COUNTS if key in changes}
+
+
+@pytest.mark.quick_every(4)
+@pytest.mark.parametrize("family", MIXTURES)
+@pytest.mark.parametrize("shares", [(), (1.0, 1.0)], ids=["ranks", "ranks of stages"])
+def test_logits_of_whole_experts(tmp_path: Path, family: str, shares: tuple[float, ...]) -> None:
+    kind, changes = FAMILIES[family]
+    model = make_checkpoint(tmp_path, kind, **with_experts(changes, 8))
+    check(tmp_path, 2, model, whole_experts=True, shares=shares)
+
+
+def test_each_expert_is_read_by_one_rank(tmp_path: Path) -> None:
+    kind, changes = FAMILIES["gpt-oss"]
+    make_checkpoint(tmp_path, kind, **with_experts(changes, 8))
+    header = read_header(tmp_path)
+    names: list[set[str]] = []
+    for rank in range(2):
+        part, _ = shard_model(header, parse_config(header.config), Shard(rank, 2, whole_experts=True))
+        names.append({name for name in part.tensors if ".experts." in name})
+        assert all(part.tensors[name] == header.tensors[name] for name in names[-1])
+    assert not names[0] & names[1]
+    assert names[0] | names[1] == {name for name in header.tensors if ".experts." in name}
+
+
+def test_models_without_enough_experts_are_refused(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, "Llama")
+    assert "this model has no experts to divide" in refusal(tmp_path, 2, whole_experts=True)
+    kind, changes = FAMILIES["Mixtral"]
+    make_checkpoint(tmp_path, kind, **with_experts(changes, 5))
+    assert "a model with 5 experts cannot be divided" in refusal(tmp_path, 2, whole_experts=True)
+
+
+def refusal(path: Path, size: int, *, whole_experts: bool = False) -> str:
     header = read_header(path)
     with pytest.raises(UnsupportedModel) as caught:
-        shard_model(header, parse_config(header.config), Shard(0, size))
+        part_of_model(header, parse_config(header.config), Position(0, size, (), whole_experts))
     return str(caught.value)
 
 

@@ -2,6 +2,8 @@
 have the schemes that vLLM reads."""
 
 import json
+from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,12 @@ def quantize(folder: Path, name: str, *, tied: bool) -> Path:
         return artefact.finish()
 
 
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool], Path]:
+    """Return the folder of `quantize` by a name and whether the head is tied, written once."""
+    return cache(lambda name, tied: quantize(tmp_path_factory.mktemp("model"), name, tied=tied))
+
+
 def vllm_scheme(group: dict[str, Any]) -> str | None:
     """Return what vLLM takes a group of config.json for, by the rules of its CompressedTensorsConfig; None if it
     raises an error."""
@@ -85,10 +93,13 @@ def vllm_scheme(group: dict[str, Any]) -> str | None:
     return "weights and activations" if is_plain and in_bytes and by_row and by_token else None
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", METHODS)
-def test_vllm_has_a_scheme_for_all_but_zero_points(tmp_path: Path, name: str, tied: bool) -> None:
-    folder = quantize(tmp_path, name, tied=tied)
+def test_vllm_has_a_scheme_for_all_but_zero_points(
+    quantized: Callable[[str, bool], Path], name: str, tied: bool
+) -> None:
+    folder = quantized(name, tied)
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     [group] = config["config_groups"].values()  # q, k and v are one matrix there
     expected = "weights and activations" if METHODS[name][4] else None if METHODS[name][3] else "weights"
@@ -103,10 +114,13 @@ def test_vllm_has_a_scheme_for_all_but_zero_points(tmp_path: Path, name: str, ti
 
 
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", METHODS)
-def test_a_folder_loads_in_both_ways_with_the_same_logits(tmp_path: Path, name: str, tied: bool) -> None:
-    folder = quantize(tmp_path, name, tied=tied)
+def test_a_folder_loads_in_both_ways_with_the_same_logits(
+    quantized: Callable[[str, bool], Path], name: str, tied: bool
+) -> None:
+    folder = quantized(name, tied)
     ours = make_engine(folder).logits(IDS)
     compressed = transformers_logits(folder, torch.float32, dequantize=False)
     dequantized = transformers_logits(folder, torch.float32, dequantize=True)

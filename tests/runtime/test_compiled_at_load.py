@@ -81,7 +81,7 @@ def answer_all(llm: localllm.LLM) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("model", ["stories260K", "demo", "Q4_0", "Q4_K_M"])
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(9)
 def test_no_kernel_is_compiled_after_loading(
     model: str, options: dict[str, Any], compiled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +113,7 @@ def test_no_kernel_is_compiled_after_loading(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", encoder_checkpoints.FAMILIES)
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(7)
 def test_no_kernel_of_an_encoder_is_compiled_after_loading(
     family: str, dtype: str, compiled: list[str], tmp_path: Path
 ) -> None:

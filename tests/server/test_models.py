@@ -14,6 +14,7 @@ import pytest
 import localllm
 from localllm.errors import Busy, DamagedModel, DoesNotFit, ModelNotFound, UsageError
 from localllm.hub.local_names import set_alias
+from localllm.llm import garbage
 from localllm.plan import step_times
 from localllm.server import models as models_module
 from localllm.server.models import ModelPool
@@ -118,7 +119,10 @@ def test_a_loaded_model_answers_while_another_loads():
     in_loop(scenario)
 
 
-def test_full_collections_skip_loaded_models_and_free_unloaded_ones():
+def test_full_collections_skip_loaded_models_and_free_unloaded_ones(monkeypatch):
+    monkeypatch.setattr(garbage, "gc", gc)  # as it is outside tests
+    gc.unfreeze()
+
     async def scenario(models, loads):
         unfrozen = gc.get_freeze_count()
         with await models.lease("stories"):
@@ -133,6 +137,8 @@ def test_full_collections_skip_loaded_models_and_free_unloaded_ones():
         assert decoder() is None  # without a full collection
 
     in_loop(scenario)
+    gc.collect()
+    gc.freeze()  # as for other tests
 
 
 def test_a_failed_load_is_reported_to_all_and_retried():

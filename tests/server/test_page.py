@@ -68,6 +68,11 @@ def setting(page: Page, **values: str) -> None:
 
 
 def test_an_answer_grows_on_the_page_with_a_tick_for_each_token(page):
+    network = {"offline": False, "latency": 0, "downloadThroughput": 100_000, "uploadThroughput": -1}
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    # slow, so that no busy machine draws all of it at once
+    devtools.send("Network.emulateNetworkConditions", network)
     page.evaluate(
         """selector => {
             const lengths = [0];

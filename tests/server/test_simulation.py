@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ def lines(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.title)
 def test_presets_have_the_numbers_of_the_command(demo_url: str, preset: Any, capsys: Any) -> None:
     body = {"model": preset.model, "options": preset.options}
@@ -86,9 +87,10 @@ def test_a_key_is_needed_for_all_but_the_page(demo: LLM) -> None:
     with serving(demo, policy) as url:
         assert httpx2.get(f"{url}/simulate").status_code == 200
         assert httpx2.get(f"{url}/simulate/options").status_code == 401
-        assert httpx2.post(f"{url}/simulate/run", json=BODY).status_code == 401
+        body = {"model": "./demo"}  # refused before a process starts
+        assert httpx2.post(f"{url}/simulate/run", json=body).status_code == 401
         headers = {"Authorization": f"Bearer {key}"}
-        assert httpx2.post(f"{url}/simulate/run", json=BODY, headers=headers, timeout=60).status_code == 200
+        assert httpx2.post(f"{url}/simulate/run", json=body, headers=headers).status_code == 404
 
 
 @contextmanager
@@ -118,17 +120,18 @@ def test_two_at_a_time_and_none_after_their_clients_leave(demo_url: str, monkeyp
         )
 
 
-def run_in_pool(work: Any) -> Any:
-    """Run a coroutine function with a pool that is closed at the end."""
+Run = Callable[[Callable[[SimulationPool], Coroutine[Any, Any, Any]]], Any]
 
-    async def run() -> Any:
+
+@pytest.fixture(scope="module")
+def run_in_pool() -> Iterator[Run]:
+    """Run a coroutine function with the pool whose processes all tests share."""
+    with asyncio.Runner() as runner:
         pool = SimulationPool({})
         try:
-            return await work(pool)
+            yield lambda work: runner.run(work(pool))
         finally:
-            await pool.close()
-
-    return asyncio.run(run())
+            runner.run(pool.close())
 
 
 REQUEST = {"run": BODY | {"source": BODY["model"]}}
@@ -136,7 +139,7 @@ ENDLESS = {"run": LONG | {"source": LONG["model"]}}
 
 
 @pytest.mark.slow
-def test_a_simulation_that_takes_too_long_is_ended(monkeypatch: Any) -> None:
+def test_a_simulation_that_takes_too_long_is_ended(run_in_pool: Run, monkeypatch: Any) -> None:
     monkeypatch.setattr(simulation, "RUN_LIMIT_S", 6.0)
 
     async def work(pool: SimulationPool) -> list[dict[str, Any]]:
@@ -147,7 +150,9 @@ def test_a_simulation_that_takes_too_long_is_ended(monkeypatch: Any) -> None:
     assert "takes longer than 6 s" in found[-1]["error"]["message"] and "t" in found[-2]
 
 
-def test_the_process_is_used_again_after_a_cancelled_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_is_used_again_after_a_cancelled_run(
+    run_in_pool: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(simulation, "CANCEL_LIMIT_S", 60.0)  # whatever else the machine does
 
     async def work(pool: SimulationPool) -> tuple[int, int, bytes]:
@@ -158,14 +163,14 @@ def test_the_process_is_used_again_after_a_cancelled_run(monkeypatch: pytest.Mon
                 break
             await stream.aclose()
             await asyncio.gather(*pool.tasks)
-            numbers.append(pool.idle[0].process.pid)
+            numbers.append(pool.idle[-1].process.pid)
         return *numbers, [line async for line in pool.lines(REQUEST)][-1]
 
     first, second, last = run_in_pool(work)
     assert first == second and json.loads(last)["report"]["requests"] == 60
 
 
-def test_a_killed_process_is_an_error_and_replaced() -> None:
+def test_a_killed_process_is_an_error_and_replaced(run_in_pool: Run) -> None:
     async def work(pool: SimulationPool) -> bytes:
         stream = pool.lines(ENDLESS)
         async with pool.process() as process:
@@ -176,12 +181,13 @@ def test_a_killed_process_is_an_error_and_replaced() -> None:
                 async for _ in stream:
                     pass
         await asyncio.gather(*pool.tasks)
+        assert process not in pool.idle
         return [line async for line in pool.lines(REQUEST)][-1]
 
     assert json.loads(run_in_pool(work))["report"]["requests"] == 60
 
 
-def test_a_simulation_without_memory_is_an_error() -> None:
+def test_a_simulation_without_memory_is_an_error(run_in_pool: Run) -> None:
     huge = BODY | {"options": H100 | {"--turns": 2, "--cache-tokens": 2**40}}
 
     async def work(pool: SimulationPool) -> bytes:
@@ -190,21 +196,7 @@ def test_a_simulation_without_memory_is_an_error() -> None:
     assert "takes more than 4 GiB" in json.loads(run_in_pool(work))["error"]["message"]
 
 
-def test_an_idle_process_ends(monkeypatch: Any) -> None:
-    monkeypatch.setattr(simulation, "IDLE_LIMIT_S", 0.1)
-
-    async def work(pool: SimulationPool) -> int:
-        await pool.describe()
-        await asyncio.gather(*pool.tasks)
-        process = pool.idle[0].process
-        await asyncio.wait_for(process.wait(), 10)
-        assert not pool.idle
-        return process.pid
-
-    assert run_in_pool(work)
-
-
-def test_busy_and_usage_errors_keep_their_class(monkeypatch: Any) -> None:
+def test_busy_and_usage_errors_keep_their_class(run_in_pool: Run, monkeypatch: Any) -> None:
     monkeypatch.setattr(simulation, "SLOT_TIMEOUT_S", 0.05)
 
     async def work(pool: SimulationPool) -> None:
@@ -213,5 +205,18 @@ def test_busy_and_usage_errors_keep_their_class(monkeypatch: Any) -> None:
         async with pool.process(), pool.process():
             with pytest.raises(Busy):
                 await anext(pool.lines(REQUEST))
+
+    run_in_pool(work)
+
+
+def test_an_idle_process_ends(run_in_pool: Run, monkeypatch: Any) -> None:
+    monkeypatch.setattr(simulation, "IDLE_LIMIT_S", 0.1)
+
+    async def work(pool: SimulationPool) -> None:
+        async with pool.process() as process:
+            pass
+        await asyncio.gather(*pool.tasks)
+        await asyncio.wait_for(process.process.wait(), 10)
+        assert process not in pool.idle
 
     run_in_pool(work)

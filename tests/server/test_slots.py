@@ -65,8 +65,15 @@ def cached(answer: Any) -> int:
     return answer["timings"]["cache_n"]
 
 
-def test_a_slot_survives_a_restart(tmp_path: Path) -> None:
-    with serve(tmp_path / "slots") as url:
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with localllm.load("demo") as llm:
+        yield llm
+
+
+def test_a_slot_survives_a_restart(llm: LLM, tmp_path: Path) -> None:
+    """The second server is another process."""
+    with serving(llm, slot_files=SlotFiles(tmp_path / "slots")) as url:
         first = complete(url)
         assert first["id_slot"] == 0 and cached(first) == 0
         expected = complete(url, PROMPT + first["content"])
@@ -99,12 +106,6 @@ def test_a_hybrid_is_restored_to_its_last_state(tmp_path: Path) -> None:
         assert act(url, "restore", filename="a")["n_restored"] == saved["n_saved"] > 0
         again = complete(url, prompt + expected["tokens"][:1])
         assert cached(again) > 0 and again["tokens"][:7] == expected["tokens"][1:]
-
-
-@pytest.fixture
-def llm() -> Iterator[LLM]:
-    with localllm.load("demo") as llm:
-        yield llm
 
 
 def test_an_erased_slot_is_computed_again(llm: LLM, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,18 @@ def send(url: str, content: bytes, status: int = 200, key: str = KEYS[0]) -> Any
     return answer.json()
 
 
-def test_a_conversation_continues_on_another_server(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        first, second = (stack.enter_context(serve(tmp_path)) for _ in range(2))
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with localllm.load("demo") as llm:
+        yield llm
+
+
+def policy(*keys: str, shares_cache: bool = False) -> AccessPolicy:
+    return AccessPolicy(keys=frozenset(map(key_digest, keys)), shares_cache=shares_cache)
+
+
+def test_a_conversation_continues_on_another_server(llm: LLM, tmp_path: Path) -> None:
+    with serving(llm, policy(KEYS[0])) as first, serve(tmp_path) as second:
         messages = [{"role": "user", "content": STORY}]
         told, cached = chat(first, messages)
         assert cached == 0
@@ -73,16 +82,6 @@ def test_a_conversation_continues_on_another_server(tmp_path: Path) -> None:
         with httpx2.stream("GET", f"{first}/localllm/state", params={"slot": 0}, headers=BEARER) as stream:
             answer = httpx2.post(f"{second}/localllm/state", content=stream.iter_bytes(), headers=BEARER)
         assert answer.json()["tokens"] > received["tokens"]
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with localllm.load("demo") as llm:
-        yield llm
-
-
-def policy(*keys: str, shares_cache: bool = False) -> AccessPolicy:
-    return AccessPolicy(keys=frozenset(map(key_digest, keys)), shares_cache=shares_cache)
 
 
 def test_only_keys_move_states(llm: LLM) -> None:

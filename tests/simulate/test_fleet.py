@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from localllm.errors import UsageError
-from localllm.simulate.fleet import FleetSetup, Link, parse_kills, parse_replicas
+from localllm.plan.parallel import Link
+from localllm.routing import parse_replicas
+from localllm.simulate.fleet import FleetSetup, parse_kills
 from localllm.simulate.load import Lengths, LoadPlan
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
 from tests.simulate.engines import LinearCost

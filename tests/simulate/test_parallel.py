@@ -6,9 +6,8 @@ from localllm.arch.describe import parse_config
 from localllm.errors import UsageError
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
+from localllm.plan.parallel import Link, Parallel, default_link, parse_link
 from localllm.runtime.step import StepShape
-from localllm.simulate.fleet import Link
-from localllm.simulate.parallel import Parallel, default_link, parse_link
 from localllm.simulate.target import Target, roofline_target
 from tests.plan.published import LLAMA_70B, header_of
 
@@ -42,7 +41,8 @@ def test_pipeline_parallel_adds_memory_and_no_speed() -> None:
     one, two = target(4), target(4, 2)
     assert two.setup.blocks > 2 * one.setup.blocks
     passed = 1e-5 + 8 * 8192 * 2 / 450e9
-    assert two.cost.seconds(DECODE, 0) - one.cost.seconds(DECODE, 0) == pytest.approx(passed, rel=1e-6)
+    added = two.cost.seconds(DECODE, 0) - one.cost.seconds(DECODE, 0)
+    assert added == pytest.approx(2 * passed, rel=1e-6)  # to the second stage and back to the first, with the head
     assert two.devices == 8 and two.device == "8 x H100 SXM"
 
 

@@ -19,6 +19,18 @@ GROUPS = {
         *("test_rope_append.py", "test_rope_decode.py", "test_gpu_sampler.py"),
     ],
 }
+# Kernels that a group must have run; others of its kernels belong to another group.
+RAN = {
+    "attention": "begin_step combine decode end_step mla per_head_matmul prefill",
+    "products": "dequantize quantized_gemm small_m_dense small_m_packed split_k_sum",
+    "experts and others": "causal_conv delta_net_chunk delta_net_step draw gated_activation gather_candidates "
+    "greedy grouped_matmul levels long_norm mark_history norm peaks rope_angles rope_append rope_decode "
+    "weighted_sum",
+}
+
+
+def kernels(group: str) -> set[str]:
+    return {f"{name}_kernel" for name in RAN[group].split()}
 
 
 def software_gpu(*arguments: str) -> set[str]:
@@ -41,14 +53,16 @@ def kernel_tests() -> list[Path]:
     return [file for path in paths for file in (sorted(path.glob("test_*.py")) if path.is_dir() else [path])]
 
 
-def test_every_file_is_in_a_group() -> None:
+def test_every_file_and_kernel_is_in_a_group() -> None:
     assert sorted(name for files in GROUPS.values() for name in files) == sorted(f.name for f in kernel_tests())
+    assert set[str]().union(*map(kernels, GROUPS)) == documented_kernels()
 
 
 @pytest.mark.part_of_slow
-@pytest.mark.timeout(900)  # 15 s of CPU time
-def test_each_kernel_once() -> None:
-    assert documented_kernels() <= software_gpu("--quick")
+@pytest.mark.timeout(900)  # 10 s of CPU time
+def test_a_few_kernels() -> None:
+    expected = {"combine_kernel", "decode_kernel", "end_step_kernel", "norm_kernel", "small_m_packed_kernel"}
+    assert software_gpu("--quick") >= expected
 
 
 @pytest.mark.slow
@@ -57,7 +71,7 @@ def test_each_kernel_once() -> None:
 def test_every_kernel(group: str) -> None:
     """With another seed than the table of docs/kernels.md, and starting before the previous kernel has ended."""
     files = [str(file.relative_to(ROOT)) for file in kernel_tests() if file.name in GROUPS[group]]
-    assert software_gpu("--seed", "3", "--pdl", "--fewer", *files)
+    assert software_gpu("--seed", "3", "--pdl", "--fewer", *files) >= kernels(group)
 
 
 @pytest.mark.slow

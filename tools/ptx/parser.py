@@ -111,28 +111,22 @@ class Program:
         """Parameters that an address of a store or atomic may be computed from, ignoring the order of
         instructions.
         """
-        origins: dict[int, set[str]] = {}
-        stores = [i for i in self.instructions if i.name in ("st", "atom", "red")]
-        grows = True
-        while grows:
-            grows = False
-            for instruction in self.instructions:
-                if not instruction.operands:
-                    continue
-                sources = set[str]().union(*(self._origins(each, origins) for each in instruction.operands[1:]))
-                for target in _registers(instruction.operands[0]):
-                    known = origins.setdefault(target.index, set())
-                    if not sources <= known:
-                        known |= sources
-                        grows = True
-        addresses = (operand for i in stores for operand in i.operands if isinstance(operand, Address))
-        return frozenset(set[str]().union(*(self._origins(address, origins) for address in addresses)))
-
-    def _origins(self, operand: Operand, origins: dict[int, set[str]]) -> set[str]:
-        base = operand.base if isinstance(operand, Address) else operand
-        if isinstance(base, Name):
-            return {base.name} & self.parameters.keys()
-        return set[str]().union(*(origins.get(register.index, set()) for register in _registers(operand)))
+        sources: dict[int, list[Operand]] = {}  # operands that a register is computed from
+        queue: list[Operand] = []
+        for instruction in self.instructions:
+            for target in _registers(instruction.operands[0]) if instruction.operands else ():
+                sources.setdefault(target.index, []).extend(instruction.operands[1:])
+            if instruction.name in ("st", "atom", "red"):
+                queue += [operand for operand in instruction.operands if isinstance(operand, Address)]
+        written = set[str]()
+        while queue:
+            operand = queue.pop()
+            base = operand.base if isinstance(operand, Address) else operand
+            if isinstance(base, Name):
+                written |= {base.name} & self.parameters.keys()
+            for register in _registers(operand):
+                queue += sources.pop(register.index, ())
+        return frozenset(written)
 
 
 def _registers(operand: Operand) -> list[Register]:

@@ -67,7 +67,7 @@ def experts(x: Tensor, expert_ids: Tensor, weight: Tensor, mlps: Experts) -> Ten
     """Return the weighted sum of the selected experts, [T, hidden].
 
     x: [T, hidden]; expert_ids: [T, k] int64, distinct for each token; weight: [T, k] float32; mlps: one per
-    expert, or all stacked
+    expert, or all stacked. Without stacking, ids that no expert in `mlps` has are left out of the sum.
     """
     return choose("experts", x, expert_ids, weight, mlps).run(x, expert_ids, weight, mlps)
 
@@ -88,7 +88,9 @@ def experts_reference(x: Tensor, expert_ids: Tensor, weight: Tensor, mlps: Exper
     begin = 0
     for expert, count in zip(used_experts.tolist(), counts.tolist(), strict=True):
         pair_slice = slice(begin, begin + count)
+        begin += count
+        if not 0 <= expert < len(mlps):
+            continue
         tokens = token[pair_slice]
         out.index_add_(0, tokens, mlps[expert](x[tokens]).to(weight.dtype) * pair_weight[pair_slice, None])
-        begin += count
     return out.to(x.dtype)

@@ -17,14 +17,17 @@ from localllm.runtime.weight_source import WeightSource
 
 
 class MLP:
-    def __init__(self, config: MLPConfig, hidden: int, source: WeightSource, *, summed: bool = True):
-        """summed: sum up the result over ranks; otherwise the caller does, of several results at once."""
+    def __init__(
+        self, config: MLPConfig, hidden: int, source: WeightSource, *, summed: bool = True, whole: bool = False
+    ):
+        """summed: sum up the result over ranks; otherwise the caller does, of several results at once; whole: one
+        rank has all of its columns."""
         self.activation: Activation = config.activation
         n = config.intermediate_size
         fused = source.has_matrix("gate_up_proj")
         names = {"gate_up_proj": 2 * n} if fused else {"gate_proj": n, "up_proj": n}
         self.gate_up = Linear.load(source, names, hidden, config.bias)
-        self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias, by_columns=True, summed=summed)
+        self.down = Linear.load(source, {"down_proj": hidden}, n, config.bias, by_columns=not whole, summed=summed)
 
     def __call__(
         self,
@@ -83,13 +86,16 @@ class MoE:
         self.expert_scale = (
             source.float32_tensor("expert_scale", config.experts) if config.router.expert_scale else None
         )
-        self.ranks = source.ranks
+        self.ranks = source.tensor_ranks
+        self.first_expert, end = config.own_experts or (0, config.experts)
+        whole = config.own_experts is not None
         experts = [
-            MLP(config.expert, hidden, source.under(f"experts.{e}"), summed=False) for e in range(config.experts)
+            MLP(config.expert, hidden, source.under(f"experts.{e}"), summed=False, whole=whole)
+            for e in range(self.first_expert, end)
         ]
-        self.experts = (
-            stack_experts(experts, torch.empty(0, hidden, dtype=source.dtype, device=source.device)) or experts
-        )
+        like_x = torch.empty(0, hidden, dtype=source.dtype, device=source.device)
+        # Kernels of stacked experts expect those of all tokens.
+        self.experts = (None if whole else stack_experts(experts, like_x)) or experts
         self.shared = MLP(config.shared, hidden, source.under("shared"), summed=False) if config.shared else None
         self.shared_gate = (
             Linear.load(source, {"shared_gate": 1}, hidden, bias=False) if config.shared_gate else None
@@ -105,6 +111,8 @@ class MoE:
         expert_ids, weight = route(self.router(self.before_router(x)).float(), self.score_correction, self.config)
         if self.expert_scale is not None:
             weight = weight * self.expert_scale[expert_ids]
+        if self.config.own_experts:  # others' have ids outside of the list, and other ranks compute them
+            expert_ids = expert_ids - self.first_expert
         out = self.after_experts(kernels.experts(self.before_experts(x), expert_ids, weight, self.experts))
         if self.shared is None:
             return out

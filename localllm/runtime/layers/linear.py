@@ -58,7 +58,7 @@ class Linear:
         on_cpu = source.device.type == "cpu"
         weights = kept or source.matrices(names, columns, order, checked=not on_cpu)
         vector = source.concatenated_vectors(names, "bias") if bias else None
-        ranks = source.ranks if by_columns else None
+        ranks = source.tensor_ranks if by_columns else None
         if ranks and ranks.shard.rank:
             vector = None
         with source.phases("repack"):

@@ -1,6 +1,7 @@
 """The half of a layer that mixes positions; the LayerConfig selects its type."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, RecurrentCac
 from localllm.runtime.layers.delta_net import DeltaNet
 from localllm.runtime.layers.linear import Linear
 from localllm.runtime.layers.norm import load_norm
+from localllm.runtime.ranks import Ranks
 from localllm.runtime.weight_source import WeightSource
 
 
@@ -51,6 +53,8 @@ class Attention:
                 else None
             )
         self.sinks = source.tensor("sinks", c.heads) if c.sinks else None
+        # A norm across the heads of all ranks needs a sum over them, before the kernels.
+        self.norm_ranks = source.tensor_ranks if c.qk_norm == "whole" else None
 
     def __call__(
         self,
@@ -64,11 +68,29 @@ class Attention:
         """Return residual + attention(norm(x)). x: [T, hidden] -> [T, hidden]"""
         c = self.config
         angles = batch.rope_angles[c.rope] if c.rope else None
-        qkv = self.qkv(x, norm=norm)
-        mixed = kernels.append_and_attend(
-            qkv, cache, batch, c, angles, self.q_norm, self.k_norm, self.eps, self.sinks
-        )
+        qkv, q_norm, k_norm = self.qkv(x, norm=norm), self.q_norm, self.k_norm
+        if self.norm_ranks:
+            qkv = self.norm_all_heads(qkv, self.norm_ranks)
+            c, q_norm, k_norm = replace(c, qk_norm=None), None, None
+        mixed = kernels.append_and_attend(qkv, cache, batch, c, angles, q_norm, k_norm, self.eps, self.sinks)
         return self.out(mixed.flatten(1), residual=residual, following=following)
+
+    def norm_all_heads(self, qkv: Tensor, ranks: Ranks) -> Tensor:
+        """Normalize q and k of this rank by the mean squares of those of all ranks.
+
+        Heads that several ranks have count several times, all of them as often. qkv: [T, columns] -> the same
+        """
+        c = self.config
+        widths = [c.heads * c.head_dim, c.kv_heads * c.head_dim]
+        q, k, v = qkv.split([*widths, qkv.shape[1] - sum(widths)], 1)
+        parts = [part.float() for part in (q, k)]
+        means = ranks.all_reduce(torch.stack([part.square().mean(1) for part in parts], 1)) / ranks.shard.size
+        normed = [
+            part * torch.rsqrt(mean[:, None] + norm.eps) * norm.weight
+            for part, mean, norm in zip(parts, means.unbind(1), (self.q_norm, self.k_norm), strict=True)
+            if norm and norm.weight is not None
+        ]
+        return torch.cat((*(part.to(qkv.dtype) for part in normed), v), 1)
 
 
 class LatentAttention:

@@ -15,7 +15,8 @@ class PerLayerInputs:
     """(table[token] * sqrt(dim) + norm(W x / sqrt(hidden))) / sqrt(2), for all layers at once."""
 
     def __init__(self, config: PerLayerConfig, model: ModelConfig, source: WeightSource):
-        self.layer_count, width = len(model.layers), len(model.layers) * config.dim
+        self.layer_count = model.stage.total if model.stage else len(model.layers)
+        width = self.layer_count * config.dim
         self.table = Embedding(source, PER_LAYER_TABLE, config.vocab_size, width, as_stored=True)
         # Rounded to the model's dtype, as in training.
         self.table_scale = torch.tensor(config.dim**0.5, dtype=source.dtype).item()

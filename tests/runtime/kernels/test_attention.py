@@ -27,6 +27,7 @@ def step(spans: list[tuple[int, int]], scattered: bool) -> Batch:
     return Batch.from_states(states, [[0] * count for _, count in spans], [], CPU)
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 1, 7, 64])
 @pytest.mark.parametrize("scattered", [False, True])
@@ -49,6 +50,7 @@ def test_attention(
     check_kernels(spans, heads, kv_heads, head_dim, scattered, window, dtype, softcap, with_sinks, None)
 
 
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", KV_DTYPES.values())
 @pytest.mark.parametrize("window", [None, 7])

@@ -120,6 +120,7 @@ def launch_kernel(
     *,
     device: torch.device,
     contract: bool = True,
+    most_registers: int | None = None,
     **arguments: Any,
 ) -> None:
     """Launch a kernel with the constexpr parameter PDL on the device of its tensors.
@@ -127,12 +128,14 @@ def launch_kernel(
     arguments: by name, all except PDL; stages: loads of a loop that are in flight at once; contract: compute
     a * b + c with one rounding. A kernel whose threads add up products of each other must not: of a * b + c * d,
     two threads with copies of the sum would each round another product, and which copy is used would depend on the
-    order of warps.
+    order of warps; most_registers: per thread, where NVIDIA's compiler would otherwise spill rather than use them.
     """
     pdl = uses_pdl(device)
     arguments |= {"PDL": pdl}
     options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": contract}
     options |= {"launch_pdl": True} if pdl else {}
+    if most_registers and gpu_of(device).arch:  # AMD's compiler has no such option
+        options |= {"maxnreg": most_registers}
     if redirection := _redirection.get():
         redirection[1](RecordedLaunch(kernel, grid, arguments, options))
     elif device.type != "cuda" or (device.index or 0) == torch.cuda.current_device():

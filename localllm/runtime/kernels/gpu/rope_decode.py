@@ -35,7 +35,9 @@ from localllm.runtime.kernels.gpu.decode import (
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_of, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.paged import (
     EXAMPLE_CONTEXT,
+    FORM_FP8,
     FORM_INT4,
+    FORM_INT8,
     FORM_PLAIN,
     META_DEVICE,
     MIN_SCORE,
@@ -75,6 +77,8 @@ from localllm.runtime.kv_cache.tensors import KVCache
 # With more sequences, a launch takes less than the rotations that all programs of a key head repeat (estimated).
 MAX_SEQUENCES = 16
 MAX_HEAD_BYTES = 512  # wider ones leave no registers for rotations
+# With 8-bit caches Triton 3.6 would limit itself to 168 and spill; with 192, two programs fit as with all others.
+MOST_REGISTERS = 192
 
 
 @triton.jit
@@ -329,6 +333,7 @@ def launch_turn(
     """Write the chunks of some sequences to the workspace, and their keys and values to the cache."""
     group, rows = c.heads // c.kv_heads, tile_rows(c.heads // c.kv_heads)
     _, warps, stages = choose_tile(out, cache_form(cache.k)[1])
+    eight_bits = all(cache_form(each)[1] in (FORM_INT8.value, FORM_FP8.value) for each in (cache.k, cache.v))
     launch_kernel(
         rope_decode_kernel,
         (c.kv_heads * triton.cdiv(group, rows), space.total.shape[2], turn.sequences),
@@ -336,6 +341,7 @@ def launch_turn(
         stages=stages,
         device=qkv.device,
         contract=False,
+        most_registers=MOST_REGISTERS if eight_bits else None,
         p_x=qkv,
         p_slot=batch.slot_mapping,
         first=turn.first,

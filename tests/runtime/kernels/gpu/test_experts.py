@@ -107,6 +107,7 @@ def test_packed_experts(tokens: int, form: str, dtype: torch.dtype) -> None:
     compare(tokens, StackedExperts(gate_up, down, None, None, "silu", 3), *routed(tokens, 3, 2), dtype)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("form", ["mxfp4", "int4"])
 def test_up_to_8_tokens_have_the_bits_that_they_have_among_16(form: str) -> None:
     hidden, n, make = PACKED[form]

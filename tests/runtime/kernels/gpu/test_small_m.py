@@ -243,7 +243,7 @@ def test_only_rows_of_the_same_kernels_must_have_the_same_bits_on_a_gpu(form: st
     assert launched(MORE) != one
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(6)
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("form", ["int4", "int8", "plain"])

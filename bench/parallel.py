@@ -1,0 +1,94 @@
+"""Decoding by one process and by two: tensor parallel with a core each, pipeline stages, and stages whose messages
+are delayed, with the generated 1.2B model.
+
+`python -m bench.parallel --prompt 64 --answer 48 --rounds 3`. All models are loaded at once, about 3 GB each, and
+take turns. Delays are slept in the first process, before each message to the second stage and after each one from
+it, as the two directions of a link would take; bandwidth is not limited.
+"""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import localllm
+from bench.rounds import Sample, new_prompt, run, take_turns
+from localllm.llm.llm import LLM
+from localllm.parallel.group import Leader
+from localllm.request import SamplingParams
+from localllm.settings import Settings
+
+CORES = 2
+DELAYS_MS = (0.1, 1.0, 10.0)
+
+
+def delay_messages(leader: Leader, seconds: float) -> None:
+    """Make the first stage's messages take so much longer in each direction; 0: no longer."""
+    send, receive = Leader.send_to_next_stage, Leader.receive_from_previous_stage
+
+    def send_late(x: Tensor) -> None:
+        time.sleep(seconds)
+        send(leader, x)
+
+    def receive_late(x: Tensor) -> Tensor:
+        receive(leader, x)
+        time.sleep(seconds)
+        return x
+
+    leader.send_to_next_stage = send_late
+    leader.receive_from_previous_stage = receive_late
+
+
+def leader_of(llm: LLM) -> Leader:
+    leader = llm.worker.engine.runner.model.ranks
+    assert isinstance(leader, Leader)
+    return leader
+
+
+def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
+    settings = Settings(home=folder / "home", device="cpu", dtype="bfloat16", threads=CORES)
+
+    def load(**options: int) -> LLM:
+        return localllm.load(folder, settings=settings, context=prompt + answer, draft="off", **options)  # type: ignore[arg-type]
+
+    with ExitStack() as stack:
+        one = stack.enter_context(load())
+        tensor = stack.enter_context(load(tensor_parallel=2))
+        stages = stack.enter_context(load(pipeline_parallel=2))
+        [stage_read] = leader_of(stages).read_bytes
+        [rank_read] = leader_of(tensor).read_bytes
+
+        def decode(llm: LLM, seed: int) -> Sample:
+            params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+            completion = llm.generate(new_prompt(seed, prompt), params)
+            return {
+                "tokens_per_s": completion.metrics.tokens_per_s,
+                "ttft_ms": 1000 * completion.metrics.ttft_s,
+            }
+
+        def run_round(number: int) -> dict[str, Sample]:
+            samples = {"one process": decode(one, number), "tensor parallel 2": decode(tensor, number)}
+            delays = (0.0, *DELAYS_MS)
+            for index, delay in enumerate(delays):
+                delay_messages(leader_of(stages), delay / 1000)
+                samples[f"pipeline 2, {delay:g} ms"] = decode(stages, len(delays) * number + index)
+            return samples
+
+        medians = take_turns(rounds, run_round)
+    for name, sample in medians.items():
+        print(f"{name:22} {sample['tokens_per_s']:7.2f} tokens/s, first after {sample['ttft_ms']:.0f} ms")
+    return {
+        "prompt": prompt,
+        "answer": answer,
+        "rounds": rounds,
+        "cores": CORES,
+        "second_rank_read_bytes": rank_read,
+        "second_stage_read_bytes": stage_read,
+        "medians": medians,
+    }
+
+
+if __name__ == "__main__":
+    run("parallel", __doc__, measure)

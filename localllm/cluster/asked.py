@@ -1,0 +1,135 @@
+"""What a front knows of a request before it sends it to a replica: how its prompt begins, and which replica it
+needs, if one holds something that it refers to."""
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from starlette.types import Scope
+
+from localllm.server.guard import KEY, UNAUTHENTICATED
+
+PIECE = 128  # characters by which beginnings of prompts differ
+MAX_PIECES = 256  # prompts that are equal up to here go to the same replica
+DIGEST_BYTES = 12
+THREAD_BYTES = 256 * 2**10  # of a body; larger ones are parsed beside the event loop
+PROMPT_FIELDS = ("model", "tools", "system", "instructions", "prefix", "suffix", "prompt", "messages", "input")
+"""In the order in which most templates write them. Field names are hashed too, so that each API has its own names:
+templates differ between the APIs' formats as well."""
+
+SCOPE_FIELDS = (
+    "type",
+    "http_version",
+    "method",
+    "path",
+    "raw_path",
+    "query_string",
+    "headers",
+    "client",
+    "server",
+    "scheme",
+    KEY,
+    UNAUTHENTICATED,
+)
+RESPONSE_PATH = re.compile(r"/v1/responses/(?P<id>resp_[0-9a-f]+)(/.*)?")
+RESPONSE_ID = re.compile(rb'"id": ?"(resp_[0-9a-f]+)"')
+SLOT_PATH = re.compile(r"/slots/(?P<id>\d+)")
+
+
+@dataclass
+class Asked:
+    """A request for a replica."""
+
+    scope: dict[str, Any]
+    body: bytes
+    names: tuple[bytes, ...] = ()
+    """Of the beginnings of its prompt, the shortest first."""
+
+    is_bound: bool = False
+    """Whether only the replica that owns the last name can answer."""
+
+    avoid: set[str] = field(default_factory=set[str])
+    """Replicas that have failed, by id."""
+
+
+async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> Asked:
+    """Prepare a request. scope_of_cache: requests with another one find nothing in its replica's prefix cache;
+    client: whose slots it may name"""
+    sent = {name: scope[name] for name in SCOPE_FIELDS if name in scope}
+    sent |= {"root_path": "", "asgi": {"version": "3.0"}, "headers": [tuple(pair) for pair in scope["headers"]]}
+    if bound := bound_name(scope["path"], {}, client):
+        return Asked(sent, body, (bound,), is_bound=True)
+    if scope["method"] != "POST" or not body:
+        return Asked(sent, body)
+    fields = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
+    if bound := bound_name(scope["path"], fields, client):
+        return Asked(sent, body, (bound,), is_bound=True)
+    return Asked(sent, body, tuple(prefix_names(fields, scope_of_cache)))
+
+
+def parse(body: bytes) -> Mapping[str, Any]:
+    """The fields of a body; none if it is no JSON object, which the replica refuses."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def prefix_names(fields: Mapping[str, Any], scope_of_cache: str) -> list[bytes]:
+    """Names of all beginnings of a prompt in whole pieces, each hashed with the one before.
+
+    A beginning shorter than a piece has none: it is computed faster than it is found.
+    """
+    text, room = "", PIECE * MAX_PIECES
+    for name in PROMPT_FIELDS:
+        if fields.get(name) and len(text) < room:
+            text += f"{name}:{flatten(fields[name], room - len(text))}"
+    names, last = list[bytes](), scope_of_cache.encode()
+    for at in range(0, min(len(text), room) - PIECE + 1, PIECE):
+        piece = text[at : at + PIECE].encode(errors="surrogatepass")
+        last = blake2b(last + piece, digest_size=DIGEST_BYTES).digest()
+        names.append(last)
+    return names
+
+
+def flatten(value: Any, room: int) -> str:
+    """The beginning of a value as text of about `room` characters, such that a longer list begins as a shorter
+    one."""
+    if isinstance(value, str):
+        return value[:room]
+    if isinstance(value, list):
+        text = ""
+        for item in value:
+            if len(text) >= room:
+                break
+            text += flatten(item, room - len(text)) + ","
+        return text
+    if isinstance(value, dict):
+        return "".join(f"{name}:{flatten(item, room)};" for name, item in value.items())[:room]
+    return str(value)
+
+
+def bound_name(path: str, fields: Mapping[str, Any], client: str) -> bytes | None:
+    """A name of what a request needs that only one replica has: an earlier response, or a slot."""
+    if match := RESPONSE_PATH.fullmatch(path):
+        return response_name(match["id"])
+    if isinstance(previous := fields.get("previous_response_id"), str):
+        return response_name(previous)
+    if match := SLOT_PATH.fullmatch(path):
+        return slot_name(match["id"], client)
+    if isinstance(slot := fields.get("id_slot"), int) and slot >= 0:
+        return slot_name(str(slot), client)
+    return None
+
+
+def response_name(response_id: str) -> bytes:
+    return b"response:" + response_id.encode(errors="replace")[:100]
+
+
+def slot_name(number: str, client: str) -> bytes:
+    return f"slot:{client}:{number}".encode()[:100]

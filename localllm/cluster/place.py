@@ -1,0 +1,358 @@
+"""Ray on this machine: started so that nobody but its owner can use it, and ended completely.
+
+Whoever reaches Ray's ports and has its token runs code as its user. So Ray listens on loopback alone unless other
+machines are to join, always wants a token, which is in a file that only its user can read, and has its own folder.
+Settled here (Ray 2.60):
+
+- With `--node-ip-address 127.0.0.1` Ray puts the machine's own address in its place and listens on all interfaces;
+  not where RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER is 0, its mode for machines without a cluster.
+- Agents whose ports are not given write them to files, for which the raylet waits 15 s and then aborts.
+- `ray stop` ends every Ray of the user. `ray start --block` ends its own processes, and does so on SIGTERM.
+- The environment is read when Ray is imported, so it is set before.
+"""
+
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import localllm
+from localllm.errors import LocalLLMError, UsageError
+
+LOOPBACK = "127.0.0.1"
+FOLDER_PREFIX = "localllm-ray-"
+NODE_FILE = (
+    "cluster.json"  # in localllm's home: the node of a cluster that this machine is; and in a node's folder
+)
+TOKEN_FILE = "cluster-token"
+DRAIN_S = 600  # for answers of replicas on a machine that is drained
+STARTED = "Ray runtime started"
+START_ATTEMPTS = 3
+START_TIMEOUT_S = 240.0  # 10 s on an idle machine; Ray's own limits are far below
+STOP_TIMEOUT_S = 20.0
+WORKER_PORTS = 100  # for processes of replicas, controllers and front ends
+OBJECT_STORE_BYTES = 256 * 2**20  # requests and answers are small
+PR_SET_PDEATHSIG = 1
+PORT_FLAGS = (
+    "object-manager-port",
+    "node-manager-port",
+    "dashboard-agent-grpc-port",
+    "dashboard-agent-listen-port",
+    "runtime-env-agent-port",
+    "metrics-export-port",
+)
+METRIC_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+
+
+def require_ray() -> None:
+    """Raise UsageError if Ray is not installed. Does not import it."""
+    if find_spec("ray") is None:
+        raise UsageError("replicas need Ray, which is not installed", 'run `pip install "localllm[cluster]"`')
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A Ray node on this machine that localllm has started."""
+
+    address: str  # HOST:PORT of the head
+    host: str  # of this machine, as the others reach it
+    token_file: str
+    folder: str
+    pid: int  # of `ray start --block`
+    created: float  # when that process was created, as a process id may be used again
+    is_head: bool
+
+    @property
+    def is_running(self) -> bool:
+        try:
+            return psutil.Process(self.pid).create_time() == self.created
+        except psutil.Error:
+            return False
+
+    def environment(self) -> dict[str, str]:
+        return ray_environment(self.host, self.token_file)
+
+    def stop(self) -> None:
+        """End the node with all its processes, and remove its folder."""
+        if self.is_running:
+            process = psutil.Process(self.pid)
+            processes = [*process.children(recursive=True), process]
+            process.terminate()
+            _, left = psutil.wait_procs(processes, STOP_TIMEOUT_S)
+            for each in left:
+                with suppress(psutil.Error):
+                    each.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def save(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def load(cls, file: Path) -> "RayNode | None":
+        """The node that a file describes, if it still runs."""
+        try:
+            node = cls(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return node if node.is_running else None
+
+
+def ray_environment(host: str, token_file: str) -> dict[str, str]:
+    """Variables with which Ray is started and used."""
+    package_folder = str(Path(localllm.__file__).parents[1])
+    paths = [package_folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token_file,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        # Workers do not see an editable install through a nested .pth file.
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+    }
+    if host == LOOPBACK:
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    return environment
+
+
+class StartTimeout(LocalLLMError):
+    """Ray has given up on one of its processes, which a busy machine had not started in Ray's fixed time."""
+
+
+def start_node(notify: Callable[[str], object] = lambda message: None, **options: Any) -> RayNode:
+    """Start Ray as `launch_node` does, again if it was too slow. notify: called with messages for the operator"""
+    require_ray()
+    for _ in range(START_ATTEMPTS - 1):
+        try:
+            return launch_node(notify, **options)
+        except StartTimeout:
+            notify("Ray was not ready in its own time limit, as this machine is busy; starting it again")
+    return launch_node(notify, **options)
+
+
+def launch_node(
+    notify: Callable[[str], object],
+    *,
+    host: str = LOOPBACK,
+    port: int = 0,
+    head: str | None = None,
+    token_file: Path | None = None,
+    gpus: int = 0,
+    outlives_parent: bool = False,
+) -> RayNode:
+    """Start Ray on this machine, and wait until it is ready.
+
+    host: address of this machine, for other ones unless it is 127.0.0.1; port: of a head, 0 for a free one; head:
+    HOST:PORT of the head to join, None to be one; token_file: None makes a token in the node's folder; gpus: of
+    this machine; outlives_parent: whether it goes on when this process ends; notify: called if it takes long.
+
+    Raises LocalLLMError with Ray's last line if it does not start, StartTimeout if it was too slow.
+    """
+    remove_old_folders()
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))  # short: it contains sockets; readable by its owner
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if token_file is None:
+            token_file = folder / "token"
+            write_token(token_file)
+        ports = free_ports(host, len(PORT_FLAGS) + len(METRIC_PORTS) + 2)
+        address = head or f"{host}:{port or ports.pop()}"
+        environment = os.environ | ray_environment(host, str(token_file))
+        environment |= {name: str(ports.pop()) for name in METRIC_PORTS}
+        first = free_range(host, WORKER_PORTS)
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
+            *(f"--{flag}={ports.pop()}" for flag in PORT_FLAGS),
+            f"--node-ip-address={host}",
+            f"--min-worker-port={first}",
+            f"--max-worker-port={first + WORKER_PORTS - 1}",
+            f"--num-gpus={gpus}",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            "--include-log-monitor=false",
+        ]
+        if head:
+            command.append(f"--address={head}")
+        else:
+            command += ["--head", "--include-dashboard=false", f"--temp-dir={folder}"]
+            command += [f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={ports.pop()}"]
+        log = open(folder / "start.log", "wb")  # noqa: SIM115 - Ray goes on writing to it
+        stack.callback(log.close)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C reaches this process alone, which ends Ray when requests have ended
+            preexec_fn=None if outlives_parent else end_with_parent(),
+        )
+        created = psutil.Process(process.pid).create_time()
+        node = RayNode(address, host, str(token_file), str(folder), process.pid, created, head is None)
+        node.save(folder / NODE_FILE)
+        stack.callback(node.stop)
+        wait_for_start(process, folder / "start.log", notify)
+        stack.pop_all()
+        log.close()
+        return node
+
+
+def remove_old_folders() -> None:
+    """Remove folders of nodes whose front was killed and left them."""
+    for file in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*/{NODE_FILE}"):
+        with suppress(OSError):
+            if file.stat().st_uid == os.getuid() and RayNode.load(file) is None:
+                shutil.rmtree(file.parent, ignore_errors=True)
+
+
+def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callable[[str], object]) -> None:
+    """Wait until Ray says that it has started. Raises LocalLLMError and StartTimeout."""
+    began, told = time.monotonic(), False
+    while STARTED not in (text := log.read_text(errors="replace")):
+        seconds = time.monotonic() - began
+        if process.poll() is not None or seconds > START_TIMEOUT_S:
+            lines = [line for line in text.splitlines() if line.strip()] or ["no output"]
+            state = "has ended" if process.poll() is not None else f"is not ready after {seconds:.0f} s"
+            raise LocalLLMError(
+                f"Ray {state}: {lines[-1].strip()[:300]}", "try again when the machine is less busy"
+            )
+        if seconds > 15 and not told:
+            told = True
+            notify("Ray is still starting; this takes up to a minute on a busy machine")
+        time.sleep(0.1)
+
+
+def end_with_parent() -> Callable[[], object] | None:
+    """What a child process calls to get SIGTERM when this one ends, even by SIGKILL; None where there is no such
+    call, as on macOS."""
+    if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
+        return None  # the signal follows the thread that started the process
+    call = ctypes.CDLL(None).prctl  # looked up here, as a forked child may not
+    return lambda: call(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def write_token(file: Path) -> None:
+    """Write a new token that only this user can read, unless the file exists."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+        out.write(secrets.token_hex(32))
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Different free ports. Another process may take one before Ray does, which then does not start."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind((host, 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+def free_range(host: str, count: int) -> int:
+    """The first of `count` consecutive free ports, below those that the kernel gives to connections."""
+    for _ in range(100):
+        first = 10_000 + secrets.randbelow(20_000)
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind((host, port))
+            return first
+    raise LocalLLMError(f"there are no {count} free ports in a row", "end some of the processes that listen")
+
+
+def connect(node: RayNode) -> Any:
+    """Connect this process to Ray, and return the module. Raises LocalLLMError."""
+    os.environ.update(node.environment())
+    import logging
+
+    import ray
+
+    try:
+        ray.init(
+            address=node.address,
+            _node_ip_address=node.host,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+        )
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:300]
+        raise LocalLLMError(f"cannot connect to Ray at {node.address}: {reason}", "start it again") from error
+    for name in ("ray", "ray.serve"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return ray
+
+
+def count_gpus() -> int:
+    """CUDA devices of this machine."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def address_towards(host: str, port: int) -> str:
+    """Address of this machine from which another one is reached. Raises UsageError for an unreachable one."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as each:
+            each.connect((host, port))  # sends nothing
+            return each.getsockname()[0]
+    except OSError as error:
+        raise UsageError(f"{host} cannot be reached ({error.strerror})", "give --host ADDRESS") from None
+
+
+def machines_of(node: RayNode) -> list[dict[str, Any]]:
+    """The machines of a cluster, the head first. Raises LocalLLMError if the head does not answer."""
+    ray = connect(node)
+    from ray._private.state import available_resources_per_node
+
+    free = available_resources_per_node()
+    machines = []
+    for each in ray.nodes():
+        resources = each["Resources"]
+        gpus = resources.get("GPU", 0.0)
+        machines.append(
+            {
+                "node": each["NodeID"][:8],
+                "id": each["NodeID"],
+                "host": each["NodeManagerAddress"],
+                "is_head": "node:__internal_head__" in resources,
+                "state": "ready" if each["Alive"] else "left",
+                "cpus": resources.get("CPU", 0.0),
+                "gpus": gpus,
+                "gpus_in_use": gpus - free.get(each["NodeID"], {}).get("GPU", 0.0),
+            }
+        )
+    ray.shutdown()
+    return sorted(machines, key=lambda each: (not each["is_head"], each["state"], each["host"]))
+
+
+def drain_machine(node: RayNode, machine: str) -> None:
+    """Have Ray move replicas away from a machine, after the requests that they have. machine: its id. Raises
+    LocalLLMError if Ray refuses."""
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={node.address}"),
+        *("--node-id", machine, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "localllm"),
+        *("--deadline-remaining-seconds", str(DRAIN_S)),
+    ]
+    result = subprocess.run(
+        command, env=os.environ | node.environment(), capture_output=True, text=True, check=False
+    )
+    if result.returncode:
+        reason = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1][:300]
+        raise LocalLLMError(f"Ray does not drain the machine: {reason}", "see `localllm cluster status`")

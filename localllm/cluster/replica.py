@@ -1,0 +1,116 @@
+"""A replica: the server's application, unchanged, called by messages instead of a connection. Ray Serve runs it in
+a process of its own, which listens on nothing but Ray's channel."""
+
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import AsyncGenerator
+from importlib import import_module
+from typing import Any
+
+from filelock import FileLock
+from starlette.types import Message
+
+from localllm.cluster.asked import Asked
+from localllm.cluster.front import BODY, END, REPLICA, START, ReplicaAnswer
+from localllm.errors import EngineFailed, LocalLLMError
+from localllm.server.request_stats import CURRENT_REQUEST
+from localllm.server.setup import ServerSetup
+from localllm.settings import Settings
+
+LOAD_LOCK = "replica-load.lock"
+CANCEL_S = 5.0  # for which a request may clean up after its client has left
+
+
+class Replica:
+    def __init__(self, setup: ServerSetup, generation: int):
+        """Load the models of a setup. generation: of a rolling restart; a higher one replaces all replicas"""
+        close_internal_port()
+        logging.getLogger("localllm.requests").setLevel(logging.WARNING)  # the front logs requests
+        home = Settings.from_environment().home
+        home.mkdir(parents=True, exist_ok=True)
+        # One after the other, so that each plans with the memory that those before it have left.
+        with FileLock(home / LOAD_LOCK):
+            self.app, self.pool = setup.build()
+        self.id, self.number = own_identity()
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message]]:
+        """The application's messages, between REPLICA and END. Those that have piled up travel together, as a
+        message through Ray costs more than its bytes. Closing it disconnects the client."""
+        yield [{"type": REPLICA, "id": self.id, "number": self.number}]
+        messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        left, body = asyncio.Event(), [asked.body]
+
+        async def receive() -> Message:
+            if body:
+                return {"type": "http.request", "body": body.pop(), "more_body": False}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        context = contextvars.copy_context()
+        request = asyncio.create_task(self.app(asked.scope, receive, messages.put), context=context)
+        request.add_done_callback(lambda _: messages.put_nowait(None))
+        try:
+            ended = False
+            while not ended:
+                batch = [await messages.get()]
+                await asyncio.sleep(0)  # the application goes on, and ends if that was all but the end
+                if is_last(batch[0]):  # the application ends now, having written its log
+                    await asyncio.wait([request], timeout=CANCEL_S)
+                while not messages.empty():
+                    batch.append(messages.get_nowait())
+                ended = batch[-1] is None
+                sent = [message for message in batch if message is not None]
+                if ended:
+                    stats = context.get(CURRENT_REQUEST)
+                    sent.append({"type": END, "stats": stats.summary() if stats else {}})
+                yield sent
+        finally:
+            left.set()
+            if not request.done():
+                await asyncio.wait([request], timeout=CANCEL_S)
+                request.cancel()
+            elif not request.cancelled():
+                request.exception()  # the application has answered and logged it
+
+    async def respond(self, asked: Asked) -> ReplicaAnswer:
+        """The whole answer, of a request that all replicas get."""
+        status, headers, body = 500, [], b""
+        async for messages in self.answer(asked):
+            for message in messages:
+                if message["type"] == START:
+                    status, headers = message["status"], message["headers"]
+                elif message["type"] == BODY:
+                    body += message.get("body", b"")
+        return ReplicaAnswer(self.id, self.number, status, headers, body)
+
+    def check_health(self) -> None:
+        """Called by Ray Serve, which restarts a replica whose check fails. Raises EngineFailed."""
+        if any(loaded.has_failed for loaded in self.pool.loaded.values()):
+            raise EngineFailed("the engine of a model has failed", "Ray starts the replica again")
+
+
+def is_last(message: Message | None) -> bool:
+    return message is not None and message["type"] == BODY and not message.get("more_body", False)
+
+
+def close_internal_port() -> None:
+    """Keep Ray Serve from listening in this process for calls between deployments: on all interfaces, and without
+    Ray's token. Calls through Ray's own channel do not use it. Raises LocalLLMError for another version of Ray."""
+    module: Any = import_module("ray.serve._private.replica")
+    if not hasattr(module, "add_port_to_grpc_server"):
+        raise LocalLLMError("this version of Ray opens its ports in another way", 'install "localllm[cluster]"')
+    module.add_port_to_grpc_server = lambda server, address: 0
+
+
+def own_identity() -> tuple[str, str]:
+    """Id and number, from 1, of the replica that runs in this process. A restarted one has a new id and the number
+    of the one that it replaces."""
+    from ray import serve
+
+    context: Any = serve.get_replica_context()
+    rank = context.rank
+    return context.replica_id.unique_id, str(getattr(rank, "rank", rank) + 1)

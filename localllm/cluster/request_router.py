@@ -1,0 +1,125 @@
+"""The router of `localllm.routing` within Ray Serve, and the replicas that it routes to. Imports Ray."""
+
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Any, ClassVar
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.serve.request_router import RequestRouter
+from starlette.types import Message
+
+from localllm.cluster.asked import Asked
+from localllm.cluster.front import END, ReplicaAnswer, no_replica
+from localllm.errors import ReplicaLost
+from localllm.routing import Router
+
+START_WAIT_S = 60.0  # for which a request waits for a replica to start, before it is refused
+ASK_ALL_S = 10.0
+
+
+class LocalRequestRouter(RequestRouter):
+    """Ranks the replicas for a request by `localllm.routing`; Ray Serve sends it to the first that accepts it."""
+
+    current: ClassVar["LocalRequestRouter | None"] = None  # of this process
+
+    def initialize_state(self, route: str = "prefix", **_: Any) -> None:
+        """Called by Ray Serve. route: one of `localllm.routing.ROUTES`"""
+        self.core = Router[str](route)
+        self.unfinished: Counter[str] = Counter()  # requests of this front, by replica
+        self.ids: dict[str, Any] = {}  # of Ray Serve, by those of this module
+        LocalRequestRouter.current = self
+
+    async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
+        """Called by Ray Serve: replicas in ranks of one each, the best first."""
+        by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
+        if not by_id:
+            return []
+        asked = asked_of(pending_request)
+        loads = {name: self.load_of(name, replica) for name, replica in by_id.items()}
+        ranked = self.core.rank(asked.names, loads, is_bound=asked.is_bound)
+        if not asked.is_bound:
+            ranked.sort(key=lambda name: name in asked.avoid)
+        return [[by_id[name]] for name in ranked]
+
+    def load_of(self, name: str, replica: Any) -> int:
+        """Requests that a replica has: those of this front, or what it reported last where others use it too."""
+        return max(self.unfinished[name], self.replica_queue_len_cache.get(replica.replica_id) or 0)
+
+    def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
+        asked = asked_of(pending_request)
+        self.core.sent(asked.names, replica_id.unique_id)
+
+    def on_send_request(self, replica_id: Any) -> None:
+        super().on_send_request(replica_id)
+        self.unfinished[replica_id.unique_id] += 1
+
+    def on_request_completed(self, replica_id: Any, internal_request_id: str) -> None:
+        name = replica_id.unique_id
+        self.unfinished[name] -= 1
+        if self.unfinished[name] <= 0:
+            del self.unfinished[name]
+
+    def update_replicas(self, replicas: list[Any]) -> None:
+        """Called by Ray Serve with all replicas that take requests."""
+        super().update_replicas(replicas)
+        now = {replica.replica_id.unique_id for replica in replicas}
+        for name in self.core.chosen_at.keys() - now:
+            self.core.forget(name)
+
+
+def asked_of(pending_request: Any) -> Asked:
+    """The request that is to be routed."""
+    arguments = pending_request.args if pending_request else ()
+    return arguments[0] if arguments and isinstance(arguments[0], Asked) else Asked({}, b"")
+
+
+class RayFleet:
+    """The replicas of a Ray Serve application, as `front.Fleet`."""
+
+    def __init__(self, handle: Any):
+        """handle: DeploymentHandle of `replica.Replica`"""
+        self.handle = handle
+        self.streams = handle.options(stream=True)
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[Message]:
+        response = self.streams.answer.remote(asked)
+        messages = aiter(response)
+        is_complete = False
+        try:
+            # The first message comes at once, before the application is called: without it there is no replica.
+            first = await asyncio.wait_for(anext(messages), START_WAIT_S)
+            for message in first:
+                yield message
+            async for batch in messages:
+                is_complete = batch[-1]["type"] == END
+                for message in batch:
+                    yield message
+            is_complete = True
+        except TimeoutError:
+            raise no_replica() from None
+        except (DeploymentUnavailableError, RayServeException, RayError, StopAsyncIteration) as error:
+            is_complete = True
+            raise ReplicaLost(
+                f"the replica has ended ({type(error).__name__})", "send the request again"
+            ) from error
+        finally:
+            if not is_complete:
+                response.cancel()
+
+    async def ask_all(self, asked: Asked) -> list[ReplicaAnswer]:
+        response = self.handle.broadcast("respond", asked)
+        results: list[Any] = []
+        with suppress(RayError, RayServeException):  # there is none
+            results = await response.results_async(timeout_s=ASK_ALL_S, return_exceptions=True)
+        answers = [each for each in results if isinstance(each, ReplicaAnswer)]
+        return sorted(answers, key=lambda answer: (int(answer.number), answer.id))
+
+    def bind(self, name: bytes, replica: str) -> None:
+        if router := LocalRequestRouter.current:
+            router.core.sent([name], replica)

@@ -1,0 +1,211 @@
+"""Replicas of a server on Ray Serve: started, restarted one after the other, scaled and ended."""
+
+# pyright: reportMissingImports=false
+# Ray is installed with localllm[cluster] only.
+
+import logging
+import math
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localllm import errors
+from localllm.cluster.place import NODE_FILE, RayNode, connect, count_gpus, require_ray, start_node
+from localllm.cluster.replica import Replica
+from localllm.errors import DoesNotFit, LocalLLMError, UsageError
+from localllm.hardware.device import resolve_device
+from localllm.server.serve import DRAIN_TIMEOUT_S
+from localllm.server.setup import ServerSetup
+
+DEPLOYMENT = "replica"
+APPLICATION = "localllm"
+MAX_ONGOING = 10_000  # more than any server accepts: the application itself refuses what is too much
+SCALE_TARGET = 8.0  # ongoing requests per replica that autoscaling aims at
+SCALE_UP_S, SCALE_DOWN_S = 5.0, 120.0  # for which more or fewer replicas must be wanted
+HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 60.0  # a check waits for the process, which may be loading another model
+CONSTRUCTOR_TRIES = 2
+RAISED = re.compile(r"localllm\.errors\.(?P<name>\w+): (?P<text>.+)")
+
+
+@dataclass(frozen=True)
+class ReplicaOptions:
+    """How many replicas there are and where."""
+
+    least: int
+    most: int  # more than `least`: as many as the requests need
+    route: str = "prefix"
+    cluster: bool = False  # on all machines that joined, instead of this one
+    device: str | None = None
+    gpus: int = 1  # of each replica
+
+
+@contextmanager
+def running_replicas(
+    setup: ServerSetup, options: ReplicaOptions, home: Path, notify: Callable[[str], object]
+) -> Iterator["ReplicaService"]:
+    """Start replicas, and end them afterwards.
+
+    home: localllm's folder; notify: called with messages for the operator. Raises UsageError without Ray, without
+    a cluster, or with fewer GPUs than replicas, LocalLLMError if Ray does not start, and the error of a replica
+    that cannot load the models.
+    """
+    require_ray()
+    device = resolve_device(options.device or "auto")
+    with ExitStack() as stack:
+        gpus = count_gpus() if device.type == "cuda" else 0
+        if options.cluster:
+            node = RayNode.load(home / NODE_FILE)
+            if node is None:
+                remedy = "run `localllm cluster start`, or `localllm cluster join` on a further machine"
+                raise UsageError("this machine is in no cluster", remedy)
+        else:
+            check_gpus(options, gpus)
+            notify(f"starting Ray for {options.most} replicas")
+            node = start_node(notify, gpus=gpus)
+            stack.callback(node.stop)
+        ray = connect(node)
+        stack.callback(ray.shutdown)
+        if options.cluster:
+            gpus = int(ray.cluster_resources().get("GPU", 0)) if options.device != "cpu" else 0
+            check_gpus(options, gpus)
+        has_gpu = gpus > 0
+        if not has_gpu and not options.cluster:
+            notify("the replicas share this machine's cores: one engine batches better; use them for a test")
+        service = ReplicaService(ray, setup, options, has_gpu=has_gpu)
+        stack.callback(service.stop)
+        service.deploy()
+        yield service
+
+
+def check_gpus(options: ReplicaOptions, gpus: int) -> None:
+    """Raise UsageError if there are GPUs, and too few. gpus: of all machines"""
+    if gpus and (needed := options.most * options.gpus) > gpus:
+        raise UsageError(
+            f"{options.most} replicas need {needed} GPUs, and there are {gpus}", "use fewer --replicas"
+        )
+
+
+class ReplicaService:
+    """The replicas of one server as a Ray Serve application."""
+
+    def __init__(self, ray: Any, setup: ServerSetup, options: ReplicaOptions, *, has_gpu: bool):
+        from ray import serve
+
+        self.ray, self.serve = ray, serve
+        self.setup, self.options, self.has_gpu = setup, options, has_gpu
+        self.generation = 0
+        self.restarting = threading.Lock()
+        self.handle: Any = None
+
+    def deploy(self) -> None:
+        """Start the replicas, or replace all by new ones, and return when they are ready.
+
+        A replica that is replaced gets no further requests, and ends when it has answered those that it has.
+        """
+        from ray.serve.config import ProxyLocation
+
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        self.serve.start(proxy_location=ProxyLocation.Disabled)
+        self.generation += 1
+        try:
+            self.handle = self.serve.run(self.application(), name=APPLICATION, route_prefix=None)
+        except Exception as error:
+            raise self.cause_of(error) from error
+
+    def application(self) -> Any:
+        from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+
+        options, machines = self.options, self.machines()
+        router_class: Any = "localllm.cluster.request_router.LocalRequestRouter"  # imported where it runs
+        router = RequestRouterConfig(
+            request_router_class=router_class, request_router_kwargs={"route": options.route}
+        )
+        settings: dict[str, Any] = {
+            "name": DEPLOYMENT,
+            "max_ongoing_requests": MAX_ONGOING,
+            "request_router_config": router,
+            "graceful_shutdown_timeout_s": DRAIN_TIMEOUT_S,
+            "graceful_shutdown_wait_loop_s": 0.5,
+            "health_check_period_s": HEALTH_PERIOD_S,
+            "health_check_timeout_s": HEALTH_TIMEOUT_S,
+            "max_constructor_retry_count": CONSTRUCTOR_TRIES,
+            "ray_actor_options": {"num_cpus": 0, "num_gpus": options.gpus if self.has_gpu else 0},
+        }
+        if options.most > options.least:
+            settings["autoscaling_config"] = AutoscalingConfig(
+                min_replicas=options.least,
+                initial_replicas=options.least,
+                max_replicas=options.most,
+                target_ongoing_requests=SCALE_TARGET,
+                upscale_delay_s=SCALE_UP_S,
+                downscale_delay_s=SCALE_DOWN_S,
+            )
+        else:
+            settings["num_replicas"] = options.least
+        if options.cluster and not self.has_gpu:  # spread, as Ray would see no reason to
+            settings["max_replicas_per_node"] = math.ceil(options.most / machines) + 1
+        shares = math.ceil(options.most / machines)
+        deployment = self.serve.deployment(Replica, **settings)
+        return deployment.bind(self.setup.behind_front(self.environment(shares)), self.generation)
+
+    def machines(self) -> int:
+        """Machines that run replicas."""
+        return sum(node["Alive"] for node in self.ray.nodes()) if self.options.cluster else 1
+
+    def environment(self, shares: int) -> dict[str, str]:
+        """Variables of a replica that shares the cores of a machine with others. shares: how many"""
+        if self.has_gpu or shares == 1 or "LOCALLLM_THREADS" in os.environ:
+            return {}
+        return {"LOCALLLM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // shares))}
+
+    def cause_of(self, error: Exception) -> LocalLLMError:
+        """The error with which a replica could not start, which Ray has as text."""
+        text = str(error)
+        status: Any = self.serve.status().applications.get(APPLICATION)
+        if status:
+            text += "".join(each.message for each in status.deployments.values())
+        if matches := list(RAISED.finditer(text)):
+            message, _, remedy = matches[-1]["text"].partition("; ")
+            kind = getattr(errors, matches[-1]["name"], None)
+            if kind is DoesNotFit and not self.has_gpu:
+                remedy = f"{remedy}; or use fewer --replicas" if remedy else "use fewer --replicas"
+            cause = LocalLLMError(message, remedy or None)
+            if isinstance(kind, type) and issubclass(kind, LocalLLMError):
+                cause.exit_code, cause.http_status = kind.exit_code, kind.http_status
+            return cause
+        lines = [line for line in text.splitlines() if line.strip()] or [type(error).__name__]
+        return LocalLLMError(f"the replicas did not start: {lines[-1].strip()[:300]}", "see Ray's log")
+
+    def fleet(self) -> Any:
+        """The replicas, as `front.Fleet`."""
+        from localllm.cluster.request_router import RayFleet
+
+        return RayFleet(self.handle)
+
+    def restart(self, notify: Callable[[str], object]) -> None:
+        """Replace all replicas by new ones beside the requests, unless that is being done."""
+
+        def work() -> None:
+            if not self.restarting.acquire(blocking=False):
+                notify("the replicas are being restarted already")
+                return
+            with ExitStack() as stack:
+                stack.callback(self.restarting.release)
+                notify("restarting the replicas, one after the other")
+                try:
+                    self.deploy()
+                    notify("all replicas are restarted")
+                except LocalLLMError as error:
+                    notify(f"error: the replicas are not restarted: {error}")
+
+        threading.Thread(target=work, name="localllm-restart", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the replicas of a cluster; those of this process's own Ray end with it."""
+        if self.options.cluster:
+            self.serve.delete(APPLICATION)

@@ -1,0 +1,199 @@
+"""How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
+
+The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
+machine, or into stages if its layers cannot be divided. One that does not fit a machine would have stages on
+several, each divided within its machine: that is planned, and cannot be run yet.
+"""
+
+from dataclasses import dataclass, replace
+
+from localllm.arch.config import ModelConfig
+from localllm.arch.describe import parse_config
+from localllm.checkpoint.header import Header
+from localllm.errors import UnsupportedModel, UsageError
+from localllm.hardware.catalog import DeviceSpec
+from localllm.plan.fit import (
+    Fit,
+    LoadOptions,
+    divisions_of,
+    fit_model,
+    fit_on_larger_machine,
+    flags_of,
+    model_needs,
+)
+from localllm.plan.memory import BLOCK_SIZE
+from localllm.plan.parallel import Link, Parallel, default_link, predict_divided_speed
+from localllm.plan.plan import Expectation
+from localllm.plan.speed import (
+    ASSUMED_BANDWIDTH_SHARE,
+    ASSUMED_FLOPS_SHARE,
+    ASSUMED_LAYER_S,
+    Speed,
+)
+
+ASSUMED_NETWORK = Link(1.25e9, 50e-6)  # between machines: Ethernet of 10 Gbit/s
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Machines with equal devices."""
+
+    device: DeviceSpec  # with the number of such devices of each machine
+    machines: int = 1
+    link: Link | None = None  # between devices of a machine; None: the device's own
+    network: Link = ASSUMED_NETWORK
+
+    @property
+    def devices(self) -> int:
+        return self.device.count * self.machines
+
+    def engines(self, devices: int) -> int:
+        """Return how many engines with so many devices each the pool has room for, within machines if they fit."""
+        if devices <= self.device.count:
+            return self.machines * (self.device.count // devices)
+        return self.devices // devices
+
+    def divide(self, tensor: int, stages: int) -> Parallel:
+        """Return devices of the pool: stages are on different machines unless one machine has room for all."""
+        link = self.link or default_link(self.device)
+        return Parallel(tensor, stages, link, link if tensor * stages <= self.device.count else self.network)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A model on some devices of a pool. Sizes are of the process with the least room."""
+
+    parallel: Parallel
+    engines: int  # of these that the pool has devices for
+    fit: Fit | None = None  # None if the model cannot be divided so
+    refusal: str | None = None  # why it does not fit, or cannot be divided
+    sent_bytes: float = 0.0  # by each device for a decoded token
+    speed: Speed | None = None  # of a single user; None if it cannot be divided so
+
+    @property
+    def fits(self) -> bool:
+        return self.fit is not None and self.fit.fits
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens in the cache of an engine; 0 if it does not fit."""
+        return self.fit.memory.blocks * BLOCK_SIZE if self.fit and self.fit.memory else 0
+
+    @property
+    def flags(self) -> str:
+        """Flags of `serve` for one engine; empty for a single process."""
+        return flags_of(
+            LoadOptions(tensor_parallel=self.parallel.tensor, pipeline_parallel=self.parallel.pipeline)
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The ways to run a model on a pool."""
+
+    pool: Pool
+    arrangements: tuple[Arrangement, ...]  # in the order of preference
+    source: str  # of durations
+    needed: Arrangement | None  # on one machine with more devices, if none can be run on the pool
+
+    @property
+    def chosen(self) -> Arrangement | None:
+        """The first that fits and can be run: an engine has the devices of one machine."""
+        return next((each for each in self.arrangements if each.fits and not self.is_spread(each)), None)
+
+    @property
+    def spread(self) -> Arrangement | None:
+        """One that fits with stages on several machines."""
+        return next((each for each in self.arrangements if each.fits and self.is_spread(each)), None)
+
+    def is_spread(self, arrangement: Arrangement) -> bool:
+        return arrangement.parallel.devices > self.pool.device.count
+
+
+def advise(
+    header: Header,
+    pool: Pool,
+    options: LoadOptions,
+    *,
+    name: str,
+    prompt: int,
+    expectation: Expectation | None = None,
+) -> Advice:
+    """Return the ways to run a model on a pool, among them the division that the options request.
+
+    expectation: rates that steps reach on one device, None for assumed ones. Raises UsageError for invalid
+    options, and like `parse_config`.
+    """
+    config = parse_config(header.config)
+    device = pool.device
+    rates = expectation or assumed_rates(device, config)
+    requested, shares = (options.tensor_parallel, options.pipeline_parallel), options.stage_shares
+    options = options.in_one_process()
+    whole = model_needs(header, config, device.device_type, options, name=name)
+
+    def arrange(pool: Pool, tensor: int, stages: int) -> Arrangement:
+        parallel, engines = pool.divide(tensor, stages), pool.engines(tensor * stages)
+        divided = replace(
+            options,
+            tensor_parallel=tensor,
+            pipeline_parallel=stages,
+            stage_shares=shares if (tensor, stages) == requested else (),
+        )
+        try:
+            fit = fit_model(header, config, device, divided, name=name)
+        except (UnsupportedModel, UsageError) as error:
+            return Arrangement(parallel, engines, refusal=error.message)
+        speed = predict_divided_speed(
+            config,
+            whole,
+            parallel,
+            rates,
+            context=fit.context,
+            prompt=min(prompt, fit.context),
+            step_s=rates.step_s,
+        )
+        sent = sum(parallel.exchanged_bytes(config, 1, 1))
+        return Arrangement(parallel, engines, fit, fit.refusal.message if fit.refusal else None, sent, speed)
+
+    arrangements = [arrange(pool, 1, 1)]
+    on_gpus = device.device_type != "cpu"
+    for tensor, stages in divisions_of(device.count) if on_gpus else ():
+        if stages == 1 or not any(each.fits for each in arrangements):
+            arrangements.append(arrange(pool, tensor, stages))
+    fits_machine = any(each.fits for each in arrangements)
+    largest = max(each.parallel.tensor for each in arrangements if each.fit)
+    for stages in range(device.count // largest + 1, pool.devices // largest + 1) if on_gpus else ():
+        if any(each.fits for each in arrangements):
+            break
+        arrangements.append(arrange(pool, largest, stages))
+    if requested not in [(each.parallel.tensor, each.parallel.pipeline) for each in arrangements]:
+        arrangements.append(arrange(pool, *requested))
+    needed = None
+    if not fits_machine and (larger := fit_on_larger_machine(header, config, device, options, name=name)):
+        machine = Pool(replace(device, count=larger.processes), 1, pool.link)
+        needed = arrange(machine, larger.tensor_parallel, larger.pipeline_parallel)
+    return Advice(pool, tuple(arrangements), describe_rates(rates, pool), needed)
+
+
+def assumed_rates(device: DeviceSpec, config: ModelConfig) -> Expectation:
+    """Return the rates that steps are assumed to reach on a device that was not measured."""
+    step_s = ASSUMED_LAYER_S * len(config.layers)
+    known = "measured" if device.measured else "published"
+    source = (
+        f"{ASSUMED_BANDWIDTH_SHARE:.0%} of the {known} bandwidth, {ASSUMED_FLOPS_SHARE:.0%} of the arithmetic "
+        f"rate and {step_s * 1e6:.0f} µs more a step: assumed, no step was measured"
+    )
+    bandwidth, flops = device.bandwidth * ASSUMED_BANDWIDTH_SHARE, device.flops * ASSUMED_FLOPS_SHARE
+    return Expectation(bandwidth, flops, step_s, source)
+
+
+def describe_rates(rates: Expectation, pool: Pool) -> str:
+    """Return where durations come from, with the links that the pool uses."""
+    links = {"devices": (pool.link or default_link(pool.device)) if pool.device.count > 1 else None}
+    links["machines"] = pool.network if pool.machines > 1 else None
+    named = [
+        f"between {ends} {link.bandwidth / 1e9:g} GB/s and {link.latency_s * 1e6:g} µs"
+        for ends, link in links.items()
+        if link
+    ]
+    return "; ".join([rates.source, *named])

@@ -1,0 +1,94 @@
+"""Which replica a request is sent to: the policies that a front of replicas and `localllm simulate` share.
+
+A router knows what a front knows: which requests it sent where, and how many of them have not ended. It is plain
+data and reads no clock, so that a simulation takes the same decisions.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Generic, TypeVar
+
+from localllm.errors import UsageError
+
+MAX_REPLICAS = 256
+ROUTES = ("round-robin", "load", "prefix")
+MAX_NAMES = 100_000  # beginnings of prompts that are remembered
+MAX_OWNERS = 8  # replicas that are remembered for each of them
+MAX_AHEAD = 8  # requests that a replica with the whole prompt may have more than the least loaded one
+
+R = TypeVar("R", bound=Hashable)
+
+
+class Router(Generic[R]):
+    """Chooses a replica for each request.
+
+    round-robin: the one that was chosen longest ago. load: the one with the fewest requests. prefix: the one that
+    was sent the longest known beginning of the prompt, unless it has too many requests more than the least loaded
+    one: MAX_AHEAD times the share of the prompt that is known. So a short common beginning, such as a system
+    prompt, attracts less than a conversation, and one that everybody sends spreads over all replicas.
+    """
+
+    def __init__(self, route: str, max_names: int = MAX_NAMES):
+        """route: one of ROUTES; max_names: beginnings of prompts to remember, the least recently used are
+        forgotten first."""
+        assert route in ROUTES
+        self.route = route
+        self.max_names = max_names
+        self.owners: OrderedDict[Hashable, tuple[R, ...]] = OrderedDict()  # of each beginning, newest first
+        self.turn = 0
+        self.chosen_at: dict[R, int] = {}  # turn in which each replica was chosen last
+
+    def rank(self, names: Sequence[Hashable], loads: Mapping[R, int], *, is_bound: bool = False) -> list[R]:
+        """All replicas, the best for a request first.
+
+        names: of the beginnings of its prompt, the shortest first, each including the one before; loads: requests
+        of each replica that have not ended; is_bound: the request needs the replica that owns its last name,
+        whatever the loads and the route.
+        """
+        if is_bound or self.route == "prefix":
+            for known in range(len(names), 0, -1):
+                if owners := [owner for owner in self.owners.get(names[known - 1], ()) if owner in loads]:
+                    ahead = math.inf if is_bound else math.ceil(MAX_AHEAD * known / len(names))
+                    best = min(owners, key=lambda owner: self.load_key(owner, loads))
+                    if loads[best] <= min(loads.values()) + ahead:
+                        return [best, *(each for each in self.by_load(loads) if each != best)]
+                    break
+        return self.by_load(loads)
+
+    def by_load(self, loads: Mapping[R, int]) -> list[R]:
+        return sorted(loads, key=lambda replica: self.load_key(replica, loads))
+
+    def load_key(self, replica: R, loads: Mapping[R, int]) -> tuple[int, int]:
+        load = 0 if self.route == "round-robin" else loads[replica]
+        return load, self.chosen_at.get(replica, 0)
+
+    def sent(self, names: Iterable[Hashable], replica: R) -> None:
+        """Record that a request was sent to a replica."""
+        self.turn += 1
+        self.chosen_at[replica] = self.turn
+        for name in names:
+            owners = self.owners.get(name, ())
+            if owners[:1] != (replica,):
+                kept = (owner for owner in owners if owner != replica)
+                self.owners[name] = (replica, *kept)[:MAX_OWNERS]
+            self.owners.move_to_end(name)
+        while len(self.owners) > self.max_names:
+            self.owners.popitem(last=False)
+
+    def forget(self, replica: R) -> None:
+        """Forget what a replica was sent, as it has ended."""
+        self.chosen_at.pop(replica, None)
+        for name, owners in list(self.owners.items()):
+            if replica in owners:
+                self.owners[name] = tuple(owner for owner in owners if owner != replica)
+
+
+def parse_replicas(text: str) -> tuple[int, int]:
+    """Parse `4` or `1..8`: the replicas at the start and at most. Raises UsageError."""
+    low, dots, high = text.partition("..")
+    if low.isdecimal() and (high.isdecimal() or not dots):
+        first, most = int(low), int(high or low)
+        if 1 <= first <= most <= MAX_REPLICAS:
+            return first, most
+    raise UsageError(f"--replicas is {text!r}", f"give 1 to {MAX_REPLICAS}, or a range such as 1..8")

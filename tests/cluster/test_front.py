@@ -1,0 +1,305 @@
+"""The front with replicas in this process: retries, errors of streams, cancelling, merged answers. Without Ray."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from localllm.cluster.asked import MAX_PIECES, PIECE, Asked, bound_name, prefix_names, read_request
+from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front
+from localllm.cluster.merge import merge_metrics
+from localllm.cluster.replica import Replica
+from localllm.errors import ReplicaLost
+from localllm.routing import Router
+from localllm.server.access import make_access_policy
+
+SSE, NDJSON = b"text/event-stream", b"application/x-ndjson"
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def answering(*chunks: bytes, kind: bytes = SSE, status: int = 200, wait: asyncio.Event | None = None) -> App:
+    """An application that sends these chunks, and then waits or ends."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await send({"type": START, "status": status, "headers": [(b"content-type", kind)]})
+        for chunk in chunks:
+            await send({"type": BODY, "body": chunk, "more_body": True})
+        if wait:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            wait.set()
+        await send({"type": BODY, "body": b"", "more_body": False})
+
+    return app
+
+
+class LocalFleet:
+    """Replicas of applications in this process; some end after a number of messages, as if they were killed."""
+
+    def __init__(self, *apps: App, lost_after: dict[int, int] | None = None):
+        self.replicas = [self.make(index, app) for index, app in enumerate(apps)]
+        self.lost_after = lost_after or {}
+        self.router = Router[str]("prefix")
+        self.asked: list[str] = []
+
+    def make(self, index: int, app: App) -> Replica:
+        replica = Replica.__new__(Replica)
+        replica.app, replica.id, replica.number = app, f"id{index}", str(index + 1)  # type: ignore[assignment]
+        return replica
+
+    async def answer(self, asked: Asked) -> AsyncGenerator[Message]:
+        loads = {replica.id: 0 for replica in self.replicas if replica.id not in asked.avoid}
+        name = self.router.rank(asked.names, loads, is_bound=asked.is_bound)[0]
+        self.router.sent(asked.names, name)
+        self.asked.append(name)
+        index, count = int(name[2:]), 0
+        async with aclosing(self.replicas[index].answer(asked)) as batches:
+            async for batch in batches:
+                for message in batch:
+                    if count == self.lost_after.get(index):
+                        raise ReplicaLost("the replica has ended", "send the request again")
+                    count += 1
+                    yield message
+
+    async def ask_all(self, asked: Asked) -> list[ReplicaAnswer]:
+        return [await replica.respond(asked) for replica in self.replicas]
+
+    def bind(self, name: bytes, replica: str) -> None:
+        self.router.sent([name], replica)
+
+
+def post(fleet: LocalFleet, path: str, body: Any, **headers: str) -> httpx2.Response:
+    return ask(fleet, "POST", path, json=body, headers=headers)
+
+
+def ask(fleet: LocalFleet, method: str, path: str, **rest: Any) -> httpx2.Response:
+    async def send() -> httpx2.Response:
+        transport = httpx2.ASGITransport(create_front(fleet, make_access_policy("127.0.0.1")))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, path, **rest)
+
+    return asyncio.run(send())
+
+
+CHUNK = b'data: {"n":1}\n\n'
+
+
+def test_a_stream_passes_unchanged() -> None:
+    fleet = LocalFleet(answering(CHUNK, CHUNK, b"data: [DONE]\n\n"))
+    answer = post(fleet, "/v1/completions", {"prompt": "x"})
+    assert answer.content == CHUNK * 2 + b"data: [DONE]\n\n"
+    assert answer.headers["content-type"] == SSE.decode()
+
+
+@pytest.mark.parametrize("lost_after", [0, 1, 2])
+def test_what_has_sent_nothing_is_asked_again_elsewhere(lost_after: int) -> None:
+    fleet = LocalFleet(answering(CHUNK), answering(CHUNK), lost_after={0: lost_after})
+    answer = post(fleet, "/v1/completions", {"prompt": "x"})
+    assert answer.status_code == 200 and answer.content == CHUNK
+    assert fleet.asked == ["id0", "id1"] if lost_after else fleet.asked[-1] == "id1"
+
+
+def test_what_is_no_stream_is_asked_again_whatever_the_replica_sent() -> None:
+    app = answering(b'{"a":', b"1}", kind=b"application/json")
+    fleet = LocalFleet(app, app, lost_after={0: 4})
+    answer = post(fleet, "/v1/completions", {"prompt": "x"})
+    assert answer.json() == {"a": 1} and fleet.asked == ["id0", "id1"]
+
+
+def test_without_another_replica_the_status_says_so() -> None:
+    fleet = LocalFleet(*[answering(CHUNK)] * 4, lost_after=dict.fromkeys(range(4), 1))
+    answer = post(fleet, "/v1/completions", {"prompt": "x"})
+    assert answer.status_code == 503 and "the replica has ended" in answer.json()["error"]["message"]
+    assert fleet.asked == ["id0", "id1", "id2"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "chunk", "last"),
+    [
+        ("/v1/completions", SSE, CHUNK, {"error": {"type": "api_error"}}),
+        ("/v1/chat/completions", SSE, CHUNK, {"error": {"type": "api_error"}}),
+        ("/v1/messages", SSE, CHUNK, {"type": "error", "error": {}}),
+        ("/v1/responses", SSE, b'data: {"sequence_number":7}\n\n', {"type": "error", "sequence_number": 8}),
+        ("/api/chat", NDJSON, b'{"message":{}}\n', {"error": ""}),
+        ("/api/generate", NDJSON, b'{"response":""}\n', {"error": ""}),
+        ("/localllm/answer", NDJSON, b'{"kind":"content"}\n', {"error": {}}),
+    ],
+)
+def test_a_stream_that_has_begun_ends_with_an_error_of_its_api(
+    path: str, kind: bytes, chunk: bytes, last: dict[str, Any]
+) -> None:
+    fleet = LocalFleet(*[answering(chunk, chunk, chunk, kind=kind)] * 2, lost_after={0: 4})
+    answer = post(fleet, path, {"prompt": "x"})
+    assert fleet.asked == ["id0"] and answer.content.startswith(chunk * 2)
+    line = answer.content.removeprefix(chunk * 2).decode().strip().splitlines()[-1].removeprefix("data: ")
+    error = json.loads(line)
+    assert last.keys() <= error.keys() and "the replica has ended" in line
+    assert b"DONE" not in answer.content
+    assert error.get("sequence_number") == last.get("sequence_number")
+
+
+def test_an_application_that_ends_in_the_middle_is_an_error() -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": START, "status": 200, "headers": [(b"content-type", SSE)]})
+        await send({"type": BODY, "body": CHUNK, "more_body": True})
+        raise ValueError
+
+    answer = post(LocalFleet(broken), "/v1/completions", {"prompt": "x"})
+    assert answer.content.startswith(CHUNK) and b"did not complete" in answer.content
+
+
+def test_a_client_that_leaves_is_seen_by_the_replica() -> None:
+    async def run() -> None:
+        left = asyncio.Event()
+        front = create_front(LocalFleet(answering(CHUNK, wait=left)), make_access_policy("127.0.0.1"))
+        sent: asyncio.Queue[Message] = asyncio.Queue()
+        incoming: asyncio.Queue[Message] = asyncio.Queue()
+        incoming.put_nowait({"type": "http.request", "body": b"{}", "more_body": False})
+        scope = httpx_scope("/v1/completions")
+        task = asyncio.create_task(front(scope, incoming.get, sent.put))
+        assert (await sent.get())["type"] == START and (await sent.get())["body"] == CHUNK
+        incoming.put_nowait({"type": "http.disconnect"})
+        async with asyncio.timeout(5):
+            await left.wait()
+            await asyncio.wait([task])
+
+    asyncio.run(run())
+
+
+def httpx_scope(path: str) -> dict[str, Any]:
+    return {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-length", b"2")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "scheme": "http",
+    }
+
+
+def test_keys_are_checked_at_the_front() -> None:
+    async def send(key: str) -> tuple[int, list[str]]:
+        fleet = LocalFleet(answering(CHUNK))
+        policy = make_access_policy("127.0.0.1", ["a" * 32])
+        transport = httpx2.ASGITransport(create_front(fleet, policy))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await client.post("/v1/completions", json={}, headers=headers)
+            return answer.status_code, fleet.asked
+
+    assert asyncio.run(send("a" * 32)) == (200, ["id0"])
+    assert asyncio.run(send("b" * 32)) == (401, [])
+
+
+def test_uploads_are_refused() -> None:
+    answer = ask(LocalFleet(answering(CHUNK)), "POST", "/api/blobs/sha256:00", content=b"x")
+    assert answer.status_code == 501 and "--replicas" in answer.json()["error"]
+
+
+def test_a_conversation_by_response_id_stays_where_the_response_is() -> None:
+    body = b'{"id": "resp_0a1b", "object": "response"}'
+    fleet = LocalFleet(*[answering(body, kind=b"application/json")] * 3)
+    post(fleet, "/v1/responses", {"input": "x"})
+    [first] = fleet.asked
+    for _ in range(4):
+        post(fleet, "/v1/responses", {"input": "y", "previous_response_id": "resp_0a1b"})
+        ask(fleet, "GET", "/v1/responses/resp_0a1b")
+    assert set(fleet.asked) == {first} and len(fleet.asked) == 9
+
+
+def test_replicas_that_fail_are_avoided_for_a_while() -> None:
+    now = [0.0]
+    failures = Failures(lambda: now[0])
+    for _ in range(3):
+        assert failures.avoided() == set()
+        failures.record("a", failed=True)
+    failures.record("b", failed=True)
+    assert failures.avoided() == {"a"}
+    now[0] = 31.0
+    assert failures.avoided() == set()
+    failures.record("a", failed=True)
+    assert failures.avoided() == {"a"}
+    now[0] = 62.0
+    failures.record("a", failed=False)
+    failures.record("a", failed=True)
+    assert failures.avoided() == set()
+
+
+def test_metrics_get_a_label_and_stay_grouped() -> None:
+    def text(value: int) -> bytes:
+        return (
+            f'# HELP a_total A.\n# TYPE a_total counter\na_total{{model="x,y}}"}} {value}.0\n'
+            f"# HELP b B.\n# TYPE b gauge\nb {value}.0\n"
+        ).encode()
+
+    merged = merge_metrics({"1": text(1), "2": text(2)}).decode()
+    assert merged.splitlines() == [
+        "# HELP a_total A.",
+        "# TYPE a_total counter",
+        'a_total{replica="1",model="x,y}"} 1.0',
+        'a_total{replica="2",model="x,y}"} 2.0',
+        "# HELP b B.",
+        "# TYPE b gauge",
+        'b{replica="1"} 1.0',
+        'b{replica="2"} 2.0',
+    ]
+
+
+def test_names_of_longer_conversations_begin_with_those_of_shorter_ones() -> None:
+    messages = [{"role": "user", "content": "x" * 300}]
+    longer = [*messages, {"role": "assistant", "content": "y" * 300}, {"role": "user", "content": "z"}]
+    short, long = (prefix_names({"model": "m", "messages": each}, "") for each in (messages, longer))
+    assert len(short) == 2 and long[:2] == short and len(long) == 5
+    assert prefix_names({"messages": messages}, "another key")[0] != short[0]
+    assert not set(prefix_names({"model": "n", "messages": messages}, "")) & set(short)
+    assert len(prefix_names({"prompt": "x" * 10**6}, "")) == MAX_PIECES
+    assert prefix_names({"prompt": "x" * (PIECE // 2)}, "") == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b'{"prompt": 1}', b"[" * 100_000, b'{"messages": {"a": null}}']
+)
+def test_any_body_reaches_the_replica(body: bytes) -> None:
+    scope = httpx_scope("/v1/completions")
+    asked = asyncio.run(read_request(scope, body, "", ""))
+    assert asked.body == body and not asked.is_bound
+
+
+def test_slots_are_those_of_a_client() -> None:
+    assert bound_name("/completion", {"id_slot": 3}, "a") == bound_name("/slots/3", {}, "a")
+    assert bound_name("/completion", {"id_slot": 3}, "b") != bound_name("/slots/3", {}, "a")
+    assert bound_name("/completion", {"id_slot": -1}, "a") is None
+
+
+WITHOUT_RAY = """
+import sys
+sys.modules["ray"] = None  # as if it were not installed
+from localllm.cli.fast_start import COMMANDS, find_command
+from localllm.cluster import front, place, replica, service
+for name in COMMANDS:
+    find_command(name)
+from localllm.__main__ import main
+sys.argv = ["localllm", "serve", "demo", "--port", "0", "--replicas", "2"]
+sys.exit(main())
+"""
+
+
+def test_without_ray_all_modules_are_imported_and_replicas_are_refused() -> None:
+    command = [sys.executable, "-c", WITHOUT_RAY]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.splitlines()[-1] == (
+        'error: replicas need Ray, which is not installed; run `pip install "localllm[cluster]"`'
+    )

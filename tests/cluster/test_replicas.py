@@ -1,0 +1,283 @@
+"""`localllm serve --replicas 2` as a user runs it: Ray on loopback, real models, real clients, processes killed.
+
+One server is started for the file, and again by the tests that end it. Ray's start takes 15 s on an idle machine
+and minutes on a busy one, so time-outs are generous; none of them is a measurement.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+
+from localllm.plan.memory import BLOCK_SIZE
+
+pytest.importorskip("ray", reason='Ray is not installed: pip install "localllm[cluster]"')
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+START_S = 600.0
+KEY = "k" * 32
+STORY = "Once upon a time, there was a little girl named Lily. She loved to play in the park with her friends. "
+
+
+@dataclass
+class Running:
+    """A front with its replicas."""
+
+    url: str
+    process: psutil.Process
+    log: Path
+
+    def client(self) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=120, headers={"authorization": f"Bearer {KEY}"})
+
+    def family(self) -> list[psutil.Process]:
+        return [self.process, *self.process.children(recursive=True)]
+
+    def replicas(self) -> list[psutil.Process]:
+        """The processes of replicas, which Ray names by their deployment."""
+        found = []
+        for process in self.family():
+            with suppress(psutil.Error):
+                if process.cmdline() and process.cmdline()[0].startswith("ray::ServeReplica:localllm"):
+                    found.append(process)
+        return found
+
+    def state(self) -> list[dict[str, Any]]:
+        with self.client() as client:
+            return client.get("/localllm/ps").json()["models"]
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Running]:
+    (folder / "keys").write_text(KEY + "\n")
+    log = folder / "serve.log"
+    command = [
+        sys.executable,
+        "-m",
+        "localllm",
+        "serve",
+        "demo",
+        "--port",
+        "0",
+        "--api-key-file",
+        str(folder / "keys"),
+    ]
+    environment = os.environ | {"LOCALLLM_HOME": str(folder / "home")}
+    with open(log, "w") as out:
+        process = subprocess.Popen([*command, *flags], stdout=out, stderr=out, env=environment)
+    try:
+        url = wait_for(lambda: address_in(log, process), START_S)
+        yield Running(url, psutil.Process(process.pid), log)
+    finally:
+        with suppress(psutil.NoSuchProcess):  # the test has killed it
+            family = psutil.Process(process.pid).children(recursive=True)
+            process.terminate()
+            _, left = psutil.wait_procs(family, 120)
+            for each in left:
+                each.kill()
+            assert not left, f"{left} outlived the server"
+        process.wait(120)
+
+
+def address_in(log: Path, process: "subprocess.Popen[Any]") -> str | None:
+    assert process.poll() is None, log.read_text()
+    lines = [line for line in log.read_text().splitlines() if line.startswith("listening on ")]
+    return lines[0].removeprefix("listening on ") if lines else None
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
+    return value
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with serving(tmp_path_factory.mktemp("replicas"), "--replicas", "2") as running:
+        yield running
+
+
+def complete(client: httpx2.Client, prompt: str, **fields: Any) -> dict[str, Any]:
+    body = {"model": "demo", "prompt": prompt, "max_tokens": 4, "temperature": 0} | fields
+    return client.post("/v1/completions", json=body).raise_for_status().json()
+
+
+def test_nothing_listens_beyond_loopback(server: Running) -> None:
+    addresses = {}
+    for process in server.family():
+        with suppress(psutil.Error):
+            for each in process.net_connections("tcp"):
+                if each.status == psutil.CONN_LISTEN:
+                    addresses[each.laddr.ip, each.laddr.port] = process.name()
+    assert len(addresses) > 8  # Ray's own and the server's were found at all
+    beyond = {at: name for at, name in addresses.items() if at[0] not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")}
+    assert not beyond
+
+
+def test_requests_need_the_key_and_ray_its_token(server: Running) -> None:
+    assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": "x"}).status_code == 401
+    gcs = next(process for process in server.family() if "gcs_server" in process.name())
+    port = next(each.laddr.port for each in gcs.net_connections("tcp") if each.status == psutil.CONN_LISTEN)
+    code = f"import ray; ray.init('127.0.0.1:{port}', _node_ip_address='127.0.0.1')"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0 and "token" in result.stderr.lower()
+
+
+def test_official_clients(server: Running) -> None:
+    import anthropic
+    import ollama
+    import openai
+
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+    pieces = list(client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0, stream=True))
+    whole = client.completions.create(model="demo", prompt=STORY, max_tokens=12, temperature=0)
+    assert "".join(piece.choices[0].text for piece in pieces) == whole.choices[0].text
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="no-such-model", prompt="x")
+    message = anthropic.Anthropic(base_url=server.url, api_key=KEY).messages
+    asked = {"model": "demo", "max_tokens": 8, "messages": [{"role": "user", "content": "Tell me a story"}]}
+    with suppress(anthropic.BadRequestError):  # a model without a chat template says so
+        assert message.create(**asked).usage.output_tokens > 0
+    llama = ollama.Client(server.url, headers={"authorization": f"Bearer {KEY}"})
+    parts = list(llama.generate("demo", STORY, stream=True, options={"num_predict": 8, "temperature": 0}))
+    assert parts[-1].done and "".join(part.response for part in parts)
+    assert [model.model for model in llama.ps().models]
+    assert "status=499" not in server.log.read_text()  # which none of these streams had
+
+
+def test_all_replicas_are_listed_and_measured(server: Running) -> None:
+    assert {model["replica"] for model in server.state()} == {"1", "2"}
+    with server.client() as client:
+        text = client.get("/metrics").text
+        assert client.get("/health").json()["replicas"] == 2
+        assert len(client.get("/localllm/top").json()["models"]) == 2
+    for replica in ("1", "2"):
+        assert f'localllm_running{{replica="{replica}",model="demo"}}' in text
+
+
+def test_prefix_router_finds_as_much_as_one_server(server: Running) -> None:
+    """Interleaved conversations: at least 0.9 of the cached tokens that one server can find, which are all but the
+    last turn's, in whole blocks."""
+    chats = {number: f"Story {number}. {STORY}" for number in range(6)}
+    lengths, found, possible = dict.fromkeys(chats, 0), 0, 0  # in tokens
+    with server.client() as client:
+        for turn in range(5):
+            for number, text in chats.items():
+                usage = complete(client, text)["usage"]
+                if turn:
+                    found += usage["prompt_tokens_details"]["cached_tokens"]
+                    possible += lengths[number] // BLOCK_SIZE * BLOCK_SIZE
+                lengths[number] = usage["prompt_tokens"]
+                chats[number] = f"{text} Then {turn} friends came. {STORY[:60]}"
+    assert found >= 0.9 * possible > 0
+
+
+def stream(server: Running, lines: list[str], prompt: str) -> None:
+    body = {
+        "model": "demo",
+        "prompt": prompt,
+        "max_tokens": 900,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    with server.client() as client, client.stream("POST", "/v1/completions", json=body) as answer:
+        lines += (line for line in answer.iter_lines() if line)
+
+
+def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
+    body = {"model": "demo", "prompt": STORY, "max_tokens": 900, "stream": True, "ignore_eos": True}
+    with server.client() as client:
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data:")
+            wait_for(lambda: sum(model["running"] for model in server.state()) == 1, 60)
+        wait_for(lambda: sum(model["running"] for model in server.state()) == 0, 60)
+        text = client.get("/metrics").text  # it did not just run to its end
+    cancelled = [line for line in text.splitlines() if 'finish_reason="cancelled"' in line]
+    assert sum(float(line.split()[-1]) for line in cancelled) == 1
+
+
+def test_a_killed_replica_ends_its_stream_with_an_error_and_nothing_else(server: Running) -> None:
+    answers: list[list[str]] = [[], []]
+    threads = [
+        threading.Thread(target=stream, args=(server, lines, f"{STORY} Number {number}"))
+        for number, lines in enumerate(answers)
+    ]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: sorted(model["running"] for model in server.state()) == [1, 1], 120)
+    victim = server.replicas()[0]
+    victim.send_signal(signal.SIGKILL)
+    with server.client() as client:  # while one is missing
+        texts = {complete(client, "Once upon a time")["choices"][0]["text"] for _ in range(20)}
+    for thread in threads:
+        thread.join(300)
+    ends = sorted(lines[-1] for lines in answers)
+    assert ends[0] == "data: [DONE]", ends
+    assert "the replica has ended" in json.loads(ends[1].removeprefix("data: "))["error"]["message"]
+    assert len(texts) == 1
+    wait_for(lambda: len(server.state()) == 2, START_S)  # it is started again
+
+
+def test_rolling_restart_under_load_loses_no_request(server: Running) -> None:
+    before = {process.pid for process in server.replicas()}
+    assert len(before) == 2
+    stop, statuses = threading.Event(), list[int]()
+
+    def load() -> None:
+        with server.client() as client:
+            while not stop.is_set():
+                body = {"model": "demo", "prompt": STORY, "max_tokens": 8, "temperature": 0}
+                statuses.append(client.post("/v1/completions", json=body).status_code)
+
+    threads = [threading.Thread(target=load) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    server.process.send_signal(signal.SIGHUP)
+    try:
+        wait_for(lambda: "all replicas are restarted" in server.log.read_text(), START_S)
+        wait_for(
+            lambda: len(server.replicas()) == 2 and before.isdisjoint(p.pid for p in server.replicas()), START_S
+        )
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(120)
+    assert len(statuses) > 20 and set(statuses) == {200}
+
+
+def test_sigkill_of_the_front_ends_ray(tmp_path: Path) -> None:
+    with serving(tmp_path, "--replicas", "1") as running:
+        family = running.family()
+        running.process.kill()
+        _, left = psutil.wait_procs(family[1:], 120)
+        assert len(family) > 5 and not left
+
+
+def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "localllm", "serve", "demo", "--port", "0", "--replicas", "2"]
+    environment = os.environ | {"LOCALLLM_HOME": str(tmp_path)}
+    command += ["--context", "999999999"]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=START_S, check=False)
+    error = result.stderr.strip().splitlines()[-1]
+    assert result.returncode not in (0, 1) and error.startswith("error: ") and "Traceback" not in result.stderr

@@ -1,0 +1,164 @@
+"""Which division of a model is advised for devices and machines, and whether what a refusal proposes would fit."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.arch.describe import parse_config
+from localllm.errors import DoesNotFit, UsageError
+from localllm.hardware.catalog import find_device, find_devices
+from localllm.plan.advice import Advice, Pool, advise
+from localllm.plan.expected import memory_of
+from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
+from localllm.plan.parallel import Link
+from localllm.runtime.step import StepShape
+from localllm.settings import Settings
+from localllm.simulate.target import roofline_target
+from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, header_of
+
+FLAG = re.compile(r"--(tensor-parallel|pipeline-parallel|context|quant|users) (\w+)")
+# No power of 2 divides the heads.
+ODD = LLAMA_8B | {"num_attention_heads": 35, "num_key_value_heads": 5, "head_dim": 128}
+GB = 10**9
+
+
+def advice_for(
+    model: dict[str, Any], devices: str, machines: int = 1, options: LoadOptions | None = None
+) -> Advice:
+    pool = Pool(find_devices(devices), machines)
+    return advise(header_of(model), pool, options or LoadOptions(4096), name="model", prompt=512)
+
+
+def with_flags(options: LoadOptions, text: str) -> LoadOptions:
+    """Return the options with the flags of a text."""
+    given = {name.replace("-", "_"): value for name, value in FLAG.findall(text)}
+    return replace(options, **{name: int(value) if value.isdigit() else value for name, value in given.items()})
+
+
+def divided(advice: Advice) -> list[tuple[int, int]]:
+    return [(each.parallel.tensor, each.parallel.pipeline) for each in advice.arrangements]
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "machines", "flags", "engines"),
+    [
+        (LLAMA_8B, "h100", 1, "", 1),
+        (LLAMA_8B, "h100:8", 2, "", 16),
+        (LLAMA_70B, "h100:8", 1, "--tensor-parallel 2", 4),
+        (LLAMA_70B, "h100:3", 2, "--tensor-parallel 2", 2),  # an engine is on one machine
+        (LLAMA_70B, "l40s:5", 1, "--tensor-parallel 4", 1),
+        (ODD, "3080:4", 1, "--pipeline-parallel 2", 2),
+    ],
+)
+def test_rule_of_choice(model: dict[str, Any], devices: str, machines: int, flags: str, engines: int) -> None:
+    """One device, then tensor parallel within a machine, then stages; no row before the chosen one fits."""
+    advice = advice_for(model, devices, machines)
+    chosen = advice.chosen
+    assert chosen and (chosen.flags, chosen.engines) == (flags, engines) and advice.needed is None
+    before = advice.arrangements[: advice.arrangements.index(chosen)]
+    assert not any(each.fits for each in before) and all(each.refusal for each in before)
+    config, device = parse_config(header_of(model).config), find_device(devices.partition(":")[0])
+    assert fit_model(header_of(model), config, device, with_flags(LoadOptions(4096), flags), name="model").fits
+
+
+def test_stages_on_several_machines_are_planned_and_not_advised() -> None:
+    advice = advice_for(LLAMA_70B, "4090:2", 6)
+    assert divided(advice) == [(1, 1), (2, 1), (1, 2), (2, 2), (2, 3), (2, 4)]
+    assert advice.chosen is None and advice.spread is advice.arrangements[-1] and advice.spread.engines == 1
+    assert advice.spread.parallel.stage_link == advice.pool.network
+    assert advice.needed and advice.needed.flags == "--tensor-parallel 8"
+
+
+def test_what_would_be_needed() -> None:
+    advice = advice_for(LLAMA_70B, "4090:2")
+    assert advice.chosen is None and divided(advice) == [(1, 1), (2, 1), (1, 2)]
+    assert advice.needed and advice.needed.flags == "--tensor-parallel 8" and advice.needed.fits
+
+
+def test_the_requested_division_is_shown() -> None:
+    advice = advice_for(LLAMA_8B, "h100:2", options=LoadOptions(4096, tensor_parallel=4))
+    assert divided(advice) == [(1, 1), (2, 1), (4, 1)] and advice.arrangements[-1].engines == 0
+
+
+def test_a_model_that_tensor_parallelism_cannot_divide() -> None:
+    refused = advice_for(ODD, "3080:4").arrangements[1]
+    assert not refused.fits and "5 key and value heads cannot be divided among 2" in (refused.refusal or "")
+
+
+@pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (8, 1), (4, 2)])
+def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
+    """The same roofline and links: a step that decodes reads all weights, and a prompt is one step."""
+    header, pool = header_of(LLAMA_70B), Pool(find_devices("b200:8"), 2, network=Link(12.5e9, 2e-5))
+    options = LoadOptions(4096, tensor_parallel=tensor, pipeline_parallel=stages)
+    advice = advise(header, pool, options, name="model", prompt=1000)
+    speed = next(
+        e.speed for e in advice.arrangements if divided(advice)[advice.arrangements.index(e)] == (tensor, stages)
+    )
+    assert speed
+    parallel = pool.divide(tensor, stages)
+    cost = roofline_target(header, find_device("b200"), LoadOptions(4096), name="model", parallel=parallel).cost
+    assert 1 / speed.tokens_per_s == pytest.approx(cost.seconds(StepShape(1, 1, 4096, 0, 0, 0, 0), 0), rel=0.01)
+    assert speed.ttft_s == pytest.approx(cost.seconds(StepShape(0, 0, 0, 1, 1000, 1000, 0), 0), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "device_type", "gigabytes", "count", "flag"),
+    [
+        (LLAMA_1B, "cpu", 3, 1, "--context"),
+        (LLAMA_1B, "cpu", 1, 1, None),
+        (LLAMA_8B, "cpu", 12, 1, "--quant"),
+        (LLAMA_8B, "cuda", 12, 1, "--quant"),
+        (LLAMA_8B, "cuda", 12, 3, "--tensor-parallel"),
+        (LLAMA_8B, "cuda", 4, 1, "--tensor-parallel"),
+        (LLAMA_70B, "cuda", 24, 8, "--tensor-parallel"),
+        (LLAMA_70B, "cuda", 24, 1, "--tensor-parallel"),
+        (ODD, "cuda", 12, 2, "--pipeline-parallel"),
+        (ODD, "cuda", 5, 2, "--pipeline-parallel"),
+        (LLAMA_70B, "cuda", 1, 1, None),
+    ],
+)
+def test_a_refusal_names_what_fits(
+    model: dict[str, Any], device_type: str, gigabytes: int, count: int, flag: str | None
+) -> None:
+    """The proposed flags are run through the same plan."""
+    header, config = header_of(model), parse_config(header_of(model).config)
+    free = FreeMemory(device_type, gigabytes * GB, find_machine_bytes=lambda: (gigabytes * GB,) * count)
+    options = LoadOptions(16_384)
+    with pytest.raises(DoesNotFit) as refused:
+        check_fit(header, free, options, name="model")
+    remedy = refused.value.remedy or ""
+    if flag is None:
+        assert remedy == "name a smaller model, or a device with more free memory"
+        return
+    changed = with_flags(options, remedy)
+    assert flag in remedy and changed != options
+    assert fit_model(header, config, free, changed, name="model").fits, remedy
+    assert ("of this machine" in remedy) == (1 < changed.processes <= count)
+
+
+def test_gpus_with_less_free_memory_are_not_proposed() -> None:
+    """Every process needs room on its own GPU, and the second has less than half of the weights."""
+    header = header_of(LLAMA_8B)
+    free = [12 * GB, 4 * GB, 12 * GB, 12 * GB]
+    memory = FreeMemory("cuda", free[0], find_machine_bytes=lambda: tuple(free))
+    with pytest.raises(DoesNotFit, match="--quant int8"):
+        check_fit(header, memory, LoadOptions(4096), name="model")
+    free[1] = 12 * GB
+    with pytest.raises(DoesNotFit, match="--tensor-parallel 2 fits the GPUs of this machine"):
+        check_fit(header, memory, LoadOptions(4096), name="model")
+
+
+def test_a_cpu_is_one_device() -> None:
+    memory = memory_of(torch.device("cpu"), GB, Settings.from_environment())
+    assert memory.stage_bytes == () and len(memory.machine_bytes()) == 1
+
+
+def test_numbers_of_devices() -> None:
+    assert find_devices("h100:8") == replace(find_device("h100"), count=8)
+    assert find_devices("h100").machine_bytes() == (find_device("h100").memory_bytes,)
+    for text in ("h100:", "h100:0", "h100:-1", "h100:many", "h100:65"):
+        with pytest.raises(UsageError, match="number of devices"):
+            find_devices(text)
