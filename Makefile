@@ -37,6 +37,7 @@ docs:     ## regenerate docs/cli.md, docs/schemas, man, commands.json, and parts
 	$(PYTHON) tools/kernel_docs.py --amd
 	$(PYTHON) tools/software_gpu.py
 	$(PYTHON) tools/cpu_kernel_docs.py
+	$(PYTHON) tools/disaggregation_docs.py
 	$(PYTHON) -m tests.plan.example
 	$(PYTHON) -m pytest -q -n 0 -m "slow or not slow" tests/models --models-table
 

@@ -3,7 +3,7 @@
     python -m bench.simulate [--models demo,PATH] [--requests 200] [--loads 30,60,85] [--save]
 
 For each model, steps are measured in answers to other requests and fitted. Then each load, in percent of the
-highest throughput, is run on the engine and simulated with the same arrivals and lengths. Errors are those of
+highest throughput, is run on the engine and simulated with the arrivals that it had. Errors are those of
 percentiles of TTFT and TPOT, and of the throughput. A second prediction is fitted to the steps of the run itself:
 what remains there is the error of the form of the cost alone. Run it on an idle machine.
 """
@@ -12,6 +12,8 @@ import argparse
 import random
 import threading
 import time
+from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import localllm
@@ -19,12 +21,12 @@ from bench.report import finish
 from localllm.llm.llm import LLM
 from localllm.llm.worker import Delivered, Stream
 from localllm.request import Request, SamplingParams
-from localllm.simulate.cost import FittedCost, TimedStep
+from localllm.simulate.cost import FittedCost, TimedStep, entry_delay
 from localllm.simulate.load import Lengths, LoadPlan, Turn
 from localllm.simulate.simulation import PERCENTILES, EngineSetup, Simulated, simulate
 from localllm.simulate.target import engine_setup
 
-SPIN_S = 0.0005  # before an arrival, during which the sender does not sleep
+MOST_STEPS = 10**6  # that are kept between two loads
 
 
 class Sender:
@@ -37,23 +39,26 @@ class Sender:
         self.llm, self.rng = llm, random.Random(seed)
         self.metrics: list[localllm.Metrics] = []
         self.unanswered, self.done = 0, threading.Condition()
+        self.sent: list[Turn] = []  # as they arrived at the LLM
 
-    def run(self, turns: list[Turn], speed: float = 1.0) -> float:
+    def run(self, turns: list[Turn]) -> float:
         """Send the turns, and return the seconds from the first arrival to the last token."""
+        vocabulary = range(3, self.llm.config.vocab_size)
+        prompts = [tuple(self.rng.choices(vocabulary, k=turn.prompt_len)) for turn in turns]
         start = time.perf_counter()
         streams: list[Stream] = []  # one that is not referenced is cancelled
-        for turn in turns:
-            at = start + turn.arrival / speed
-            if (left := at - time.perf_counter() - SPIN_S) > 0:
+        for turn, ids in zip(turns, prompts, strict=True):
+            if (left := start + turn.arrival - time.perf_counter()) > 0:
                 time.sleep(left)
-            ids = tuple(self.rng.randrange(3, self.llm.config.vocab_size) for _ in range(turn.prompt_len))
             params = SamplingParams(temperature=0, max_tokens=turn.answer_len, ignore_eos=True)
             with self.done:
                 self.unanswered += 1
+            at = time.perf_counter()  # late, where the engine's thread lets this one wait for the interpreter
+            self.sent.append(turn._replace(arrival=at - start))
             streams.append(self.llm.submit(Request(ids, params, at), self.receive))
         with self.done:
             self.done.wait_for(lambda: not self.unanswered)
-        return time.perf_counter() - start
+        return time.perf_counter() - start - self.sent[0].arrival
 
     def receive(self, events: list[Delivered]) -> None:
         last = events[-1]
@@ -112,15 +117,19 @@ def compare(simulated: Simulated, measured: dict[str, list[float]], tokens_per_s
 
 def measure(model: str, requests: int, loads: list[float]) -> dict[str, Any]:
     with localllm.load(model, draft="off") as llm:
+        llm.worker.step_times = deque(maxlen=MOST_STEPS)
         setup: EngineSetup = engine_setup(llm.memory, "cpu" if llm.device == "cpu" else "cuda")
         Sender(llm, 0).run(turns_of(plan_of(llm, 0, 20, 1e4)))  # first uses of everything
         take_steps(llm)
-        sender = Sender(llm, 1)
-        all_at_once = turns_of(plan_of(llm, 1, requests, 1e6))
-        highest = requests / sender.run(all_at_once)  # requests per second
+        burst = min(requests, llm.worker.max_queue // 2)
+        highest = burst / Sender(llm, 1).run(turns_of(plan_of(llm, 1, burst, 1e6)))  # requests per second
+        llm.worker.entry_waits.clear()  # those of arrivals at random follow
+        steps = take_steps(llm)
         for seed, share in enumerate((0.2, 0.5, 0.8), start=2):
             Sender(llm, seed).run(turns_of(plan_of(llm, round(100 * share), requests // 2, share * highest)))
-        fitted = FittedCost(take_steps(llm), f"of {model}")
+            steps += take_steps(llm)
+        fitted = FittedCost(steps, f"of {model}")
+        setup = replace(setup, entry_s=entry_delay(llm.worker.entry_waits))
         result: dict[str, Any] = {
             "model": model,
             "requests": requests,
@@ -128,13 +137,14 @@ def measure(model: str, requests: int, loads: list[float]) -> dict[str, Any]:
             "held_out_steps": fitted.error.steps,
             "step_error_median": round(fitted.error.median, 4),
             "step_error_total": round(fitted.error.total, 4),
+            "entry_ms": round(setup.entry_s * 1e3, 3),
             "loads": {},
         }
         for seed, load in enumerate(loads, start=5):
             plan = plan_of(llm, 7, requests, load / 100 * highest)
-            turns = turns_of(plan)
             sender = Sender(llm, seed)
-            seconds = sender.run(turns)
+            seconds = sender.run(turns_of(plan))
+            plan = LoadPlan(trace=tuple(sender.sent), requests=requests, max_len=llm.context)
             own_steps = take_steps(llm)
             measured = {
                 name: percentiles([getattr(metrics, f"{name}_s") for metrics in sender.metrics])
@@ -151,7 +161,9 @@ def measure(model: str, requests: int, loads: list[float]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="demo", help="names or paths, separated by commas")
-    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument(
+        "--requests", type=int, default=200, help="600 or more for small models: p99 of 200 is two requests"
+    )
     parser.add_argument("--loads", default="30,60,85", help="percent of the highest throughput")
     parser.add_argument("--save", action="store_true", help="append the results to bench/results/simulate.jsonl")
     arguments = parser.parse_args()

@@ -536,9 +536,12 @@ class LLM:
             return
         times = self.worker.step_times  # which the engine's thread appends to meanwhile
         steps = [times.popleft() for _ in range(len(times))]
+        waits = self.worker.entry_waits
+        entry_waits = [waits.popleft() for _ in range(len(waits))]
         if steps:
             setup = replace(self.step_setup, model=name) if name else self.step_setup
-            step_times.record(home, setup, [(*shape, seconds) for shape, seconds in steps], note)
+            rows = [(*shape, seconds) for shape, seconds in steps]
+            step_times.record(home, setup, rows, note, entry_waits)
 
     def __enter__(self) -> "LLM":
         return self

@@ -230,6 +230,10 @@ class Worker:
         # Shapes and seconds of the last steps, with the delivery of their tokens and all that was done since the
         # step before: their sum is the time in which the engine was not idle.
         self.step_times: deque[tuple[StepShape, float]] = deque(maxlen=MAX_STEPS)
+        # Seconds from the arrival of requests until a busy engine has received them, between two steps, less half
+        # of the first. A request comes at random in that step, so the median is what it takes besides.
+        self.entry_waits: deque[float] = deque(maxlen=MAX_STEPS)
+        self.last_step_s = 0.0
         self.recent_steps: deque[tuple[StepShape, float]] = deque(maxlen=RECENT_STEPS)
         self.answer_lens: deque[int] = deque(maxlen=RECENT_ANSWERS)  # in tokens
         self.cancelled = 0
@@ -258,6 +262,9 @@ class Worker:
             with self.inbox_lock:
                 self.incoming_count -= 1
             self.outputs[sequence] = output
+            if self.engine.has_unfinished_requests:
+                wait_s = time.perf_counter() - sequence.request.arrival
+                self.entry_waits.append(wait_s - self.last_step_s / 2)
             self.slot_table.begin(sequence.request, sequence.token_ids)
             for event in self.engine.add_sequence(sequence):
                 self.deliver(event)
@@ -369,7 +376,7 @@ class Worker:
             while is_open:
                 try:
                     if not self.engine.has_unfinished_requests:
-                        ended = None
+                        ended, self.last_step_s = None, 0.0
                     is_open = self.read_inbox()
                     # New requests are received between two steps, which delays the second.
                     began = time.perf_counter() if ended is None else ended
@@ -381,6 +388,7 @@ class Worker:
                     ended = time.perf_counter()
                     if shape := self.engine.last_shape:
                         timed = shape, ended - began
+                        self.last_step_s = ended - began
                         self.step_times.append(timed)
                         self.recent_steps.append(timed)
                 except Exception as error:

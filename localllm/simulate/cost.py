@@ -34,6 +34,7 @@ KINDS = ("decode", "mixed", "prefill")
 MIN_STEPS_OF_KIND = 8  # measured steps from which a kind has coefficients of its own
 MIN_STEPS = 32  # measured steps that a fit needs
 HELD_OUT_SHARE = 5  # every fifth measured step is not fitted to
+MIN_WAITS = 32  # of requests, from which their way to the engine is estimated
 DRAWS = 2**14  # deviations that are drawn before they repeat
 MIN_STEP_S = 1e-6
 ONE_TOKEN = SequenceStep(1, 1, logits=0)
@@ -169,6 +170,14 @@ def draw_deviations(
     ratios = measured / predicted
     drawn = np.random.default_rng([seed, KINDS.index(kind)]).choice(ratios, DRAWS)
     return array("d", (drawn * measured.sum() / (predicted.sum() * drawn.mean())).tolist())
+
+
+def entry_delay(waits: Sequence[float]) -> float:
+    """Return the seconds that a request takes to its engine, besides the rest of the step that runs meanwhile.
+
+    Returns 0 for too few waits. waits: from arrivals until the busy engine received them, less half of a step
+    """
+    return max(0.0, float(np.median(waits))) if len(waits) >= MIN_WAITS else 0.0
 
 
 class RooflineCost:

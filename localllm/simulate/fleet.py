@@ -111,12 +111,14 @@ class Fleet:
         make_sequence: Callable[[Request, Clock], SimulatedSequence | None],
         record: Callable[[SimulatedSequence, SimulatedSequence | None], object],
         observe: Callable[[float, "Fleet"], object],
+        entry_s: float = 0.0,
     ):
         """make_engine: of a number, a clock and the callback for sequences that end; make_sequence: of a request,
         None if it is too long; record: called with an answered sequence, and the one that computed its prompt if
-        that was another; observe: called before each run of a replica."""
+        that was another; observe: called before each run of a replica; entry_s: from the arrival of a request
+        until it is routed."""
         self.setup, self.load, self.record, self.observe = setup, load, record, observe
-        self.make_engine, self.make_sequence = make_engine, make_sequence
+        self.make_engine, self.make_sequence, self.entry_s = make_engine, make_sequence, entry_s
         self.replicas: list[Replica] = []
         self.engines: list[SimulatedEngine] = []  # of all replicas, and of those that have failed
         self.router, self.decode_router = Router[int](setup.route), Router[int]("load")
@@ -145,7 +147,7 @@ class Fleet:
         """Run until every request is answered."""
         load, events, replicas, is_closed = self.load, self.events, self.replicas, self.is_closed
         while True:
-            next_arrival = load.next_at()
+            next_arrival = load.next_at() + self.entry_s
             next_at = min(next_arrival, events[0][0]) if events else next_arrival
             replica, others_at = None, math.inf
             for each in replicas:

@@ -40,6 +40,7 @@ class EngineSetup:
     max_running: int
     context: int  # most tokens of a sequence
     asynchronous: bool  # steps are launched ahead, as on a GPU
+    entry_s: float = 0.0  # from the arrival of a request until the engine may schedule it
     state_slots: int = 0  # of recurrent layers
     batching: str = "continuous"
     batch_size: int = 8  # of static and dynamic batching
@@ -388,7 +389,7 @@ def run(
 
     first_at, totals_before = load.next_at(), cost.totals()
     with paused_collector():
-        fleet = Fleet(setup.fleet, load, engine_of, sequence_of, record, observe)
+        fleet = Fleet(setup.fleet, load, engine_of, sequence_of, record, observe, setup.entry_s)
         if observer:
             observer.started(fleet, records)
         fleet.run()

@@ -9,6 +9,7 @@ from pathlib import Path
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.errors import UnsupportedModel, UsageError
+from localllm.formatting import format_seconds
 from localllm.hardware.catalog import DeviceSpec
 from localllm.plan import step_times
 from localllm.plan.fit import DeviceMemory, Fit, LoadOptions, check_fit
@@ -18,7 +19,7 @@ from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE, AS
 from localllm.plan.step_times import StepSetup
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 from localllm.runtime.step import StepShape
-from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, ParallelCost, RooflineCost
+from localllm.simulate.cost import MIN_STEPS, Cost, FittedCost, ParallelCost, RooflineCost, entry_delay
 from localllm.simulate.simulation import EngineSetup
 
 ONE_DEVICE = Parallel()
@@ -143,7 +144,7 @@ def fitted_target(
     header: Header,
     device: DeviceMemory,
     options: LoadOptions,
-    steps: list[step_times.StepTime],
+    measured: step_times.Records,
     *,
     name: str,
     device_name: str,
@@ -152,21 +153,22 @@ def fitted_target(
 ) -> Target:
     """Return a model on this machine, whose steps take what measured ones took."""
     fit = checked_fit(header, device, options, name)
-    timed = [(StepShape(*(int(n) for n in step[:-1])), step[-1]) for step in steps]
+    timed = [(StepShape(*(int(n) for n in step[:-1])), step[-1]) for step in measured.steps]
     cost = FittedCost(timed, origin, seed)
-    return Target(
-        name, device_name, fit, engine_setup(checked_memory(fit), device.device_type), lambda: cost, None
-    )
+    setup = engine_setup(checked_memory(fit), device.device_type)
+    entry_s = entry_delay(measured.entry_waits)
+    if entry_s:
+        cost.source += f"; requests take {format_seconds(entry_s)} to the engine"
+    return Target(name, device_name, fit, replace(setup, entry_s=entry_s), lambda: cost, None)
 
 
-def measured_steps(home: Path, setup: StepSetup, note: Callable[[str], None]) -> list[step_times.StepTime] | None:
+def measured_steps(home: Path, setup: StepSetup, note: Callable[[str], None]) -> step_times.Records | None:
     """Return the steps of a model that this machine has measured, with another number of threads if there are none
     with the same; None if they are too few."""
-    setups = step_times.read(home / step_times.FILE, note)
-    steps = setups.get(setup) or next(
-        (rows for each, rows in reversed(setups.items()) if replace(each, threads=setup.threads) == setup), []
-    )
-    return steps if len(steps) >= MIN_STEPS else None
+    setups = step_times.read_records(home / step_times.FILE, note)
+    others = (found for each, found in reversed(setups.items()) if replace(each, threads=setup.threads) == setup)
+    records = setups.get(setup) or next(others, None)
+    return records if records and len(records.steps) >= MIN_STEPS else None
 
 
 def parse_shares(text: str) -> tuple[float, float]:

@@ -1,7 +1,9 @@
 """Costs of steps: fits find what steps were made from, and the roofline is that of the plan."""
 
+import bisect
 import random
 import statistics
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import UsageError
 from localllm.runtime.step import StepShape
-from localllm.simulate.cost import FittedCost, RooflineCost, nonnegative_least_squares
+from localllm.simulate.cost import FittedCost, RooflineCost, entry_delay, nonnegative_least_squares
 from tests.models.families import FAMILIES
 from tests.plan.published import LLAMA_8B, header_of
 from tests.tiny import make_checkpoint
@@ -131,3 +133,15 @@ def test_overheads_of_a_roofline() -> None:
     assert plain.seconds(shape, 0) == pytest.approx(computed / 1e13 + cache_read / 1e12)
     more = RooflineCost(config, weights, 2, (2, 0), SlowRates, "made up", 0.5, 0.01)
     assert more.seconds(shape, 0) - plain.seconds(shape, 0) == pytest.approx(0.5 + 200 * 0.01)
+
+
+def test_entry_delay() -> None:
+    """Requests that arrive at random during steps, and are received at the next end of one, 1 ms later or more."""
+    rng = random.Random(0)
+    steps = [(StepShape(1, 1, 10, 0, 0, 0, 0), rng.choice((0.002, 0.010))) for _ in range(4000)]
+    ends = list(accumulate(seconds for _, seconds in steps))
+    arrivals = [rng.uniform(0, ends[-1] - 1) for _ in range(2000)]
+    received = [bisect.bisect_left(ends, at + 0.001) for at in arrivals]
+    waits = [ends[i] - at - steps[i][1] / 2 for i, at in zip(received, arrivals, strict=True)]
+    assert entry_delay(waits) == pytest.approx(0.001, rel=0.2)
+    assert entry_delay(waits[:10]) == 0

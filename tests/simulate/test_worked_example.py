@@ -15,6 +15,7 @@ from localllm.simulate.load import Lengths, LoadPlan
 from localllm.simulate.simulation import Simulated, simulate
 from localllm.simulate.target import roofline_target
 from tests.plan.published import LLAMA_70B, header_of
+from tools import disaggregation_docs
 
 NODE_BYTES, CONTEXT = 640 * 10**9, 8000
 PART = 8  # the run has an eighth of the node's cache, which takes an eighth of the time
@@ -47,3 +48,10 @@ def test_users_of_a_node() -> None:
     assert overcommitted.most_running > 1.2 * paged.most_running and overcommitted.preemptions > 0
     speed = [each.output_tokens / each.duration_s for each in (naive, paged)]
     assert speed[1] > 4 * speed[0]
+
+
+@pytest.mark.slow
+def test_table_of_prompts_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table in docs/simulate.md is what the simulation computes."""
+    monkeypatch.setattr("sys.argv", ["disaggregation_docs", "--check"])
+    assert disaggregation_docs.main() == 0
