@@ -223,10 +223,11 @@ def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
 def test_a_killed_replica_ends_its_stream_with_an_error_and_nothing_else(server: Running) -> None:
     answers: list[list[str]] = [[], []]
     threads = [
-        threading.Thread(target=stream, args=(server, lines, f"{STORY} Number {number}"))
+        threading.Thread(target=stream, args=(server, lines, f"Number {number}. {STORY}"))
         for number, lines in enumerate(answers)
     ]
-    for thread in threads:
+    for running, thread in enumerate(threads):  # the second begins otherwise, and finds the first replica busy
+        wait_for(lambda running=running: sum(model["running"] for model in server.state()) == running, 120)
         thread.start()
     wait_for(lambda: sorted(model["running"] for model in server.state()) == [1, 1], 120)
     victim = server.replicas()[0]
