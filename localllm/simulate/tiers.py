@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 from localllm.errors import UsageError
 from localllm.formatting import parse_bytes
-from localllm.metrics import DiskStats
+from localllm.metrics import DiskStats, TierMove
 from localllm.runtime.kv_cache.disk_tier import (
     FILE_S,
     MAX_BACKLOG_BYTES,
+    MAX_LOADS,
     MIN_MEASURED_TOKENS,
     RATE_WEIGHT,
     READ_BYTES_PER_S,
@@ -106,10 +107,14 @@ class SimulatedLoad:
     end: int  # block of the sequence behind the last one to load
     done: bool = False
     tokens: int = 0
+    computed: int = 0  # by other processes
+    began: float = 0.0
 
 
 class SimulatedDisk:
     """Connects a pool with the content of a disk. Implements `LowerTier`."""
+
+    max_loads = MAX_LOADS
 
     def __init__(self, setup: TierSetup, pool: NamedBlockPool, content: DiskContent, clock: Callable[[], float]):
         self.setup, self.pool, self.content, self.clock = setup, pool, content, clock
@@ -119,6 +124,18 @@ class SimulatedDisk:
         self.reads: deque[tuple[float, SimulatedLoad, int, int]] = deque()  # when each is read: a range of blocks
         self.moved_blocks = 0  # between device and main memory, on their way
         pool.lower = self
+
+    @property
+    def moves(self) -> dict[str, TierMove]:
+        return {
+            "host_to_disk": TierMove(self.counts.written_bytes, self.counts.write_s),
+            "disk_to_host": TierMove(self.counts.read_bytes, self.counts.read_s),
+        }
+
+    def cancel_load(self, load: PrefixLoad) -> None:
+        """Install nothing more of a prefix."""
+        if isinstance(load, SimulatedLoad):
+            load.done = True
 
     @property
     def next_at(self) -> float:

@@ -55,8 +55,12 @@ NOTHING_TO_LOAD = NothingToLoad()
 class LowerTier(Protocol):
     """A tier below the block pool, which receives its cached blocks and returns them to it."""
 
-    counts: DiskStats | None  # of a disk
     max_loads: int  # sequences of the queue whose prefixes are loaded at once
+
+    @property
+    def counts(self) -> DiskStats | None:
+        """What a disk has done; None where there is none."""
+        ...
 
     @property
     def moves(self) -> dict[str, TierMove]:
