@@ -589,6 +589,7 @@ class LoadedModel(TypedDict):
     blocks: int  # of the KV cache
     used_blocks: int
     cached_blocks: int  # reusable by later requests through prefix caching
+    replica: NotRequired[str]  # its number, of a server with replicas
 
 
 class ServerModels(TypedDict):
@@ -800,6 +801,24 @@ class MachineHealth(TypedDict):
     findings: list[Finding]
 
 
+class ClusterMachine(TypedDict):
+    node: str  # the beginning of its id
+    id: str
+    host: str
+    is_head: bool
+    state: Literal["ready", "left"]
+    cpus: float
+    gpus: float
+    gpus_in_use: float
+
+
+class ClusterStatus(TypedDict):
+    """Answer of `cluster status`."""
+
+    head: str  # HOST:PORT
+    machines: list[ClusterMachine]
+
+
 class JsonOutput(NamedTuple):
     stdout: Literal["object", "array", "lines"]  # `lines`: one object per line
     type: Any  # of the object, or of each object
@@ -829,4 +848,5 @@ JSON_OUTPUTS = {
     "create": JsonOutput("object", CreatedModel),
     "template": JsonOutput("object", RenderedPrompt),
     "doctor": JsonOutput("object", MachineHealth),
+    "cluster": JsonOutput("object", ClusterStatus),
 }

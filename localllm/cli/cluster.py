@@ -63,6 +63,8 @@ def cluster(
     if (target is not None) != (action in ("join", "drain")):
         needs = {"join": "the HOST:PORT of the head", "drain": "a NODE of `localllm cluster status`"}.get(action)
         raise UsageError(f"{action} takes {needs or 'no argument'}", "see `localllm cluster --help`")
+    if as_json and action != "status":
+        raise UsageError(f"{action} prints no JSON", "leave out --json; `localllm cluster status` takes it")
     require_ray()
     file = Settings.from_environment().home / NODE_FILE
     node = RayNode.load(file)

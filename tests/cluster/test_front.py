@@ -6,12 +6,14 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from localllm.cluster import place
 from localllm.cluster.asked import MAX_PIECES, PIECE, Asked, bound_name, prefix_names, read_request
 from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front
 from localllm.cluster.merge import merge_metrics
@@ -281,6 +283,27 @@ def test_slots_are_those_of_a_client() -> None:
     assert bound_name("/completion", {"id_slot": 3}, "a") == bound_name("/slots/3", {}, "a")
     assert bound_name("/completion", {"id_slot": 3}, "b") != bound_name("/slots/3", {}, "a")
     assert bound_name("/completion", {"id_slot": -1}, "a") is None
+
+
+def test_ray_gets_a_token_and_every_port_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(command: list[str], env: dict[str, str], **options: Any) -> None:
+        token = Path(env["RAY_AUTH_TOKEN_PATH"])
+        assert (
+            env["RAY_AUTH_MODE"] == "token" and len(token.read_text()) >= 32 and token.stat().st_mode & 0o77 == 0
+        )
+        flags = dict(word.removeprefix("--").split("=") for word in command if "=" in word)
+        assert flags["node-ip-address"] == "127.0.0.1" and flags["include-dashboard"] == "false"
+        ports = [flags[name] for name in (*place.PORT_FLAGS, "port", "ray-client-server-port")]
+        ports += [env[name] for name in place.METRIC_PORTS]
+        assert len({*ports}) == len(ports)
+        raise Started
+
+    monkeypatch.setattr(place.subprocess, "Popen", start)
+    with pytest.raises(Started):
+        place.launch_node(pytest.fail)
 
 
 WITHOUT_RAY = """
