@@ -191,7 +191,7 @@ class PrefillTier:
             return NOTHING_TO_LOAD
         pool.mark_used(blocks)  # so that others are evicted for what follows them
         position = min(len(serials), end - 1)  # at least one block, with which the recurrent state comes
-        if end - position > pool.free_count - sum(not pool.ref_counts[block] for block in blocks):
+        if end - position > pool.free_count - pool.unused_count(blocks):
             return NOTHING_TO_LOAD
         serial = serials[position - 1] if position else pool.root_of(scope)
         self.last_number += 1

@@ -198,33 +198,38 @@ class Scheduler:
         """Admit waiting sequences in order, as long as they fit next to the running ones.
 
         One that does not fit yet may be overtaken a few times, unless it was preempted: it may hold a token slot.
-        One whose prefix is being loaded lets others pass.
+        One whose prefix is being loaded lets others pass that fit next to it.
         """
         if not self.waiting or self.running_count >= self.max_running or not self.remaining_budget:
             return
-        reserved_blocks, index, loading = self.reserved_blocks, 0, 0
+        reserved_blocks, index, loading = self.reserved_blocks, 0, list[Sequence]()
         max_loading = self.pool.lower.max_loads if self.pool.lower else 0
         while (
-            index < min(MAX_PASSED + loading, len(self.waiting))
+            index < min(MAX_PASSED + len(loading), len(self.waiting))
             and self.running_count < self.max_running
             and self.remaining_budget
         ):
             sequence = self.waiting[index]
-            if not self.is_prefix_loaded(sequence):
-                index, loading = index + 1, loading + 1
-                if loading == max_loading:
-                    break
-            elif self.try_admit(sequence, reserved_blocks):
+            if self.try_admit(sequence, reserved_blocks):
                 del self.waiting[index]
                 for passed in self.waiting[:index]:
-                    passed.passed_count += passed.prefix_load is None or passed.prefix_load.done
+                    passed.passed_count += not passed.is_loading
                 self.running.append(sequence)
                 self.schedule_tokens(sequence, self.remaining_budget)
                 reserved_blocks += self.missing_blocks(sequence)
+            elif sequence.is_loading:
+                reserved_blocks += sequence.load_blocks
+                loading.append(sequence)
+                index += 1
+                if len(loading) == max_loading:
+                    break
             elif sequence.was_admitted or sequence.passed_count >= MAX_PASSED:
                 break
             else:
                 index += 1
+        for sequence in loading:  # after those that do not fit, whose blocks are evicted first
+            _, blocks = self.pool.cached_blocks(sequence.token_ids, sequence.request.cache_scope)
+            self.pool.mark_used(blocks)
 
     @property
     def reserved_blocks(self) -> int:
@@ -234,24 +239,32 @@ class Scheduler:
     def try_admit(self, sequence: Sequence, reserved_blocks: int) -> bool:
         """Give a sequence the blocks of its cached prefix, if enough others are free beyond `reserved_blocks`.
 
-        While no other sequence is running, only its known tokens need to fit.
+        While no other sequence is running, only its known tokens need to fit. One that fits begins to load what a
+        lower tier has of its prefix, and is admitted when that is done. Nothing is loaded or copied to the device
+        for one that does not fit: what it needs would be evicted again before it is admitted.
         """
-        token_ids = () if sequence.needs_whole_prompt else sequence.token_ids
-        sequence.state = SequenceState(self.pool, token_ids, sequence.request.cache_scope)
-        answer_len = self.reserved_answer_len(sequence) if self.running_count else 0
-        too_few_blocks = self.missing_blocks(sequence, answer_len) + reserved_blocks > self.pool.free_count
-        if too_few_blocks or sequence.state.missing_state_slots > self.pool.state_slots.free_count:
-            self.free_state(sequence)
+        if sequence.is_loading:
             return False
+        pool, scope = self.pool, sequence.request.cache_scope
+        blocks, serials = pool.find_longest_prefix(
+            () if sequence.needs_whole_prompt else sequence.token_ids, scope
+        )
+        answer_len = self.reserved_answer_len(sequence) if self.running_count else 0
+        used_count = len(blocks) - pool.unused_count(blocks)  # by running sequences
+        too_few_blocks = self.missing_blocks(sequence, answer_len) - used_count + reserved_blocks > pool.free_count
+        if too_few_blocks or (pool.recurrent and not pool.state_slots.free_count):
+            pool.mark_prefix_used(blocks, serials)
+            return False
+        if sequence.prefix_load is None and not sequence.needs_whole_prompt:
+            sequence.prefix_load = pool.begin_load(sequence.token_ids, scope)
+            if sequence.is_loading:
+                sequence.load_blocks = self.missing_blocks(sequence) - used_count
+                return False
+        sequence.state = SequenceState(pool, scope=scope)
+        sequence.state.share_prefix(blocks, serials)
         if not sequence.was_admitted:
             self.record_admission(sequence)
         return True
-
-    def is_prefix_loaded(self, sequence: Sequence) -> bool:
-        """Return whether no part of the prefix is being loaded from a lower tier; the first call begins to."""
-        if sequence.prefix_load is None and not sequence.needs_whole_prompt:
-            sequence.prefix_load = self.pool.begin_load(sequence.token_ids, sequence.request.cache_scope)
-        return sequence.prefix_load is None or sequence.prefix_load.done
 
     def record_admission(self, sequence: Sequence) -> None:
         """Count the first admission of a sequence and its prefix cache hit."""
@@ -293,11 +306,11 @@ class Scheduler:
 
         answer_len: None reserves as much as `reserved_answer_len`.
         """
-        assert sequence.state
         known_len = sequence.computed + sequence.pending
         if answer_len is None:
             answer_len = self.reserved_answer_len(sequence)
-        return self.blocks_of(sequence, known_len, answer_len) - len(sequence.state.block_table)
+        allocated = len(sequence.state.block_table) if sequence.state else 0
+        return self.blocks_of(sequence, known_len, answer_len) - allocated
 
     def blocks_of(self, sequence: Sequence, known_len: int, answer_len: int) -> int:
         """Return the blocks of known tokens and up to `answer_len` more, within the limit of the sequence."""

@@ -35,6 +35,7 @@ class Sequence:
     state: SequenceState | None = None  # None: waiting
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
     prefix_load: PrefixLoad | None = None  # from the lower tier, once it was tried
+    load_blocks: int = 0  # reserved while that is under way
     passed_count: int = 0  # sequences that arrived later and were admitted first
     output_counts: Counter[int] = field(default_factory=Counter)
     prompt_logprobs_done: int = 0  # prompt positions whose requested log probabilities are computed
@@ -61,6 +62,11 @@ class Sequence:
     @property
     def was_admitted(self) -> bool:
         return self.cached_tokens is not None
+
+    @property
+    def is_loading(self) -> bool:
+        """Return whether a part of its prefix is being loaded from a lower tier."""
+        return self.prefix_load is not None and not self.prefix_load.done
 
     @property
     def disk_tokens(self) -> int:

@@ -374,7 +374,7 @@ class SimulatedEngine(Engine):
         until = min(until, self.next_load_at)
         if not group.members or scheduler.running or self.clock() >= until or (in_flight and in_flight.sampling):
             return False
-        settled = self.admission_settled and not self.has_tiers  # an attempt to admit one may move blocks
+        settled = self.admission_settled and not self.has_tiers  # an attempt may begin a load
         if scheduler.waiting and not (settled or scheduler.running_count >= scheduler.max_running):
             return False
         if len(group.members) > scheduler.token_budget or group.blocks_of_next_step > self.pool.free_count:

@@ -192,7 +192,7 @@ class SimulatedDisk:
         if end == begin or not self.is_worthwhile(begin, end):
             return NOTHING_TO_LOAD
         pool.mark_used(blocks)
-        if end - begin > pool.free_count - sum(not pool.ref_counts[block] for block in blocks):
+        if end - begin > pool.free_count - pool.unused_count(blocks):
             return NOTHING_TO_LOAD
         load = SimulatedLoad(token_ids, scope, serial, end)
         while begin < end:

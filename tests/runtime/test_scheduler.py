@@ -1,6 +1,7 @@
 """The scheduler alone: thousands of random traces, with invariants checked after every step."""
 
 import random
+from collections.abc import Sequence as ListLike
 from dataclasses import replace
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 
 from localllm.metrics import Stopwatch
 from localllm.request import Request, SamplingParams
-from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.kv_cache.lower_tier import PrefixLoad
+from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.scheduler import FIRST_BUDGET_SHARE, MAX_PASSED, Scheduler
 from localllm.runtime.sequence import Sequence
+from localllm.simulate.tiers import DiskContent, NamedBlockPool, SimulatedDisk, TierSetup
 
 BLOCK = 4
 
@@ -228,3 +231,93 @@ def test_a_request_that_does_not_fit_is_overtaken_only_for_a_while() -> None:
     assert before
     assert large.passed_count == MAX_PASSED
     assert sum(done[s] < done[large] for s in small) <= MAX_PASSED
+
+
+def cached_prompts(pool: BlockPool, count: int, blocks: int) -> list[list[int]]:
+    """Compute prompts one after another, so that the last ones evict the first ones."""
+    prompts = [[number] * blocks * BLOCK for number in range(count)]
+    for prompt in prompts:
+        state = SequenceState(pool)
+        state.extend(len(prompt))
+        state.cache_full_blocks(prompt)
+        state.free()
+    return prompts
+
+
+def continuing(prompt: list[int], answer: int = 1) -> Sequence:
+    """Return a sequence of a prompt and one more token."""
+    request = Request((*prompt, 99), SamplingParams(max_tokens=answer), 0.0)
+    return Sequence(request, 0, frozenset(), len(prompt) + 1 + answer, Stopwatch(0.0))
+
+
+def test_nothing_is_copied_from_the_host_for_sequences_that_wait() -> None:
+    """Several conversations in the host tier wait for the blocks of a long answer; each is copied back once."""
+    pool = BlockPool(20, BLOCK, host_blocks=100)
+    prompts = cached_prompts(pool, 6, 10)
+    scheduler = Scheduler(pool, token_budget=1000, max_running=8)
+    long = sequence(14 * BLOCK, BLOCK, token=50)  # leaves 6 blocks, of which it reserves one for its answer
+    scheduler.add(long)
+    scheduler.schedule()
+    waiting = [continuing(prompt) for prompt in prompts[:4]]
+    for each in waiting:
+        scheduler.add(each)
+    offloaded = pool.offloaded_count
+    for _ in range(10):
+        assert not scheduler.schedule()
+    assert pool.restored_count == 0 and pool.offloaded_count == offloaded
+    assert scheduler.waiting == waiting
+    scheduler.finish(long)
+    for number, each in enumerate(waiting, start=1):  # one fits at a time
+        assert scheduler.schedule() == [(each, 1)]
+        assert not scheduler.schedule()
+        assert pool.restored_count == number * 10
+        scheduler.finish(each)
+    assert scheduler.host_tokens == 4 * 10 * BLOCK
+    pool.check_all_free()
+
+
+class CountingTier(SimulatedDisk):
+    """A disk that has every block and records which loads began."""
+
+    def __init__(self, pool: NamedBlockPool):
+        setup = TierSetup(disk_blocks=10**6, disk_bandwidth=1e12, block_bytes=1.0)
+        super().__init__(setup, pool, DiskContent(), lambda: self.now)
+        self.now = 0.0
+        self.begun: list[int] = []
+
+    def begin_load(self, token_ids: ListLike[int], scope: str) -> PrefixLoad:
+        self.begun.append(token_ids[0])
+        return super().begin_load(token_ids, scope)
+
+
+def test_a_prefix_is_loaded_once_its_sequence_fits_and_stays_until_it_begins() -> None:
+    pool = NamedBlockPool(20, BLOCK)
+    disk = CountingTier(pool)
+    prompts = cached_prompts(pool, 6, 10)
+    disk.now = 1.0  # all are written
+    scheduler = Scheduler(pool, token_budget=1000, max_running=8)
+    long = sequence(14 * BLOCK, BLOCK, token=50)
+    scheduler.add(long)
+    scheduler.schedule()
+    disk.begun.clear()
+    waiting = [continuing(prompt) for prompt in prompts[:4]]
+    small = sequence(2 * BLOCK, 1, token=60)
+    for each in waiting:
+        scheduler.add(each)
+    for _ in range(5):
+        assert not scheduler.schedule()
+    assert not disk.begun
+    scheduler.finish(long)
+    scheduler.add(small)
+    scheduler.schedule()
+    assert disk.begun[0] == 0 and small in scheduler.running  # next to the prompt that is being loaded
+    scheduler.finish(small)
+    for number, each in enumerate(waiting):
+        scheduler.schedule()
+        assert [token for token in disk.begun if token < 50] == list(range(number + 1))  # and not the next one
+        disk.now += 1.0
+        disk.install_loaded()
+        assert scheduler.schedule() == [(each, 1)]
+        scheduler.finish(each)
+    assert scheduler.disk_tokens == disk.counts.loaded_tokens == 4 * 10 * BLOCK
+    pool.check_all_free()

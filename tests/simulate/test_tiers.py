@@ -63,6 +63,22 @@ def test_slow_disk() -> None:
     assert full.unwritten_blocks > 30
 
 
+@pytest.mark.parametrize("tiers", [HOST, replace(DISK, disk_bandwidth=1e9)], ids=["host", "disk"])
+def test_overload(tiers: TierSetup) -> None:
+    """Conversations that return at once, each in most of the cache, wait: every prefix is copied back once."""
+    count, tokens = 5, 640
+    first = [Turn(10.0 * i, ((i, tokens),), 1, 100 + i) for i in range(count)]
+    again = [Turn(100.0, ((i, tokens), (200 + i, 10)), 200, 300 + i) for i in range(count)]
+    load = LoadPlan(trace=(*first, *again), requests=2 * count)
+    tiers = replace(tiers, host_blocks=tiers.host_blocks and 300, disk_blocks=tiers.disk_blocks and 300)
+    simulated = simulate(load, replace(SETUP, tiers=tiers), LinearCost())
+    assert simulated.cached_tokens == count * tokens
+    lower, blocks = simulated.host_tokens + simulated.disk_tokens, count * tokens // 16
+    assert lower > (count - 2) * tokens
+    assert simulated.disk_read_bytes == simulated.disk_tokens // 16 * BLOCK_BYTES
+    assert simulated.moved_blocks < 4 * blocks  # out and in once, and what the answers evict
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("200GB", (200e9, 7.0)), ("1.5TB,12GB/s", (1.5e12, 12e9)), ("64GiB,1 GB/s", (2**36, 1e9))],

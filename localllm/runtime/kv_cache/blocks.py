@@ -7,6 +7,7 @@ from it is still pending.
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from collections.abc import Sequence as ListLike
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -49,6 +50,16 @@ class BlockAllocator(Generic[Key]):
         self.free_queue.pop(block, None)
         self.ref_counts[block] += 1
         return block
+
+    def unused_count(self, blocks: ListLike[int]) -> int:
+        """Return how many free blocks sharing these takes: those that no sequence uses."""
+        return sum(not self.ref_counts[block] for block in blocks)
+
+    def mark_used(self, blocks: ListLike[int]) -> None:
+        """Mark cached blocks as used now, so that others are evicted before them."""
+        for block in blocks:
+            if block in self.free_queue:
+                self.free_queue.move_to_end(block)
 
     def release(self, block: int) -> None:
         self.ref_counts[block] -= 1

@@ -333,7 +333,7 @@ class DiskTier:
             return NOTHING_TO_LOAD
         missing = [s for s in segments if s.end > len(serials)] or segments[-1:]
         pool.mark_used(blocks)  # so that others are evicted for what follows them
-        if end - len(serials) > pool.free_count - sum(not pool.ref_counts[b] for b in blocks):
+        if end - len(serials) > pool.free_count - pool.unused_count(blocks):
             return NOTHING_TO_LOAD
         serial = serials[min(missing[0].begin, len(serials)) - 1] if missing[0].begin else pool.root_of(scope)
         load = Load(identity, scope, token_ids, missing, state_length if pool.recurrent else None, serial)

@@ -156,6 +156,12 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
             blocks.append(self.cached[key])
         return serials, blocks
 
+    def mark_prefix_used(self, blocks: ListLike[int], serials: ListLike[int]) -> None:
+        """Mark a prefix that `find_longest_prefix` returned as used now, with its recurrent state."""
+        self.mark_used(blocks)
+        if self.recurrent and serials:
+            self.state_slots.mark_used([self.state_slots.cached[serials[-1]]])
+
     def reusable_count(self, serials: ListLike[int]) -> int:
         """Return how many of the cached blocks of a prefix a sequence can begin with: with recurrent layers, those
         up to the last saved state."""
@@ -214,22 +220,24 @@ class SequenceState:
         """Start with the longest prefix of `token_ids` in the prefix cache. scope: see `BlockPool.root_of`"""
         self.pool = pool
         self.scope = scope
-        shared, self.block_serials = pool.find_longest_prefix(token_ids, scope)
-        self.block_table = pool.share_on_device(shared)
-        self.restored_blocks = sum(block >= pool.count for block in shared)
-        self.length = len(self.block_table) * pool.block_size
+        self.block_table: list[int] = []
+        self.block_serials: list[int] = []
+        self.restored_blocks = self.length = 0
         # Holds the recurrent state at `length`; None: there is none, or it is zero.
         self.state_slot: int | None = None
         self.state_saves: list[StateSave] = []  # not in the prefix index yet
         self.last_rolling_serial = 0  # serial of the last rolling save in the prefix index
+        if token_ids:
+            self.share_prefix(*pool.find_longest_prefix(token_ids, scope))
+
+    def share_prefix(self, blocks: ListLike[int], serials: ListLike[int]) -> None:
+        """Start with a prefix that `BlockPool.find_longest_prefix` has just returned."""
+        pool = self.pool
+        self.block_table, self.block_serials = pool.share_on_device(blocks), list(serials)
+        self.restored_blocks = sum(block >= pool.count for block in blocks)
+        self.length = len(self.block_table) * pool.block_size
         if pool.recurrent and self.block_serials:
             self.state_slot = pool.state_slots.share(pool.state_slots.cached[self.block_serials[-1]])
-
-    @property
-    def missing_state_slots(self) -> int:
-        """Number of state slots that `extend` would allocate."""
-        slots = self.pool.state_slots
-        return int(self.pool.recurrent and (self.state_slot is None or slots.ref_counts[self.state_slot] > 1))
 
     def extend(self, count: int) -> None:
         """Allocate slots for `count` more tokens.

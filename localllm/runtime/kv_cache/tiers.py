@@ -58,11 +58,9 @@ class TieredBlockAllocator(BlockAllocator[Key]):
         return block
 
     def mark_used(self, blocks: ListLike[int]) -> None:
-        """Mark cached blocks as used now, so that others are evicted before them."""
+        super().mark_used(blocks)
         for block in blocks:
-            if block in self.free_queue:
-                self.free_queue.move_to_end(block)
-            elif block in self.host_queue:
+            if block in self.host_queue:
                 self.host_queue.move_to_end(block)
 
     def add_to_index(self, block: int, key: Key) -> None:
