@@ -339,6 +339,8 @@ class SimulatedEngine(Engine):
                 ) // size:
                     state.cache_full_blocks(sequence.token_ids)
                     self.admission_settled = False  # a waiting sequence may begin with these blocks
+        if self.pool.lower:
+            self.group.cache_filled_blocks()
         for sequence in finished:
             self.end(sequence)
         return []
@@ -409,6 +411,7 @@ class SimulatedEngine(Engine):
         while now < until and group.committed != last_step:
             if (due := needs_block.get(group.launched + 1)) and len(due) > pool.free_count:
                 break
+            clock.now = now  # when a block that a member displaces begins to be written to a disk
             group.extend()
             context = group.context
             if padding:
@@ -430,6 +433,8 @@ class SimulatedEngine(Engine):
             else:
                 now = free_at
             group.committed += 1
+            if pool.lower:
+                group.cache_filled_blocks()
             self.output_tokens += members
             gaps.add(now - before, members)
             before = now

@@ -168,6 +168,28 @@ def test_busy_engine(asynchronous: bool, blocks: int) -> None:
     admission=False,
     disk=False,
 )
+# A block leaves for the disk, and takes along those behind it, which a member of the group has just filled.
+@example(
+    plan=LoadPlan(
+        users=5, requests=16, prompt=Lengths(10, 0.9), output=Lengths(40, 0.7), system=5, seed=502, max_len=300
+    ),
+    setup=EngineSetup(17, 4, 64, 32, 40, asynchronous=True),
+    batching="continuous",
+    shortest=True,
+    admission=False,
+    disk=True,
+)
+# A block leaves for the disk in one of many decode steps that are skipped, at the time of that step.
+@example(
+    plan=LoadPlan(
+        rate=1000.0, turns=3, requests=24, prompt=Lengths(10, 0.9), output=Lengths(12, 0.7), seed=54, max_len=300
+    ),
+    setup=EngineSetup(17, 4, 8, 3, 64, asynchronous=True),
+    batching="continuous",
+    shortest=False,
+    admission=True,
+    disk=True,
+)
 @settings(max_examples=60, deadline=None)
 @given(
     loads(),
