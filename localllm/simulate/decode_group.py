@@ -120,6 +120,16 @@ class DecodeGroup:
                 self.missing_blocks -= 1
         self.needs_block.setdefault(self.launched + self.pool.block_size, []).extend(due)
 
+    def cache_filled_blocks(self) -> None:
+        """Add blocks to the prefix cache as soon as their last tokens are known.
+
+        Only a disk needs them before their sequence leaves: it writes them along with the blocks before them.
+        """
+        due = [s for s in self.needs_block.get(self.launched + 1, ()) if 0 <= s.joined_at <= self.committed]
+        for sequence in sorted(due, key=lambda sequence: sequence.request.id):
+            assert sequence.state
+            sequence.state.cache_blocks(sequence.token_ids, len(sequence.state.block_table))
+
     @property
     def next_end(self) -> int | None:
         """The step with whose token the next answer is complete."""

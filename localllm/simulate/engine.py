@@ -211,7 +211,9 @@ class SimulatedEngine(Engine):
         group, in_flight = self.group, self.in_flight
         members = sorted(group.members.values(), key=lambda sequence: sequence.request.id)
         if in_flight:  # has brought a token of all but those that joined with it
-            in_flight.sampling[:0] = [s for s in members if s.joined_at < group.launched]
+            earlier = [s for s in members if s.joined_at < group.launched]
+            in_flight.sampling[:0] = earlier
+            in_flight.sequences[:0] = earlier
         for sequence in members:
             self.leave_group(sequence)
         self.scheduler.running += members
@@ -237,8 +239,9 @@ class SimulatedEngine(Engine):
 
     def leave_group(self, sequence: SimulatedSequence) -> None:
         """Bring a member up to date, with its blocks in the prefix cache."""
+        joined_in_flight = sequence.joined_at > self.group.committed  # its prompt enters the cache with that step
         self.group.leave(sequence, self.last_read_at)
-        if self.caches_prefixes and sequence.state:
+        if self.caches_prefixes and sequence.state and not joined_in_flight:
             sequence.state.cache_full_blocks(sequence.token_ids)
 
     def launch(self, work: ScheduledTokens) -> SimulatedStep:
@@ -336,6 +339,8 @@ class SimulatedEngine(Engine):
                 ) // size:
                     state.cache_full_blocks(sequence.token_ids)
                     self.admission_settled = False  # a waiting sequence may begin with these blocks
+        if self.pool.lower:
+            self.group.cache_filled_blocks()
         for sequence in finished:
             self.end(sequence)
         return []
@@ -406,6 +411,7 @@ class SimulatedEngine(Engine):
         while now < until and group.committed != last_step:
             if (due := needs_block.get(group.launched + 1)) and len(due) > pool.free_count:
                 break
+            clock.now = now  # when a block that a member displaces begins to be written to a disk
             group.extend()
             context = group.context
             if padding:
@@ -427,6 +433,8 @@ class SimulatedEngine(Engine):
             else:
                 now = free_at
             group.committed += 1
+            if pool.lower:
+                group.cache_filled_blocks()
             self.output_tokens += members
             gaps.add(now - before, members)
             before = now

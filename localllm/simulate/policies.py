@@ -127,10 +127,11 @@ class SimulatedScheduler(Scheduler):
             self.running = [s for s in self.running if s not in joined]
 
     def finish(self, sequence: Sequence) -> None:
-        """Finish a sequence that is running. In an overload, hundreds of thousands are waiting."""
+        """Finish a sequence that is running, or that was preempted while its last token was computed."""
+        queue = self.running if sequence.state else self.waiting  # where hundreds of thousands may wait behind it
         self.free_state(sequence)
-        if sequence in self.running:
-            self.running.remove(sequence)
+        if sequence in queue:  # and not in the group
+            queue.remove(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
         assert not self.group.members
@@ -171,7 +172,7 @@ class BatchScheduler(SimulatedScheduler):
         if not self.running_count and self.waiting:
             now = self.waiting[0].stopwatch.clock()
             ready = len(self.waiting) >= self.batch_size or self.closed or now >= self.wake_at()
-            self.batch_left, self.batch_len = self.batch_size if ready else 0, 0
+            self.batch_left, self.batch_len = min(self.batch_size, self.max_running) if ready else 0, 0
         if not self.batch_left:
             return
         limit, running = self.max_running, self.running_count
@@ -180,8 +181,8 @@ class BatchScheduler(SimulatedScheduler):
         self.max_running = limit
         admitted = self.running_count - running
         self.batch_len += admitted
-        # With budget left, nothing else was waiting or fitted.
-        self.batch_left = 0 if self.remaining_budget else self.batch_left - admitted
+        # With budget left, nothing else fitted.
+        self.batch_left = self.batch_left - admitted if self.waiting and not self.remaining_budget else 0
 
     def wake_at(self) -> float:
         return min((s.request.arrival for s in self.waiting), default=math.inf) + self.max_wait_s

@@ -124,6 +124,72 @@ def test_busy_engine(asynchronous: bool, blocks: int) -> None:
     assert compare(plan, setup) > 500
 
 
+# The group is dissolved while the prompt of a member is in flight, which no other prompt may find yet.
+@example(
+    plan=LoadPlan(
+        rate=5.0, requests=3, prompt=Lengths(2, 0.9), output=Lengths(1, 0.7), system=37, seed=1, max_len=60
+    ),
+    setup=EngineSetup(12, 16, 64, 3, 64, asynchronous=True),
+    batching="static",
+    shortest=True,
+    admission=False,
+    disk=False,
+)
+# It is dissolved while a step is in flight that fills a block of a member, which is preempted later.
+@example(
+    plan=LoadPlan(
+        users=12, turns=3, requests=10, prompt=Lengths(2, 0.9), output=Lengths(40, 0.7), system=5, seed=791
+    ),
+    setup=EngineSetup(20, 16, 64, 32, 40, asynchronous=True),
+    batching="continuous",
+    shortest=True,
+    admission=False,
+    disk=False,
+)
+# A sequence is preempted while its last token is computed, and must not be admitted again.
+@example(
+    plan=LoadPlan(
+        rate=50.0, requests=8, prompt=Lengths(10, 0.9), output=Lengths(12, 0.7), system=5, seed=622, max_len=40
+    ),
+    setup=EngineSetup(20, 4, 8, 3, 40, asynchronous=True),
+    batching="continuous",
+    shortest=True,
+    admission=False,
+    disk=False,
+)
+# The last request of a batch takes the rest of the budget, so that nothing is left to ask whether others fit.
+@example(
+    plan=LoadPlan(
+        users=5, think_s=0.02, turns=3, requests=22, prompt=Lengths(2, 0.9), output=Lengths(12, 0.7), seed=802
+    ),
+    setup=EngineSetup(14, 16, 20, 3, 40, asynchronous=False),
+    batching="dynamic",
+    shortest=False,
+    admission=False,
+    disk=False,
+)
+# A block leaves for the disk, and takes along those behind it, which a member of the group has just filled.
+@example(
+    plan=LoadPlan(
+        users=5, requests=16, prompt=Lengths(10, 0.9), output=Lengths(40, 0.7), system=5, seed=502, max_len=300
+    ),
+    setup=EngineSetup(17, 4, 64, 32, 40, asynchronous=True),
+    batching="continuous",
+    shortest=True,
+    admission=False,
+    disk=True,
+)
+# A block leaves for the disk in one of many decode steps that are skipped, at the time of that step.
+@example(
+    plan=LoadPlan(
+        rate=1000.0, turns=3, requests=24, prompt=Lengths(10, 0.9), output=Lengths(12, 0.7), seed=54, max_len=300
+    ),
+    setup=EngineSetup(17, 4, 8, 3, 64, asynchronous=True),
+    batching="continuous",
+    shortest=False,
+    admission=True,
+    disk=True,
+)
 @settings(max_examples=60, deadline=None)
 @given(
     loads(),

@@ -322,16 +322,21 @@ class SequenceState:
 
     def cache_full_blocks(self, token_ids: ListLike[int]) -> None:
         """Add this sequence's full blocks to the prefix index. token_ids: all its tokens."""
-        size, known_len = self.pool.block_size, min(self.length, len(token_ids))
-        for index in range(len(self.block_serials), known_len // size):
-            parent = self.block_serials[-1] if self.block_serials else self.pool.root_of(self.scope)
-            self.block_serials.append(
-                self.pool.cache_block(self.block_table[index], parent, token_ids, (index + 1) * size, self.scope)
-            )
+        known_len = min(self.length, len(token_ids))
+        self.cache_blocks(token_ids, known_len // self.pool.block_size)
         for save in self.state_saves:
             if save.length <= known_len:
                 self.cache_saved_state(save)
         self.state_saves = [save for save in self.state_saves if save.length > known_len]
+
+    def cache_blocks(self, token_ids: ListLike[int], count: int) -> None:
+        """Add the first `count` blocks, which are full, to the prefix index."""
+        for index in range(len(self.block_serials), count):
+            parent = self.block_serials[-1] if self.block_serials else self.pool.root_of(self.scope)
+            length = (index + 1) * self.pool.block_size
+            self.block_serials.append(
+                self.pool.cache_block(self.block_table[index], parent, token_ids, length, self.scope)
+            )
 
     @property
     def end_of_step_copies(self) -> list[tuple[int, int]]:
