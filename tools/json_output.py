@@ -370,6 +370,32 @@ class PlannedServing(TypedDict):
     devices: int | None  # that the users need with the best setting; null if it serves none
 
 
+class Arrangement(TypedDict):
+    """One way to use the devices."""
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    engines: int  # that the devices hold
+    fits: bool
+    refusal: str | None
+    weight_bytes: int | None  # of the process that has most; null if the model cannot be divided so
+    cached_tokens: int
+    sent_bytes_per_token: float
+    ttft_s: float | None
+    tpot_s: float | None
+
+
+class Advice(TypedDict):
+    """Ways to use several devices, and which is best."""
+
+    devices: int  # of each machine
+    machines: int
+    arrangements: list[Arrangement]
+    needed: Arrangement | None  # with more devices than there are, if nothing fits
+    command: str | None
+    source: str  # of the expected durations
+
+
 class PlanResult(TypedDict):
     """Estimated memory use and speed of a model: docs/plan.md."""
 
@@ -382,6 +408,8 @@ class PlanResult(TypedDict):
     context: int  # prompt and answer of each user, in tokens
     max_context: int
     users: int
+    tensor_parallel: int
+    pipeline_parallel: int
     prompt: int  # prompt length for TTFT, in tokens
     weight_bytes: int
     kv_bytes_per_token: int
@@ -408,6 +436,7 @@ class PlanResult(TypedDict):
     quantizations: list[QuantizationChoice]
     best: str | None
     serving: PlannedServing | None  # with --slo
+    advice: Advice | None  # null for a model that fits the only device
 
 
 class RetainedFile(TypedDict):
@@ -692,6 +721,19 @@ class SimulatedCapacity(TypedDict):
     runs: int  # simulations of the search
 
 
+class AlternativeSetting(TypedDict):
+    flags: str
+    attainment: float | None  # null: it does not fit
+    serves: bool
+
+
+class LoadRequirement(TypedDict):
+    """What a load above the capacity takes."""
+
+    replicas: int | None  # null: no number that was tried
+    alternatives: list[AlternativeSetting]
+
+
 class Simulation(TypedDict):
     """A simulated load: docs/simulate.md."""
 
@@ -716,6 +758,13 @@ class Simulation(TypedDict):
     output_tokens_per_s: float | None
     prompt_tokens: int
     cached_tokens: int
+    host_tokens: int  # of these, from main memory
+    disk_tokens: int  # and from the disk
+    moved_bytes: float  # between device and main memory
+    disk_written_bytes: float
+    disk_read_bytes: float
+    disk_unwritten_bytes: float  # left out, as the disk was too slow
+    slower_loads: int  # prefixes that were computed, as that was faster
     output_tokens: int
     draft_tokens: int
     accepted_tokens: int
@@ -735,6 +784,7 @@ class Simulation(TypedDict):
     watts: float | None
     joules_per_token: float | None
     capacity: SimulatedCapacity | None
+    requirement: LoadRequirement | None  # of a load above the capacity
     replicas: list[ReplicaUse]
     failed: int  # answers that broke off
     retried: int  # requests that were sent again

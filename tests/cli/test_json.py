@@ -88,7 +88,7 @@ def test_output_of_commands_without_an_answer(checked, tmp_path, monkeypatch):
     assert len(checked("embed", "demo", "one", "two")) == 2
     checked("template", "demo", "Hello")
     checked("plan", "demo")
-    checked("plan", "demo", "--gpu", "h100")
+    checked("plan", "demo", "--gpu", "h100:2")
     checked("simulate", "demo", "--rate", "5", "--requests", "20", "--device", "h100", "--slo", "ttft=1s")
     checked("cp", "demo", "mine")
     (tmp_path / "Modelfile").write_text("FROM demo\nSYSTEM Be a cat.\nPARAMETER temperature 0\n")
