@@ -182,6 +182,13 @@ class Metrics:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}
 
 
+class TierMove(NamedTuple):
+    """Contents of the KV cache that moved from one tier to another since the model was loaded."""
+
+    bytes: int = 0
+    seconds: float = 0.0  # of the device, the engine's thread, or a thread that reads or writes files
+
+
 @dataclass
 class DiskStats:
     """What the disk tier of the prefix cache has done since the model was loaded."""
@@ -197,12 +204,12 @@ class DiskStats:
     skipped_segments: int = 0  # not written because the disk was too slow
     slower_loads: int = 0  # prefixes on the disk that were computed, because that was faster
 
-
-class TierMove(NamedTuple):
-    """Contents of the KV cache that moved from one tier to another since the model was loaded."""
-
-    bytes: int = 0
-    seconds: float = 0.0  # of the device, the engine's thread, or a thread that reads or writes files
+    @property
+    def moves(self) -> dict[str, TierMove]:
+        return {
+            "host_to_disk": TierMove(self.written_bytes, self.write_s),
+            "disk_to_host": TierMove(self.read_bytes, self.read_s),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

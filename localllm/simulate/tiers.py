@@ -127,10 +127,7 @@ class SimulatedDisk:
 
     @property
     def moves(self) -> dict[str, TierMove]:
-        return {
-            "host_to_disk": TierMove(self.counts.written_bytes, self.counts.write_s),
-            "disk_to_host": TierMove(self.counts.read_bytes, self.counts.read_s),
-        }
+        return self.counts.moves
 
     def cancel_load(self, load: PrefixLoad) -> None:
         """Install nothing more of a prefix."""

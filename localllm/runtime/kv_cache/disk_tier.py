@@ -139,10 +139,7 @@ class DiskTier:
 
     @property
     def moves(self) -> dict[str, TierMove]:
-        return {
-            "host_to_disk": TierMove(self.counts.written_bytes, self.counts.write_s),
-            "disk_to_host": TierMove(self.counts.read_bytes, self.counts.read_s),
-        }
+        return self.counts.moves
 
     def identity_of(self, scope: str) -> CacheIdentity:
         if scope not in self.identities:
