@@ -45,7 +45,7 @@ def cache(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """List, clear or verify the computed prompts in the folder of --cache-dir.
+    """List, clear or verify the prompts that are kept on disk.
 
     `list` shows what is stored for each model, `clear` deletes everything, and `verify` reads every file and
     deletes damaged ones. Running processes continue without deleted files.

@@ -48,7 +48,9 @@ def cluster(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Form a cluster of machines, on which `localllm serve --replicas N --cluster` places its replicas.
+    """Form a cluster of machines for `serve --cluster`.
+
+    `localllm serve --replicas N --cluster` places its replicas on them.
 
     start makes this machine the head, and prints the command for the others. join adds this machine to the cluster
     of the head at HOST:PORT, with a copy of its token file. status lists the machines. drain moves replicas away

@@ -468,13 +468,13 @@ def simulate(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Simulate how a model would serve a load, on this machine or a GPU.
+    """Simulate how a model would serve a load.
 
-    MODEL is a name of `localllm list --all`, ORG/REPO, or the path of a folder or a GGUF file. The engine and its
-    scheduler are those of `serve`, but steps compute nothing: on this machine they take what measured steps took,
-    elsewhere what the roofline says. Give one of --rate, --users and --trace. docs/simulate.md explains every
-    number. --ui opens a page instead, with the other options filled in, until Ctrl-C; it needs no MODEL. Exits
-    with code 3 if the model does not fit.
+    It runs on this machine, or on a GPU that is not here. MODEL is a name of `localllm list --all`, ORG/REPO, or
+    the path of a folder or a GGUF file. The engine and its scheduler are those of `serve`, but steps compute
+    nothing: on this machine they take what measured steps took, elsewhere what the roofline says. Give one of
+    --rate, --users and --trace. docs/simulate.md explains every number. --ui opens a page instead, with the other
+    options filled in, until Ctrl-C; it needs no MODEL. Exits with code 3 if the model does not fit.
     """
     out = StdoutWriter()
     flags = ctx.params | {"trace": trace, "plot": plot, "prices": prices}

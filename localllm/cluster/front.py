@@ -24,7 +24,7 @@ from starlette.types import Message, Receive, Scope, Send
 from localllm.api.anthropic import responses as anthropic
 from localllm.api.ollama import responses as ollama
 from localllm.api.openai.responses import error_object
-from localllm.cluster.asked import RESPONSE_ID, Asked, read_request, response_name
+from localllm.cluster.forwarded import RESPONSE_ID, ForwardedRequest, read_request, response_name
 from localllm.cluster.merge import FrontMetrics, merge_metrics, merge_state
 from localllm.errors import Busy, LocalLLMError, NotSupported, ReplicaLost
 from localllm.protocol.events import error_to_json
@@ -66,12 +66,12 @@ class ReplicaAnswer:
 class Fleet(Protocol):
     """The replicas, as a front sees them."""
 
-    def answer(self, asked: Asked) -> AsyncGenerator[Message]:
+    def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
         """Have one replica answer: messages as described at REPLICA. Closing it cancels the request. Raises
         ReplicaLost if the replica ends before END, and Busy if there is none."""
         ...
 
-    async def ask_all(self, asked: Asked) -> list[ReplicaAnswer]:
+    async def ask_all(self, forwarded: ForwardedRequest) -> list[ReplicaAnswer]:
         """Have each replica answer, ordered by number; those that end meanwhile are left out."""
         ...
 
@@ -119,14 +119,14 @@ class Front:
             message = "a server with several replicas accepts no uploads"
             raise NotSupported(message, "send them to a `localllm serve` without --replicas")
         body = await Request(scope, receive).body()
-        asked = await read_request(scope, body, CACHE_SCOPE.get(), CLIENT.get())
+        forwarded = await read_request(scope, body, CACHE_SCOPE.get(), CLIENT.get())
         if self.is_merged(scope):
-            response = await run_until_disconnect(Request(scope, receive), self.merge(asked))
+            response = await run_until_disconnect(Request(scope, receive), self.merge(forwarded))
             await response(scope, receive, send)
             return
-        relay = Relay(asked, send)
+        relay = Relay(forwarded, send)
         try:
-            await run_until_disconnect(Request(scope, receive), self.forward(asked, relay), LEAVE_S)
+            await run_until_disconnect(Request(scope, receive), self.forward(forwarded, relay), LEAVE_S)
         except ClientDisconnect:
             if not relay.has_sent:
                 raise  # for the log; as with any stream, what had begun just ends
@@ -137,31 +137,31 @@ class Front:
             return method == "POST"
         return method in ("GET", "HEAD") and path in (*MERGED_PATHS, "/metrics")
 
-    async def merge(self, asked: Asked) -> Response:
+    async def merge(self, forwarded: ForwardedRequest) -> Response:
         """Ask all replicas, and answer for all of them."""
-        answers = await self.fleet.ask_all(asked)
+        answers = await self.fleet.ask_all(forwarded)
         if not answers:
             raise no_replica()
         good = [answer for answer in answers if answer.status == 200]
-        path = asked.scope["path"]
+        path = forwarded.scope["path"]
         if path == "/metrics":
             text = merge_metrics({answer.number: answer.body for answer in good}) + self.metrics.exposition()
             return Response(text, media_type=CONTENT_TYPE)
         if not good:
             return Response(answers[0].body, answers[0].status, media_type="application/json")
-        if path == "/health" and UNAUTHENTICATED in asked.scope:
+        if path == "/health" and UNAUTHENTICATED in forwarded.scope:
             return JSONResponse({"status": "ok"})
         return JSONResponse(merge_state(path, [(answer.number, answer.json()) for answer in good]))
 
-    async def forward(self, asked: Asked, relay: "Relay") -> None:
+    async def forward(self, forwarded: ForwardedRequest, relay: "Relay") -> None:
         """Pass on the answer of a replica, of another one if it ends before it has sent anything."""
-        retries = 1 if asked.scope["method"] == "DELETE" else MAX_ATTEMPTS
+        retries = 1 if forwarded.scope["method"] == "DELETE" else MAX_ATTEMPTS
         tried: set[str] = set()
         for attempt in range(1, retries + 1):
-            asked.avoid = tried | self.failures.avoided()
+            forwarded.avoid = tried | self.failures.avoided()
             relay.begin()
             try:
-                async with aclosing(self.fleet.answer(asked)) as messages:
+                async with aclosing(self.fleet.answer(forwarded)) as messages:
                     async for message in messages:
                         await relay.pass_on(message)
                         if message["type"] == END:
@@ -177,7 +177,7 @@ class Front:
                 if relay.has_sent:
                     await relay.fail(error)
                     return
-                if attempt == retries or asked.is_bound:
+                if attempt == retries or forwarded.is_bound:
                     raise
                 self.metrics.retried.inc()
                 continue
@@ -195,8 +195,8 @@ class Relay:
     message is held until all else is done, as the server takes what follows it for the client's departure.
     """
 
-    def __init__(self, asked: Asked, send: Send):
-        self.asked = asked
+    def __init__(self, forwarded: ForwardedRequest, send: Send):
+        self.forwarded = forwarded
         self.send = send
         self.has_sent = False
         self.begin()
@@ -228,7 +228,7 @@ class Relay:
         else:
             self.last = message.get("body") or self.last
             self.is_complete = not message.get("more_body", False)
-            if self.asked.scope["path"] == "/v1/responses" and not self.response_id and self.status == 200:
+            if self.forwarded.scope["path"] == "/v1/responses" and not self.response_id and self.status == 200:
                 match = RESPONSE_ID.search(self.last)
                 self.response_id = match[1].decode() if match else ""
             self.held.append(message)
@@ -251,7 +251,7 @@ class Relay:
         """End a stream with an error in the form of its API. Of what is no stream, nothing has been sent."""
         if stats := current_request_stats():
             stats.error = str(error)
-        body = stream_error(error, self.asked.scope["path"], self.content_type, self.last)
+        body = stream_error(error, self.forwarded.scope["path"], self.content_type, self.last)
         await self.send({"type": BODY, "body": body, "more_body": False})
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from filelock import FileLock
 from starlette.types import Message
 
-from localllm.cluster.asked import Asked
+from localllm.cluster.forwarded import ForwardedRequest
 from localllm.cluster.front import BODY, END, REPLICA, START, ReplicaAnswer
 from localllm.errors import EngineFailed, LocalLLMError
 from localllm.server.request_stats import CURRENT_REQUEST
@@ -37,12 +37,12 @@ class Replica:
             self.app, self.pool = setup.build()
         self.id, self.number = own_identity()
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[list[Message]]:
+    async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[list[Message]]:
         """The application's messages, between REPLICA and END. Those that have piled up travel together, as a
         message through Ray costs more than its bytes. Closing it disconnects the client."""
         yield [{"type": REPLICA, "id": self.id, "number": self.number}]
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
-        left, body = asyncio.Event(), [asked.body]
+        left, body = asyncio.Event(), [forwarded.body]
 
         async def receive() -> Message:
             if body:
@@ -51,7 +51,7 @@ class Replica:
             return {"type": "http.disconnect"}
 
         context = contextvars.copy_context()
-        request = asyncio.create_task(self.app(asked.scope, receive, messages.put), context=context)
+        request = asyncio.create_task(self.app(forwarded.scope, receive, messages.put), context=context)
         request.add_done_callback(lambda _: messages.put_nowait(None))
         try:
             ended = False
@@ -76,10 +76,10 @@ class Replica:
             elif not request.cancelled():
                 request.exception()  # the application has answered and logged it
 
-    async def respond(self, asked: Asked) -> ReplicaAnswer:
+    async def respond(self, forwarded: ForwardedRequest) -> ReplicaAnswer:
         """The whole answer, of a request that all replicas get."""
         status, headers, body = 500, [], b""
-        async for messages in self.answer(asked):
+        async for messages in self.answer(forwarded):
             for message in messages:
                 if message["type"] == START:
                     status, headers = message["status"], message["headers"]

@@ -14,7 +14,7 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 from ray.serve.request_router import RequestRouter
 from starlette.types import Message
 
-from localllm.cluster.asked import Asked
+from localllm.cluster.forwarded import ForwardedRequest
 from localllm.cluster.front import END, ReplicaAnswer, no_replica
 from localllm.errors import ReplicaLost
 from localllm.routing import Router
@@ -40,11 +40,11 @@ class LocalRequestRouter(RequestRouter):
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         if not by_id:
             return []
-        asked = asked_of(pending_request)
+        forwarded = forwarded_request_of(pending_request)
         loads = {name: self.load_of(name, replica) for name, replica in by_id.items()}
-        ranked = self.core.rank(asked.names, loads, is_bound=asked.is_bound)
-        if not asked.is_bound:
-            ranked.sort(key=lambda name: name in asked.avoid)
+        ranked = self.core.rank(forwarded.names, loads, is_bound=forwarded.is_bound)
+        if not forwarded.is_bound:
+            ranked.sort(key=lambda name: name in forwarded.avoid)
         return [[by_id[name]] for name in ranked]
 
     def load_of(self, name: str, replica: Any) -> int:
@@ -52,8 +52,8 @@ class LocalRequestRouter(RequestRouter):
         return max(self.unfinished[name], self.replica_queue_len_cache.get(replica.replica_id) or 0)
 
     def on_request_routed(self, pending_request: Any, replica_id: Any, result: Any) -> None:
-        asked = asked_of(pending_request)
-        self.core.sent(asked.names, replica_id.unique_id)
+        forwarded = forwarded_request_of(pending_request)
+        self.core.sent(forwarded.names, replica_id.unique_id)
 
     def on_send_request(self, replica_id: Any) -> None:
         super().on_send_request(replica_id)
@@ -73,10 +73,10 @@ class LocalRequestRouter(RequestRouter):
             self.core.forget(name)
 
 
-def asked_of(pending_request: Any) -> Asked:
+def forwarded_request_of(pending_request: Any) -> ForwardedRequest:
     """The request that is to be routed."""
     arguments = pending_request.args if pending_request else ()
-    return arguments[0] if arguments and isinstance(arguments[0], Asked) else Asked({}, b"")
+    return arguments[0] if arguments and isinstance(arguments[0], ForwardedRequest) else ForwardedRequest({}, b"")
 
 
 class RayFleet:
@@ -87,8 +87,8 @@ class RayFleet:
         self.handle = handle
         self.streams = handle.options(stream=True)
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[Message]:
-        response = self.streams.answer.remote(asked)
+    async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
+        response = self.streams.answer.remote(forwarded)
         messages = aiter(response)
         is_complete = False
         try:
@@ -112,8 +112,8 @@ class RayFleet:
             if not is_complete:
                 response.cancel()
 
-    async def ask_all(self, asked: Asked) -> list[ReplicaAnswer]:
-        response = self.handle.broadcast("respond", asked)
+    async def ask_all(self, forwarded: ForwardedRequest) -> list[ReplicaAnswer]:
+        response = self.handle.broadcast("respond", forwarded)
         results: list[Any] = []
         with suppress(RayError, RayServeException):  # there is none
             results = await response.results_async(timeout_s=ASK_ALL_S, return_exceptions=True)

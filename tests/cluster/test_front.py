@@ -14,7 +14,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from localllm.cluster import place
-from localllm.cluster.asked import MAX_PIECES, PIECE, Asked, bound_name, prefix_names, read_request
+from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, bound_name, prefix_names, read_request
 from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front
 from localllm.cluster.merge import merge_metrics
 from localllm.cluster.replica import Replica
@@ -50,20 +50,20 @@ class LocalFleet:
         self.replicas = [self.make(index, app) for index, app in enumerate(apps)]
         self.lost_after = lost_after or {}
         self.router = Router[str]("prefix")
-        self.asked: list[str] = []
+        self.forwarded: list[str] = []
 
     def make(self, index: int, app: App) -> Replica:
         replica = Replica.__new__(Replica)
         replica.app, replica.id, replica.number = app, f"id{index}", str(index + 1)  # type: ignore[assignment]
         return replica
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[Message]:
-        loads = {replica.id: 0 for replica in self.replicas if replica.id not in asked.avoid}
-        name = self.router.rank(asked.names, loads, is_bound=asked.is_bound)[0]
-        self.router.sent(asked.names, name)
-        self.asked.append(name)
+    async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
+        loads = {replica.id: 0 for replica in self.replicas if replica.id not in forwarded.avoid}
+        name = self.router.rank(forwarded.names, loads, is_bound=forwarded.is_bound)[0]
+        self.router.sent(forwarded.names, name)
+        self.forwarded.append(name)
         index, count = int(name[2:]), 0
-        async with aclosing(self.replicas[index].answer(asked)) as batches:
+        async with aclosing(self.replicas[index].answer(forwarded)) as batches:
             async for batch in batches:
                 for message in batch:
                     if count == self.lost_after.get(index):
@@ -71,8 +71,8 @@ class LocalFleet:
                     count += 1
                     yield message
 
-    async def ask_all(self, asked: Asked) -> list[ReplicaAnswer]:
-        return [await replica.respond(asked) for replica in self.replicas]
+    async def ask_all(self, forwarded: ForwardedRequest) -> list[ReplicaAnswer]:
+        return [await replica.respond(forwarded) for replica in self.replicas]
 
     def bind(self, name: bytes, replica: str) -> None:
         self.router.sent([name], replica)
@@ -106,21 +106,21 @@ def test_what_has_sent_nothing_is_asked_again_elsewhere(lost_after: int) -> None
     fleet = LocalFleet(answering(CHUNK), answering(CHUNK), lost_after={0: lost_after})
     answer = post(fleet, "/v1/completions", {"prompt": "x"})
     assert answer.status_code == 200 and answer.content == CHUNK
-    assert fleet.asked == ["id0", "id1"] if lost_after else fleet.asked[-1] == "id1"
+    assert fleet.forwarded == ["id0", "id1"] if lost_after else fleet.forwarded[-1] == "id1"
 
 
 def test_what_is_no_stream_is_asked_again_whatever_the_replica_sent() -> None:
     app = answering(b'{"a":', b"1}", kind=b"application/json")
     fleet = LocalFleet(app, app, lost_after={0: 4})
     answer = post(fleet, "/v1/completions", {"prompt": "x"})
-    assert answer.json() == {"a": 1} and fleet.asked == ["id0", "id1"]
+    assert answer.json() == {"a": 1} and fleet.forwarded == ["id0", "id1"]
 
 
 def test_without_another_replica_the_status_says_so() -> None:
     fleet = LocalFleet(*[answering(CHUNK)] * 4, lost_after=dict.fromkeys(range(4), 1))
     answer = post(fleet, "/v1/completions", {"prompt": "x"})
     assert answer.status_code == 503 and "the replica has ended" in answer.json()["error"]["message"]
-    assert fleet.asked == ["id0", "id1", "id2"]
+    assert fleet.forwarded == ["id0", "id1", "id2"]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_stream_that_has_begun_ends_with_an_error_of_its_api(
 ) -> None:
     fleet = LocalFleet(*[answering(chunk, chunk, chunk, kind=kind)] * 2, lost_after={0: 4})
     answer = post(fleet, path, {"prompt": "x"})
-    assert fleet.asked == ["id0"] and answer.content.startswith(chunk * 2)
+    assert fleet.forwarded == ["id0"] and answer.content.startswith(chunk * 2)
     line = answer.content.removeprefix(chunk * 2).decode().strip().splitlines()[-1].removeprefix("data: ")
     error = json.loads(line)
     assert last.keys() <= error.keys() and "the replica has ended" in line
@@ -199,7 +199,7 @@ def test_keys_are_checked_at_the_front() -> None:
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             headers = {"authorization": f"Bearer {key}"}
             answer = await client.post("/v1/completions", json={}, headers=headers)
-            return answer.status_code, fleet.asked
+            return answer.status_code, fleet.forwarded
 
     assert asyncio.run(send("a" * 32)) == (200, ["id0"])
     assert asyncio.run(send("b" * 32)) == (401, [])
@@ -214,11 +214,11 @@ def test_a_conversation_by_response_id_stays_where_the_response_is() -> None:
     body = b'{"id": "resp_0a1b", "object": "response"}'
     fleet = LocalFleet(*[answering(body, kind=b"application/json")] * 3)
     post(fleet, "/v1/responses", {"input": "x"})
-    [first] = fleet.asked
+    [first] = fleet.forwarded
     for _ in range(4):
         post(fleet, "/v1/responses", {"input": "y", "previous_response_id": "resp_0a1b"})
         ask(fleet, "GET", "/v1/responses/resp_0a1b")
-    assert set(fleet.asked) == {first} and len(fleet.asked) == 9
+    assert set(fleet.forwarded) == {first} and len(fleet.forwarded) == 9
 
 
 def test_replicas_that_fail_are_avoided_for_a_while() -> None:
@@ -275,8 +275,8 @@ def test_names_of_longer_conversations_begin_with_those_of_shorter_ones() -> Non
 )
 def test_any_body_reaches_the_replica(body: bytes) -> None:
     scope = httpx_scope("/v1/completions")
-    asked = asyncio.run(read_request(scope, body, "", ""))
-    assert asked.body == body and not asked.is_bound
+    forwarded = asyncio.run(read_request(scope, body, "", ""))
+    assert forwarded.body == body and not forwarded.is_bound
 
 
 def test_slots_are_those_of_a_client() -> None:

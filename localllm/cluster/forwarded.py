@@ -41,7 +41,7 @@ SLOT_PATH = re.compile(r"/slots/(?P<id>\d+)")
 
 
 @dataclass
-class Asked:
+class ForwardedRequest:
     """A request for a replica."""
 
     scope: dict[str, Any]
@@ -56,19 +56,19 @@ class Asked:
     """Replicas that have failed, by id."""
 
 
-async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> Asked:
+async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> ForwardedRequest:
     """Prepare a request. scope_of_cache: requests with another one find nothing in its replica's prefix cache;
     client: whose slots it may name"""
     sent = {name: scope[name] for name in SCOPE_FIELDS if name in scope}
     sent |= {"root_path": "", "asgi": {"version": "3.0"}, "headers": [tuple(pair) for pair in scope["headers"]]}
     if bound := bound_name(scope["path"], {}, client):
-        return Asked(sent, body, (bound,), is_bound=True)
+        return ForwardedRequest(sent, body, (bound,), is_bound=True)
     if scope["method"] != "POST" or not body:
-        return Asked(sent, body)
+        return ForwardedRequest(sent, body)
     fields = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
     if bound := bound_name(scope["path"], fields, client):
-        return Asked(sent, body, (bound,), is_bound=True)
-    return Asked(sent, body, tuple(prefix_names(fields, scope_of_cache)))
+        return ForwardedRequest(sent, body, (bound,), is_bound=True)
+    return ForwardedRequest(sent, body, tuple(prefix_names(fields, scope_of_cache)))
 
 
 def parse(body: bytes) -> Mapping[str, Any]:
