@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from localllm.runtime.kv_cache.prefix_copy import to_part
+from localllm.runtime.kv_cache.host_copies import to_part
 from localllm.runtime.kv_cache.snapshot import Part
 
 # Kinds of messages. A process that ends sends none: its socket is closed.
@@ -37,7 +37,7 @@ class Message(NamedTuple):
         return len(fields).to_bytes(4, "little") + fields + array("i", self.token_ids).tobytes()
 
     @classmethod
-    def decode(cls, content: bytes) -> "Message":
+    def decode(cls, content: bytes | bytearray) -> "Message":
         end = 4 + int.from_bytes(content[:4], "little")
         return cls(json.loads(content[4:end]), array("i", content[end:]).tolist())
 

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Iterable
 
+from typing_extensions import Buffer
+
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 EXIT_WAIT_S = 5.0  # for a process that was told to end
 
@@ -27,7 +29,15 @@ class Channel:
         with self.lock:
             self.connection.sendall(FRAME.pack(kind, len(content)) + content)
 
-    def receive(self) -> tuple[int, bytes] | None:
+    def send_parts(self, kind: int, parts: Iterable[Buffer]) -> None:
+        """Send a message whose content is large, in parts, without copying them. Raises as `send`."""
+        views = [memoryview(part).cast("B") for part in parts]
+        with self.lock:
+            self.connection.sendall(FRAME.pack(kind, sum(map(len, views))))
+            for view in views:
+                self.connection.sendall(view)
+
+    def receive(self) -> tuple[int, bytearray] | None:
         """Return the next message; None if the other process has ended."""
         frame = self.read(FRAME.size)
         if frame is None:
@@ -36,7 +46,7 @@ class Channel:
         content = self.read(count)
         return None if content is None else (kind, content)
 
-    def read(self, count: int) -> bytes | None:
+    def read(self, count: int) -> bytearray | None:
         content = bytearray(count)
         view = memoryview(content)
         while view:
@@ -47,7 +57,7 @@ class Channel:
             if not received:
                 return None
             view = view[received:]
-        return bytes(content)
+        return content
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

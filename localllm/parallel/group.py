@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,16 +21,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo
+from typing_extensions import Buffer
 
 from localllm.arch.stages import Position
 from localllm.errors import LocalLLMError, RankFailed
 from localllm.parallel.channel import EXIT_WAIT_S, Channel, describe_end, end_process, start_process
-from localllm.parallel.steps import StepEncoder
+from localllm.parallel.remote_caches import RemoteCaches
+from localllm.parallel.steps import CACHES, COPIED, FAILED, SETUP, STEP, StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
+from localllm.runtime.kv_cache.host_copies import CacheTypes
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 
-# Kinds of messages. A process that ends sends none: its socket is closed.
-SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED = range(6)
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
 KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
@@ -76,6 +77,14 @@ class Collectives:
         if COMPILE_ONLY.get() is None:
             self.tensor_group.allreduce([x]).wait()
         return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        if COMPILE_ONLY.get() is not None:
+            return x.repeat(1, self.shard.size)
+        x = x.contiguous()
+        pieces = [torch.empty_like(x) for _ in range(self.shard.size)]
+        self.tensor_group.allgather([pieces], [x]).wait()
+        return torch.cat(pieces, -1)
 
     def broadcast(self, x: Tensor) -> None:
         if self.shard.size > 1 and self.position.rank < self.shard.size:
@@ -124,6 +133,7 @@ class Leader(Collectives):
         self.processes: list[subprocess.Popen[bytes]] = []
         self.channels: list[Channel] = []
         self.encoder = StepEncoder()
+        self.block_size = 0
         self.failure: RankFailed | None = None
         self.failed = threading.Event()
         self.closing = False
@@ -131,9 +141,11 @@ class Leader(Collectives):
         self.on_failure: Callable[[RankFailed], object] = lambda error: None
         self.read_bytes: list[int] = []  # of weights, by each other rank
         self.weight_bytes: list[int] = []  # of memory that weights occupy in each other rank, besides mapped files
+        self.other_caches = RemoteCaches(self.send_parts)
 
     def start(self, setup: dict[str, Any]) -> None:
         """Start the other ranks, which load their parts. setup: fields of `rank.Setup` without those of a rank"""
+        self.block_size = setup["block_size"]
         for rank in range(1, self.position.size):
             process, channel = start_process("localllm.parallel.rank")
             self.processes.append(process)
@@ -146,6 +158,8 @@ class Leader(Collectives):
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
         loaded = self.receive_from_all()
         self.read_bytes, self.weight_bytes = ([m[name] for m in loaded] for name in ("read_bytes", "weight_bytes"))
+        types = [CacheTypes.from_json(message["cache_types"]) for message in loaded]
+        self.other_caches.connect(types, self.block_size)
         self.connect()
         self.receive_from_all()  # until then, they read addresses from the folder
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -168,17 +182,22 @@ class Leader(Collectives):
         return messages
 
     def watch(self, rank: int, channel: Channel) -> None:
-        """Wait for the end of a rank: the body of a thread."""
-        message = channel.receive()
+        """Receive copies of a rank's caches, until it ends: the body of a thread."""
+        while (message := channel.receive()) and message[0] == COPIED:
+            self.other_caches.receive(rank - 1, message[1])
         with self.lock:
-            if self.closing or self.failure:
-                return
-            self.failure = self.ended(rank, message)
+            is_expected = self.closing or self.failure is not None
+            if not is_expected:
+                self.failure = self.ended(rank, message)
+        self.other_caches.fail(self.failure or LocalLLMError("the model is closed", "load it again"))
+        if is_expected:
+            return
+        assert self.failure
         self.failed.set()
         self.abort()
         self.on_failure(self.failure)
 
-    def ended(self, rank: int, message: tuple[int, bytes] | None = None) -> RankFailed:
+    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
         """Return the error for a rank that has ended. message: its last one"""
         if message and message[0] == FAILED:
             killed = self.find_killed()  # whose end others notice as a failed collective
@@ -220,6 +239,12 @@ class Leader(Collectives):
             except OSError as error:
                 raise self.step_failed(error) from error
 
+    def send_parts(self, index: int, kind: int, parts: Iterable[Buffer]) -> None:
+        try:
+            self.channels[index].send_parts(kind, parts)
+        except OSError as error:
+            raise self.step_failed(error) from error
+
     def step_failed(self, error: Exception) -> Exception:
         self.failed.wait(EXIT_WAIT_S)  # a collective may notice the end of a process first
         return self.failure or RankFailed(f"a step of {self.position.size} processes failed: {error}", REMEDY)
@@ -243,6 +268,10 @@ class Follower(Collectives):
         raise AssertionError("only rank 0 schedules")
 
     send_caches = send_step
+
+    @property
+    def other_caches(self) -> RemoteCaches:
+        raise AssertionError("only rank 0 copies blocks of others")
 
     def step_failed(self, error: Exception) -> Exception:
         return error

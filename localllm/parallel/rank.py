@@ -9,8 +9,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 
@@ -22,18 +24,23 @@ from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
 from localllm.parallel.channel import Channel
-from localllm.parallel.group import (
+from localllm.parallel.group import Follower
+from localllm.parallel.remote_caches import answer_copy_in, answer_copy_out
+from localllm.parallel.steps import (
     CACHES,
     CONNECTED,
+    COPIED,
+    COPY_IN,
+    COPY_OUT,
     FAILED,
     LOADED,
     SETUP,
     STEP,
-    Follower,
+    StepDecoder,
 )
-from localllm.parallel.steps import StepDecoder
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.kernels.threads import end_openmp_threads
+from localllm.runtime.kv_cache.host_copies import HostCopy, to_part
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.model_loader import compile_kernels, load_decoder, warm_up
@@ -103,7 +110,11 @@ def serve_rank(channel: Channel) -> None:
             if device.type == "cpu":
                 compile_kernels(runner, pool, setup.threads)
             weight_bytes = max(0, anonymous_bytes() - anonymous)
-            loaded = {"read_bytes": read_bytes, "weight_bytes": min(weight_bytes, header.stored_bytes)}
+            loaded = {
+                "read_bytes": read_bytes,
+                "weight_bytes": min(weight_bytes, header.stored_bytes),
+                "cache_types": runner.named_caches.types.to_json(),
+            }
             channel.send(LOADED, json.dumps(loaded).encode())
             ranks.connect()
             channel.send(CONNECTED, b"{}")
@@ -139,11 +150,19 @@ def make_runner(
 def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
     """Run what rank 0 sends, until it ends."""
     decoder, steps = runner.model, StepDecoder()
+    copies: SimpleQueue[HostCopy] = SimpleQueue()
+    threading.Thread(target=send_copies, args=(channel, copies), daemon=True).start()
     while (message := channel.receive()) is not None:
         kind, content = message
         if kind == CACHES:
             runner.free()
             runner, _ = make_runner(decoder, setup, runner.device, json.loads(content))
+            continue
+        if kind == COPY_OUT:
+            copies.put(answer_copy_out(runner, content))
+            continue
+        if kind == COPY_IN:
+            answer_copy_in(runner, content, setup.block_size)
             continue
         assert kind == STEP
         step = steps.decode(content)
@@ -154,6 +173,17 @@ def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
             runner.hidden_states(batch)
         else:
             runner.launch(batch)
+
+
+def send_copies(channel: Channel, copies: "SimpleQueue[HostCopy]") -> None:
+    """Send copies of the caches as the device delivers them: the body of a thread."""
+    try:
+        while True:
+            channel.send_parts(COPIED, [to_part(tensor).data for tensor in copies.get().wait().values()])
+    except OSError:  # rank 0 has ended, which `follow` notices
+        pass
+    except Exception as error:
+        send_failure(channel, f"{type(error).__name__}: {error}", None)
 
 
 def send_failure(channel: Channel, message: str, remedy: str | None) -> None:

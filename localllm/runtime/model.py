@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig, Stage
+from localllm.arch.config import LayerConfig, ModelConfig, Stage, ropes_of
 from localllm.errors import UnsupportedModel
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch, EncoderBatch
@@ -177,9 +177,8 @@ class Decoder:
 
         No sequence may have begun.
         """
-        mixers = [layer.mixer for layer in self.config.layers]
-        attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
-        self.ropes = {c.rope: Rope(c.rope, max_len, device) for c in attending if c.rope}
+        self.max_len = max_len
+        self.ropes = {rope: Rope(rope, max_len, device) for rope in ropes_of(self.config.layers)}
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Append the batch's tokens to the caches and return logits [N, vocab] in the model's dtype.
@@ -274,9 +273,7 @@ class Encoder:
         self.norm = load_norm(source, "norm", hidden, config) if c.final_norm else None
         self.first_position = c.first_position
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
-        mixers = [layer.mixer for layer in config.layers]
-        ropes = {c.rope for c in mixers if isinstance(c, AttentionConfig) and c.rope}
-        self.ropes = {rope: Rope(rope, max_len, source.device) for rope in ropes}
+        self.ropes = {rope: Rope(rope, max_len, source.device) for rope in ropes_of(config.layers)}
 
     def __call__(self, batch: EncoderBatch) -> Tensor:
         """Return [T, hidden] in the model's dtype."""
