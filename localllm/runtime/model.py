@@ -138,14 +138,10 @@ class Decoder:
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
     def load_embedding(self, source: WeightSource) -> None:
-        config, ranks = self.config, source.tensor_ranks
-        first_row, end_row = ranks.shard.vocab_range(config.vocab_size) if ranks else (0, config.vocab_size)
-        self.vocab_rows = end_row - first_row
+        config = self.config
         self.embedding = Embedding(
-            source, "embed_tokens", self.vocab_rows, config.hidden_size, checked=not self.head_on_cpu
+            source, "embed_tokens", config.vocab_size, config.hidden_size, checked=not self.head_on_cpu
         )
-        if ranks:
-            self.embedding.divide(ranks, first_row)
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
         self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
 
@@ -163,9 +159,9 @@ class Decoder:
             if self.head_on_cpu:
                 source.check_laid_out(["embed_tokens"], [self.embedding.weight], [head])
                 self.embedding.weight = head  # for lookups, too: none of the mapped file stays in memory
-            source.keep_matrices({"embed_tokens": self.vocab_rows}, self.lm_head.weights)
+            source.keep_matrices({"embed_tokens": self.embedding.rows}, self.lm_head.weights)
         else:
-            self.lm_head = Linear.load(source, {"lm_head": self.vocab_rows}, config.hidden_size, bias=False)
+            self.lm_head = Linear.load(source, {"lm_head": self.embedding.rows}, config.hidden_size, bias=False)
 
     @property
     def head_on_cpu(self) -> bool:
