@@ -175,7 +175,6 @@ def test_waiting_for_the_caches_of_a_killed_process_ends() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deterministic": True}, "not deterministic"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"tensor_parallel": 0}, "not a number of processes"),
         ({"tensor_parallel": 1, "expert_parallel": True}, "among the processes of --tensor-parallel"),
@@ -257,6 +256,18 @@ def test_a_deterministic_pipeline_has_the_bits_of_one_process() -> None:
             assert llm.deterministic
             answers.append(llm.logits(list(range(3, 90))))
     assert torch.equal(*answers)
+
+
+@pytest.mark.slow
+def test_deterministic_ranks_have_the_same_bits_for_any_chunks() -> None:
+    ids = list(range(3, 90))
+    with contextlib.closing(
+        localllm.load("demo", device="cpu", context=512, deterministic=True, tensor_parallel=2)
+    ) as two:
+        assert two.deterministic
+        logits = two.logits(ids)
+        for count in (1, 7, 40):
+            assert torch.equal(two.logits(ids[:count]), logits[:count])
 
 
 @pytest.mark.slow
