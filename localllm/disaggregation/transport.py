@@ -6,6 +6,7 @@ object store between machines, implements Sender and Receiver.
 import json
 import mmap
 import os
+import struct
 import tempfile
 from array import array
 from collections.abc import Mapping
@@ -24,6 +25,8 @@ SETUP, LOADED, FAILED, PROMPT, CANCEL, SEGMENT, TAKEN, DONE = range(8)
 ALIGNMENT = 64  # bytes, of tensors in a slot
 SLOTS = 4  # segments on their way to one process
 MAX_TENSORS = 4096  # of a segment, for whose alignment a slot has room
+TOKENS = struct.Struct("<q")  # at the beginning of shared memory: what `report` was called with
+HEADER_BYTES = ALIGNMENT
 
 
 class Message(NamedTuple):
@@ -58,9 +61,22 @@ class Sender(Protocol):
         """Free what `put` has returned, which was taken."""
         ...
 
+    def report(self, tokens: int) -> None:
+        """Tell the receiver how many tokens of others' prompts are computed before its next one."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory, as the receiver has ended."""
+        ...
+
 
 class Receiver(Protocol):
     """The end of a transport at the process that continues with keys and values."""
+
+    @property
+    def reported(self) -> int:
+        """What the sender has reported last."""
+        ...
 
     def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
         """Return the tensors that a sender has put there. They are valid until it hears that they were taken."""
@@ -71,9 +87,9 @@ class SharedMemory:
     """Memory that two processes map, in slots of one size: both a Sender and a Receiver."""
 
     def __init__(self, descriptor: int, slot_bytes: int):
-        """descriptor: of an open file of SLOTS slots. It is not closed."""
+        """descriptor: of an open file as of `open_memory`. It is not closed."""
         self.slot_bytes = slot_bytes
-        self.memory = mmap.mmap(descriptor, SLOTS * slot_bytes)
+        self.memory = mmap.mmap(descriptor, HEADER_BYTES + SLOTS * slot_bytes)
         self.free_slots = list(range(SLOTS))
 
     @property
@@ -82,7 +98,7 @@ class SharedMemory:
 
     def put(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         slot = self.free_slots.pop()
-        begin = offset = slot * self.slot_bytes
+        begin = offset = HEADER_BYTES + slot * self.slot_bytes
         parts: dict[str, Any] = {}
         for name, tensor in tensors.items():
             part = to_part(tensor)
@@ -96,6 +112,16 @@ class SharedMemory:
 
     def release(self, place: Mapping[str, Any]) -> None:
         self.free_slots.append(place["slot"])
+
+    def report(self, tokens: int) -> None:
+        TOKENS.pack_into(self.memory, 0, tokens)
+
+    @property
+    def reported(self) -> int:
+        return TOKENS.unpack_from(self.memory)[0]
+
+    def close(self) -> None:
+        self.memory.close()
 
     def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
         view, parts = memoryview(self.memory), dict[str, Part]()
@@ -115,5 +141,5 @@ def open_memory(segment_bytes: int) -> tuple[int, int]:
     else:
         descriptor, name = tempfile.mkstemp("localllm-hand-over")
         Path(name).unlink()
-    os.ftruncate(descriptor, SLOTS * slot_bytes)
+    os.ftruncate(descriptor, HEADER_BYTES + SLOTS * slot_bytes)
     return descriptor, slot_bytes

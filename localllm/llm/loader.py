@@ -48,7 +48,7 @@ def load(
     tensor_parallel: int = 1,
     pipeline_parallel: int | str | Sequence[float] = 1,
     expert_parallel: bool = False,
-    prefill: int = 0,
+    prefill: int | Sequence[str | Path] = 0,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -78,7 +78,8 @@ def load(
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
-        share of its cores, otherwise with a GPU each (docs/disaggregation.md).
+        share of its cores, otherwise with a GPU each; or the sockets of such processes that run already, which
+        several engines share (docs/disaggregation.md).
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -117,6 +118,7 @@ def load(
             )
         if settings.keep_layout:
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
+    sockets = () if isinstance(prefill, int) else tuple(map(Path, prefill))
     if prefill:
         check_prefill(prefill, tensor_parallel * stages, torch_device, settings)
     options = LoadOptions(
@@ -150,7 +152,8 @@ def load(
         settings=settings,
         phases=PhaseTimer(on_begin=on_phase),
         on_part=on_part,
-        prefill=prefill,
+        prefill=prefill if isinstance(prefill, int) else 0,
+        prefill_sockets=sockets,
     )
     local_model = find(request)
     load_plan = plan(local_model, request)
@@ -159,10 +162,13 @@ def load(
     return start(local_model, load_plan, built, request)
 
 
-def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, settings: Settings) -> None:
+def check_prefill(
+    prefill: int | Sequence[str | Path], tensor_parallel: int, device: torch.device, settings: Settings
+) -> None:
     """Raise UsageError for what cannot be combined with processes that compute prompts."""
-    if require_int("prefill", prefill, minimum=1) > MAX_PREFILL:
-        raise UsageError(f"prefill is {prefill}", f"give at most {MAX_PREFILL} processes")
+    count = require_int("prefill", prefill, minimum=1) if isinstance(prefill, int) else len(prefill)
+    if count > MAX_PREFILL:
+        raise UsageError(f"prefill is {count}", f"give at most {MAX_PREFILL} processes")
     if tensor_parallel > 1:
         raise UsageError(
             "a model that several processes divide does not hand over prompts",
@@ -173,7 +179,8 @@ def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, sett
             "computed prompts of several processes are not stored on the disk",
             "leave out --cache-dir or --prefill",
         )
-    resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
+    if isinstance(prefill, int):
+        resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
 
 
 def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
