@@ -89,7 +89,8 @@ class SupervisedProcess:
                 break
             failures = 1 if is_steady else failures + 1
             if failures == MAX_FAILURES:
-                log.error("prefill process %d %s, %d times in a row; it stays away", self.number, reason, failures)
+                text = "prefill process %d %s, %d times in a row; it is not started again"
+                log.error(text, self.number, reason, failures)
                 break
             delay_s = 2 ** (failures - 1)
             if self.was_loaded or not was_told:

@@ -13,7 +13,13 @@ from localllm.simulate import apart
     [
         (("demo", "--decode", "1"), "--decode needs --prefill"),
         (("demo", "--prefill", "0"), "--prefill is 0"),
-        (("demo", "--prefill", "1", "--decode", "2"), "one engine answers for each server"),
+        (("demo", "--prefill", "1", "--decode", "0"), "--decode is 0"),
+        (("demo", "--prefill", "1", "--replicas", "2"), "give --decode instead"),
+        (("demo", "--prefill", "1", "--decode", "2", "--cluster"), "processes for prompts are on one machine"),
+        (
+            ("demo", "--prefill", "1", "--decode", "3"),
+            "one engine would serve 2.00 requests/s within ttft=1.00 s, and with --prefill 1 --decode 3 1.50",
+        ),
         (("--prefill", "1"), "--prefill is for the models that are named"),
         (
             ("demo", "--prefill", "1"),
@@ -28,7 +34,7 @@ def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch
     monkeypatch.setattr(
         apart,
         "compare_apart",
-        lambda target, load, prefill: apart.Comparison(target, load, {"ttft": 1.0}, prefill, 2.0, 1.5),
+        lambda target, load, *engines: apart.Comparison(target, load, {"ttft": 1.0}, *engines, 2.0, 1.5),
     )
     code, _, err = real("serve", *words, "--port", "0", "--device", "cpu")
     assert code == 2 and message in err.splitlines()[-1]
