@@ -19,12 +19,14 @@ from pathlib import Path
 import psutil
 
 from localllm.disaggregation.transport import FAILED, LOADED, SETUP
+from localllm.errors import UsageError
 from localllm.parallel.channel import describe_end, end_process, start_process
 
 MODULE = "localllm.llm.prefill_process"
 FOLDER_PREFIX = "localllm-prefill-"
 MAX_FAILURES = 5  # in a row, after which a process is not started again; before, 1, 2, 4 and 8 s pass
 STEADY_S = 60.0  # after which a process that has loaded the model counts as running
+MAX_PATH_BYTES = 103  # of a socket on macOS; on Linux 107
 BACKLOG = 128  # connections that wait for a process
 
 log = logging.getLogger("localllm.prefill")
@@ -34,9 +36,14 @@ class PrefillSupervisor:
     """Processes that compute prompts. They end with this process."""
 
     def __init__(self, devices: Sequence[str]):
-        """devices: of each process"""
+        """devices: of each process. Raises UsageError if the folder of temporary files has too long a path."""
         remove_old_folders()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))  # readable by its owner
+        if len(os.fsencode(self.folder / "00")) > MAX_PATH_BYTES:
+            self.folder.rmdir()
+            raise UsageError(
+                f"{self.folder.parent} has too long a path for sockets", "set TMPDIR to a shorter one"
+            )
         self.closed = threading.Event()
         self.processes = [
             SupervisedProcess(number, device, self.folder / str(number), self.closed)
@@ -98,7 +105,9 @@ class SupervisedProcess:
                 log.warning(text, self.number, reason, delay_s)
             if self.closed.wait(delay_s):
                 break
-            self.start()
+            end_process(self.process)  # if it hangs
+            with suppress(OSError):  # without memory for a process; this counts as the next failure
+                self.start()
         self.listener.close()  # whoever connects is refused
         end_process(self.process)
 

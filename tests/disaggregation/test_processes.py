@@ -153,6 +153,28 @@ def test_a_process_that_always_fails_is_given_up(
     assert not started.folder.exists()
 
 
+def test_a_folder_of_too_long_a_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with pytest.raises(UsageError, match="set TMPDIR to a shorter one"):
+        supervisor.PrefillSupervisor(["cpu"])
+    assert not list(folder.iterdir())
+
+
+@pytest.mark.slow
+def test_folders_of_killed_processes_are_removed() -> None:
+    code = (
+        "import os; from localllm.disaggregation.supervisor import PrefillSupervisor; "
+        "print(PrefillSupervisor([]).folder, flush=True); os._exit(1)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    left = Path(result.stdout.strip())
+    assert left.is_dir()
+    with contextlib.closing(supervisor.PrefillSupervisor([])) as started:
+        assert started.folder.is_dir() and not left.exists()
+
+
 @pytest.fixture(scope="module")
 def shared() -> Iterator[list[Path]]:
     """The socket of a process that several engines share."""
