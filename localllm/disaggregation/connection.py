@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localllm.disaggregation.transport import FAILED, SETUP, Receiver, SharedMemory, open_memory
+from localllm.disaggregation.transport import FAILED, SETUP, Receiver, SharedMemory, open_slots
 from localllm.errors import LocalLLMError
 from localllm.parallel.channel import Channel
 
@@ -37,7 +37,7 @@ class PrefillAddress:
         descriptor = -1
         try:
             connection.connect(str(self.path))
-            descriptor, slot_bytes = open_memory(self.segment_bytes)
+            descriptor, slot_bytes = open_slots(self.segment_bytes)
             socket.send_fds(connection, [b"\0"], [descriptor])
             channel = Channel(connection)
             channel.send(SETUP, json.dumps(self.setup | {"slot_bytes": slot_bytes}).encode())

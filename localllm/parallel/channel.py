@@ -3,13 +3,16 @@ one of the two ends.
 """
 
 import contextlib
+import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 EXIT_WAIT_S = 5.0  # for a process that was told to end
@@ -49,10 +52,32 @@ class Channel:
             view = view[received:]
         return bytes(content)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other process has ended, and sent nothing that was not received."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
+
+
+def open_memory(size: int) -> int:
+    """Return the descriptor of a file without a name that processes can map. It takes memory as it is written, and
+    none once all of them have ended."""
+    if hasattr(os, "memfd_create"):  # on Linux; /dev/shm may be small in a container
+        descriptor = os.memfd_create("localllm")
+    else:
+        descriptor, name = tempfile.mkstemp("localllm")
+        Path(name).unlink()
+    os.ftruncate(descriptor, size)
+    return descriptor
 
 
 def start_process(module: str, descriptors: Iterable[int] = ()) -> tuple["subprocess.Popen[bytes]", Channel]:

@@ -1,6 +1,7 @@
-"""A process of tensor or pipeline parallelism other than the first: `python -m localllm.parallel.rank SOCKET`.
+"""A process of tensor or pipeline parallelism other than the first.
 
-It loads its part of the model, runs the steps that rank 0 sends, and ends with it.
+`python -m localllm.parallel.rank SOCKET [MEMORY]` loads its part of the model, runs the steps that rank 0 sends,
+and ends with it. MEMORY is for the sums of its stage.
 """
 
 import contextlib
@@ -60,8 +61,11 @@ class Setup:
     context: int
 
 
-def serve_rank(channel: Channel) -> None:
-    """Load the part of the model that this rank has, and run what rank 0 sends until it ends."""
+def serve_rank(channel: Channel, memory: list[int]) -> None:
+    """Load the part of the model that this rank has, and run what rank 0 sends until it ends.
+
+    memory: descriptor of the memory that the stage shares for its sums, if it shares any
+    """
     message = channel.receive()
     if message is None:
         return
@@ -70,7 +74,9 @@ def serve_rank(channel: Channel) -> None:
     fields = json.loads(content)
     setup = Setup(**fields | {"position": Position(**fields["position"])})
     device = rank_device(torch.device(setup.device), setup.position.rank)
-    ranks = Follower(setup.position, Path(setup.folder), device)
+    ranks = Follower(setup.position, Path(setup.folder), device, channel)
+    if memory:
+        ranks.share_sums(*memory)
     torch.set_num_threads(setup.threads)
     try:
         with torch.inference_mode(), device_context(device):
@@ -164,5 +170,6 @@ def send_failure(channel: Channel, message: str, remedy: str | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C
-    serve_rank(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    connection, *memory = map(int, sys.argv[1:])
+    serve_rank(Channel(socket.socket(fileno=connection)), memory)
     os._exit(0)  # without waiting for threads of torch

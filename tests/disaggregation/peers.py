@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from localllm.disaggregation.connection import PrefillProcess
 from localllm.disaggregation.prefill_engine import Peer, PrefillEngine
 from localllm.disaggregation.prefill_tier import PrefillTier
-from localllm.disaggregation.transport import SharedMemory, open_memory
+from localllm.disaggregation.transport import SharedMemory, open_slots
 from localllm.parallel.channel import Channel
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS, frequencies_digest
@@ -55,7 +55,7 @@ def start_prefill_thread(engine: Engine, number: int = 1) -> PrefillThread:
 
 def connect(engine: Engine, prefill: PrefillEngine, number: int) -> tuple[PrefillProcess, Channel]:
     states = sum(t[:1].nbytes for cache in engine.runner.recurrent_caches for t in cache.tensors)
-    descriptor, slot_bytes = open_memory(SEGMENT_BLOCKS * engine.runner.block_bytes + states)
+    descriptor, slot_bytes = open_slots(SEGMENT_BLOCKS * engine.runner.block_bytes + states)
     own, other = (Channel(connection) for connection in socket.socketpair())
     peer = Peer(other, SharedMemory(descriptor, slot_bytes))
     process = PrefillProcess(number, own, SharedMemory(descriptor, slot_bytes))

@@ -254,7 +254,7 @@ def prefill_processes() -> list[psutil.Process]:
 def hand_over_maps(process: psutil.Process) -> list[str]:
     """The shared memory of a process with those that answer."""
     lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-    return [line for line in lines if "localllm-hand-over" in line]
+    return [line for line in lines if "memfd:localllm" in line]
 
 
 def wait_for(condition: Callable[[], Any]) -> None:
