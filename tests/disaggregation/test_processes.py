@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -120,20 +120,21 @@ def submit(llm: LLM, prompt: str) -> Stream:
 
 @pytest.mark.slow
 def test_a_killed_process_loses_no_request_and_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    others = prefill_processes()
     with contextlib.closing(localllm.load("demo", prefill=2, **SETUP)) as llm:  # type: ignore[arg-type]
-        tier, processes = tier_of(llm), prefill_processes()
+        tier, processes = tier_of(llm), prefill_processes(others)
         assert len(processes) == 2 and tier.process_counts == (2, 2)
         streams = [submit(llm, f"{i} {TEXT}") for i in range(6)]
         for process in processes:
             process.kill()
             assert list(streams.pop(0))[-1].finish_reason
         assert all(list(stream)[-1].finish_reason for stream in streams)
-        wait_for(lambda: tier.process_counts == (2, 2) and len(prefill_processes()) == 2)
-        assert not {each.pid for each in processes} & {each.pid for each in prefill_processes()}
+        wait_for(lambda: tier.process_counts == (2, 2) and len(prefill_processes(others)) == 2)
+        assert not set(processes) & set(prefill_processes(others))
         before = handed_over(llm)
         assert list(submit(llm, f"again {TEXT}"))[-1].finish_reason
         assert handed_over(llm) > before
-    assert not prefill_processes()
+    assert prefill_processes() == others
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     ended = "has ended (signal 9, SIGKILL); others compute its prompts, and it starts again in 1 s"
     assert sorted(lines) == [f"prefill process {number} {ended}" for number in (1, 2)]
@@ -176,10 +177,10 @@ def test_folders_of_killed_processes_are_removed() -> None:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[list[Path]]:
-    """The socket of a process that several engines share."""
+def shared() -> Iterator[supervisor.PrefillSupervisor]:
+    """A process that several engines share."""
     with contextlib.closing(supervisor.PrefillSupervisor(["cpu"])) as started:
-        yield started.sockets
+        yield started
 
 
 @pytest.mark.slow
@@ -219,12 +220,11 @@ sys.stdin.read()
 
 
 @pytest.mark.slow
-def test_a_killed_engine_frees_its_memory_and_others_go_on(shared: list[Path], one: LLM) -> None:
-    with contextlib.closing(localllm.load("demo", prefill=shared, **SETUP)) as llm:  # type: ignore[arg-type]
-        [process] = prefill_processes()
-        other = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, *map(str, shared)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
+def test_a_killed_engine_frees_its_memory_and_others_go_on(shared: supervisor.PrefillSupervisor, one: LLM) -> None:
+    [path], process = shared.sockets, shared.processes[0].process.pid
+    with contextlib.closing(localllm.load("demo", prefill=[path], **SETUP)) as llm:  # type: ignore[arg-type]
+        command = [sys.executable, "-c", ENGINE, str(path)]
+        other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         with other:
             assert other.stdout and other.stdout.readline() == b"ready\n"
             assert len(hand_over_maps(process)) == 2
@@ -235,25 +235,25 @@ def test_a_killed_engine_frees_its_memory_and_others_go_on(shared: list[Path], o
 
 
 @pytest.mark.slow
-def test_an_engine_with_another_setup_is_refused(shared: list[Path]) -> None:
-    localllm.load("demo", prefill=shared, **SETUP).close()  # type: ignore[arg-type]
+def test_an_engine_with_another_setup_is_refused(shared: supervisor.PrefillSupervisor) -> None:
+    localllm.load("demo", prefill=shared.sockets, **SETUP).close()  # type: ignore[arg-type]
     with pytest.raises(LocalLLMError, match="it has loaded another kv dtype: float32, not int8"):
-        localllm.load("demo", prefill=shared, kv_dtype="int8", **SETUP)  # type: ignore[arg-type]
+        localllm.load("demo", prefill=shared.sockets, kv_dtype="int8", **SETUP)  # type: ignore[arg-type]
 
 
-def prefill_processes() -> list[psutil.Process]:
-    """The processes for prompts that this one has started."""
+def prefill_processes(others: Sequence[psutil.Process] = ()) -> list[psutil.Process]:
+    """The processes for prompts that this one has started, without others."""
     found = list[psutil.Process]()
     for process in psutil.Process().children():
         with contextlib.suppress(psutil.Error):
-            if supervisor.MODULE in process.cmdline():
+            if supervisor.MODULE in process.cmdline() and process not in others:
                 found.append(process)
     return found
 
 
-def hand_over_maps(process: psutil.Process) -> list[str]:
+def hand_over_maps(process: int) -> list[str]:
     """The shared memory of a process with those that answer."""
-    lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    lines = Path(f"/proc/{process}/maps").read_text().splitlines()
     return [line for line in lines if "memfd:localllm" in line]
 
 
