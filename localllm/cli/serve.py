@@ -438,6 +438,10 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
         raise UsageError("--replicas computes prompts and answers in each replica", "give --decode instead")
     if flags["cluster"]:
         raise UsageError("processes for prompts are on one machine", "leave out --cluster or --prefill")
+    if decode and decode > 1:
+        from localllm.cluster.place import require_ray
+
+        require_ray()  # before a simulation, which takes seconds
     if flags["force"]:
         return
     for model in models:

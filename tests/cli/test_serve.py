@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.cli import simulate
+from localllm.cluster import place
 from localllm.simulate import apart
 
 
@@ -20,6 +21,10 @@ from localllm.simulate import apart
             ("demo", "--prefill", "1", "--decode", "3"),
             "one engine would serve 2.00 requests/s within ttft=1.00 s, and with --prefill 1 --decode 3 1.50",
         ),
+        (
+            ("without-ray", "--prefill", "1", "--decode", "2", "--force"),
+            "replicas need Ray, which is not installed",
+        ),
         (("--prefill", "1"), "--prefill is for the models that are named"),
         (
             ("demo", "--prefill", "1"),
@@ -31,6 +36,7 @@ def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch
     setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
     target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
     monkeypatch.setattr(simulate, "target_of", lambda *given: target)
+    monkeypatch.setattr(place, "find_spec", lambda name: None if "without-ray" in words else name)
     monkeypatch.setattr(
         apart,
         "compare_apart",

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from localllm.disaggregation import prefill_tier
 from localllm.disaggregation.prefill_engine import PrefillEngine
 from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.disaggregation.transport import SharedMemory
@@ -237,6 +238,27 @@ def test_each_engine_is_told_what_the_others_have_in_the_queue(model: Path) -> N
     while prefill.peers:
         prefill.read_inbox()
     assert all(channel.connection.fileno() == -1 for channel in channels)
+
+
+def test_an_engine_with_many_prompts_delays_another_by_a_few(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_tier, "MAX_OUTSTANDING_TOKENS", 300)
+    thread = start_prefill_thread(make_engine(model, deterministic=True))
+    busy, other = make_engine(model, deterministic=True), make_engine(model, deterministic=True)
+    tiers = [attach(busy, [thread.process]), attach(other, [thread.connect()])]
+    many = [tiers[0].begin_load(prompt_of(200, seed), "") for seed in range(12)]
+    one = tiers[1].begin_load(prompt_of(200, 99), "")
+    assert 1 <= len(thread.process.loads) <= 2 and len(tiers[0].queue) >= 10
+
+    def both_advance() -> bool:
+        for tier in reversed(tiers):
+            tier.install_loaded()
+        return one.done
+
+    wait_for(both_advance)
+    assert sum(not load.done for load in many) >= 8
+    for tier in tiers:
+        tier.close()
+    thread.close()
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
