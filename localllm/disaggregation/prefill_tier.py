@@ -68,12 +68,14 @@ class PrefillTier:
     def __init__(
         self,
         processes: list[PrefillProcess],
+        wanted: int,
         max_local_tokens: int = MAX_LOCAL_TOKENS,
         on_close: Callable[[], object] = lambda: None,
     ):
-        """processes: which have loaded the model; max_local_tokens: of a prompt that is computed here; on_close:
-        ends them"""
+        """processes: which have loaded the model; wanted: how many there should be; max_local_tokens: of a prompt
+        that is computed here; on_close: ends them"""
         self.processes = processes
+        self.wanted = wanted
         self.max_local_tokens = max_local_tokens
         self.on_close = on_close
         self.counts = None
@@ -103,7 +105,7 @@ class PrefillTier:
     @property
     def process_counts(self) -> tuple[int, int]:
         """How many processes are connected now, and how many there should be. Called on any thread."""
-        return len(self.connected), len(self.processes)
+        return len(self.connected), self.wanted
 
     def receive(self, process: PrefillProcess) -> None:
         """Read the messages of a process, and of those that replace it: the body of a thread."""
@@ -291,7 +293,7 @@ class PrefillTier:
 
     def replace(self, process: PrefillProcess) -> None:
         """Use a process that was started again."""
-        self.processes[process.number - 1] = process
+        self.processes = [process if each.number == process.number else each for each in self.processes]
 
     def end(self, process: PrefillProcess) -> None:
         """Give the prompts of a process that has ended to another, or compute them here."""

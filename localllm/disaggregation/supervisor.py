@@ -24,7 +24,8 @@ from localllm.parallel.channel import describe_end, end_process, start_process
 
 MODULE = "localllm.llm.prefill_process"
 FOLDER_PREFIX = "localllm-prefill-"
-MAX_FAILURES = 5  # in a row, after which a process is not started again; before, 1, 2, 4 and 8 s pass
+MAX_FAILURES = 5  # in a row, after which a process is not started again
+FIRST_DELAY_S = 1.0  # before it is started again; doubled after each further failure
 STEADY_S = 60.0  # after which a process that has loaded the model counts as running
 MAX_PATH_BYTES = 103  # of a socket on macOS; on Linux 107
 BACKLOG = 128  # connections that wait for a process
@@ -99,9 +100,9 @@ class SupervisedProcess:
                 text = "prefill process %d %s, %d times in a row; it is not started again"
                 log.error(text, self.number, reason, failures)
                 break
-            delay_s = 2 ** (failures - 1)
+            delay_s = FIRST_DELAY_S * 2 ** (failures - 1)
             if self.was_loaded or not was_told:
-                text = "prefill process %d %s; others compute its prompts, and it starts again in %d s"
+                text = "prefill process %d %s; others compute its prompts, and it starts again in %g s"
                 log.warning(text, self.number, reason, delay_s)
             if self.closed.wait(delay_s):
                 break

@@ -1,6 +1,7 @@
 """The third step of loading: put weights, caches and kernels on the device, in an engine that is ready to step."""
 
 import contextlib
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost, 
 if TYPE_CHECKING:
     from localllm.parallel.group import Leader  # imports torch.distributed
 
+log = logging.getLogger("localllm.prefill")
+
 
 @dataclass(frozen=True)
 class BuiltModel:
@@ -46,7 +49,6 @@ class BuiltModel:
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     kept: LayoutUse
     leader: "Leader | None"  # of several processes that compute the model
-    prefill: list[PrefillProcess]  # further processes, which compute prompts
 
 
 def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel:
@@ -84,7 +86,8 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         prefill = list[PrefillProcess]()
         undo.callback(lambda: [process.channel.close() for process in prefill])
         for number, path in enumerate(sockets, 1):
-            prefill.append(connect_prefill(number, path, model, plan, request, threads))
+            if process := connect_prefill(number, path, model, plan, request, threads):
+                prefill.append(process)
         with (
             torch.inference_mode(),
             device_context(device),
@@ -149,10 +152,11 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         stages=options.pipeline_parallel,
         engines=request.engines,
     )
-    if prefill:
-        caches.prefill_tier = PrefillTier(prefill, on_close=supervisor.close if supervisor else lambda: None)
+    if sockets:
+        on_close = supervisor.close if supervisor else lambda: None
+        caches.prefill_tier = PrefillTier(prefill, len(sockets), on_close=on_close)
         caches.prefill_tier.attach(engine.runner, engine.pool)
-    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader, prefill)
+    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader)
 
 
 def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
@@ -182,9 +186,9 @@ def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads
 
 def connect_prefill(
     number: int, path: Path, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
-) -> PrefillProcess:
-    """Connect to a process that computes prompts, which loads the model while this one does. path: of its socket.
-    Raises UsageError if none listens there."""
+) -> PrefillProcess | None:
+    """Connect to a process that computes prompts, which loads the model while this one does; None if it has been
+    given up. path: of its socket. Raises UsageError if there is none."""
     needs = plan.fit.needs
     setup = {
         "name": model.ref.name,
@@ -201,6 +205,9 @@ def connect_prefill(
     segment_bytes = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
     try:
         return PrefillAddress(number, path, setup, segment_bytes).connect()
+    except ConnectionRefusedError:
+        log.warning("prefill process %d has been given up; others compute its prompts", number)
+        return None
     except OSError as error:
         message = f"no process for prompts listens at {path} ({error.strerror})"
         raise UsageError(message, "restart the server") from None

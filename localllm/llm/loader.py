@@ -188,7 +188,7 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     weight_bytes = load_plan.fit.weights.total
     threads = request.threads(weight_bytes)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
-    if request.settings.disk_cache and not built.leader and not built.prefill:
+    if request.settings.disk_cache and not built.leader and not caches.prefill_tier:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
                 built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads

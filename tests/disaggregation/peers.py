@@ -67,6 +67,6 @@ def connect(engine: Engine, prefill: PrefillEngine, number: int) -> tuple[Prefil
 
 def attach(engine: Engine, processes: list[PrefillProcess]) -> PrefillTier:
     """Let these processes compute the prompts of an engine."""
-    tier = PrefillTier(processes, MAX_LOCAL_TOKENS)
+    tier = PrefillTier(processes, len(processes), MAX_LOCAL_TOKENS)
     tier.attach(engine.runner, engine.pool)
     return tier

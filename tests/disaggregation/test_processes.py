@@ -145,11 +145,14 @@ def test_a_process_that_always_fails_is_given_up(
 ) -> None:
     monkeypatch.setattr(supervisor, "MODULE", "localllm.errors")  # ends at once
     monkeypatch.setattr(supervisor, "MAX_FAILURES", 2)
+    monkeypatch.setattr(supervisor, "FIRST_DELAY_S", 0.01)
     with contextlib.closing(supervisor.PrefillSupervisor(["cpu"])) as started:
         [path] = started.sockets
-        for message in ("prefill process 1 has ended", f"no process for prompts listens at {path}"):
-            with pytest.raises(LocalLLMError, match=message):
-                localllm.load("demo", prefill=[path], **SETUP)  # type: ignore[arg-type]
+        with pytest.raises(LocalLLMError, match="prefill process 1 has ended"):
+            localllm.load("demo", prefill=[path], **SETUP)  # type: ignore[arg-type]
+        with contextlib.closing(localllm.load("demo", prefill=[path], **SETUP)) as llm:  # type: ignore[arg-type]
+            assert list(submit(llm, TEXT))[-1].finish_reason and tier_of(llm).process_counts == (0, 1)
+    assert "prefill process 1 has been given up; others compute its prompts" in caplog.text
     assert "prefill process 1 has ended (exit code 0), 2 times in a row; it is not started again" in caplog.text
     assert not started.folder.exists()
 
@@ -271,6 +274,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"prefill": 17}, "at most 16"),
         ({"prefill": -1}, "prefill is -1"),
+        ({"prefill": ["/none/1"]}, "no process for prompts listens at /none/1"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str) -> None:

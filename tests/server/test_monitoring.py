@@ -36,7 +36,7 @@ def exported(demo: LLM) -> Exported:
     headers = {"Authorization": f"Bearer {KEY}"}
     access = make_access_policy("127.0.0.1", [KEY])
     with pytest.MonkeyPatch.context() as patch, serving(demo, access, token_price=TokenPrice(1, 2, 1)) as url:
-        patch.setattr(demo.parts.caches, "prefill_tier", PrefillTier([]))
+        patch.setattr(demo.parts.caches, "prefill_tier", PrefillTier([], 0))
         body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
         assert httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
         text = httpx2.get(f"{url}/metrics", headers=headers).text
