@@ -148,8 +148,10 @@ def test_a_process_that_always_fails_is_given_up(
     monkeypatch.setattr(supervisor, "FIRST_DELAY_S", 0.01)
     with contextlib.closing(supervisor.PrefillSupervisor(["cpu"])) as started:
         [path] = started.sockets
+        waiting = PrefillAddress(1, path, {}, 0).connect()
         with pytest.raises(LocalLLMError, match="prefill process 1 has ended"):
-            localllm.load("demo", prefill=[path], **SETUP)  # type: ignore[arg-type]
+            waiting.wait_until_loaded()
+        waiting.channel.close()
         with contextlib.closing(localllm.load("demo", prefill=[path], **SETUP)) as llm:  # type: ignore[arg-type]
             assert list(submit(llm, TEXT))[-1].finish_reason and tier_of(llm).process_counts == (0, 1)
     assert "prefill process 1 has been given up; others compute its prompts" in caplog.text
