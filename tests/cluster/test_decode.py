@@ -15,10 +15,10 @@ import pytest
 import localllm
 from localllm.disaggregation.supervisor import MODULE
 from localllm.request import SamplingParams
-from tests.cluster.test_replicas import START_S, Running, complete, pytestmark, serving, wait_for
+from tests.cluster.test_replicas import START_S, Running, complete, serving, wait_for
 from tests.disaggregation.test_processes import TEXT
 
-__all__ = ["pytestmark"]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BYTES, CONNECTED, WANTED = "kv_prefill_to_decode_bytes_total", "prefill_processes", "prefill_processes_wanted"
 
