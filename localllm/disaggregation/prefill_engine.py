@@ -76,7 +76,7 @@ class PrefillEngine:
 
     def serve(self, peer: Peer) -> None:
         """Add a peer, and read its messages until it ends: the body of a thread."""
-        self.inbox.put((peer, (SETUP, b"")))
+        self.inbox.put((peer, (SETUP, bytearray())))
         while message := peer.channel.receive():
             self.inbox.put((peer, message))
         self.inbox.put((peer, None))
