@@ -1,6 +1,8 @@
 import atexit
 import gc
+import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
@@ -43,6 +45,9 @@ if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have i
     settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("busy machine")
 
+# Otherwise each of a hundred child processes would compile all of localllm, and each worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
 
 
