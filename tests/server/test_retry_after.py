@@ -18,7 +18,7 @@ from localllm.request import ChatRequest, SamplingParams
 from localllm.runtime.engine import TokenEvent
 from tests.server.conftest import serving
 
-QUEUE, TOKENS, REFUSED = 4, 45, 4
+QUEUE, TOKENS, REFUSED = 4, 25, 4
 STEP_S = 0.03  # of a step, besides computing: far more than the noise of a busy machine
 FACTOR = 2.0  # that the wait may be off, besides the rounding to a second
 
