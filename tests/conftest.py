@@ -39,16 +39,21 @@ TESTS = Path(__file__).parent
 SHARED_FILES = {"tests/tools/test_kernel_docs.py", "tests/tools/test_software_gpu.py"}
 QUICK = pytest.StashKey[set[Path]]()  # files with a test that is not slow
 
-if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
-    from hypothesis import HealthCheck, settings
-
-    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("busy machine")
-
 # Otherwise each of a hundred child processes would compile all of localllm, and each worker all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set how many examples Hypothesis draws: fewer where only quick tests run."""
+    if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
+        from hypothesis import HealthCheck, settings
+
+        count = 30 if config.getoption("markexpr") == "not slow" else 100
+        slow = [HealthCheck.too_slow]
+        settings.register_profile("of a lane", max_examples=count, deadline=None, suppress_health_check=slow)
+        settings.load_profile("of a lane")
 
 
 @pytest.fixture(scope="session", autouse=True)
