@@ -255,7 +255,7 @@ def answers(engine: Engine, known: list[list[int]] | None = None) -> list[list[i
     return [tokens(events[one.request.id]) for one in asked]
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "DeepSeek-V3", "LFM2"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 def test_preempted_and_drafted_sequences_have_their_tokens(

@@ -113,6 +113,7 @@ def plan_turn_fits(turn: Turn, setup: EngineSetup) -> bool:
     return turn.prompt_len < setup.capacity
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("blocks", [30, 120, 4000])
 def test_busy_engine(asynchronous: bool, blocks: int) -> None:
