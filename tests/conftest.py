@@ -2,12 +2,14 @@ import atexit
 import gc
 import os
 import signal
+import ssl
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -79,6 +81,31 @@ def imports_stay_frozen() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         nothing = SimpleNamespace(freeze=lambda: None, unfreeze=lambda: None)
         patch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | vars(nothing)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Share the TLS contexts of HTTP clients, each of which would read all certificates of the system in 20 ms."""
+
+    def shared(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+        contexts: dict[object, ssl.SSLContext] = {}
+
+        def context(*arguments: Any, **named: Any) -> ssl.SSLContext:
+            environment = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+            key = (arguments, *named.items(), *environment)
+            if key not in contexts:
+                contexts[key] = make(*arguments, **named)
+            return contexts[key]
+
+        return context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", shared(ssl.create_default_context))
+        if find_spec("httpcore2"):  # a machine that tests its GPU alone may not have it
+            import httpcore2
+
+            patch.setattr(httpcore2, "default_ssl_context", shared(httpcore2.default_ssl_context))
         yield
 
 
@@ -157,7 +184,6 @@ def pytest_collection_finish() -> None:
     """Exclude the millions of objects of imports and collection from garbage collection: they are never freed, and
     tests of memory collect garbage often.
     """
-    gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # so that libraries find what they gave out when the interpreter ends
 

@@ -12,7 +12,10 @@ from tests.tiny import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("int4", "Qwen3-Next")  # formats of a generated Llama, and families
-OTHERS = ("int8", "bf16", *"Llama 3.x,DeepSeek-V3,Gemma 2,Gemma 3,gpt-oss,LFM2,Mixtral,Qwen3.5".split(","))
+OTHERS = (
+    *("int8", "bf16"),
+    *("Llama 3.x", "DeepSeek-V3", "Gemma 2", "Gemma 3", "gpt-oss", "LFM2", "Mixtral", "Qwen3.5"),
+)
 
 
 @pytest.mark.parametrize("models", [QUICK, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["quick", "others"])

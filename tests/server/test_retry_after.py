@@ -120,7 +120,7 @@ def test_effort_is_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     forecast = llm.worker.queue_forecast
     began = time.perf_counter()
     forecast.refresh()
-    assert time.perf_counter() - began < 1 and forecast.is_fresh
+    assert time.perf_counter() - began < 5 and forecast.is_fresh
     assert 1 <= forecast.retry_after() <= queue_forecast.LONGEST_S
     for stream in streams:
         stream.close()

@@ -115,6 +115,7 @@ def test_without_a_normalizer_text_is_unchanged(tokenizer: Open, folder: Callabl
     assert changed > 5
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("name", FILES)
 def test_random_texts_come_back(gguf: Open, name: str):
     for text in SOME:

@@ -85,7 +85,7 @@ def other_process() -> Iterator[ProcessPoolExecutor]:
         yield executor
 
 
-@pytest.mark.quick_every(6)
+@pytest.mark.quick_every(9)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_process_continues_with_the_same_bits(
