@@ -75,12 +75,12 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def imports_stay_frozen() -> Iterator[None]:
-    """Keep localllm from unfreezing what `pytest_collection_finish` froze, since a full collection of all of it
-    takes half a second, each time that a model is loaded or unloaded.
+    """Keep localllm from unfreezing what `pytest_collection_finish` froze, and from full collections, which take
+    up to half a second, each time that a model is loaded or unloaded.
     """
     with pytest.MonkeyPatch.context() as patch:
-        nothing = SimpleNamespace(freeze=lambda: None, unfreeze=lambda: None)
-        patch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | vars(nothing)))
+        young = SimpleNamespace(collect=lambda: gc.collect(1), freeze=lambda: None, unfreeze=lambda: None)
+        patch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | vars(young)))
         yield
 
 
