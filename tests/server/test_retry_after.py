@@ -18,7 +18,7 @@ from localllm.request import ChatRequest, SamplingParams
 from localllm.runtime.engine import TokenEvent
 from tests.server.conftest import serving
 
-QUEUE, TOKENS, REFUSED = 4, 45, 4
+QUEUE, TOKENS, REFUSED = 4, 25, 4
 STEP_S = 0.03  # of a step, besides computing: far more than the noise of a busy machine
 FACTOR = 2.0  # that the wait may be off, besides the rounding to a second
 
@@ -120,7 +120,7 @@ def test_effort_is_bounded(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     forecast = llm.worker.queue_forecast
     began = time.perf_counter()
     forecast.refresh()
-    assert time.perf_counter() - began < 1 and forecast.is_fresh
+    assert time.perf_counter() - began < 5 and forecast.is_fresh
     assert 1 <= forecast.retry_after() <= queue_forecast.LONGEST_S
     for stream in streams:
         stream.close()
