@@ -8,7 +8,7 @@ import pytest
 
 from localllm.cli.app import main
 from localllm.cli.fast_start import COMMAND_TABLE
-from localllm.cli.plan import format_plan
+from localllm.cli.plan_page import format_plan
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Expectation, plan_model
