@@ -299,6 +299,11 @@ class ModelConfig:
     stage: Stage | None = None  # that `layers` are of; None: of the whole model
 
     @property
+    def mixtures(self) -> list[MoEConfig]:
+        """The mixtures of experts of its layers."""
+        return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoEConfig)]
+
+    @property
     def has_ends(self) -> bool:
         """Whether embedding and head are part of it."""
         return self.stage is None or self.stage.index == 0

@@ -1,11 +1,14 @@
 """`localllm plan`: whether a model fits this machine or a GPU, and how fast it would run there."""
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localllm.arch.describe import parse_config
 from localllm.arch.stages import parse_shares
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
@@ -16,19 +19,20 @@ from localllm.cli.plan_page import advice_json, format_advice, format_plan, form
 from localllm.cli.progress import status_line
 from localllm.errors import DoesNotFit, UsageError
 from localllm.formatting import parse_duration
-from localllm.hardware.catalog import find_devices
+from localllm.hardware.catalog import DeviceSpec, find_devices
+from localllm.hub.names import is_path
 from localllm.hub.resolve import missing_repo, resolve_model
-from localllm.plan.advice import ASSUMED_NETWORK, Pool, advise
+from localllm.plan.advice import ASSUMED_NETWORK, Advice, Pool, PrefillAdvice, advise
 from localllm.plan.expected import expect_on_catalogued, expect_on_device
-from localllm.plan.fit import LoadOptions
+from localllm.plan.fit import GPUS_PER_MACHINE, LoadOptions
 from localllm.plan.parallel import parse_link
-from localllm.plan.plan import Plan
 from localllm.plan.plan import plan_model as make_plan
 from localllm.plan.weights import check_quant
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
     from localllm.simulate.serving import ServingPlan  # imports torch
+    from localllm.simulate.target import Target
 
 DEFAULT_THINK = "20s"
 MIN_REQUESTS, ENOUGH_REQUESTS = 300, 1000  # of a simulation, where they are a few of each user
@@ -90,6 +94,7 @@ def plan(
     ] = None,
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
+    expert_parallel: options.ExpertParallel = False,
     quant: Annotated[str | None, options.assumed_quant(options.Panel.MODEL)] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -103,7 +108,7 @@ def plan(
     for this machine or for a named GPU. Exits with code 3 if the model does not fit.
 
     With several GPUs or machines, and for a model that does not fit, it compares the ways to use them: replicas,
-    --tensor-parallel within a machine, --pipeline-parallel between machines.
+    --tensor-parallel within a machine, --expert-parallel for mixtures, --pipeline-parallel between machines.
 
     With --slo, --users are people who read, think and ask again, instead of contexts that are full at once: the
     engine is simulated with them, as by `localllm simulate`.
@@ -114,14 +119,17 @@ def plan(
         raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
     check_quant(quant)  # before the header is downloaded
     limits = parse_serving_flags(slo, think, output, users)
+    stages, shares = parse_shares(1 if pipeline_parallel is None else pipeline_parallel)
     load_options = LoadOptions(
         context,
-        1 if slo else users,
-        quant,
-        dtype or settings.dtype,
-        kv_dtype or settings.kv_dtype,
-        1 if tensor_parallel is None else tensor_parallel,
-        *parse_shares(1 if pipeline_parallel is None else pipeline_parallel),
+        users=1 if slo else users,
+        quant=quant,
+        dtype=dtype or settings.dtype,
+        kv_dtype=kv_dtype or settings.kv_dtype,
+        tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
+        pipeline_parallel=stages,
+        stage_shares=shares,
+        expert_parallel=expert_parallel,
     )
     if slo and load_options.processes > 1:
         raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
@@ -140,26 +148,34 @@ def plan(
             )
     hardware = replace(hardware, count=max(hardware.count, load_options.processes))  # as requested
     pool = Pool(hardware, machines, *links)
-    parallel = pool.divide(load_options.tensor_parallel, load_options.pipeline_parallel)
+    parallel = pool.divide(load_options)
     result = make_plan(
         header, hardware, load_options, name=name, prompt=prompt, expectation=expectation, parallel=parallel
     )
     advice = None
     if pool.devices > 1 or parallel.devices > 1 or not result.fit.fits:
         advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
+    planned = PlannedModel(name, header, gpu, device or "auto", settings)
+    lengths = {"prompt": prompt, "output": output}
+    if advice and users > 1:
+        advice = replace(advice, prefill=advise_prefill(planned, load_options, advice, lengths))
     serving = None
     if limits:
-        lengths = {"prompt": prompt, "output": output}
-        think_s = parse_duration(think or DEFAULT_THINK)
         serving = simulate_users(
-            name, header, result, load_options, limits, users, think_s, lengths, gpu, device or "auto", settings
+            planned,
+            load_options,
+            limits=limits,
+            users=users,
+            think_s=parse_duration(think or DEFAULT_THINK),
+            lengths=lengths,
         )
+    typed = shlex.quote(model) if is_path(model) else name
     if as_json:
-        more = {"advice": advice_json(advice, result), "serving": serving_json(serving)}
+        more = {"advice": advice_json(advice, result, typed), "serving": serving_json(serving)}
         out.write(json.dumps(plan_json(result) | more, indent=1) + "\n")
     else:
         parts = [format_plan(result)]
-        parts += [format_advice(advice, result)] if advice else []
+        parts += [format_advice(advice, result, typed)] if advice else []
         parts += [format_serving(serving)] if serving else []
         out.write("\n\n".join(parts) + "\n")
     if not result.fit.fits:
@@ -180,39 +196,87 @@ def parse_serving_flags(slo: str | None, think: str | None, output: int | None, 
     return parse_objectives(slo)
 
 
+@dataclass(frozen=True)
+class PlannedModel:
+    """A model and the device that it is planned for."""
+
+    name: str
+    header: Header
+    gpu: str | None  # of the catalogue, with the number of a machine; None: a device of this machine
+    device: str  # of this machine
+    settings: Settings
+
+    @property
+    def gpu_spec(self) -> DeviceSpec | None:
+        return find_devices(self.gpu) if self.gpu else None
+
+    def target(self, options: LoadOptions) -> "Target":
+        """Return the engine on one device, for simulations. Raises DoesNotFit, and as `target_of`."""
+        from localllm.cli.simulate import target_of
+
+        gpu = self.gpu_spec.name if self.gpu_spec else None
+        return target_of(self.name, self.header, options, gpu, self.device, self.settings)
+
+
+def drawn_lengths(target: "Target", lengths: Mapping[str, int | None]) -> dict[str, Any]:
+    """Return lengths of prompts and answers that vary around the given medians, None for a default."""
+    from localllm.cli.simulate import default_lengths
+    from localllm.simulate.load import Lengths
+
+    drawn = default_lengths(target.setup.context)
+    return drawn | {which: Lengths(tokens, drawn[which].sigma) for which, tokens in lengths.items() if tokens}
+
+
 def simulate_users(
-    name: str,
-    header: Header,
-    plan: Plan,
+    planned: PlannedModel,
     load_options: LoadOptions,
+    *,
     limits: dict[str, float],
     users: int,
     think_s: float,
-    lengths: dict[str, int | None],
-    gpu: str | None,
-    device: str,
-    settings: Settings,
+    lengths: Mapping[str, int | None],
 ) -> "ServingPlan":
-    """Simulate users with settings of decreasing quality. lengths: of prompts and answers, None for a default"""
-    from localllm.cli.simulate import default_lengths, target_of
+    """Simulate users with settings of decreasing quality. limits: in seconds by measure; lengths: of prompts and
+    answers, None for a default"""
     from localllm.simulate.capacity import Objective
-    from localllm.simulate.load import Lengths, LoadPlan
+    from localllm.simulate.load import LoadPlan
     from localllm.simulate.serving import plan_serving, serving_settings
-    from localllm.simulate.target import Target
 
-    def make_target(changed: LoadOptions) -> Target:
-        return target_of(name, header, changed, gpu, device, settings)
-
-    def make_load(target: Target) -> LoadPlan:
-        drawn = default_lengths(target.setup.context)
-        drawn |= {which: Lengths(tokens, drawn[which].sigma) for which, tokens in lengths.items() if tokens}
+    def make_load(target: "Target") -> LoadPlan:
         requests = max(MIN_REQUESTS, min(4 * users, ENOUGH_REQUESTS), 2 * users)
+        drawn = drawn_lengths(target, lengths)
         return LoadPlan(users=users, think_s=think_s, requests=requests, max_len=target.setup.capacity, **drawn)
 
-    can_quantize = load_options.quant is None and not plan.stored_as
-    tried = serving_settings(load_options, find_devices(gpu) if gpu else None, can_quantize=can_quantize)
+    can_quantize = load_options.quant is None and not planned.header.quantization
+    tried = serving_settings(load_options, planned.gpu_spec, can_quantize=can_quantize)
     with status_line() as show_status:
-        return plan_serving(tried, make_target, make_load, Objective(limits), show_status)
+        return plan_serving(tried, planned.target, make_load, Objective(limits), show_status)
+
+
+def advise_prefill(
+    planned: PlannedModel, load_options: LoadOptions, advice: Advice, lengths: Mapping[str, int | None]
+) -> PrefillAdvice | None:
+    """Return processes for prompts on all GPUs of a machine but one; None unless a simulation says that they serve
+    more than a replica on each, with the load by which `serve` decides and with the given lengths."""
+    from localllm.simulate.apart import IDLE_RATE, compare_apart
+    from localllm.simulate.load import LoadPlan
+
+    device, chosen = advice.pool.device, advice.chosen
+    if device.device_type == "cpu" or advice.pool.machines > 1 or not 1 < device.count <= GPUS_PER_MACHINE:
+        return None
+    if chosen is None or chosen.parallel.devices > 1 or parse_config(planned.header.config).encoder:
+        return None
+    target = planned.target(replace(load_options.in_one_process(), users=1))
+    loads = [drawn_lengths(target, {}), drawn_lengths(target, lengths)]
+    result = None
+    for drawn in loads[loads[0] == loads[1] :]:
+        load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **drawn)
+        with status(f"simulating {planned.name} with and without --prefill"):
+            result = compare_apart(target, load, device.count - 1)
+        if not result.pays:
+            return None
+    assert result
+    return PrefillAdvice(result.prefill, result.apart, result.together, result.sentence())
 
 
 def read_or_fetch_header(

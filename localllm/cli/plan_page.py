@@ -27,6 +27,10 @@ BOUND_NAMES = {"memory": "reading memory", "compute": "computing"}
 PUBLISHED_NOTE = "a GGUF file, if somebody has published one; --quant makes the others"
 CONTEXTS_DIFFER_NOTE = "decoding speed is at each row's own context; --context N makes rows comparable"
 
+WHOLE_EXPERTS_NOTE = (
+    "experts: each device has whole ones, and computes them one by one, whose launches are not counted here"
+)
+
 Rows = list[tuple[str, str]]
 
 
@@ -216,6 +220,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "prompt": plan.prompt,
         "tensor_parallel": plan.parallel.tensor,
         "pipeline_parallel": plan.parallel.pipeline,
+        "expert_parallel": plan.parallel.whole_experts,
         "weight_bytes": fit.weights.total,
         "kv_bytes_per_token": plan.kv_bytes_per_token,
         "kv_bytes_per_token_in_8_bits": plan.kv_bytes_per_token_in_8_bits,
@@ -296,17 +301,24 @@ def format_serving(serving: "ServingPlan") -> str:
     return "\n".join([format_table([head, *rows]), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
 
 
-def format_advice(advice: Advice, plan: Plan) -> str:
-    """Table of the ways to run the model on several devices, and a sentence with the one to take."""
-    head = ("TENSOR", "STAGES", "ENGINES", "WEIGHTS", "CACHE TOKENS", "SENT A TOKEN", "TTFT", "TPOT")
+def format_advice(advice: Advice, plan: Plan, model: str) -> str:
+    """Table of the ways to run the model on several devices, and a sentence with the one to take. model: as in
+    `advised_command`"""
+    head = ("TENSOR", "STAGES", "ENGINES", "WEIGHTS", "CACHE TOKENS", "SENT/TOKEN", "TTFT", "TPOT")
     rows = [head, *(_arrangement_row(each) for each in advice.arrangements)]
     refusals = {each.refusal: None for each in advice.arrangements if each.refusal and each.fit is None}
-    lines = [*refusals, f"expected from {advice.source}", advice_sentence(advice, plan)]
-    return "\n".join([format_table(rows), *(textwrap.fill(line, PAGE_WIDTH) for line in lines)])
+    lines = [*refusals, f"expected from {advice.source}"]
+    if any(each.parallel.whole_experts for each in advice.arrangements):
+        lines.append(WHOLE_EXPERTS_NOTE)
+    lines.append(advice_sentence(advice, plan))
+    command = advised_command(advice, plan, model)
+    texts = [textwrap.fill(line, PAGE_WIDTH) for line in lines]
+    return "\n".join([format_table(rows), *texts, *([f"  {command}"] if command else [])])
 
 
 def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
-    counts = str(each.parallel.tensor), str(each.parallel.pipeline)
+    experts = " experts" if each.parallel.whole_experts else ""
+    counts = f"{each.parallel.tensor}{experts}", str(each.parallel.pipeline)
     if each.fit is None or each.speed is None:
         return (*counts, "-", "-", "not divisible", "-", "-", "-")
     return (
@@ -321,10 +333,9 @@ def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
 
 
 def advice_sentence(advice: Advice, plan: Plan) -> str:
-    """The way to take, with its command; what would be needed if there is none."""
+    """The way to take, with a colon where the command follows; what would be needed if there is none."""
     chosen, needed, spread = advice.chosen, advice.needed, advice.spread
     name = "machine" if advice.pool.device.device_type == "cpu" else advice.pool.device.name
-    command = advised_command(advice, plan)
     if chosen is None:
         sentences = ["it does not fit a machine"]
         if spread:
@@ -332,33 +343,44 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
                 f"{spread.parallel.pipeline} stages on several machines would, which localllm cannot run yet"
             )
         if needed:
-            sentences.append(f"{needed.parallel.devices} x {name} in one machine would: {command}")
+            sentences.append(f"{needed.parallel.devices} x {name} in one machine would:")
         elif plan.remedy:
             sentences.append(plan.remedy)
         return "; ".join(sentences)
     if chosen.parallel.devices > 1:
-        more = f" ({chosen.engines} engines)" if chosen.engines > 1 else ""
-        return f"it does not fit one {name}, so divide it within a machine: {command}{more}"
+        return f"it does not fit one {name}, so divide it within a machine:"
     if chosen.engines == 1:
-        return f"it fits one {name}: no second one is needed"
-    return f"it fits one {name}, so run an engine on each: {command}"
+        return f"it fits one {name}, so no second one is needed:"
+    if advice.prefill:
+        return f"it fits one {name}, and processes for prompts pay, as {advice.prefill.reason}:"
+    return f"it fits one {name}, so run an engine on each:"
 
 
-def advised_command(advice: Advice, plan: Plan) -> str | None:
-    """The command that serves the model as advised; None if it fits nowhere."""
+def advised_command(advice: Advice, plan: Plan, model: str) -> str | None:
+    """The command that serves the model as advised; None if it fits nowhere.
+
+    model: the name or path by which the user can load it
+    """
     arrangement = advice.chosen or advice.needed
     if arrangement is None:
         return None
-    words = ["localllm serve", plan.name, arrangement.flags]
+    options = arrangement.options
+    words = ["localllm serve", model, arrangement.flags]
     if plan.fit.quant in QUANTS:
         words.append(f"--quant {plan.fit.quant}")
-    if arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
+    words.append(f"--context {options.context}" if options.context else "")
+    given = {"--dtype": options.dtype, "--kv-dtype": options.kv_dtype}
+    words += [f"{flag} {dtype}" for flag, dtype in given.items() if dtype != "auto"]
+    if advice.prefill:
+        words.append(f"--prefill {advice.prefill.processes}")
+    elif arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
         words.append(f"--replicas {arrangement.engines}" + (" --cluster" if advice.pool.machines > 1 else ""))
     return " ".join(filter(None, words))
 
 
-def advice_json(advice: Advice | None, plan: Plan) -> dict[str, Any] | None:
-    """Object of `--json` with the ways to use several devices; None for a model that fits the only one."""
+def advice_json(advice: Advice | None, plan: Plan, model: str) -> dict[str, Any] | None:
+    """Object of `--json` with the ways to use several devices; None for a model that fits the only one. model: as
+    in `advised_command`"""
     if advice is None:
         return None
     pool, needed = advice.pool, advice.needed
@@ -367,6 +389,7 @@ def advice_json(advice: Advice | None, plan: Plan) -> dict[str, Any] | None:
         return {
             "tensor_parallel": each.parallel.tensor,
             "pipeline_parallel": each.parallel.pipeline,
+            "expert_parallel": each.parallel.whole_experts,
             "engines": each.engines,
             "fits": each.fits,
             "refusal": each.refusal,
@@ -382,7 +405,8 @@ def advice_json(advice: Advice | None, plan: Plan) -> dict[str, Any] | None:
         "machines": pool.machines,
         "arrangements": [arrangement_json(each) for each in advice.arrangements],
         "needed": arrangement_json(needed) if needed else None,
-        "command": advised_command(advice, plan),
+        "prefill": asdict(advice.prefill) if advice.prefill else None,
+        "command": advised_command(advice, plan, model),
         "source": advice.source,
     }
 
