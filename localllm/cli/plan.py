@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localllm.arch.describe import parse_config
-from localllm.arch.stages import parse_shares
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.published import published_header
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
+from localllm.cli.loading import parse_load_options
 from localllm.cli.plan_page import advice_json, format_advice, format_plan, format_serving, plan_json, serving_json
 from localllm.cli.progress import status_line
 from localllm.errors import DoesNotFit, UsageError
@@ -119,16 +119,15 @@ def plan(
         raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
     check_quant(quant)  # before the header is downloaded
     limits = parse_serving_flags(slo, think, output, users)
-    stages, shares = parse_shares(1 if pipeline_parallel is None else pipeline_parallel)
-    load_options = LoadOptions(
-        context,
+    load_options = parse_load_options(
+        settings,
+        context=context,
         users=1 if slo else users,
         quant=quant,
-        dtype=dtype or settings.dtype,
-        kv_dtype=kv_dtype or settings.kv_dtype,
-        tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
-        pipeline_parallel=stages,
-        stage_shares=shares,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
         expert_parallel=expert_parallel,
     )
     if slo and load_options.processes > 1:
