@@ -156,7 +156,7 @@ def plan(
         advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
     planned = PlannedModel(name, header, gpu, device or "auto", settings)
     lengths = {"prompt": prompt, "output": output}
-    if advice and users > 1:
+    if advice and users > 1 and not slo:  # users of --slo are fewer requests at once
         advice = replace(advice, prefill=advise_prefill(planned, load_options, advice, lengths))
     serving = None
     if limits:

@@ -310,6 +310,7 @@ def format_advice(advice: Advice, plan: Plan, model: str) -> str:
     lines = [*refusals, f"expected from {advice.source}"]
     if any(each.parallel.whole_experts for each in advice.arrangements):
         lines.append(WHOLE_EXPERTS_NOTE)
+    lines += [advice.prefill.reason] if advice.prefill else []
     lines.append(advice_sentence(advice, plan))
     command = advised_command(advice, plan, model)
     texts = [textwrap.fill(line, PAGE_WIDTH) for line in lines]
@@ -352,7 +353,7 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
     if chosen.engines == 1:
         return f"it fits one {name}, so no second one is needed:"
     if advice.prefill:
-        return f"it fits one {name}, and processes for prompts pay, as {advice.prefill.reason}:"
+        return f"it fits one {name}, so run an engine for answers on one, and processes for prompts on the others:"
     return f"it fits one {name}, so run an engine on each:"
 
 

@@ -46,9 +46,11 @@ SLO = ("--slo", "ttft=1s,tpot=25ms", "--think", "5s")
 
 
 def test_users_within_objectives(localllm, llama):
-    code, out, err = localllm("plan", llama, "--gpu", "h100", "--users", "20", *SLO, "--json")
+    code, out, err = localllm("plan", llama, "--gpu", "h100:2", "--users", "20", *SLO, "--json")
     assert (code, err) == (0, "")
-    serving = json.loads(out)["serving"]
+    plan = json.loads(out)
+    serving = plan["serving"]
+    assert plan["advice"]["prefill"] is None and plan["advice"]["command"].endswith("--replicas 2")
     [option] = serving["options"]  # the first serves them
     assert serving["choice"] == "" and serving["devices"] == 1 and serving["think_s"] == 5
     assert option["capacity"] >= 20 and option["met"] >= 0.95 and 0 < option["ttft_p95_s"] <= 1

@@ -135,6 +135,10 @@ def test_replicas(localllm, llama):
     assert three["cost_per_million_tokens"] == pytest.approx(3 / 3600 * up_s / three["output_tokens"] * 1e6)
     code, out, _ = localllm("simulate", llama, *flags, "--replicas", "1..3", "--route", "prefix")
     assert code == 0 and "1 to 3, for 128 requests each; routed by prefix" in " ".join(out.split())
+    _, out, _ = localllm("simulate", llama, *flags, "--replicas", "2", "--kill", "1@1s,2@1h")
+    assert "replica 1 fails after 1 s; replica 2 fails after 3600 s, when the run has ended" in " ".join(
+        out.split()
+    )
 
 
 def test_prompts_apart_and_parallel(localllm, llama):
