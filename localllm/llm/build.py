@@ -13,7 +13,7 @@ import torch
 from localllm.arch.stages import Position
 from localllm.checkpoint.stages import part_of_model
 from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
-from localllm.disaggregation.transport import SharedMemory, open_memory
+from localllm.disaggregation.transport import SharedMemory, open_slots
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
@@ -71,10 +71,12 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             undo.callback(template.close)
             template.warm_up()  # starts its process while the weights are read
         leader, header, config = None, model.header, model.config
-        if request.ranks > 1:
-            leader = start_ranks(model, plan, request, threads)  # which load while this process does
+        options = request.options
+        position = Position(0, options.tensor_parallel, plan.fit.borders, options.expert_parallel)
+        if position.size > 1:
+            leader = start_ranks(position, model, plan, request, threads)  # which load while this process does
             undo.callback(leader.close)
-            header, config = part_of_model(header, config, leader.position)
+            header, config = part_of_model(header, config, position)
         prefill = list[PrefillProcess]()
         undo.callback(lambda: [process.close() for process in prefill])
         for number in range(1, request.prefill + 1):
@@ -128,10 +130,9 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     else:
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
-            if leader and request.options.tensor_parallel == 1:
+            if leader and options.tensor_parallel == 1:
                 weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
-    options = request.options
     caches = CacheAllocation(
         memory,
         spec,
@@ -139,9 +140,9 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         shortage_of,
         draft_spec,
         draft_model,
-        tensor_ranks=options.tensor_parallel,
-        stages=options.pipeline_parallel,
+        position=position,
         engines=request.engines,
+        name=model.ref.name,
     )
     if prefill:
         caches.prefill_tier = PrefillTier(prefill)
@@ -149,11 +150,12 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
     return BuiltModel(engine, caches, read_bytes_per_s, kept, leader, prefill)
 
 
-def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
-    """Start the other processes, which load their parts of the model."""
+def start_ranks(
+    position: Position, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
+) -> "Leader":
+    """Start the other processes, which load their parts of the model. position: of this one"""
     from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
 
-    position = Position(0, request.options.tensor_parallel, plan.fit.borders, request.options.expert_parallel)
     leader = Leader(position, request.device)
     leader.start(
         {
@@ -181,7 +183,7 @@ def start_prefill(
     own."""
     needs = plan.fit.needs
     segment = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
-    descriptor, slot_bytes = open_memory(segment)
+    descriptor, slot_bytes = open_slots(segment)
     try:
         process, channel = start_process("localllm.llm.prefill_process", [descriptor])
         prefill = PrefillProcess(number, channel, SharedMemory(descriptor, slot_bytes), process)

@@ -138,13 +138,14 @@ def weight_bytes(
 
 
 def check_int4_groups(header: Header, config: ModelConfig) -> None:
-    """Raise UnsupportedModel if a rank's part of a matrix does not consist of whole groups: it could not be loaded
-    once it is quantized."""
+    """Raise UnsupportedModel if a rank's part of a matrix does not consist of whole groups and cannot be divided by
+    rows instead, as by `shard_model`: it could not be loaded once it is quantized."""
     for name, tensor in header.tensors.items():
         part = tensor.part if name.startswith("layers.") and is_quantized(name, tensor, config) else None
         if part is None or part.dim == 0:
             continue
-        if any(border % INT4_GROUP_SIZE for segment in part.segments for border in segment):
+        by_rows = not config.mixtures and len(part.segments) == 1
+        if not by_rows and any(border % INT4_GROUP_SIZE for segment in part.segments for border in segment):
             whole = ", divide the experts with --expert-parallel" if ".experts." in name else ""
             raise UnsupportedModel(
                 f"the {part.whole[1]} columns of {tensor.name!r} in INT4 cannot be divided among "
