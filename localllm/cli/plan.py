@@ -134,6 +134,8 @@ def plan(
         raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
     if machines < 1:
         raise UsageError(f"--machines is {machines}", "give a whole number from 1")
+    if network and machines == 1:
+        raise UsageError("--network is between machines", "add --machines, or leave it out")
     links = parse_link(link) if link else None, parse_link(network, "--network") if network else ASSUMED_NETWORK
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)

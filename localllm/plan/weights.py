@@ -138,8 +138,8 @@ def weight_bytes(
 
 
 def check_int4_groups(header: Header, config: ModelConfig) -> None:
-    """Raise UnsupportedModel if a rank's part of a matrix has no whole groups, and cannot be divided by rows either
-    (see `shard_model`): it could not be loaded once it is quantized."""
+    """Raise UnsupportedModel if a rank's part of a matrix has no whole groups, and cannot be divided by rows (see
+    `shard_model`): it could not be loaded once it is quantized."""
     for name, tensor in header.tensors.items():
         part = tensor.part if name.startswith("layers.") and is_quantized(name, tensor, config) else None
         if part is None or part.dim == 0:

@@ -222,6 +222,12 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--route", "prefix"), "--route needs --replicas"),
         (("--rate", "1", "--replicas", "2", "--route", "random"), "--route is 'random'"),
         (("--rate", "1", "--replicas", "2", "--scale-target", "5"), "--scale-target needs a range"),
+        (
+            ("--rate", "1", "--replicas", "2", "--start-up", "5s"),
+            "--start-up needs a range of --replicas, or --kill",
+        ),
+        (("--rate", "1", "--link", "50GB/s"), "--link needs --tensor-parallel, --pipeline-parallel or --prefill"),
+        (("--rate", "1", "--cache-tokens", "0"), "--cache-tokens is 0"),
         (("--rate", "1", "--prefill", "2"), "--prefill and --decode go together"),
         (("--rate", "1", "--users", "2"), "give one of --rate, --users and --trace"),
         (("--rate", "0"), "--rate is 0"),
