@@ -282,18 +282,37 @@ def resolve_or_fetch(
     expert_parallel: bool = False,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
-    """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
-    Raises what `fetch` and `resolve_model` raise."""
-    located = name if isinstance(name, ModelRef) else locate_model(name)
-    if not isinstance(located, RepoName):
-        return located
-    name = str(name)
-    from localllm.cli.offers import TargetDevice, offer_from_header
-    from localllm.llm.fetch import fetch
+    """Resolve a name, and download the model if it is not local, as `resolve_for` with the flags of a command."""
+    load_options = parse_load_options(
+        settings,
+        context=context,
+        quant=quant,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
+    )
+    return resolve_for(load_options, name, settings, device=device, force=force, observer=observer)
 
-    stages, shares = parse_shares(pipeline_parallel or 1)
-    load_options = LoadOptions(
+
+def parse_load_options(
+    settings: Settings,
+    *,
+    context: int | None = None,
+    users: int = 1,
+    quant: str | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
+) -> LoadOptions:
+    """Return the options of a command's flags, None for those of the settings. Raises UsageError."""
+    stages, shares = parse_shares(1 if pipeline_parallel is None else pipeline_parallel)
+    return LoadOptions(
         context,
+        users=users,
         quant=quant,
         dtype=dtype or settings.dtype,
         kv_dtype=kv_dtype or settings.kv_dtype,
@@ -302,6 +321,26 @@ def resolve_or_fetch(
         stage_shares=shares,
         expert_parallel=expert_parallel,
     )
+
+
+def resolve_for(
+    load_options: LoadOptions,
+    name: str | ModelRef,
+    settings: Settings,
+    *,
+    device: str | None,
+    force: bool = False,
+    observer: LoadObserver | None = None,
+) -> ModelRef:
+    """Resolve a name, and download the model if it is not local: the edition that fits with these options. Called
+    before torch takes a second to import. Raises what `fetch` and `resolve_model` raise."""
+    located = name if isinstance(name, ModelRef) else locate_model(name)
+    if not isinstance(located, RepoName):
+        return located
+    name = str(name)
+    from localllm.cli.offers import TargetDevice, offer_from_header
+    from localllm.llm.fetch import fetch
+
     target_device = device or settings.device
     with observe_load(name, observer) as progress:
         progress.phase("download")
