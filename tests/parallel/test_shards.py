@@ -277,7 +277,7 @@ def answers(engine: Engine, known: list[list[int]] | None = None) -> list[list[i
     return [tokens(events[one.request.id]) for one in asked]
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "DeepSeek-V3", "LFM2"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("division", DIVISIONS)
