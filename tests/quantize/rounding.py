@@ -16,7 +16,7 @@ from localllm.quant.formats.groups import (
 from localllm.quant.packing import INT4
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.check import is_quantized
+from localllm.plan.weights import is_quantized
 from localllm.quantize.source import Recipe
 
 
