@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.arch.stages import parse_shares
@@ -48,7 +49,7 @@ def load_model(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
-    prefill: int | None = None,
+    prefill: int | Sequence[Path] | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -218,9 +219,13 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
 
 
 def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
-    """Load a model for a server. flags: as for `load_for_server`; name: a ModelRef for a request, which has no
-    processes for prompts, as it comes and goes; context: requested, None for that of the flags"""
-    changes = {"context": context or flags["context"]} | ({} if isinstance(name, str) else {"prefill": None})
+    """Load a model for a server. flags: as for `load_for_server`, but `prefill` may be the sockets of processes
+    for prompts by the names of models; name: a ModelRef for a request, which has no processes for prompts, as it
+    comes and goes; context: requested, None for that of the flags"""
+    prefill = flags["prefill"] if isinstance(name, str) else None
+    if isinstance(prefill, Mapping):
+        prefill = prefill[name]
+    changes = {"context": context or flags["context"], "prefill": prefill}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 

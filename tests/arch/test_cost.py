@@ -61,6 +61,7 @@ def of_attention(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
     return 4 * q[1] * q[2] * k[2] * q[3]
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("family", KINDS)
 def test_a_step_reads_the_predicted_bytes(tmp_path: Path, family: str) -> None:
