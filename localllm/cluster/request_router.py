@@ -35,6 +35,10 @@ class LocalRequestRouter(RequestRouter):
         self.ids: dict[str, Any] = {}  # of Ray Serve, by those of this module
         LocalRequestRouter.current = self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as None: with each restart, Ray Serve pickles this class by value, and `current` with it."""
+        return type(None), ()
+
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Called by Ray Serve: replicas in ranks of one each, the best first."""
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}

@@ -270,6 +270,19 @@ def test_rolling_restart_under_load_loses_no_request(server: Running) -> None:
     assert len(statuses) > 20 and set(statuses) == {200}
 
 
+@pytest.mark.filterwarnings("ignore")  # of Ray's own fields
+def test_a_router_with_waiting_requests_does_not_prevent_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.serve.config import RequestRouterConfig
+
+    from localllm.cluster.request_router import LocalRequestRouter
+
+    router = LocalRequestRouter.__new__(LocalRequestRouter)
+    router.waiting = threading.Lock()  # cannot be pickled, as the futures of a live one
+    monkeypatch.setattr(LocalRequestRouter, "current", router)
+    path: Any = "localllm.cluster.request_router.LocalRequestRouter"
+    assert RequestRouterConfig(request_router_class=path).get_serialized_request_router_cls()
+
+
 def test_sigkill_of_the_front_ends_ray(tmp_path: Path) -> None:
     with serving(tmp_path, "--replicas", "1") as running:
         family = running.family()
