@@ -1,6 +1,7 @@
 """`localllm cluster`: the machines on which `localllm serve --cluster` places its replicas."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +59,7 @@ def cluster(
     head, it ends the cluster. Who reaches the machines and has the token can run programs on them as their user.
     The cluster is Ray's, which `pip install "localllm[cluster]"` installs.
     """
-    from localllm.cluster.place import NODE_FILE, RayNode, require_ray
+    from localllm.cluster.place import NODE_FILE, RayNode, own_node, require_ray
 
     if action not in ACTIONS:
         raise UsageError(f"{action} is no action of `localllm cluster`", f"give {', '.join(ACTIONS)}")
@@ -79,13 +80,13 @@ def cluster(
         else:
             join(file, target or "", host, token_file)
         return
-    if node is None:
-        remedy = "run `localllm cluster start`, or `localllm cluster join` on a further machine"
-        raise UsageError("this machine is in no cluster", remedy)
+    node = node or own_node(file.parent)
     if action == "status":
         print_status(node, as_json=as_json)
     elif action == "drain":
         drain(node, target or "")
+    elif node.is_foreign:
+        raise UsageError(f"localllm has not started the Ray at {node.address}", "end it with what has")
     else:
         with status("ending Ray"):
             node.stop()
@@ -129,7 +130,8 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
     name, _, number = head.rpartition(":")
     if not (name and number.isdecimal()):
         raise UsageError(f"{head!r} is not HOST:PORT", "give what `localllm cluster start` printed")
-    if parse_ip_address(name).is_loopback:
+    own = parse_ip_address(host) if host else None
+    if parse_ip_address(name).is_loopback and not (own and own.is_loopback):  # two nodes of one machine
         raise UsageError(f"{name} is this machine", "start the head with --host ADDRESS, and join at that address")
     if token_file is None:
         raise UsageError("joining needs the head's token", "copy its file here, and add --token-file FILE")
@@ -139,7 +141,7 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
     with status("starting Ray"):
         node = start_node(
             note,
-            host=host or address_towards(name, int(number)),
+            host=str(own or address_towards(name, int(number))),
             head=head,
             token_file=token,
             gpus=count_gpus(),
@@ -153,9 +155,10 @@ def print_status(node: "RayNode", *, as_json: bool) -> None:
     from localllm.cluster.place import machines_of
 
     with status("asking Ray"):
-        machines = machines_of(node)
+        machines, fronts = machines_of(node)
     if as_json:
-        StdoutWriter().write(json.dumps({"head": node.address, "machines": machines}, indent=1) + "\n")
+        content = {"head": node.address, "machines": machines, "fronts": [asdict(front) for front in fronts]}
+        StdoutWriter().write(json.dumps(content, indent=1) + "\n")
         return
 
     def row(machine: dict[str, Any]) -> tuple[str, ...]:
@@ -170,7 +173,10 @@ def print_status(node: "RayNode", *, as_json: bool) -> None:
         )
 
     header = ("NODE", "HOST", "ROLE", "STATE", "CPUS", "GPUS", "IN USE")
-    StdoutWriter().write(format_table([header, *map(row, machines)]) + "\n")
+    out = StdoutWriter()
+    out.write(format_table([header, *map(row, machines)]) + "\n")
+    for front in fronts:
+        out.write(f"{', '.join(front.models)} at {front.url}\n")
 
 
 def drain(node: "RayNode", name: str) -> None:
@@ -178,7 +184,7 @@ def drain(node: "RayNode", name: str) -> None:
 
     with status("asking Ray"):
         machines = [
-            each for each in machines_of(node) if each["node"].startswith(name) and each["state"] != "left"
+            each for each in machines_of(node)[0] if each["node"].startswith(name) and each["state"] != "left"
         ]
     if len(machines) != 1:
         found = "more than one machine begins so" if machines else "there is no such machine"

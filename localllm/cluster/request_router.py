@@ -5,7 +5,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from ray.serve.request_router import RequestRouter
 from starlette.types import Message
 
 from localllm.cluster.forwarded import ForwardedRequest
-from localllm.cluster.front import END, ReplicaAnswer, no_replica
+from localllm.cluster.front import END, ReplicaAnswer, ReplicaReport, no_replica
 from localllm.errors import ReplicaLost
 from localllm.routing import Router
 
@@ -32,7 +32,8 @@ class LocalRequestRouter(RequestRouter):
         """Called by Ray Serve. route: one of `localllm.routing.ROUTES`"""
         self.core = Router[str](route)
         self.unfinished: Counter[str] = Counter()  # requests of this front, by replica
-        self.ids: dict[str, Any] = {}  # of Ray Serve, by those of this module
+        self.running: set[str] = set()
+        self.loop: asyncio.AbstractEventLoop | None = None  # of Ray Serve, in a thread of its own
         LocalRequestRouter.current = self
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
@@ -69,8 +70,15 @@ class LocalRequestRouter(RequestRouter):
         """Called by Ray Serve with all replicas that take requests."""
         super().update_replicas(replicas)
         now = {replica.replica_id.unique_id for replica in replicas}
-        for name in self.core.chosen_at.keys() - now:
+        for name in self.running - now:
             self.core.forget(name)
+        self.running = now
+        self.loop = self._event_loop
+
+    def call(self, method: Callable[..., object], *arguments: Any) -> None:
+        """Call a method of the core where requests are routed, before those that come from now on."""
+        if self.loop:
+            self.loop.call_soon_threadsafe(method, *arguments)
 
 
 def forwarded_request_of(pending_request: Any) -> ForwardedRequest:
@@ -86,6 +94,7 @@ class RayFleet:
         """handle: DeploymentHandle of `replica.Replica`"""
         self.handle = handle
         self.streams = handle.options(stream=True)
+        self.cursors: dict[str, int] = {}  # of the last report, by replica
 
     async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
         response = self.streams.answer.remote(forwarded)
@@ -113,13 +122,36 @@ class RayFleet:
                 response.cancel()
 
     async def ask_all(self, forwarded: ForwardedRequest) -> list[ReplicaAnswer]:
-        response = self.handle.broadcast("respond", forwarded)
-        results: list[Any] = []
-        with suppress(RayError, RayServeException):  # there is none
-            results = await response.results_async(timeout_s=ASK_ALL_S, return_exceptions=True)
-        answers = [each for each in results if isinstance(each, ReplicaAnswer)]
+        answers: list[ReplicaAnswer] = await self.broadcast("respond", forwarded)
         return sorted(answers, key=lambda answer: (int(answer.number), answer.id))
+
+    async def broadcast(self, method: str, argument: Any) -> list[Any]:
+        """Call a method of all replicas, and return the results of those that answer within ASK_ALL_S."""
+        with suppress(RayError, RayServeException, TimeoutError):  # there is none
+            response: Any = self.handle.broadcast(method, argument)
+            # One by one, as `results_async` has no results at all if one replica hangs.
+            async with asyncio.timeout(ASK_ALL_S):
+                calls = await response._fetch_replica_results_async()
+            results = [asyncio.wait_for(each.get_async(), ASK_ALL_S) for each in calls]
+            answers = await asyncio.gather(*results, return_exceptions=True)
+            return [each for each in answers if not isinstance(each, BaseException)]
+        return []
 
     def bind(self, name: bytes, replica: str) -> None:
         if router := LocalRequestRouter.current:
-            router.core.sent([name], replica)
+            router.call(router.core.add_owner, [name], replica)
+
+    def knows(self, name: bytes) -> bool:
+        router = LocalRequestRouter.current
+        return router is not None and bool(router.core.owners.get(name))
+
+    async def learn(self) -> None:
+        reports: list[ReplicaReport] = await self.broadcast("report", self.cursors)
+        if not (router := LocalRequestRouter.current):
+            return
+        for report in reports:
+            if report.id in router.running:
+                self.cursors[report.id] = report.cursor
+                router.call(router.core.learn, report.id, report.held, report.evicted)
+        for ended in self.cursors.keys() - router.running:
+            del self.cursors[ended]
