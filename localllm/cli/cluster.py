@@ -130,8 +130,7 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
     name, _, number = head.rpartition(":")
     if not (name and number.isdecimal()):
         raise UsageError(f"{head!r} is not HOST:PORT", "give what `localllm cluster start` printed")
-    own = parse_ip_address(host) if host else None
-    if parse_ip_address(name).is_loopback and not (own and own.is_loopback):  # two nodes of one machine
+    if parse_ip_address(name).is_loopback:
         raise UsageError(f"{name} is this machine", "start the head with --host ADDRESS, and join at that address")
     if token_file is None:
         raise UsageError("joining needs the head's token", "copy its file here, and add --token-file FILE")
@@ -141,7 +140,7 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
     with status("starting Ray"):
         node = start_node(
             note,
-            host=str(own or address_towards(name, int(number))),
+            host=host or address_towards(name, int(number)),
             head=head,
             token_file=token,
             gpus=count_gpus(),

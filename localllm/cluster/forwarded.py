@@ -58,6 +58,9 @@ class ForwardedRequest:
     avoid: set[str] = field(default_factory=set[str])
     """Replicas that have failed, by id."""
 
+    chosen: str = ""
+    """Replica that it is sent to, by id; "" while there is none."""
+
 
 async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> ForwardedRequest:
     """Prepare a request. scope_of_cache: requests with another one find nothing in its replica's prefix cache;

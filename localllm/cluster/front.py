@@ -208,9 +208,10 @@ class Front:
                 if relay.is_complete:
                     await relay.flush()
                     return
-                self.failures.record(relay.replica, failed=True)
+                replica = relay.replica or forwarded.chosen
+                self.failures.record(replica, failed=True)
                 self.metrics.lost.inc()
-                tried.add(relay.replica)
+                tried.add(replica)
                 if relay.has_sent:
                     await relay.fail(error)
                     return

@@ -132,6 +132,10 @@ class ForeignNode(RayNode):
 
     is_foreign = True
 
+    @property
+    def is_running(self) -> bool:
+        return True  # as far as this process can know
+
     def environment(self) -> dict[str, str]:
         return CLIENT_ENVIRONMENT
 

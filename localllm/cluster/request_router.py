@@ -5,7 +5,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -20,6 +20,7 @@ from localllm.errors import ReplicaLost
 from localllm.routing import Router
 
 START_WAIT_S = 60.0  # for which a request waits for a replica to start, before it is refused
+ACCEPT_S = 15.0  # for which it waits for a replica to take it, before it is sent to another one
 ASK_ALL_S = 10.0
 
 
@@ -46,6 +47,7 @@ class LocalRequestRouter(RequestRouter):
         ranked = self.core.rank(forwarded.names, loads, is_bound=forwarded.is_bound)
         if not forwarded.is_bound:
             ranked.sort(key=lambda name: name in forwarded.avoid)
+        forwarded.chosen = ranked[0]
         return [[by_id[name]] for name in ranked]
 
     def load_of(self, name: str, replica: Any) -> int:
@@ -101,17 +103,13 @@ class RayFleet:
         messages = aiter(response)
         is_complete = False
         try:
-            # The first message comes at once, before the application is called: without it there is no replica.
-            first = await asyncio.wait_for(anext(messages), START_WAIT_S)
-            for message in first:
+            for message in await self.first_of(messages, forwarded):
                 yield message
             async for batch in messages:
                 is_complete = batch[-1]["type"] == END
                 for message in batch:
                     yield message
             is_complete = True
-        except TimeoutError:
-            raise no_replica() from None
         except (DeploymentUnavailableError, RayServeException, RayError, StopAsyncIteration) as error:
             is_complete = True
             raise ReplicaLost(
@@ -120,6 +118,25 @@ class RayFleet:
         finally:
             if not is_complete:
                 response.cancel()
+
+    async def first_of(self, messages: AsyncIterator[list[Message]], forwarded: ForwardedRequest) -> list[Message]:
+        """The first messages, which come before the application is called: a replica that hangs sends none.
+
+        Raises Busy if there is no replica for START_WAIT_S, and ReplicaLost for one that hangs.
+        """
+        forwarded.chosen, waited_s = "", 0.0
+        first = asyncio.ensure_future(anext(messages))
+        try:
+            while waited_s < (ACCEPT_S if forwarded.chosen else START_WAIT_S):
+                done, _ = await asyncio.wait([first], timeout=1.0)
+                if done:
+                    return first.result()
+                waited_s += 1.0
+        finally:
+            first.cancel()
+        if forwarded.chosen:
+            raise ReplicaLost(f"the replica has not answered for {ACCEPT_S:.0f} s", "send the request again")
+        raise no_replica()
 
     async def ask_all(self, forwarded: ForwardedRequest) -> list[ReplicaAnswer]:
         answers: list[ReplicaAnswer] = await self.broadcast("respond", forwarded)

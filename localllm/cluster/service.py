@@ -31,6 +31,8 @@ SCALE_TARGET = 8.0  # ongoing requests per replica that autoscaling aims at
 SCALE_UP_S, SCALE_DOWN_S = 5.0, 120.0  # for which more or fewer replicas must be wanted
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 60.0  # a check waits for the process, which may be loading another model
 CONSTRUCTOR_TRIES = 2
+CLUSTER_REMEDY = "run `localllm cluster start` or `join`, and start this server again"
+WATCH_S = 0.1  # between looks at Ray's process, which ends this one a moment after its own end
 FRONT_TRIES = 5  # a second apart, until a front that was killed is taken for dead
 RAISED = re.compile(r"localllm\.errors\.(?P<name>\w+): (?P<text>.+)")
 
@@ -70,6 +72,8 @@ def running_replicas(
             stack.callback(node.stop)
         ray = connect(node)
         stack.callback(ray.shutdown)
+        remedy = CLUSTER_REMEDY if options.cluster else "start this server again"
+        stack.callback(watch(node, notify, remedy).set)
         if options.cluster:
             check_alone(ray)
             gpus = int(ray.cluster_resources().get("GPU", 0)) if options.device != "cpu" else 0
@@ -97,6 +101,7 @@ def attached_front(home: Path, url: str, notify: Callable[[str], object]) -> Ite
     with ExitStack() as stack:
         ray = connect(node)
         stack.callback(ray.shutdown)
+        stack.callback(watch(node, notify, CLUSTER_REMEDY).set)
         fronts = fronts_of(ray)
         if not fronts:
             remedy = "start the first server with MODEL and --replicas N"
@@ -105,6 +110,22 @@ def attached_front(home: Path, url: str, notify: Callable[[str], object]) -> Ite
         stack.callback(front.stop, notify)
         add_front(ray, FrontEntry(reachable_url(ray, url), front.models))
         yield front
+
+
+def watch(node: RayNode, notify: Callable[[str], object], remedy: str) -> threading.Event:
+    """End this process with a message when its Ray node ends, as Ray would do without one. Returns the event that
+    ends the watch."""
+    is_over = threading.Event()
+
+    def work() -> None:
+        while node.is_running:
+            if is_over.wait(WATCH_S):
+                return
+        notify(f"error: Ray has ended on this machine; {remedy}")
+        os._exit(LocalLLMError.exit_code)
+
+    threading.Thread(target=work, name="localllm-watch", daemon=True).start()
+    return is_over
 
 
 def reachable_url(ray: Any, url: str) -> str:
@@ -140,6 +161,7 @@ class AttachedFront:
         from ray import serve
 
         self.ray, self.serve, self.models = ray, serve, models
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # importing it has set another one
         self.handle: Any = serve.get_deployment_handle(DEPLOYMENT, APPLICATION)
 
     def fleet(self) -> Any:

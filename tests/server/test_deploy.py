@@ -86,7 +86,9 @@ def test_manifests_match_the_schemas_of_kubernetes() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra `test`")
     for file in MANIFESTS:
         pod_documents = [{"apiVersion": "v1", "kind": "Pod", **template} for template in pod_templates(file)]
-        own = [document for document in documents(file) if document["kind"] != "RayCluster"]  # which it does not know
+        own = [
+            document for document in documents(file) if document["kind"] != "RayCluster"
+        ]  # which it does not know
         for document in (*own, *pod_documents):
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     broken = next(each for each in documents(DEPLOY / "kubernetes.yaml") if each["kind"] == "Deployment")
