@@ -59,7 +59,10 @@ class ForwardedRequest:
     """Replicas that have failed, by id."""
 
     chosen: str = ""
-    """Replica that it is sent to, by id; "" while there is none."""
+    """Replica that it was sent to, by id, if it has not answered."""
+
+    number: int = 0
+    """By which a router and its front, which has another copy of it, know it."""
 
 
 async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> ForwardedRequest:

@@ -4,6 +4,7 @@
 # Ray is installed with localllm[cluster] only.
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
@@ -19,8 +20,8 @@ from localllm.cluster.front import END, ReplicaAnswer, ReplicaReport, no_replica
 from localllm.errors import ReplicaLost
 from localllm.routing import Router
 
-START_WAIT_S = 60.0  # for which a request waits for a replica to start, before it is refused
-ACCEPT_S = 15.0  # for which it waits for a replica to take it, before it is sent to another one
+START_WAIT_S = 60  # for which a request waits for a replica to start, before it is refused
+ACCEPT_S = 15  # for which it waits for a replica to take it, before it is sent to another one
 ASK_ALL_S = 10.0
 
 
@@ -34,6 +35,7 @@ class LocalRequestRouter(RequestRouter):
         self.core = Router[str](route)
         self.unfinished: Counter[str] = Counter()  # requests of this front, by replica
         self.running: set[str] = set()
+        self.chosen: dict[int, str] = {}  # replicas of requests that none has taken yet, by their numbers
         self.loop: asyncio.AbstractEventLoop | None = None  # of Ray Serve, in a thread of its own
         LocalRequestRouter.current = self
 
@@ -47,7 +49,8 @@ class LocalRequestRouter(RequestRouter):
         ranked = self.core.rank(forwarded.names, loads, is_bound=forwarded.is_bound)
         if not forwarded.is_bound:
             ranked.sort(key=lambda name: name in forwarded.avoid)
-        forwarded.chosen = ranked[0]
+        if forwarded.number in self.chosen:
+            self.chosen[forwarded.number] = ranked[0]
         return [[by_id[name]] for name in ranked]
 
     def load_of(self, name: str, replica: Any) -> int:
@@ -97,13 +100,18 @@ class RayFleet:
         self.handle = handle
         self.streams = handle.options(stream=True)
         self.cursors: dict[str, int] = {}  # of the last report, by replica
+        self.numbers = itertools.count(1)
 
     async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
+        forwarded.number = next(self.numbers)
+        if router := LocalRequestRouter.current:
+            router.chosen[forwarded.number] = ""
         response = self.streams.answer.remote(forwarded)
         messages = aiter(response)
         is_complete = False
         try:
-            for message in await self.first_of(messages, forwarded):
+            first = await self.first_of(messages, forwarded)
+            for message in first:
                 yield message
             async for batch in messages:
                 is_complete = batch[-1]["type"] == END
@@ -116,6 +124,8 @@ class RayFleet:
                 f"the replica has ended ({type(error).__name__})", "send the request again"
             ) from error
         finally:
+            if router:
+                router.chosen.pop(forwarded.number, None)
             if not is_complete:
                 response.cancel()
 
@@ -124,19 +134,19 @@ class RayFleet:
 
         Raises Busy if there is no replica for START_WAIT_S, and ReplicaLost for one that hangs.
         """
-        forwarded.chosen, waited_s = "", 0.0
-        first = asyncio.ensure_future(anext(messages))
+        first, waited_s = asyncio.ensure_future(anext(messages)), 0
         try:
-            while waited_s < (ACCEPT_S if forwarded.chosen else START_WAIT_S):
-                done, _ = await asyncio.wait([first], timeout=1.0)
-                if done:
-                    return first.result()
-                waited_s += 1.0
+            while not (await asyncio.wait([first], timeout=1.0))[0]:
+                waited_s += 1
+                router = LocalRequestRouter.current
+                forwarded.chosen = router.chosen.get(forwarded.number, "") if router else ""
+                if forwarded.chosen and waited_s >= ACCEPT_S:
+                    raise ReplicaLost(f"the replica has not answered for {ACCEPT_S} s", "send the request again")
+                if waited_s >= START_WAIT_S:
+                    raise no_replica()
+            return first.result()
         finally:
             first.cancel()
-        if forwarded.chosen:
-            raise ReplicaLost(f"the replica has not answered for {ACCEPT_S:.0f} s", "send the request again")
-        raise no_replica()
 
     async def ask_all(self, forwarded: ForwardedRequest) -> list[ReplicaAnswer]:
         answers: list[ReplicaAnswer] = await self.broadcast("respond", forwarded)

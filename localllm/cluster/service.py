@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm import errors
-from localllm.cluster.place import connect, count_gpus, own_node, require_ray, start_node
+from localllm.cluster.place import RayNode, connect, count_gpus, own_node, require_ray, start_node
 from localllm.cluster.registry import FrontEntry, add_front, fronts_of, remove_front
 from localllm.cluster.replica import Replica
 from localllm.errors import DoesNotFit, LocalLLMError, UsageError
