@@ -92,7 +92,8 @@ class RayNode:
     @property
     def is_running(self) -> bool:
         try:
-            return psutil.Process(self.pid).create_time() == self.created
+            process = psutil.Process(self.pid)
+            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 

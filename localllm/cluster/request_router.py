@@ -8,7 +8,8 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
@@ -28,8 +29,6 @@ ASK_ALL_S = 10.0
 class LocalRequestRouter(RequestRouter):
     """Ranks the replicas for a request by `localllm.routing`; Ray Serve sends it to the first that accepts it."""
 
-    current: ClassVar["LocalRequestRouter | None"] = None  # of this process
-
     def initialize_state(self, route: str = "prefix", **_: Any) -> None:
         """Called by Ray Serve. route: one of `localllm.routing.ROUTES`"""
         self.core = Router[str](route)
@@ -37,7 +36,8 @@ class LocalRequestRouter(RequestRouter):
         self.running: set[str] = set()
         self.chosen: dict[int, str] = {}  # replicas of requests that none has taken yet, by their numbers
         self.loop: asyncio.AbstractEventLoop | None = None  # of Ray Serve, in a thread of its own
-        LocalRequestRouter.current = self
+        # Ray makes this class again from its own copy, at times of its own, so that attributes of it do not last.
+        import_module("localllm.cluster.request_router").current = self
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Called by Ray Serve: replicas in ranks of one each, the best first."""
@@ -86,6 +86,9 @@ class LocalRequestRouter(RequestRouter):
             self.loop.call_soon_threadsafe(method, *arguments)
 
 
+current: LocalRequestRouter | None = None  # of this process
+
+
 def forwarded_request_of(pending_request: Any) -> ForwardedRequest:
     """The request that is to be routed."""
     arguments = pending_request.args if pending_request else ()
@@ -104,7 +107,7 @@ class RayFleet:
 
     async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
         forwarded.number = next(self.numbers)
-        if router := LocalRequestRouter.current:
+        if router := current:
             router.chosen[forwarded.number] = ""
         response = self.streams.answer.remote(forwarded)
         messages = aiter(response)
@@ -138,8 +141,7 @@ class RayFleet:
         try:
             while not (await asyncio.wait([first], timeout=1.0))[0]:
                 waited_s += 1
-                router = LocalRequestRouter.current
-                forwarded.chosen = router.chosen.get(forwarded.number, "") if router else ""
+                forwarded.chosen = current.chosen.get(forwarded.number, "") if current else ""
                 if forwarded.chosen and waited_s >= ACCEPT_S:
                     raise ReplicaLost(f"the replica has not answered for {ACCEPT_S} s", "send the request again")
                 if waited_s >= START_WAIT_S:
@@ -165,16 +167,15 @@ class RayFleet:
         return []
 
     def bind(self, name: bytes, replica: str) -> None:
-        if router := LocalRequestRouter.current:
+        if router := current:
             router.call(router.core.add_owner, [name], replica)
 
     def knows(self, name: bytes) -> bool:
-        router = LocalRequestRouter.current
-        return router is not None and bool(router.core.owners.get(name))
+        return current is not None and bool(current.core.owners.get(name))
 
     async def learn(self) -> None:
         reports: list[ReplicaReport] = await self.broadcast("report", self.cursors)
-        if not (router := LocalRequestRouter.current):
+        if not (router := current):
             return
         for report in reports:
             if report.id in router.running:
