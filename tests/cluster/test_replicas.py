@@ -242,7 +242,7 @@ def counter(server: Running, name: str) -> float:
 
 
 def test_a_request_leaves_a_replica_that_hangs(server: Running) -> None:
-    """The prompt of one of two conversations is in the cache of the replica that hangs, and it is sent there first."""
+    """Of two conversations, the replica that hangs has one in its cache, which is sent there first."""
     wait_for(lambda: len(server.replicas()) == len(server.state()) == 2, START_S)
     chats = [f"{name} was a girl. {STORY * 3}" for name in ("Anna", "Ben")]
     lost = counter(server, "localllm_front_lost_total")
