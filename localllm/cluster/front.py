@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -72,8 +72,8 @@ class ReplicaReport:
 
     id: str
     cursor: int  # for its next report
-    held: Sequence[bytes]
-    evicted: Sequence[bytes]
+    held: Sequence[Hashable]
+    evicted: Sequence[Hashable]
 
 
 class Fleet(Protocol):

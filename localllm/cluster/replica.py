@@ -7,7 +7,7 @@ a process of its own, which listens on nothing but Ray's channel."""
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -112,7 +112,7 @@ class Replica:
 
         Models that were unloaded are not reported: they are loaded again where they were.
         """
-        cursor, held, evicted = cursors.get(self.id, 0), list[bytes](), list[bytes]()
+        cursor, held, evicted = cursors.get(self.id, 0), list[Hashable](), list[Hashable]()
         newest = cursor
         for journal in (self.bound, *self.journals()):
             changes = journal.since(cursor)

@@ -37,7 +37,8 @@ class LocalRequestRouter(RequestRouter):
         self.chosen: dict[int, str] = {}  # replicas of requests that none has taken yet, by their numbers
         self.loop: asyncio.AbstractEventLoop | None = None  # of Ray Serve, in a thread of its own
         # Ray makes this class again from its own copy, at times of its own, so that attributes of it do not last.
-        import_module("localllm.cluster.request_router").current = self
+        module: Any = import_module("localllm.cluster.request_router")
+        module.current = self
 
     async def choose_replicas(self, candidate_replicas: list[Any], pending_request: Any = None) -> list[list[Any]]:
         """Called by Ray Serve: replicas in ranks of one each, the best first."""

@@ -136,10 +136,12 @@ def reachable_url(ray: Any, url: str) -> str:
 
 def check_alone(ray: Any) -> None:
     """Raise UsageError if another front runs in the cluster. One that was killed counts for a moment."""
+    fronts = fronts_of(ray)
     for _ in range(FRONT_TRIES):
-        if not (fronts := fronts_of(ray)):
+        if not fronts:
             return
         time.sleep(1)
+        fronts = fronts_of(ray)
     raise UsageError(
         f"this cluster is served at {fronts[0].url} already",
         "leave out MODEL and --replicas to add a front for its replicas, or stop that server first",
