@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.arch.stages import parse_shares
@@ -48,7 +49,7 @@ def load_model(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
-    prefill: int | None = None,
+    prefill: int | Sequence[Path] | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -218,9 +219,13 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
 
 
 def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
-    """Load a model for a server. flags: as for `load_for_server`; name: a ModelRef for a request, which has no
-    processes for prompts, as it comes and goes; context: requested, None for that of the flags"""
-    changes = {"context": context or flags["context"]} | ({} if isinstance(name, str) else {"prefill": None})
+    """Load a model for a server. flags: as for `load_for_server`, but `prefill` may be the sockets of processes
+    for prompts by the names of models; name: a ModelRef for a request, which has no processes for prompts, as it
+    comes and goes; context: requested, None for that of the flags"""
+    prefill = flags["prefill"] if isinstance(name, str) else None
+    if isinstance(prefill, Mapping):
+        prefill = prefill[name]
+    changes = {"context": context or flags["context"], "prefill": prefill}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 
@@ -277,18 +282,37 @@ def resolve_or_fetch(
     expert_parallel: bool = False,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
-    """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
-    Raises what `fetch` and `resolve_model` raise."""
-    located = name if isinstance(name, ModelRef) else locate_model(name)
-    if not isinstance(located, RepoName):
-        return located
-    name = str(name)
-    from localllm.cli.offers import TargetDevice, offer_from_header
-    from localllm.llm.fetch import fetch
+    """Resolve a name, and download the model if it is not local, as `resolve_for` with the flags of a command."""
+    load_options = parse_load_options(
+        settings,
+        context=context,
+        quant=quant,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
+    )
+    return resolve_for(load_options, name, settings, device=device, force=force, observer=observer)
 
-    stages, shares = parse_shares(pipeline_parallel or 1)
-    load_options = LoadOptions(
+
+def parse_load_options(
+    settings: Settings,
+    *,
+    context: int | None = None,
+    users: int = 1,
+    quant: str | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
+) -> LoadOptions:
+    """Return the options of a command's flags, None for those of the settings. Raises UsageError."""
+    stages, shares = parse_shares(1 if pipeline_parallel is None else pipeline_parallel)
+    return LoadOptions(
         context,
+        users=users,
         quant=quant,
         dtype=dtype or settings.dtype,
         kv_dtype=kv_dtype or settings.kv_dtype,
@@ -297,6 +321,26 @@ def resolve_or_fetch(
         stage_shares=shares,
         expert_parallel=expert_parallel,
     )
+
+
+def resolve_for(
+    load_options: LoadOptions,
+    name: str | ModelRef,
+    settings: Settings,
+    *,
+    device: str | None,
+    force: bool = False,
+    observer: LoadObserver | None = None,
+) -> ModelRef:
+    """Resolve a name, and download the model if it is not local: the edition that fits with these options. Called
+    before torch takes a second to import. Raises what `fetch` and `resolve_model` raise."""
+    located = name if isinstance(name, ModelRef) else locate_model(name)
+    if not isinstance(located, RepoName):
+        return located
+    name = str(name)
+    from localllm.cli.offers import TargetDevice, offer_from_header
+    from localllm.llm.fetch import fetch
+
     target_device = device or settings.device
     with observe_load(name, observer) as progress:
         progress.phase("download")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from localllm.arch.stages import ALONE, Position
 from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.header import Header
 from localllm.disaggregation.prefill_tier import PrefillTier
@@ -16,6 +17,7 @@ from localllm.hardware.device import (
     dtype_name,
     free_bytes,
     free_host_bytes,
+    rank_device,
     release_cached,
     reserve_bytes,
 )
@@ -92,14 +94,14 @@ class CacheAllocation:
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
     prefill_tier: PrefillTier | None = None
-    tensor_ranks: int = 1  # processes among which each layer is divided
-    stages: int = 1  # of layers
+    position: Position = ALONE  # of this process among those that the model is divided among
     engines: int = 1  # whole models that share the memory of the device
+    name: str = ""  # of the model
 
     @property
     def ranks(self) -> int:
         """The number of processes among which the model is divided."""
-        return self.tensor_ranks * self.stages
+        return self.position.size
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -113,9 +115,9 @@ class CacheAllocation:
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
             # All ranks of a stage, and all engines, have as much as this one.
-            free = free_bytes(device) // (self.tensor_ranks * self.engines)
+            free = free_bytes(device) // (self.position.tensor_size * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
-        free = 0 if self.stages > 1 else free_bytes(device)  # others' devices may have less
+        free = 0 if self.position.stage_count > 1 else free_bytes(device)  # others' devices may have less
         resized = allocate(needs, free + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
@@ -176,27 +178,34 @@ class CacheAllocation:
 
     def identity(self, engine: Engine, model: Path, activation_bits: int, threads: int) -> CacheIdentity:
         """Return the properties that the bits of keys and values depend on, without a scope. Reads megabytes of
-        the model's files. Raises UsageError for several processes, of which each has a part of them."""
-        if self.ranks > 1:
-            raise UsageError(
-                "the keys and values of a model in several processes are not stored or moved",
-                "load it without --tensor-parallel and --pipeline-parallel",
-            )
-        spec = self.target
+        the model's files."""
+        spec, config = self.target, engine.runner.model.config
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))
         versions = library_versions(COMPUTING_LIBRARIES[1:])
-        processor = cpu_features() if spec.device.type == "cpu" else [device_name(spec.device)]
+        processor = cpu_features() if spec.device.type == "cpu" else self.gpu_names()
         invariant = f"batch invariant with {threads} threads" if spec.batch_invariant else "not batch invariant"
         return CacheIdentity(
             model=digest,
-            name=spec.needs.name,
+            name=self.name,
             dtype=dtype_name(spec.dtype),
             kv_dtype=kv_dtype_name(spec.kv_dtype),
             activation_bits=activation_bits,
             block_size=engine.block_size,
-            layers=len(spec.needs.config.layers),
+            layers=config.stage.total if config.stage else len(config.layers),
             setup=(invariant, *processor, *(f"{name} {versions[name]}" for name in COMPUTING_LIBRARIES)),
+            division=self.division,
         )
+
+    @property
+    def division(self) -> str:
+        """How processes divide the model where that affects the bits of results; stages have those of one."""
+        size, experts = self.position.tensor_size, " with whole experts" * self.position.whole_experts
+        return f"{size} ranks{experts}" if size > 1 else ""
+
+    def gpu_names(self) -> list[str]:
+        """Return the name of the GPUs; if they differ, those of all ranks and where stages begin."""
+        names = [device_name(rank_device(self.target.device, rank)) for rank in range(self.ranks)]
+        return names[:1] if len(set(names)) == 1 else [*names, str(self.position.borders)]
 
 
 def measured_growth(measure: Callable[[], int], initial: int, limit: int) -> int:

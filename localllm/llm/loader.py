@@ -48,7 +48,7 @@ def load(
     tensor_parallel: int = 1,
     pipeline_parallel: int | str | Sequence[float] = 1,
     expert_parallel: bool = False,
-    prefill: int = 0,
+    prefill: int | Sequence[str | Path] = 0,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -78,7 +78,8 @@ def load(
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
-        share of its cores, otherwise with a GPU each (docs/disaggregation.md).
+        share of its cores, otherwise with a GPU each; or the sockets of such processes that run already, which
+        several engines share (docs/disaggregation.md).
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -109,14 +110,10 @@ def load(
     check_processes(tensor_parallel, stages)
     if (processes := tensor_parallel * stages) > 1:
         resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
-        flag = "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
-        if settings.disk_cache and not settings.disk_cache.kept_only:
-            raise UsageError(
-                "computed prompts of several processes are not stored on the disk",
-                f"leave out --cache-dir or {flag}",
-            )
         if settings.keep_layout:
+            flag = "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
+    sockets = () if isinstance(prefill, int) else tuple(map(Path, prefill))
     if prefill:
         check_prefill(prefill, tensor_parallel * stages, torch_device, settings)
     options = LoadOptions(
@@ -150,7 +147,8 @@ def load(
         settings=settings,
         phases=PhaseTimer(on_begin=on_phase),
         on_part=on_part,
-        prefill=prefill,
+        prefill=prefill if isinstance(prefill, int) else 0,
+        prefill_sockets=sockets,
     )
     local_model = find(request)
     load_plan = plan(local_model, request)
@@ -159,10 +157,13 @@ def load(
     return start(local_model, load_plan, built, request)
 
 
-def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, settings: Settings) -> None:
+def check_prefill(
+    prefill: int | Sequence[str | Path], tensor_parallel: int, device: torch.device, settings: Settings
+) -> None:
     """Raise UsageError for what cannot be combined with processes that compute prompts."""
-    if require_int("prefill", prefill, minimum=1) > MAX_PREFILL:
-        raise UsageError(f"prefill is {prefill}", f"give at most {MAX_PREFILL} processes")
+    count = require_int("prefill", prefill, minimum=1) if isinstance(prefill, int) else len(prefill)
+    if count > MAX_PREFILL:
+        raise UsageError(f"prefill is {count}", f"give at most {MAX_PREFILL} processes")
     if tensor_parallel > 1:
         raise UsageError(
             "a model that several processes divide does not hand over prompts",
@@ -173,7 +174,8 @@ def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, sett
             "computed prompts of several processes are not stored on the disk",
             "leave out --cache-dir or --prefill",
         )
-    resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
+    if isinstance(prefill, int):
+        resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
 
 
 def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
@@ -181,7 +183,7 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     weight_bytes = load_plan.fit.weights.total
     threads = request.threads(weight_bytes)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
-    if request.settings.disk_cache and not built.leader and not built.prefill:
+    if request.settings.disk_cache and not caches.prefill_tier:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
                 built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads

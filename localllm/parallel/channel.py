@@ -3,13 +3,18 @@ one of the two ends.
 """
 
 import contextlib
+import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable
+from pathlib import Path
+
+from typing_extensions import Buffer
 
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 EXIT_WAIT_S = 5.0  # for a process that was told to end
@@ -27,7 +32,15 @@ class Channel:
         with self.lock:
             self.connection.sendall(FRAME.pack(kind, len(content)) + content)
 
-    def receive(self) -> tuple[int, bytes] | None:
+    def send_parts(self, kind: int, parts: Iterable[Buffer]) -> None:
+        """Send a message whose content is large, in parts, without copying them. Raises as `send`."""
+        views = [memoryview(part).cast("B") for part in parts]
+        with self.lock:
+            self.connection.sendall(FRAME.pack(kind, sum(map(len, views))))
+            for view in views:
+                self.connection.sendall(view)
+
+    def receive(self) -> tuple[int, bytearray] | None:
         """Return the next message; None if the other process has ended."""
         frame = self.read(FRAME.size)
         if frame is None:
@@ -36,7 +49,7 @@ class Channel:
         content = self.read(count)
         return None if content is None else (kind, content)
 
-    def read(self, count: int) -> bytes | None:
+    def read(self, count: int) -> bytearray | None:
         content = bytearray(count)
         view = memoryview(content)
         while view:
@@ -47,12 +60,34 @@ class Channel:
             if not received:
                 return None
             view = view[received:]
-        return bytes(content)
+        return content
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other process has ended, and sent nothing that was not received."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
+
+
+def open_memory(size: int) -> int:
+    """Return the descriptor of a file without a name that processes can map. It takes memory as it is written, and
+    none once all of them have ended."""
+    if hasattr(os, "memfd_create"):  # on Linux; /dev/shm may be small in a container
+        descriptor = os.memfd_create("localllm")
+    else:
+        descriptor, name = tempfile.mkstemp("localllm")
+        Path(name).unlink()
+    os.ftruncate(descriptor, size)
+    return descriptor
 
 
 def start_process(module: str, descriptors: Iterable[int] = ()) -> tuple["subprocess.Popen[bytes]", Channel]:

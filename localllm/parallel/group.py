@@ -1,17 +1,18 @@
 """The processes of tensor and pipeline parallelism: rank 0 schedules and sends each step, and all compute it.
 
-Steps go through a pair of sockets to each rank, which also shows when a process ends; sums, logits and the hidden
-states between stages go through torch.distributed, by gloo on CPUs and by NCCL on GPUs. NCCL has not been measured
-yet: no test here has two GPUs.
+Steps go through a pair of sockets to each rank, which also shows when a process ends; on CPUs, sums go through
+shared memory. What else ranks exchange, such as logits and the hidden states between stages, goes through
+torch.distributed, by gloo on CPUs and by NCCL on GPUs. NCCL has not been measured yet: no test here has two GPUs.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,16 +22,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo
+from typing_extensions import Buffer
 
 from localllm.arch.stages import Position
 from localllm.errors import LocalLLMError, RankFailed
-from localllm.parallel.channel import EXIT_WAIT_S, Channel, describe_end, end_process, start_process
-from localllm.parallel.steps import StepEncoder
+from localllm.parallel.channel import EXIT_WAIT_S, Channel, describe_end, end_process, open_memory, start_process
+from localllm.parallel.remote_caches import RemoteCaches
+from localllm.parallel.shared_sums import SharedSums, memory_bytes, shared_sums_supported
+from localllm.parallel.steps import CACHES, COPIED, FAILED, SETUP, STEP, StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
+from localllm.runtime.kv_cache.host_copies import CacheTypes
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 
-# Kinds of messages. A process that ends sends none: its socket is closed.
-SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED = range(6)
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
 KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
@@ -48,6 +51,7 @@ class Collectives:
         self.device = device
         self.tensor_group: Any = None  # the ranks of the same stage
         self.pipeline_group: Any = None  # all ranks
+        self.sums: SharedSums | None = None  # None: by the tensor group
         self.gather_options = dist.GatherOptions()
         self.broadcast_options = dist.BroadcastOptions()
 
@@ -72,10 +76,33 @@ class Collectives:
         options._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
+    def share_sums(self, descriptor: int) -> None:
+        """Have sums go through memory that the ranks of the stage share, and close its descriptor."""
+        self.sums = SharedSums(descriptor, self.shard.rank, self.shard.size, self.check_others)
+        os.close(descriptor)
+
+    def check_others(self, waited_s: float) -> None:
+        """Raise if another rank has ended, or has been waited for too long."""
+        if waited_s > COLLECTIVE_TIMEOUT.total_seconds():
+            raise TimeoutError(f"another process has not added its part of a sum for {waited_s:.0f} s")
+
     def all_reduce(self, x: Tensor) -> Tensor:
-        if COMPILE_ONLY.get() is None:
-            self.tensor_group.allreduce([x]).wait()
+        if COMPILE_ONLY.get() is not None:
+            return x
+        if self.sums is not None:
+            return self.sums.all_reduce(x)
+        self.tensor_group.allreduce([x]).wait()
         return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        if COMPILE_ONLY.get() is not None:
+            return x.repeat(1, self.shard.size)
+        if self.sums is not None:
+            return self.sums.all_gather(x)
+        x = x.contiguous()
+        pieces = [torch.empty_like(x) for _ in range(self.shard.size)]
+        self.tensor_group.allgather([pieces], [x]).wait()
+        return torch.cat(pieces, -1)
 
     def broadcast(self, x: Tensor) -> None:
         if self.shard.size > 1 and self.position.rank < self.shard.size:
@@ -124,6 +151,7 @@ class Leader(Collectives):
         self.processes: list[subprocess.Popen[bytes]] = []
         self.channels: list[Channel] = []
         self.encoder = StepEncoder()
+        self.block_size = 0
         self.failure: RankFailed | None = None
         self.failed = threading.Event()
         self.closing = False
@@ -131,21 +159,43 @@ class Leader(Collectives):
         self.on_failure: Callable[[RankFailed], object] = lambda error: None
         self.read_bytes: list[int] = []  # of weights, by each other rank
         self.weight_bytes: list[int] = []  # of memory that weights occupy in each other rank, besides mapped files
+        self.other_caches = RemoteCaches(self.send_parts)
 
     def start(self, setup: dict[str, Any]) -> None:
         """Start the other ranks, which load their parts. setup: fields of `rank.Setup` without those of a rank"""
+        self.block_size = setup["block_size"]
+        memory = self.open_memory()
         for rank in range(1, self.position.size):
-            process, channel = start_process("localllm.parallel.rank")
+            process, channel = start_process("localllm.parallel.rank", memory[rank // self.position.tensor_size])
             self.processes.append(process)
             self.channels.append(channel)
             position = replace(self.position, rank=rank)
             fields = setup | {"position": asdict(position), "folder": str(self.folder)}
             self.channels[-1].send(SETUP, json.dumps(fields).encode())
+        for descriptors in memory[1:]:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if memory[0]:
+            self.share_sums(*memory[0])
+
+    def open_memory(self) -> list[list[int]]:
+        """Return the descriptor of memory for the sums of each stage; of none where sums go another way."""
+        stages, ranks = self.position.size // self.position.tensor_size, self.position.tensor_size
+        if ranks == 1 or self.device.type != "cpu" or not shared_sums_supported():
+            return [[] for _ in range(stages)]
+        return [[open_memory(memory_bytes(ranks))] for _ in range(stages)]
+
+    def check_others(self, waited_s: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+        super().check_others(waited_s)
 
     def finish_start(self) -> None:
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
         loaded = self.receive_from_all()
         self.read_bytes, self.weight_bytes = ([m[name] for m in loaded] for name in ("read_bytes", "weight_bytes"))
+        types = [CacheTypes.from_json(message["cache_types"]) for message in loaded]
+        self.other_caches.connect(types, self.block_size)
         self.connect()
         self.receive_from_all()  # until then, they read addresses from the folder
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -168,17 +218,22 @@ class Leader(Collectives):
         return messages
 
     def watch(self, rank: int, channel: Channel) -> None:
-        """Wait for the end of a rank: the body of a thread."""
-        message = channel.receive()
+        """Receive copies of a rank's caches, until it ends: the body of a thread."""
+        while (message := channel.receive()) and message[0] == COPIED:
+            self.other_caches.receive(rank - 1, message[1])
         with self.lock:
-            if self.closing or self.failure:
-                return
-            self.failure = self.ended(rank, message)
+            is_expected = self.closing or self.failure is not None
+            if not is_expected:
+                self.failure = self.ended(rank, message)
+        self.other_caches.fail(self.failure or LocalLLMError("the model is closed", "load it again"))
+        if is_expected:
+            return
+        assert self.failure
         self.failed.set()
         self.abort()
         self.on_failure(self.failure)
 
-    def ended(self, rank: int, message: tuple[int, bytes] | None = None) -> RankFailed:
+    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
         """Return the error for a rank that has ended. message: its last one"""
         if message and message[0] == FAILED:
             killed = self.find_killed()  # whose end others notice as a failed collective
@@ -220,6 +275,12 @@ class Leader(Collectives):
             except OSError as error:
                 raise self.step_failed(error) from error
 
+    def send_parts(self, index: int, kind: int, parts: Iterable[Buffer]) -> None:
+        try:
+            self.channels[index].send_parts(kind, parts)
+        except OSError as error:
+            raise self.step_failed(error) from error
+
     def step_failed(self, error: Exception) -> Exception:
         self.failed.wait(EXIT_WAIT_S)  # a collective may notice the end of a process first
         return self.failure or RankFailed(f"a step of {self.position.size} processes failed: {error}", REMEDY)
@@ -239,10 +300,24 @@ class Leader(Collectives):
 class Follower(Collectives):
     """Another rank than 0, which runs what rank 0 sends."""
 
+    def __init__(self, position: Position, folder: Path, device: torch.device, channel: Channel):
+        """channel: to rank 0"""
+        super().__init__(position, folder, device)
+        self.channel = channel
+
+    def check_others(self, waited_s: float) -> None:
+        if self.channel.is_closed:
+            raise ConnectionError("process 1 has ended")
+        super().check_others(waited_s)
+
     def send_step(self, *arguments: Any, **fields: Any) -> None:
         raise AssertionError("only rank 0 schedules")
 
     send_caches = send_step
+
+    @property
+    def other_caches(self) -> RemoteCaches:
+        raise AssertionError("only rank 0 copies blocks of others")
 
     def step_failed(self, error: Exception) -> Exception:
         return error

@@ -1,6 +1,7 @@
-"""A process of tensor or pipeline parallelism other than the first: `python -m localllm.parallel.rank SOCKET`.
+"""A process of tensor or pipeline parallelism other than the first.
 
-It loads its part of the model, runs the steps that rank 0 sends, and ends with it.
+`python -m localllm.parallel.rank SOCKET [MEMORY]` loads its part of the model, runs the steps that rank 0 sends,
+and ends with it. MEMORY is for the sums of its stage.
 """
 
 import contextlib
@@ -9,8 +10,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 
@@ -22,18 +25,23 @@ from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
 from localllm.parallel.channel import Channel
-from localllm.parallel.group import (
+from localllm.parallel.group import Follower
+from localllm.parallel.remote_caches import answer_copy_in, answer_copy_out
+from localllm.parallel.steps import (
     CACHES,
     CONNECTED,
+    COPIED,
+    COPY_IN,
+    COPY_OUT,
     FAILED,
     LOADED,
     SETUP,
     STEP,
-    Follower,
+    StepDecoder,
 )
-from localllm.parallel.steps import StepDecoder
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.kernels.threads import end_openmp_threads
+from localllm.runtime.kv_cache.host_copies import HostCopy, to_part
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.model_loader import compile_kernels, load_decoder, warm_up
@@ -60,8 +68,11 @@ class Setup:
     context: int
 
 
-def serve_rank(channel: Channel) -> None:
-    """Load the part of the model that this rank has, and run what rank 0 sends until it ends."""
+def serve_rank(channel: Channel, memory: list[int]) -> None:
+    """Load the part of the model that this rank has, and run what rank 0 sends until it ends.
+
+    memory: descriptor of the memory that the stage shares for its sums, if it shares any
+    """
     message = channel.receive()
     if message is None:
         return
@@ -70,7 +81,9 @@ def serve_rank(channel: Channel) -> None:
     fields = json.loads(content)
     setup = Setup(**fields | {"position": Position(**fields["position"])})
     device = rank_device(torch.device(setup.device), setup.position.rank)
-    ranks = Follower(setup.position, Path(setup.folder), device)
+    ranks = Follower(setup.position, Path(setup.folder), device, channel)
+    if memory:
+        ranks.share_sums(*memory)
     torch.set_num_threads(setup.threads)
     try:
         with torch.inference_mode(), device_context(device):
@@ -103,7 +116,11 @@ def serve_rank(channel: Channel) -> None:
             if device.type == "cpu":
                 compile_kernels(runner, pool, setup.threads)
             weight_bytes = max(0, anonymous_bytes() - anonymous)
-            loaded = {"read_bytes": read_bytes, "weight_bytes": min(weight_bytes, header.stored_bytes)}
+            loaded = {
+                "read_bytes": read_bytes,
+                "weight_bytes": min(weight_bytes, header.stored_bytes),
+                "cache_types": runner.named_caches.types.to_json(),
+            }
             channel.send(LOADED, json.dumps(loaded).encode())
             ranks.connect()
             channel.send(CONNECTED, b"{}")
@@ -139,11 +156,19 @@ def make_runner(
 def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
     """Run what rank 0 sends, until it ends."""
     decoder, steps = runner.model, StepDecoder()
+    copies: SimpleQueue[HostCopy] = SimpleQueue()
+    threading.Thread(target=send_copies, args=(channel, copies), daemon=True).start()
     while (message := channel.receive()) is not None:
         kind, content = message
         if kind == CACHES:
             runner.free()
             runner, _ = make_runner(decoder, setup, runner.device, json.loads(content))
+            continue
+        if kind == COPY_OUT:
+            copies.put(answer_copy_out(runner, content))
+            continue
+        if kind == COPY_IN:
+            answer_copy_in(runner, content, setup.block_size)
             continue
         assert kind == STEP
         step = steps.decode(content)
@@ -156,6 +181,17 @@ def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
             runner.launch(batch)
 
 
+def send_copies(channel: Channel, copies: "SimpleQueue[HostCopy]") -> None:
+    """Send copies of the caches as the device delivers them: the body of a thread."""
+    try:
+        while True:
+            channel.send_parts(COPIED, [to_part(tensor).data for tensor in copies.get().wait().values()])
+    except OSError:  # rank 0 has ended, which `follow` notices
+        pass
+    except Exception as error:
+        send_failure(channel, f"{type(error).__name__}: {error}", None)
+
+
 def send_failure(channel: Channel, message: str, remedy: str | None) -> None:
     """Report why this rank ends, unless rank 0 has ended."""
     with contextlib.suppress(OSError):
@@ -164,5 +200,6 @@ def send_failure(channel: Channel, message: str, remedy: str | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C
-    serve_rank(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    connection, *memory = map(int, sys.argv[1:])
+    serve_rank(Channel(socket.socket(fileno=connection)), memory)
     os._exit(0)  # without waiting for threads of torch

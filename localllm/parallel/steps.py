@@ -16,6 +16,8 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState, StateSave
 from localllm.runtime.kv_cache.tiers import CopyRun
 
+# Kinds of messages between ranks. A process that ends sends none: its socket is closed.
+SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
 NEW, NO_SLOT = -1, -1
 HIDDEN, HAS_UNREAD, RECURRENT = 1, 2, 4  # bits of a message's flags
 
@@ -120,7 +122,7 @@ class StepDecoder:
 
     tables: list[list[int]] = field(default_factory=list)
 
-    def decode(self, message: bytes) -> ReceivedStep:
+    def decode(self, message: bytes | bytearray) -> ReceivedStep:
         words = array.array("i", message).tolist()
         flags, block_size, count, logit_count, run_count, pair_count = words[:6]
         position, states, token_ids, tables = 6, [], [], []

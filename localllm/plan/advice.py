@@ -1,8 +1,9 @@
 """How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
 
-The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
-machine, or into stages if its layers cannot be divided. One that does not fit a machine would have stages on
-several, each divided within its machine: that is planned, and cannot be run yet.
+The rule: a model that fits a device gets replicas, or processes for prompts where these serve more. One that does
+not is divided by tensor parallelism within a machine, by whole experts if columns cannot be divided, or into
+stages if its layers cannot be divided. One that does not fit a machine would have stages on several, each divided
+within its machine: that is planned, and cannot be run yet.
 """
 
 from dataclasses import dataclass, replace
@@ -53,16 +54,24 @@ class Pool:
             return self.machines * (self.device.count // devices)
         return self.devices // devices
 
-    def divide(self, tensor: int, stages: int) -> Parallel:
-        """Return devices of the pool: stages are on different machines unless one machine has room for all."""
+    def divide(self, options: LoadOptions) -> Parallel:
+        """Return the devices among which options divide a model: stages are on different machines unless one
+        machine has room for all."""
         link = self.link or default_link(self.device)
-        return Parallel(tensor, stages, link, link if tensor * stages <= self.device.count else self.network)
+        return Parallel(
+            options.tensor_parallel,
+            options.pipeline_parallel,
+            link,
+            link if options.processes <= self.device.count else self.network,
+            options.expert_parallel,
+        )
 
 
 @dataclass(frozen=True)
 class Arrangement:
     """A model on some devices of a pool. Sizes are of the process with the least room."""
 
+    options: LoadOptions  # that divide it
     parallel: Parallel
     engines: int  # of these that the pool has devices for
     fit: Fit | None = None  # None if the model cannot be divided so
@@ -82,9 +91,17 @@ class Arrangement:
     @property
     def flags(self) -> str:
         """Flags of `serve` for one engine; empty for a single process."""
-        return flags_of(
-            LoadOptions(tensor_parallel=self.parallel.tensor, pipeline_parallel=self.parallel.pipeline)
-        )
+        return flags_of(self.options)
+
+
+@dataclass(frozen=True)
+class PrefillAdvice:
+    """Processes for prompts beside an engine for answers, which serve more than engines that compute both."""
+
+    processes: int  # for prompts
+    requests_per_s: float  # within objectives, simulated
+    requests_per_s_together: float  # of as many engines that compute both
+    reason: str  # for people
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,7 @@ class Advice:
     arrangements: tuple[Arrangement, ...]  # in the order of preference
     source: str  # of durations
     needed: Arrangement | None  # on one machine with more devices, if none can be run on the pool
+    prefill: PrefillAdvice | None = None  # if the model fits one device, and this serves more
 
     @property
     def chosen(self) -> Arrangement | None:
@@ -127,22 +145,17 @@ def advise(
     config = parse_config(header.config)
     device = pool.device
     rates = expectation or assumed_rates(device, config)
-    requested, shares = (options.tensor_parallel, options.pipeline_parallel), options.stage_shares
-    options = options.in_one_process()
+    requested, options = options, options.in_one_process()
     whole = model_needs(header, config, device.device_type, options, name=name)
 
-    def arrange(pool: Pool, tensor: int, stages: int) -> Arrangement:
-        parallel, engines = pool.divide(tensor, stages), pool.engines(tensor * stages)
-        divided = replace(
-            options,
-            tensor_parallel=tensor,
-            pipeline_parallel=stages,
-            stage_shares=shares if (tensor, stages) == requested else (),
-        )
+    def arrange(pool: Pool, divided: LoadOptions) -> Arrangement:
+        parallel, engines = pool.divide(divided), pool.engines(divided.processes)
+        if divided == replace(requested, stage_shares=()):
+            divided = requested
         try:
             fit = fit_model(header, config, device, divided, name=name)
         except (UnsupportedModel, UsageError) as error:
-            return Arrangement(parallel, engines, refusal=error.message)
+            return Arrangement(divided, parallel, engines, refusal=error.message)
         speed = predict_divided_speed(
             config,
             whole,
@@ -153,25 +166,27 @@ def advise(
             step_s=rates.step_s,
         )
         sent = sum(parallel.exchanged_bytes(config, 1, 1))
-        return Arrangement(parallel, engines, fit, fit.refusal.message if fit.refusal else None, sent, speed)
+        refusal = fit.refusal.message if fit.refusal else None
+        return Arrangement(divided, parallel, engines, fit=fit, refusal=refusal, sent_bytes=sent, speed=speed)
 
-    arrangements = [arrange(pool, 1, 1)]
+    arrangements = [arrange(pool, options)]
     on_gpus = device.device_type != "cpu"
-    for tensor, stages in divisions_of(device.count) if on_gpus else ():
-        if stages == 1 or not any(each.fits for each in arrangements):
-            arrangements.append(arrange(pool, tensor, stages))
+    for divided in divisions_of(options, device.count, config) if on_gpus else ():
+        if divided.pipeline_parallel == 1 or not any(each.fits for each in arrangements):
+            arrangements.append(arrange(pool, divided))
     fits_machine = any(each.fits for each in arrangements)
-    largest = max(each.parallel.tensor for each in arrangements if each.fit)
-    for stages in range(device.count // largest + 1, pool.devices // largest + 1) if on_gpus else ():
+    largest = max((each.options for each in arrangements if each.fit), key=lambda each: each.tensor_parallel)
+    size = largest.tensor_parallel
+    for stages in range(device.count // size + 1, pool.devices // size + 1) if on_gpus else ():
         if any(each.fits for each in arrangements):
             break
-        arrangements.append(arrange(pool, largest, stages))
-    if requested not in [(each.parallel.tensor, each.parallel.pipeline) for each in arrangements]:
-        arrangements.append(arrange(pool, *requested))
+        arrangements.append(arrange(pool, replace(largest, pipeline_parallel=stages, stage_shares=())))
+    if requested not in [each.options for each in arrangements]:
+        arrangements.append(arrange(pool, requested))
     needed = None
     if not fits_machine and (larger := fit_on_larger_machine(header, config, device, options, name=name)):
         machine = Pool(replace(device, count=larger.processes), 1, pool.link)
-        needed = arrange(machine, larger.tensor_parallel, larger.pipeline_parallel)
+        needed = arrange(machine, larger)
     return Advice(pool, tuple(arrangements), describe_rates(rates, pool), needed)
 
 

@@ -108,7 +108,7 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         if key is None:
             return
         serial = self.serial_of.pop(key)
-        if self.journal and not self.lower:  # which may return the block
+        if self.journal and not (self.lower and self.lower.writes_evicted):
             self.journal.dropped(serial)
         if serial in self.state_slots.cached:
             self.state_slots.remove_from_index(self.state_slots.cached[serial])

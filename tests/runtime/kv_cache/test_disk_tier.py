@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache import disk_tier
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
@@ -61,7 +60,7 @@ def logits_behind_prefix(engine: Engine, token_ids: list[int]) -> torch.Tensor:
     state = SequenceState(engine.pool, token_ids)
     new = token_ids[state.length :]
     state.extend(len(new))
-    batch = Batch.from_states([state], [new], [len(new) - 1], engine.runner.device, engine.pool.drain_copies())
+    batch = engine.runner.make_batch([state], [new], [len(new) - 1], engine.pool.drain_copies())
     logits = engine.runner.launch(batch)
     state.free()
     return logits
@@ -85,7 +84,7 @@ def other_process() -> Iterator[ProcessPoolExecutor]:
         yield executor
 
 
-@pytest.mark.quick_every(6)
+@pytest.mark.quick_every(9)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_process_continues_with_the_same_bits(
@@ -179,7 +178,7 @@ def test_sequences_that_evict_each_other_are_found(model: Path, tmp_path: Path) 
     engine.close()
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("seed", range(9))
 def test_any_mix_has_the_answers_without_a_disk(model: Path, tmp_path: Path, seed: int) -> None:
     """Prompts with shared beginnings arrive at random, in a cache that is too small."""
