@@ -16,7 +16,7 @@ from torch import Tensor
 import localllm
 from bench.rounds import Sample, new_prompt, run, take_turns
 from localllm.llm.llm import LLM
-from localllm.parallel.group import Leader
+from localllm.parallel.group import ProcessLeader
 from localllm.request import SamplingParams
 from localllm.settings import Settings
 
@@ -24,9 +24,9 @@ CORES = 2
 DELAYS_MS = (0.1, 1.0, 10.0)
 
 
-def delay_messages(leader: Leader, seconds: float) -> None:
+def delay_messages(leader: ProcessLeader, seconds: float) -> None:
     """Make the first stage's messages take so much longer in each direction; 0: no longer."""
-    send, receive = Leader.send_to_next_stage, Leader.receive_from_previous_stage
+    send, receive = ProcessLeader.send_to_next_stage, ProcessLeader.receive_from_previous_stage
 
     def send_late(x: Tensor) -> None:
         time.sleep(seconds)
@@ -41,9 +41,9 @@ def delay_messages(leader: Leader, seconds: float) -> None:
     leader.receive_from_previous_stage = receive_late
 
 
-def leader_of(llm: LLM) -> Leader:
+def leader_of(llm: LLM) -> ProcessLeader:
     leader = llm.worker.engine.runner.model.ranks
-    assert isinstance(leader, Leader)
+    assert isinstance(leader, ProcessLeader)
     return leader
 
 

@@ -171,6 +171,8 @@ def load_subject(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
 ) -> Subject:
     """Return a model as stored, or the `--quant` version of it, which is made now if missing."""
     find = partial(
@@ -182,6 +184,8 @@ def load_subject(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         expert_parallel=expert_parallel,
+        workers=workers,
+        token_file=token_file,
     )
     if quant is None:
         return find(model)

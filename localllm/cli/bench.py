@@ -87,6 +87,8 @@ def bench(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     as_json: options.Json = False,
     as_csv: Annotated[
         bool, options.switch("--csv", text="Print comma-separated values.", panel=options.Panel.OUTPUT)
@@ -224,6 +226,8 @@ def bench(
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
+            workers=workers,
+            token_file=token_file,
         )
         if model_quant:
             quantize_missing(ref, model_quant, settings)
@@ -262,6 +266,8 @@ def bench(
                 tensor_parallel=tensor_parallel,
                 pipeline_parallel=pipeline_parallel,
                 expert_parallel=expert_parallel,
+                workers=workers,
+                token_file=token_file,
             )
             for model, model_quant in variants
         ]
@@ -327,6 +333,7 @@ LOCAL_FIELDS = (
     "tensor_parallel",
     "pipeline_parallel",
     "expert_parallel",
+    "workers",
 )
 
 

@@ -6,13 +6,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from localllm.arch.stages import parse_shares
+from localllm.arch.stages import parse_stages
 from localllm.cli.io import note, status
 from localllm.files import expand_path
 from localllm.formatting import format_bytes, format_columns, format_seconds, parse_bytes
 from localllm.hardware.device import explain_unused_gpus, free_bytes, resolve_device
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
+from localllm.parallel.handshake import split_addresses
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.plan.memory import BLOCK_SIZE, MemoryPlan
 from localllm.protocol.model import Model
@@ -30,7 +31,16 @@ if TYPE_CHECKING:
     from localllm.llm.llm import LLM
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
-PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel", "pipeline_parallel", "expert_parallel")
+PULL_FLAGS = (
+    *EMBEDDER_FLAGS,
+    "kv_dtype",
+    "quant",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
+    "workers",
+    "token_file",
+)
 
 
 def load_model(
@@ -48,6 +58,8 @@ def load_model(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
     prefill: int | None = None,
     verbose: bool = False,
     draft: str | None = None,
@@ -96,6 +108,8 @@ def load_model(
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
+            workers=workers,
+            token_file=token_file,
             observer=progress,
         )
         draft_ref = draft_model and resolve_or_fetch(
@@ -122,8 +136,10 @@ def load_model(
             grammar=grammar,
             deterministic=deterministic,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
-            pipeline_parallel=pipeline_parallel or 1,
+            pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
+            workers=split_addresses(workers),
+            token_file=token_file,
             prefill=prefill or 0,
             on_phase=progress.phase,
             on_part=progress.part,
@@ -219,8 +235,11 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
 
 def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
     """Load a model for a server. flags: as for `load_for_server`; name: a ModelRef for a request, which has no
-    processes for prompts, as it comes and goes; context: requested, None for that of the flags"""
-    changes = {"context": context or flags["context"]} | ({} if isinstance(name, str) else {"prefill": None})
+    processes for prompts and no workers, as it comes and goes; context: requested, None for that of the flags"""
+    changes: dict[str, Any] = {"context": context or flags["context"]}
+    if not isinstance(name, str):
+        stages = None if flags["workers"] else flags["pipeline_parallel"]
+        changes |= {"prefill": None, "workers": None, "token_file": None, "pipeline_parallel": stages}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 
@@ -275,6 +294,8 @@ def resolve_or_fetch(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
     """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
@@ -286,7 +307,8 @@ def resolve_or_fetch(
     from localllm.cli.offers import TargetDevice, offer_from_header
     from localllm.llm.fetch import fetch
 
-    stages, shares = parse_shares(pipeline_parallel or 1)
+    addresses = split_addresses(workers)
+    stages, shares = parse_stages(pipeline_parallel, len(addresses))
     load_options = LoadOptions(
         context,
         quant=quant,
@@ -308,7 +330,7 @@ def resolve_or_fetch(
         fetch(
             located,
             progress.pull,
-            lambda: free_memory(target_device),
+            lambda: free_memory_with_workers(target_device, addresses, token_file, settings),
             load_options,
             force=force,
             on_header=on_header,
@@ -334,6 +356,24 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
             progress.part(done, count)
 
         find_or_quantize(header, quant, settings.home, on_part, progress.note)
+
+
+def free_memory_with_workers(
+    device: str, addresses: Sequence[str], token_file: str | None, settings: Settings
+) -> FreeMemory:
+    """The free memory of a device, or of one on each machine; asks the workers. Raises as `open_workers`."""
+    if not addresses:
+        return free_memory(device)
+    from localllm.llm.find import memory_of_stages
+    from localllm.llm.loader import open_workers
+
+    resolved = resolve_device(device)
+    workers = open_workers(addresses, token_file, resolved, settings)
+    try:
+        return memory_of_stages(resolved, workers)
+    finally:
+        for worker in workers:
+            worker.channel.close()
 
 
 def free_memory(device: str) -> FreeMemory:

@@ -12,6 +12,7 @@ from localllm.hardware.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
 from localllm.llm import loader
 from localllm.llm.llm import LLM
+from localllm.parallel.handshake import split_addresses
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
 from localllm.quality.text import WINDOW_TOKENS, Windows, split_into_windows
 from localllm.settings import Settings
@@ -42,6 +43,8 @@ def find_subject(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
 ) -> Subject:
     """Find a model by alias, repository, folder or GGUF file; None uses the settings. Raises what `load` raises
     before it reads weights.
@@ -65,8 +68,10 @@ def find_subject(
             context=context,
             settings=settings,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
-            pipeline_parallel=pipeline_parallel or 1,
+            pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
+            workers=split_addresses(workers),
+            token_file=token_file,
         )
 
     return Subject(

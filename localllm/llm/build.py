@@ -34,7 +34,8 @@ from localllm.runtime.speculation.policy import SpeculativeDrafter
 from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost, estimate_gpu_cost
 
 if TYPE_CHECKING:
-    from localllm.parallel.group import Leader  # imports torch.distributed
+    from localllm.parallel.group import ProcessLeader  # imports torch.distributed
+    from localllm.parallel.remote import RemoteLeader
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class BuiltModel:
     caches: CacheAllocation
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     kept: LayoutUse
-    leader: "Leader | None"  # of several processes that compute the model
+    leader: "ProcessLeader | RemoteLeader | None"  # of several processes that compute the model
     prefill: list[PrefillProcess]  # further processes, which compute prompts
 
 
@@ -128,7 +129,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     else:
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
-            if leader and request.options.tensor_parallel == 1:
+            if leader and request.options.tensor_parallel == 1 and not request.workers:
                 weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
     options = request.options
@@ -141,6 +142,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         draft_model,
         tensor_ranks=options.tensor_parallel,
         stages=options.pipeline_parallel,
+        own_memories=bool(request.workers) or device.type != "cpu",
         engines=request.engines,
     )
     if prefill:
@@ -149,12 +151,17 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
     return BuiltModel(engine, caches, read_bytes_per_s, kept, leader, prefill)
 
 
-def start_ranks(model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int) -> "Leader":
-    """Start the other processes, which load their parts of the model."""
-    from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
+def start_ranks(
+    model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
+) -> "ProcessLeader | RemoteLeader":
+    """Have the other processes load their parts of the model: workers, or processes that start here."""
+    from localllm.parallel.group import ProcessLeader  # torch.distributed is not needed by a single process
+    from localllm.parallel.remote import RemoteLeader
 
     position = Position(0, request.options.tensor_parallel, plan.fit.borders, request.options.expert_parallel)
-    leader = Leader(position, request.device)
+    leader = (
+        RemoteLeader(position, request.workers) if request.workers else ProcessLeader(position, request.device)
+    )
     leader.start(
         {
             "path": str(model.header.path),

@@ -20,7 +20,7 @@ from localllm.hardware.device import (
     reserve_bytes,
 )
 from localllm.hardware.processor import library_versions
-from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
+from localllm.plan.memory import BLOCK_SIZE, CACHE_SHARE, MemoryNeeds, MemoryPlan, allocate, host_blocks
 from localllm.quant.vectors import KVDtype, kv_dtype_name
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
@@ -94,6 +94,7 @@ class CacheAllocation:
     prefill_tier: PrefillTier | None = None
     tensor_ranks: int = 1  # processes among which each layer is divided
     stages: int = 1  # of layers
+    own_memories: bool = False  # whether the stages are on different devices
     engines: int = 1  # whole models that share the memory of the device
 
     @property
@@ -109,14 +110,18 @@ class CacheAllocation:
         """Return the memory plan for another context, in which these caches count as free. Raises DoesNotFit and
         UsageError as `allocate`."""
         device, needs, memory = self.target.device, self.target.needs, self.memory
+        if self.stages > 1 and self.own_memories:  # of which others may have less room than this one
+            kept = memory.cache_bytes * 100 // CACHE_SHARE[device.type]
+            free = memory.total - memory.cache_bytes + kept + memory.workspace
+            resized = allocate(needs, free, context)
+            return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
             # All ranks of a stage, and all engines, have as much as this one.
             free = free_bytes(device) // (self.tensor_ranks * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
-        free = 0 if self.stages > 1 else free_bytes(device)  # others' devices may have less
-        resized = allocate(needs, free + memory.total + memory.workspace, context)
+        resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
     def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:

@@ -1,8 +1,8 @@
 """The processes of tensor and pipeline parallelism: rank 0 schedules and sends each step, and all compute it.
 
-Steps go through a pair of sockets to each rank, which also shows when a process ends; sums, logits and the hidden
-states between stages go through torch.distributed, by gloo on CPUs and by NCCL on GPUs. NCCL has not been measured
-yet: no test here has two GPUs.
+Steps go through a socket to each rank, which also shows when a process ends. Within a machine, sums, logits and
+the hidden states between stages go through torch.distributed, by gloo on CPUs and by NCCL on GPUs; `remote` sends
+them to other machines. NCCL has not been measured yet: no test here has two GPUs.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -23,14 +24,23 @@ from torch import Tensor
 from torch.distributed import ProcessGroupGloo
 
 from localllm.arch.stages import Position
-from localllm.errors import LocalLLMError, RankFailed
-from localllm.parallel.channel import EXIT_WAIT_S, Channel, describe_end, end_process, start_process
+from localllm.errors import RankFailed
+from localllm.parallel.channel import (
+    CACHES,
+    EXIT_WAIT_S,
+    FAILED,
+    SETUP,
+    STEP,
+    Channel,
+    describe_end,
+    end_process,
+    reported_error,
+    start_process,
+)
 from localllm.parallel.steps import StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 
-# Kinds of messages. A process that ends sends none: its socket is closed.
-SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED = range(6)
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
 KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
@@ -115,14 +125,13 @@ class Collectives:
                 group.abort()
 
 
-class Leader(Collectives):
-    """Rank 0, which starts the other ranks, sends them the work and notices when one ends."""
+class Leader(ABC):
+    """Rank 0, which sends the other ranks the work and notices when one ends."""
 
-    def __init__(self, position: Position, device: torch.device):
+    def __init__(self, position: Position):
         """position: of this process, whose rank is 0"""
-        super().__init__(position, Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.channels: list[Channel] = []
+        self.position = position
+        self.channels: list[Channel] = []  # to each other rank
         self.encoder = StepEncoder()
         self.failure: RankFailed | None = None
         self.failed = threading.Event()
@@ -132,23 +141,33 @@ class Leader(Collectives):
         self.read_bytes: list[int] = []  # of weights, by each other rank
         self.weight_bytes: list[int] = []  # of memory that weights occupy in each other rank, besides mapped files
 
-    def start(self, setup: dict[str, Any]) -> None:
-        """Start the other ranks, which load their parts. setup: fields of `rank.Setup` without those of a rank"""
-        for rank in range(1, self.position.size):
-            process, channel = start_process("localllm.parallel.rank")
-            self.processes.append(process)
-            self.channels.append(channel)
-            position = replace(self.position, rank=rank)
-            fields = setup | {"position": asdict(position), "folder": str(self.folder)}
-            self.channels[-1].send(SETUP, json.dumps(fields).encode())
+    @abstractmethod
+    def title(self, rank: int) -> str:
+        """Return how messages name a rank."""
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Connect with all other ranks, which do the same."""
+
+    @abstractmethod
+    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
+        """Return the error for a rank that has ended. message: its last one"""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the other ranks."""
+
+    def send_setup(self, rank: int, setup: dict[str, Any]) -> None:
+        """Have a rank load its part. setup: fields of `rank.Setup` without its position"""
+        fields = setup | {"position": asdict(replace(self.position, rank=rank))}
+        self.channels[rank - 1].send(SETUP, json.dumps(fields).encode())
 
     def finish_start(self) -> None:
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
         loaded = self.receive_from_all()
         self.read_bytes, self.weight_bytes = ([m[name] for m in loaded] for name in ("read_bytes", "weight_bytes"))
         self.connect()
-        self.receive_from_all()  # until then, they read addresses from the folder
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.receive_from_all()
         for rank, channel in enumerate(self.channels, 1):
             name = f"localllm-rank-{rank}"
             threading.Thread(target=self.watch, args=(rank, channel), name=name, daemon=True).start()
@@ -161,15 +180,17 @@ class Leader(Collectives):
             if message is None:
                 raise self.ended(rank)
             kind, content = message
-            fields = json.loads(content)
             if kind == FAILED:
-                raise LocalLLMError(f"{self.title(rank)}: {fields['message']}", fields["remedy"])
-            messages.append(fields)
+                raise reported_error(self.title(rank), content)
+            messages.append(json.loads(content))
         return messages
 
     def watch(self, rank: int, channel: Channel) -> None:
         """Wait for the end of a rank: the body of a thread."""
         message = channel.receive()
+        while message and message[0] != FAILED:
+            self.handle(rank, *message)
+            message = channel.receive()
         with self.lock:
             if self.closing or self.failure:
                 return
@@ -178,23 +199,13 @@ class Leader(Collectives):
         self.abort()
         self.on_failure(self.failure)
 
-    def ended(self, rank: int, message: tuple[int, bytes] | None = None) -> RankFailed:
-        """Return the error for a rank that has ended. message: its last one"""
-        if message and message[0] == FAILED:
-            killed = self.find_killed()  # whose end others notice as a failed collective
-            if killed is None:
-                return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
-            rank = killed
-        return RankFailed(f"{self.title(rank)} {describe_end(self.processes[rank - 1])}", REMEDY)
+    def handle(self, rank: int, kind: int, content: bytearray) -> None:
+        """Handle a message of a rank between steps or in one."""
+        raise AssertionError(f"rank {rank} sent a message of kind {kind}")
 
-    def find_killed(self) -> int | None:
-        """Return the rank of a process that a signal has ended, if there is one."""
-        time.sleep(KILL_NOTICE_S)
-        codes = [process.poll() for process in self.processes]
-        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
-
-    def title(self, rank: int) -> str:
-        return f"process {rank + 1} of {self.position.size}"
+    @abstractmethod
+    def abort(self) -> None:
+        """End waits of a step for a rank that has ended."""
 
     def send_step(
         self,
@@ -224,8 +235,45 @@ class Leader(Collectives):
         self.failed.wait(EXIT_WAIT_S)  # a collective may notice the end of a process first
         return self.failure or RankFailed(f"a step of {self.position.size} processes failed: {error}", REMEDY)
 
+
+class ProcessLeader(Collectives, Leader):
+    """Rank 0 of processes of this machine, which it starts."""
+
+    def __init__(self, position: Position, device: torch.device):
+        Leader.__init__(self, position)
+        Collectives.__init__(self, position, Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, setup: dict[str, Any]) -> None:
+        """Start the other ranks, which load their parts. setup: as for `send_setup`, without the folder"""
+        for rank in range(1, self.position.size):
+            process, channel = start_process("localllm.parallel.rank")
+            self.processes.append(process)
+            self.channels.append(channel)
+            self.send_setup(rank, setup | {"folder": str(self.folder)})
+
+    def finish_start(self) -> None:
+        super().finish_start()
+        shutil.rmtree(self.folder, ignore_errors=True)  # in which the ranks have read addresses
+
+    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
+        if message:
+            killed = self.find_killed()  # whose end others notice as a failed collective
+            if killed is None:
+                return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
+            rank = killed
+        return RankFailed(f"{self.title(rank)} {describe_end(self.processes[rank - 1])}", REMEDY)
+
+    def find_killed(self) -> int | None:
+        """Return the rank of a process that a signal has ended, if there is one."""
+        time.sleep(KILL_NOTICE_S)
+        codes = [process.poll() for process in self.processes]
+        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
+
+    def title(self, rank: int) -> str:
+        return f"process {rank + 1} of {self.position.size}"
+
     def close(self) -> None:
-        """End the other ranks."""
         with self.lock:
             self.closing = True
         for channel in self.channels:

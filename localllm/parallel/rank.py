@@ -3,14 +3,15 @@
 It loads its part of the model, runs the steps that rank 0 sends, and ends with it.
 """
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,19 +19,11 @@ from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
-from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
-from localllm.parallel.channel import Channel
-from localllm.parallel.group import (
-    CACHES,
-    CONNECTED,
-    FAILED,
-    LOADED,
-    SETUP,
-    STEP,
-    Follower,
-)
+from localllm.parallel.channel import CACHES, CONNECTED, LOADED, SETUP, STEP, Channel
+from localllm.parallel.group import Follower
+from localllm.parallel.remote import StageFollower
 from localllm.parallel.steps import StepDecoder
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.kernels.threads import end_openmp_threads
@@ -45,7 +38,6 @@ class Setup:
     """What a rank is started with."""
 
     position: Position
-    folder: str  # where the ranks exchange their addresses
     path: str  # of the model
     device: str  # of rank 0
     dtype: str
@@ -58,6 +50,13 @@ class Setup:
     state_slots: int
     max_running: int
     context: int
+    folder: str = ""  # where the ranks of a machine exchange their addresses
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> "Setup":
+        """Return the setup that rank 0 has sent as JSON."""
+        position = dict(fields["position"])
+        return cls(**fields | {"position": Position(**position | {"borders": tuple(position["borders"])})})
 
 
 def serve_rank(channel: Channel) -> None:
@@ -67,54 +66,55 @@ def serve_rank(channel: Channel) -> None:
         return
     kind, content = message
     assert kind == SETUP
-    fields = json.loads(content)
-    setup = Setup(**fields | {"position": Position(**fields["position"])})
+    setup = Setup.from_fields(json.loads(content))
     device = rank_device(torch.device(setup.device), setup.position.rank)
-    ranks = Follower(setup.position, Path(setup.folder), device)
-    torch.set_num_threads(setup.threads)
     try:
-        with torch.inference_mode(), device_context(device):
-            read_bytes, anonymous = 0, anonymous_bytes()
-
-            def on_part(done: int, total: int) -> None:
-                nonlocal read_bytes
-                read_bytes = done
-
-            whole = read_header(Path(setup.path))
-            header, config = part_of_model(whole, parse_config(whole.config), setup.position)
-            decoder, _ = load_decoder(
-                header,
-                config,
-                device,
-                getattr(torch, setup.dtype),
-                setup.context,
-                PhaseTimer(),
-                on_part,
-                setup.activation_bits,
-                ranks=ranks,
-            )
-            sizes = {
-                "blocks": setup.blocks,
-                "state_slots": setup.state_slots,
-                "max_running": setup.max_running,
-                "context": setup.context,
-            }
-            runner, pool = make_runner(decoder, setup, device, sizes)
-            if device.type == "cpu":
-                compile_kernels(runner, pool, setup.threads)
-            weight_bytes = max(0, anonymous_bytes() - anonymous)
-            loaded = {"read_bytes": read_bytes, "weight_bytes": min(weight_bytes, header.stored_bytes)}
-            channel.send(LOADED, json.dumps(loaded).encode())
-            ranks.connect()
-            channel.send(CONNECTED, b"{}")
-            if device.type != "cpu":
-                warm_up(runner, pool)
-            end_openmp_threads()
-            follow(channel, runner, setup)
-    except LocalLLMError as error:
-        send_failure(channel, error.message, error.remedy)
+        run_rank(channel, setup, device, Follower(setup.position, Path(setup.folder), device))
     except Exception as error:
-        send_failure(channel, f"{type(error).__name__}: {error}", None)
+        channel.send_failure(error)
+
+
+def run_rank(channel: Channel, setup: Setup, device: torch.device, ranks: Follower | StageFollower) -> None:
+    """Load a part of the model, report that, and run what rank 0 sends until it ends. ranks: of this process"""
+    torch.set_num_threads(setup.threads)
+    with torch.inference_mode(), device_context(device):
+        read_bytes, anonymous = 0, anonymous_bytes()
+
+        def on_part(done: int, total: int) -> None:
+            nonlocal read_bytes
+            read_bytes = done
+
+        whole = read_header(Path(setup.path))
+        header, config = part_of_model(whole, parse_config(whole.config), setup.position)
+        decoder, _ = load_decoder(
+            header,
+            config,
+            device,
+            getattr(torch, setup.dtype),
+            setup.context,
+            PhaseTimer(),
+            on_part,
+            setup.activation_bits,
+            ranks=ranks,
+        )
+        sizes = {
+            "blocks": setup.blocks,
+            "state_slots": setup.state_slots,
+            "max_running": setup.max_running,
+            "context": setup.context,
+        }
+        runner, pool = make_runner(decoder, setup, device, sizes)
+        if device.type == "cpu":
+            compile_kernels(runner, pool, setup.threads)
+        weight_bytes = max(0, anonymous_bytes() - anonymous)
+        loaded = {"read_bytes": read_bytes, "weight_bytes": min(weight_bytes, header.stored_bytes)}
+        channel.send(LOADED, json.dumps(loaded).encode())
+        ranks.connect()
+        channel.send(CONNECTED, b"{}")
+        if device.type != "cpu":
+            warm_up(runner, pool)
+        end_openmp_threads()
+        follow(ranks.next_message if isinstance(ranks, StageFollower) else channel.receive, runner, setup)
 
 
 def make_runner(
@@ -136,10 +136,10 @@ def make_runner(
     return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
 
 
-def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
-    """Run what rank 0 sends, until it ends."""
+def follow(receive: Callable[[], tuple[int, bytearray] | None], runner: Runner, setup: Setup) -> None:
+    """Run what rank 0 sends, until it ends. receive: returns its next message, None when it has ended"""
     decoder, steps = runner.model, StepDecoder()
-    while (message := channel.receive()) is not None:
+    while (message := receive()) is not None:
         kind, content = message
         if kind == CACHES:
             runner.free()
@@ -154,12 +154,6 @@ def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
             runner.hidden_states(batch)
         else:
             runner.launch(batch)
-
-
-def send_failure(channel: Channel, message: str, remedy: str | None) -> None:
-    """Report why this rank ends, unless rank 0 has ended."""
-    with contextlib.suppress(OSError):
-        channel.send(FAILED, json.dumps({"message": message, "remedy": remedy}).encode())
 
 
 if __name__ == "__main__":

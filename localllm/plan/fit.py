@@ -302,7 +302,7 @@ def fit_model(
     draft: MemoryNeeds | None = None,
 ) -> Fit:
     """Compute the fit with the code by which `load` allocates: with tensor parallelism that of one process, with
-    pipeline parallelism on GPUs that of the stage with the least room.
+    pipeline parallelism on GPUs or machines that of the stage with the least room.
 
     Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
     """
@@ -313,7 +313,8 @@ def fit_model(
         borders = divide_model(header, config, shares)
     position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
     memory_bytes = device.memory_bytes
-    if device.device_type == "cpu" or not borders:  # stages on a CPU share its memory
+    apart = device.device_type != "cpu" or getattr(device, "stage_bytes", ())  # stages on a CPU share its memory
+    if not borders or not apart:
         whole = replace(position, borders=())
         part = part_of_model(header, config, whole)
         memory_bytes //= whole.size if device.device_type == "cpu" else 1  # GPUs have a memory each
