@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localllm.arch.stages import parse_shares
+from localllm.arch.stages import parse_stages
 from localllm.checkpoint.header import Header, read_header
 from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.published import published_header
@@ -26,6 +26,7 @@ from localllm.formatting import (
 )
 from localllm.hardware.catalog import find_devices
 from localllm.hub.resolve import missing_repo, resolve_model
+from localllm.parallel.handshake import split_addresses
 from localllm.plan.advice import ASSUMED_NETWORK, Advice, Arrangement, Pool, advise
 from localllm.plan.estimated import Estimate, EstimatedRate
 from localllm.plan.expected import expect_on_catalogued, expect_on_device
@@ -107,6 +108,8 @@ def plan(
     ] = None,
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     quant: Annotated[str | None, options.assumed_quant(options.Panel.MODEL)] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -130,7 +133,7 @@ def plan(
     if gpu and device:
         raise UsageError("--gpu plans for another machine, --device for this one", "leave one of them out")
     check_quant(quant)  # before the header is downloaded
-    limits = parse_serving_flags(slo, think, output, users)
+    limits, addresses = parse_serving_flags(slo, think, output, users), split_addresses(workers)
     load_options = LoadOptions(
         context,
         1 if slo else users,
@@ -138,13 +141,22 @@ def plan(
         dtype or settings.dtype,
         kv_dtype or settings.kv_dtype,
         1 if tensor_parallel is None else tensor_parallel,
-        *parse_shares(1 if pipeline_parallel is None else pipeline_parallel),
+        *parse_stages(pipeline_parallel, len(addresses)),
     )
+    if addresses and (gpu or machines > 1 or load_options.tensor_parallel > 1):
+        flag = "--gpu" if gpu else "--machines" if machines > 1 else "--tensor-parallel"
+        raise UsageError(f"--workers plans for this machine and others, not with {flag}", "leave one of them out")
     if slo and load_options.processes > 1:
         raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
     if machines < 1:
         raise UsageError(f"--machines is {machines}", "give a whole number from 1")
     links = parse_link(link) if link else None, parse_link(network, "--network") if network else ASSUMED_NETWORK
+    workers_bytes: tuple[int, ...] = ()
+    if addresses:
+        from localllm.cli.loading import free_memory_with_workers
+
+        target = device or settings.device
+        workers_bytes = free_memory_with_workers(target, addresses, token_file, settings).stage_bytes
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
@@ -155,14 +167,20 @@ def plan(
             hardware, expectation = expect_on_device(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
-    hardware = replace(hardware, count=max(hardware.count, load_options.processes))  # as requested
+    if workers_bytes:
+        machines, hardware = len(workers_bytes), replace(hardware, count=1)
+    elif load_options.processes > hardware.count * machines:
+        hardware = replace(hardware, count=load_options.processes)  # as requested
     pool = Pool(hardware, machines, *links)
+    hardware = pool.devices_of(load_options.pipeline_parallel)
+    if workers_bytes:
+        hardware = replace(hardware, stage_bytes=workers_bytes)
     parallel = pool.divide(load_options.tensor_parallel, load_options.pipeline_parallel)
     result = make_plan(
         header, hardware, load_options, name=name, prompt=prompt, expectation=expectation, parallel=parallel
     )
     advice = None
-    if pool.devices > 1 or parallel.devices > 1 or not result.fit.fits:
+    if not workers_bytes and (pool.devices > 1 or parallel.devices > 1 or not result.fit.fits):
         advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
     serving = None
     if limits:
@@ -294,20 +312,23 @@ def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
 
 def advice_sentence(advice: Advice, plan: Plan) -> str:
     """The way to take, with its command; what would be needed if there is none."""
-    chosen, needed, spread = advice.chosen, advice.needed, advice.spread
+    chosen, needed = advice.chosen, advice.needed
     name = "machine" if advice.pool.device.device_type == "cpu" else advice.pool.device.name
     command = advised_command(advice, plan)
     if chosen is None:
         sentences = ["it does not fit a machine"]
-        if spread:
-            sentences.append(
-                f"{spread.parallel.pipeline} stages on several machines would, which localllm cannot run yet"
-            )
         if needed:
             sentences.append(f"{needed.parallel.devices} x {name} in one machine would: {command}")
         elif plan.remedy:
             sentences.append(plan.remedy)
         return "; ".join(sentences)
+    if chosen.is_spread:
+        among = (
+            f"{chosen.parallel.pipeline} machines" if name == "machine" else f"{chosen.parallel.devices} x {name}"
+        )
+        more = f"; or {needed.parallel.devices} x {name} in one machine, with {needed.flags}" if needed else ""
+        workers = f"with a worker for each further one: {command}{more}"
+        return f"it does not fit one machine, so divide it among {among}, {workers}"
     if chosen.parallel.devices > 1:
         more = f" ({chosen.engines} engines)" if chosen.engines > 1 else ""
         return f"it does not fit one {name}, so divide it within a machine: {command}{more}"

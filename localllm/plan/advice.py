@@ -1,8 +1,8 @@
 """How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
 
 The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
-machine, or into stages if its layers cannot be divided. One that does not fit a machine would have stages on
-several, each divided within its machine: that is planned, and cannot be run yet.
+machine, or into stages if its layers cannot be divided. One that does not fit a machine has stages on several,
+with a worker for each device but the first. Stages on several machines are not divided further.
 """
 
 from dataclasses import dataclass, replace
@@ -56,7 +56,16 @@ class Pool:
     def divide(self, tensor: int, stages: int) -> Parallel:
         """Return devices of the pool: stages are on different machines unless one machine has room for all."""
         link = self.link or default_link(self.device)
-        return Parallel(tensor, stages, link, link if tensor * stages <= self.device.count else self.network)
+        return Parallel(tensor, stages, link, self.network if self.is_spread(tensor * stages) else link)
+
+    def is_spread(self, devices: int) -> bool:
+        """Return whether an engine with so many devices is on several machines."""
+        return devices > self.device.count
+
+    def devices_of(self, stages: int) -> DeviceSpec:
+        """Return the device, with the memory of each stage if they are on several machines."""
+        device = self.device
+        return replace(device, stage_bytes=(device.memory_bytes,) * stages) if self.is_spread(stages) else device
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,7 @@ class Arrangement:
     refusal: str | None = None  # why it does not fit, or cannot be divided
     sent_bytes: float = 0.0  # by each device for a decoded token
     speed: Speed | None = None  # of a single user; None if it cannot be divided so
+    is_spread: bool = False  # over several machines
 
     @property
     def fits(self) -> bool:
@@ -82,6 +92,9 @@ class Arrangement:
     @property
     def flags(self) -> str:
         """Flags of `serve` for one engine; empty for a single process."""
+        if self.is_spread:
+            hosts = [f"HOST{number}:PORT" for number in range(2, self.parallel.pipeline + 1)]
+            return "--workers " + ",".join(hosts if len(hosts) < 4 else [hosts[0], "...", hosts[-1]])
         return flags_of(
             LoadOptions(tensor_parallel=self.parallel.tensor, pipeline_parallel=self.parallel.pipeline)
         )
@@ -94,20 +107,12 @@ class Advice:
     pool: Pool
     arrangements: tuple[Arrangement, ...]  # in the order of preference
     source: str  # of durations
-    needed: Arrangement | None  # on one machine with more devices, if none can be run on the pool
+    needed: Arrangement | None  # on one machine with more devices, if none fits a machine of the pool
 
     @property
     def chosen(self) -> Arrangement | None:
-        """The first that fits and can be run: an engine has the devices of one machine."""
-        return next((each for each in self.arrangements if each.fits and not self.is_spread(each)), None)
-
-    @property
-    def spread(self) -> Arrangement | None:
-        """One that fits with stages on several machines."""
-        return next((each for each in self.arrangements if each.fits and self.is_spread(each)), None)
-
-    def is_spread(self, arrangement: Arrangement) -> bool:
-        return arrangement.parallel.devices > self.pool.device.count
+        """The first that fits."""
+        return next((each for each in self.arrangements if each.fits), None)
 
 
 def advise(
@@ -133,6 +138,10 @@ def advise(
 
     def arrange(pool: Pool, tensor: int, stages: int) -> Arrangement:
         parallel, engines = pool.divide(tensor, stages), pool.engines(tensor * stages)
+        is_spread = pool.is_spread(parallel.devices)
+        if is_spread and tensor > 1:
+            refusal = "stages on several machines cannot be combined with --tensor-parallel yet"
+            return Arrangement(parallel, engines, refusal=refusal, is_spread=True)
         divided = replace(
             options,
             tensor_parallel=tensor,
@@ -140,9 +149,9 @@ def advise(
             stage_shares=shares if (tensor, stages) == requested else (),
         )
         try:
-            fit = fit_model(header, config, device, divided, name=name)
+            fit = fit_model(header, config, pool.devices_of(stages), divided, name=name)
         except (UnsupportedModel, UsageError) as error:
-            return Arrangement(parallel, engines, refusal=error.message)
+            return Arrangement(parallel, engines, refusal=error.message, is_spread=is_spread)
         speed = predict_divided_speed(
             config,
             whole,
@@ -153,7 +162,8 @@ def advise(
             step_s=rates.step_s,
         )
         sent = sum(parallel.exchanged_bytes(config, 1, 1))
-        return Arrangement(parallel, engines, fit, fit.refusal.message if fit.refusal else None, sent, speed)
+        refusal = fit.refusal.message if fit.refusal else None
+        return Arrangement(parallel, engines, fit, refusal, sent, speed, is_spread)
 
     arrangements = [arrange(pool, 1, 1)]
     on_gpus = device.device_type != "cpu"
@@ -161,11 +171,10 @@ def advise(
         if stages == 1 or not any(each.fits for each in arrangements):
             arrangements.append(arrange(pool, tensor, stages))
     fits_machine = any(each.fits for each in arrangements)
-    largest = max(each.parallel.tensor for each in arrangements if each.fit)
-    for stages in range(device.count // largest + 1, pool.devices // largest + 1) if on_gpus else ():
+    for stages in range(device.count + 1, pool.devices + 1):
         if any(each.fits for each in arrangements):
             break
-        arrangements.append(arrange(pool, largest, stages))
+        arrangements.append(arrange(pool, 1, stages))
     if requested not in [(each.parallel.tensor, each.parallel.pipeline) for each in arrangements]:
         arrangements.append(arrange(pool, *requested))
     needed = None

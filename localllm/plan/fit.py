@@ -31,6 +31,7 @@ from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
 GPUS_PER_MACHINE = 8  # that are proposed for a model that does not fit
+MACHINES = 8  # without GPUs, likewise
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -45,6 +46,11 @@ class DeviceMemory(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes available to a model."""
+        ...
+
+    @property
+    def stage_bytes(self) -> tuple[int, ...]:
+        """Bytes of the device of each pipeline stage, if they are known to have memories of their own."""
         ...
 
     def machine_bytes(self) -> tuple[int, ...]:
@@ -198,6 +204,10 @@ def find_remedy(
         return (
             f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
         )
+    if device.device_type == "cpu" and device.stage_bytes:
+        return "name a smaller model, or add a machine to --workers"
+    if machines := fit_on_machines(header, config, device, options, name=name):
+        return f"name a smaller model, or use {machines} machines with as much free memory and --workers"
     return "name a smaller model, or a device with more free memory"
 
 
@@ -226,6 +236,19 @@ def fit_on_larger_machine(
         return None
     like = FreeMemory(device.device_type, device.memory_bytes)
     return first_fitting(header, config, like, options, divisions_of(GPUS_PER_MACHINE), name=name)
+
+
+def fit_on_machines(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> int | None:
+    """Return the fewest machines without GPUs like this one that the model fits, with a stage on each."""
+    if device.device_type != "cpu" or options.processes > 1:
+        return None
+    for count in range(2, MACHINES + 1):
+        like = FreeMemory("cpu", device.memory_bytes, stage_bytes=(device.memory_bytes,) * count)
+        if first_fitting(header, config, like, options, [(1, count)], name=name):
+            return count
+    return None
 
 
 def first_fitting(
@@ -309,11 +332,11 @@ def fit_model(
     check_context(config.max_context, options.context)
     borders: tuple[int, ...] = ()
     if options.pipeline_parallel > 1:
-        shares = options.stage_shares or getattr(device, "stage_bytes", ()) or (1.0,) * options.pipeline_parallel
+        shares = options.stage_shares or device.stage_bytes or (1.0,) * options.pipeline_parallel
         borders = divide_model(header, config, shares)
     position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
     memory_bytes = device.memory_bytes
-    apart = device.device_type != "cpu" or getattr(device, "stage_bytes", ())  # stages on a CPU share its memory
+    apart = device.device_type != "cpu" or device.stage_bytes  # stages on a CPU share its memory
     if not borders or not apart:
         whole = replace(position, borders=())
         part = part_of_model(header, config, whole)
@@ -331,7 +354,7 @@ def fit_model(
 
 def stage_memory(device: DeviceMemory, options: LoadOptions) -> tuple[int, ...]:
     """Return the memory of a device of each pipeline stage."""
-    return getattr(device, "stage_bytes", ()) or (device.memory_bytes,) * options.pipeline_parallel
+    return device.stage_bytes or (device.memory_bytes,) * options.pipeline_parallel
 
 
 def tightest_fit(stages: Sequence[Fit]) -> Fit:
