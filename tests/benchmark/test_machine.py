@@ -68,7 +68,9 @@ def test_peak_memory_can_be_reset() -> None:
         assert reset_peak_bytes(device)
         assert peak_bytes(device) < before - 100_000_000, (before, peak_bytes(device))
     """
-    subprocess.run([sys.executable, "-c", script], check=True)  # other tests' threads may hold memory in this process
+    subprocess.run(
+        [sys.executable, "-c", script], check=True
+    )  # other tests' threads may hold memory in this process
 
 
 def test_peak_memory_is_not_that_of_the_starting_program() -> None:

@@ -543,6 +543,52 @@ def test_other_files_at_the_same_path_are_refused(tmp_path: Path) -> None:
         localllm.load(model, device="cpu", context=64, workers=[address], token_file=token)
 
 
+@pytest.mark.slow
+def test_two_network_namespaces_whose_link_is_cut(tmp_path: Path) -> None:
+    """A link that is cut shows in half a minute on both sides; afterwards, the worker answers again."""
+    if subprocess.run(["unshare", "-rnm", "ip", "link"], capture_output=True, check=False).returncode:
+        pytest.skip("no user namespaces, or no `ip`")
+    call = f"import pathlib, {__name__} as tests; tests.use_a_link(pathlib.Path({str(tmp_path)!r}))"
+    command = ["unshare", "-rnm", sys.executable, "-c", call]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert result.returncode == 0, result.stderr
+
+
+def use_a_link(folder: Path) -> None:
+    """The first machine of the test above, in a network namespace without any link."""
+
+    def ip(*arguments: str, inside: Sequence[str] = ()) -> None:
+        subprocess.run([*inside, "ip", *arguments], check=True)
+
+    with subprocess.Popen(["unshare", "-n", "sleep", "200"]) as other:
+        own = os.stat("/proc/self/ns/net").st_ino
+        while os.stat(f"/proc/{other.pid}/ns/net").st_ino == own:
+            time.sleep(0.01)
+        inside = ("nsenter", "-t", str(other.pid), "-n")
+        ip("link", "add", "near", "type", "veth", "peer", "name", "far", "netns", str(other.pid))
+        ip("address", "add", "10.9.0.1/24", "dev", "near")
+        ip("link", "set", "near", "up")
+        ip("address", "add", "10.9.0.2/24", "dev", "far", inside=inside)
+        ip("link", "set", "far", "up", inside=inside)
+        with contextlib.closing(localllm.load("demo", device="cpu", context=512)) as one:
+            expected = one.generate(PROMPT, GREEDY).text
+        with running_worker(folder, *inside, host="10.9.0.2") as (address, token, _):
+            with contextlib.closing(load("demo", address, token)) as llm:
+                assert llm.generate(PROMPT, GREEDY).text == expected
+                events = llm.stream(PROMPT, LONG)
+                next(events)
+                ip("link", "set", "near", "down")
+                began = time.monotonic()
+                with pytest.raises(RankFailed, match="the network to it is cut"):
+                    list(events)
+                assert time.monotonic() - began < 60
+            wait_for(folder / "log", "waiting for the next machine", 60)
+            ip("link", "set", "near", "up")
+            with contextlib.closing(load("demo", address, token)) as llm:
+                assert llm.generate(PROMPT, GREEDY).text == expected
+        other.kill()
+
+
 def test_setups_come_as_json() -> None:
     fields = {name: 1 for name in Setup.__dataclass_fields__} | {"position": vars(Position(1, 1, (0, 2, 4)))}
     setup = Setup.from_fields(json.loads(json.dumps(fields)))
