@@ -22,6 +22,7 @@ from localllm.parallel.handshake import (
     why_versions_differ,
 )
 
+LEAVE_S = 5.0  # in which the process of a first machine that has left ends
 MAX_CONNECTIONS = 8  # that have not proved yet that they have the token; further ones are closed
 STAGE_MODULE = "localllm.llm.stage_process"  # imported by its own process alone
 
@@ -87,7 +88,7 @@ class WorkerListener:
                 self.unproved.release()
             if channel is None:
                 return
-            if not self.in_use.acquire(blocking=False):
+            if not self.in_use.acquire(timeout=LEAVE_S):
                 channel.send_failure(Busy(f"it computes for {self.user}", "wait, or end the server there"))
                 return
             try:

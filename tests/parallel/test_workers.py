@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +77,20 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerListener]:
         channel.receive()
 
     monkeypatch.setattr(WorkerListener, "run_stage", run_stage)
+    monkeypatch.setattr(listener, "LEAVE_S", 0.1)
     messages: list[str] = []
     worker = WorkerListener("127.0.0.1", 0, TOKEN, "cpu", messages.append)
     worker.messages = messages  # type: ignore[attr-defined]
     threading.Thread(target=worker.serve, daemon=True).start()
     with contextlib.closing(worker):
         yield worker
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def connect(worker: WorkerListener, token: bytes = TOKEN) -> RemoteWorker:
@@ -96,9 +104,7 @@ def test_a_worker_says_what_it_has_and_is_in_use_until_its_user_leaves(worker: W
     with pytest.raises(Busy, match=f"the worker at {worker.address}: it computes for 127.0.0.1:"):
         connect(worker)
     first.channel.close()
-    deadline = time.monotonic() + 5
-    while worker.in_use.locked() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not worker.in_use.locked())
     connect(worker).channel.close()
 
 
@@ -106,6 +112,7 @@ def test_another_token_is_refused_on_both_sides(worker: WorkerListener) -> None:
     with pytest.raises(AccessDenied, match="has another token; copy its token file here") as refused:
         connect(worker, OTHER_TOKEN)
     assert refused.value.exit_code == 8
+    wait_until(lambda: worker.messages)  # type: ignore[attr-defined]
     assert "another token" in worker.messages[0]  # type: ignore[attr-defined]
     connect(worker).channel.close()
 
@@ -137,6 +144,7 @@ def test_versions_are_compared_on_both_sides(worker: WorkerListener, monkeypatch
         answer = channel.receive()
         assert answer and json.loads(answer[1]) == handshake.own_versions()
         assert channel.receive() is None
+    wait_until(lambda: worker.messages)  # type: ignore[attr-defined]
     assert "it runs localllm 0.0.8" in worker.messages[-1]  # type: ignore[attr-defined]
 
 
