@@ -54,7 +54,7 @@ class PrefillEngine:
         self.context = context
         self.prompts: dict[Sequence, Prompt] = {}  # that are not computed
         self.exporting: list[Prompt] = []
-        self.inbox: queue.SimpleQueue[tuple[Peer, tuple[int, bytes] | None]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[Peer, tuple[int, bytearray] | None]] = queue.SimpleQueue()
         engine.prefer_throughput()
 
     def run(self) -> None:
@@ -90,7 +90,7 @@ class PrefillEngine:
             except queue.Empty:
                 break
 
-    def handle(self, peer: Peer, message: tuple[int, bytes] | None) -> None:
+    def handle(self, peer: Peer, message: tuple[int, bytearray] | None) -> None:
         if message is None:
             self.peers.remove(peer)
             for prompt in list(peer.prompts.values()):

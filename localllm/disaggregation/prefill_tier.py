@@ -93,7 +93,7 @@ class PrefillProcess:
             raise LocalLLMError(f"{self.title}: {fields['message']}", fields["remedy"])
         self.frequencies, self.context = fields["frequencies"], fields["context"]
 
-    def describe_end(self, message: tuple[int, bytes] | None) -> str:
+    def describe_end(self, message: tuple[int, bytearray] | None) -> str:
         """Return how the process has ended. message: its last one, if that was FAILED"""
         if message:
             return f"failed: {json.loads(message[1])['message']}"
@@ -146,7 +146,7 @@ class PrefillTier:
         self.last_number = 0
         self.queue = deque[RemotePrompt]()  # that no process computes yet
         self.loads: dict[int, RemotePrompt] = {}  # not done, by number
-        self.arrived = deque[tuple[PrefillProcess, tuple[int, bytes] | str]]()  # a text: how it has ended
+        self.arrived = deque[tuple[PrefillProcess, tuple[int, bytearray] | str]]()  # a text: how it has ended
         self.changed = threading.Condition()  # of `arrived`
         self.closed = False
         for process in processes:
@@ -278,7 +278,7 @@ class PrefillTier:
         self.dispatch()
         return took_time
 
-    def handle(self, process: PrefillProcess, message: tuple[int, bytes] | str) -> None:
+    def handle(self, process: PrefillProcess, message: tuple[int, bytearray] | str) -> None:
         """Handle a message of a process, or a text about its end."""
         if isinstance(message, str):
             self.end(process, message)

@@ -37,7 +37,7 @@ class Message(NamedTuple):
         return len(fields).to_bytes(4, "little") + fields + array("i", self.token_ids).tobytes()
 
     @classmethod
-    def decode(cls, content: bytes) -> "Message":
+    def decode(cls, content: bytes | bytearray) -> "Message":
         end = 4 + int.from_bytes(content[:4], "little")
         return cls(json.loads(content[4:end]), array("i", content[end:]).tolist())
 

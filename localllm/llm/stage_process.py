@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def complete_setup(fields: dict[str, Any], path: Path, device: torch.device, set
     setup = Setup.from_fields(fields | {"path": str(path), "device": str(device), "threads": 1})
     header = read_header(path)
     part, _ = part_of_model(header, parse_config(header.config), setup.position)
-    return Setup(**vars(setup) | {"threads": threads_for(part.stored_bytes, settings.threads)})
+    return replace(setup, threads=threads_for(part.stored_bytes, settings.threads))
 
 
 def end_with(connection: socket.socket, control: socket.socket) -> None:

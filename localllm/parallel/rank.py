@@ -55,8 +55,9 @@ class Setup:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "Setup":
         """Return the setup that rank 0 has sent as JSON."""
-        position = dict(fields["position"])
-        return cls(**fields | {"position": Position(**position | {"borders": tuple(position["borders"])})})
+        position: dict[str, Any] = {**fields["position"], "borders": tuple(fields["position"]["borders"])}
+        values: dict[str, Any] = {**fields, "position": Position(**position)}
+        return cls(**values)
 
 
 def serve_rank(channel: Channel) -> None:

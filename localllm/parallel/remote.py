@@ -94,7 +94,7 @@ def send_model(workers: Sequence[RemoteWorker], name: str, quant: str | None, fi
 
 def to_bytes(x: Tensor) -> memoryview:
     """Return the bytes of a tensor with at least one element."""
-    return memoryview(x.contiguous().cpu().view(torch.uint8).numpy()).cast("B")
+    return x.contiguous().cpu().view(torch.uint8).numpy().data.cast("B")
 
 
 def fill(x: Tensor, content: bytearray) -> Tensor:

@@ -120,7 +120,7 @@ class StepDecoder:
 
     tables: list[list[int]] = field(default_factory=list)
 
-    def decode(self, message: bytes) -> ReceivedStep:
+    def decode(self, message: bytes | bytearray) -> ReceivedStep:
         words = array.array("i", message).tolist()
         flags, block_size, count, logit_count, run_count, pair_count = words[:6]
         position, states, token_ids, tables = 6, [], [], []
