@@ -185,7 +185,7 @@ class CacheAllocation:
         if self.ranks > 1:
             raise UsageError(
                 "the keys and values of a model in several processes are not stored or moved",
-                "load it without --tensor-parallel and --pipeline-parallel",
+                "load it without --tensor-parallel, --pipeline-parallel and --workers",
             )
         spec = self.target
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))

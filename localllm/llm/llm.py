@@ -491,7 +491,7 @@ class LLM:
         if self.parts.caches.ranks > 1:
             raise UsageError(
                 "a receipt describes the computation of one process",
-                "leave out --tensor-parallel and --pipeline-parallel",
+                "leave out --tensor-parallel, --pipeline-parallel and --workers",
             )
         engine = self.worker.engine
         setup = provenance.setup(

@@ -125,7 +125,7 @@ def load(
     if (processes := tensor_parallel * stages) > 1:
         if not workers:
             resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
-        flag = "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
+        flag = "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
         if settings.disk_cache and not settings.disk_cache.kept_only:
             raise UsageError(
                 "computed prompts of several processes are not stored on the disk",

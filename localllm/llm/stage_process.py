@@ -26,7 +26,7 @@ from localllm.errors import ModelNotFound, UsageError
 from localllm.hardware.device import DTYPES, dtype_for, free_bytes, resolve_device
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve_model
-from localllm.parallel.channel import FACTS, MODEL, SETUP, Channel
+from localllm.parallel.channel import FACTS, FAILED, MODEL, SETUP, Channel
 from localllm.parallel.rank import Setup, run_rank
 from localllm.parallel.remote import StageFollower
 from localllm.quantize.quantizer import find_or_quantize
@@ -65,7 +65,10 @@ def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str)
         layers = f"layers {stage.first + 1} to {stage.end} of {stage.total} of {wanted['name']}"
         control.send(SETUP, f"computing {layers} on {device} for {peer}".encode())
         run_rank(channel, setup, device, StageFollower(setup.position, channel))
+    except ConnectionError:
+        return  # the first machine has left
     except Exception as error:
+        control.send(FAILED, f"the stage for {peer} failed: {error}".encode())
         channel.send_failure(error)
 
 

@@ -98,9 +98,9 @@ def to_bytes(x: Tensor) -> memoryview:
 
 
 def fill(x: Tensor, content: bytearray) -> Tensor:
-    """Fill a tensor with the bytes of one of its shape and dtype. Raises ConnectionError for another number."""
+    """Fill a tensor with the bytes of one of its shape and dtype. Raises ValueError for another number."""
     if len(content) != x.nbytes:
-        raise ConnectionError(f"hidden states of {len(content)} bytes, and {x.nbytes} were expected")
+        raise ValueError(f"hidden states of {len(content)} bytes, and {x.nbytes} were expected")
     return x.copy_(torch.frombuffer(content, dtype=torch.uint8).view(x.dtype).view(x.shape))
 
 

@@ -28,6 +28,7 @@ from localllm.arch.stages import Position
 from localllm.checkpoint.digest import digest_model
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import divide_model, part_of_model
+from localllm.cli.worker import worker as worker_command
 from localllm.errors import (
     AccessDenied,
     Busy,
@@ -241,6 +242,23 @@ def test_a_token_is_for_this_user_alone(tmp_path: Path) -> None:
         read_token(file)
     with pytest.raises(UsageError, match="cannot read the token"):
         read_token(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"host": "example.org"}, "'example.org' is not an IP address"),
+        ({"host": "192.0.2.1", "port": 0}, r"cannot listen on 192\.0\.2\.1:0 "),
+        ({"device": "gpu"}, "there is no device 'gpu'"),
+        ({"token_file": "/nowhere/token"}, "cannot read the token in /nowhere/token"),
+    ],
+)
+def test_what_the_command_refuses(
+    flags: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=message):
+        worker_command(**flags)
 
 
 # The same files
