@@ -5,17 +5,15 @@ object store between machines, implements Sender and Receiver.
 
 import json
 import mmap
-import os
-import tempfile
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from localllm.parallel.channel import open_memory
 from localllm.runtime.kv_cache.prefix_copy import to_part
 from localllm.runtime.kv_cache.snapshot import Part
 
@@ -105,15 +103,8 @@ class SharedMemory:
         return parts
 
 
-def open_memory(segment_bytes: int) -> tuple[int, int]:
-    """Return the descriptor of a file without a name for segments of so many bytes, and the bytes of its slots. It
-    takes memory as it is written, and none once both processes have ended."""
+def open_slots(segment_bytes: int) -> tuple[int, int]:
+    """Return the descriptor of memory for segments of so many bytes, and the bytes of its slots."""
     slot_bytes = segment_bytes + MAX_TENSORS * ALIGNMENT
     slot_bytes += -slot_bytes % mmap.PAGESIZE
-    if hasattr(os, "memfd_create"):  # on Linux; /dev/shm may be small in a container
-        descriptor = os.memfd_create("localllm-hand-over")
-    else:
-        descriptor, name = tempfile.mkstemp("localllm-hand-over")
-        Path(name).unlink()
-    os.ftruncate(descriptor, SLOTS * slot_bytes)
-    return descriptor, slot_bytes
+    return open_memory(SLOTS * slot_bytes), slot_bytes

@@ -13,7 +13,7 @@ import torch
 from localllm.arch.stages import Position
 from localllm.checkpoint.stages import part_of_model
 from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
-from localllm.disaggregation.transport import SharedMemory, open_memory
+from localllm.disaggregation.transport import SharedMemory, open_slots
 from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
@@ -188,7 +188,7 @@ def start_prefill(
     own."""
     needs = plan.fit.needs
     segment = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
-    descriptor, slot_bytes = open_memory(segment)
+    descriptor, slot_bytes = open_slots(segment)
     try:
         process, channel = start_process("localllm.llm.prefill_process", [descriptor])
         prefill = PrefillProcess(number, channel, SharedMemory(descriptor, slot_bytes), process)

@@ -75,16 +75,9 @@ def plan(model: LocalModel, request: LoadRequest) -> LoadPlan:
     dtype: torch.dtype = getattr(torch, fit.dtype)
     kv_dtype: KVDtype = KV_DTYPES.get(fit.kv_dtype, dtype)
     deterministic = request.deterministic or request.settings.deterministic
-    tensor_ranks = model.options.tensor_parallel
-    if deterministic and tensor_ranks > 1:
-        raise UsageError(
-            f"the sums of {tensor_ranks} processes are rounded otherwise than those of one, so that answers are "
-            "not deterministic",
-            "leave out --deterministic or --tensor-parallel",
-        )
     if deterministic:
         check_deterministic(model.config, request.device, kv_dtype)
-    elif request.deterministic is None and tensor_ranks == 1:
+    elif request.deterministic is None:
         deterministic = why_not_deterministic(model.config, request.device, kv_dtype) is None
     return LoadPlan(
         text=text,

@@ -4,13 +4,16 @@ two ends: a pair of sockets within a machine, TCP between machines.
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
 from localllm.errors import (
     Busy,
@@ -83,6 +86,16 @@ class Channel:
             view = view[received:]
         return content
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the other process has ended, and sent nothing that was not received."""
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -93,6 +106,18 @@ def reported_error(title: str, content: bytearray) -> LocalLLMError:
     """Return the error of a FAILED message. title: of the process that has sent it"""
     fields = json.loads(content)
     return REPORTED.get(fields["error"], LocalLLMError)(f"{title}: {fields['message']}", fields["remedy"])
+
+
+def open_memory(size: int) -> int:
+    """Return the descriptor of a file without a name that processes can map. It takes memory as it is written, and
+    none once all of them have ended."""
+    if hasattr(os, "memfd_create"):  # on Linux; /dev/shm may be small in a container
+        descriptor = os.memfd_create("localllm")
+    else:
+        descriptor, name = tempfile.mkstemp("localllm")
+        Path(name).unlink()
+    os.ftruncate(descriptor, size)
+    return descriptor
 
 
 def start_process(module: str, descriptors: Iterable[int] = ()) -> tuple["subprocess.Popen[bytes]", Channel]:

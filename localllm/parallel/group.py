@@ -1,11 +1,13 @@
 """The processes of tensor and pipeline parallelism: rank 0 schedules and sends each step, and all compute it.
 
-Steps go through a socket to each rank, which also shows when a process ends. Within a machine, sums, logits and
-the hidden states between stages go through torch.distributed, by gloo on CPUs and by NCCL on GPUs; `remote` sends
-them to other machines. NCCL has not been measured yet: no test here has two GPUs.
+Steps go through a socket to each rank, which also shows when a process ends; within a machine without GPUs, sums
+go through shared memory. What else ranks of a machine exchange, such as logits and the hidden states between
+stages, goes through torch.distributed, by gloo on CPUs and by NCCL on GPUs; `remote` sends hidden states to other
+machines. NCCL has not been measured yet: no test here has two GPUs.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import tempfile
@@ -34,9 +36,11 @@ from localllm.parallel.channel import (
     Channel,
     describe_end,
     end_process,
+    open_memory,
     reported_error,
     start_process,
 )
+from localllm.parallel.shared_sums import SharedSums, memory_bytes, shared_sums_supported
 from localllm.parallel.steps import StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
@@ -58,6 +62,7 @@ class Collectives:
         self.device = device
         self.tensor_group: Any = None  # the ranks of the same stage
         self.pipeline_group: Any = None  # all ranks
+        self.sums: SharedSums | None = None  # None: by the tensor group
         self.gather_options = dist.GatherOptions()
         self.broadcast_options = dist.BroadcastOptions()
 
@@ -82,9 +87,22 @@ class Collectives:
         options._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, options)
 
+    def share_sums(self, descriptor: int) -> None:
+        """Have sums go through memory that the ranks of the stage share, and close its descriptor."""
+        self.sums = SharedSums(descriptor, self.shard.rank, self.shard.size, self.check_others)
+        os.close(descriptor)
+
+    def check_others(self, waited_s: float) -> None:
+        """Raise if another rank has ended, or has been waited for too long."""
+        if waited_s > COLLECTIVE_TIMEOUT.total_seconds():
+            raise TimeoutError(f"another process has not added its part of a sum for {waited_s:.0f} s")
+
     def all_reduce(self, x: Tensor) -> Tensor:
-        if COMPILE_ONLY.get() is None:
-            self.tensor_group.allreduce([x]).wait()
+        if COMPILE_ONLY.get() is not None:
+            return x
+        if self.sums is not None:
+            return self.sums.all_reduce(x)
+        self.tensor_group.allreduce([x]).wait()
         return x
 
     def broadcast(self, x: Tensor) -> None:
@@ -246,11 +264,29 @@ class ProcessLeader(Collectives, Leader):
 
     def start(self, setup: dict[str, Any]) -> None:
         """Start the other ranks, which load their parts. setup: as for `send_setup`, without the folder"""
+        memory = self.open_memory()
         for rank in range(1, self.position.size):
-            process, channel = start_process("localllm.parallel.rank")
+            process, channel = start_process("localllm.parallel.rank", memory[rank // self.position.tensor_size])
             self.processes.append(process)
             self.channels.append(channel)
             self.send_setup(rank, setup | {"folder": str(self.folder)})
+        for descriptors in memory[1:]:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if memory[0]:
+            self.share_sums(*memory[0])
+
+    def open_memory(self) -> list[list[int]]:
+        """Return the descriptor of memory for the sums of each stage; of none where sums go another way."""
+        stages, ranks = self.position.size // self.position.tensor_size, self.position.tensor_size
+        if ranks == 1 or self.device.type != "cpu" or not shared_sums_supported():
+            return [[] for _ in range(stages)]
+        return [[open_memory(memory_bytes(ranks))] for _ in range(stages)]
+
+    def check_others(self, waited_s: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+        super().check_others(waited_s)
 
     def finish_start(self) -> None:
         super().finish_start()
@@ -286,6 +322,16 @@ class ProcessLeader(Collectives, Leader):
 
 class Follower(Collectives):
     """Another rank than 0, which runs what rank 0 sends."""
+
+    def __init__(self, position: Position, folder: Path, device: torch.device, channel: Channel):
+        """channel: to rank 0"""
+        super().__init__(position, folder, device)
+        self.channel = channel
+
+    def check_others(self, waited_s: float) -> None:
+        if self.channel.is_closed:
+            raise ConnectionError("process 1 has ended")
+        super().check_others(waited_s)
 
     def send_step(self, *arguments: Any, **fields: Any) -> None:
         raise AssertionError("only rank 0 schedules")

@@ -1,6 +1,7 @@
-"""A process of tensor or pipeline parallelism other than the first: `python -m localllm.parallel.rank SOCKET`.
+"""A process of tensor or pipeline parallelism other than the first.
 
-It loads its part of the model, runs the steps that rank 0 sends, and ends with it.
+`python -m localllm.parallel.rank SOCKET [MEMORY]` loads its part of the model, runs the steps that rank 0 sends,
+and ends with it. MEMORY is for the sums of its stage.
 """
 
 import json
@@ -60,8 +61,11 @@ class Setup:
         return cls(**values)
 
 
-def serve_rank(channel: Channel) -> None:
-    """Load the part of the model that this rank has, and run what rank 0 sends until it ends."""
+def serve_rank(channel: Channel, memory: list[int]) -> None:
+    """Load the part of the model that this rank has, and run what rank 0 sends until it ends.
+
+    memory: descriptor of the memory that the stage shares for its sums, if it shares any
+    """
     message = channel.receive()
     if message is None:
         return
@@ -70,7 +74,10 @@ def serve_rank(channel: Channel) -> None:
     setup = Setup.from_fields(json.loads(content))
     device = rank_device(torch.device(setup.device), setup.position.rank)
     try:
-        run_rank(channel, setup, device, Follower(setup.position, Path(setup.folder), device))
+        ranks = Follower(setup.position, Path(setup.folder), device, channel)
+        if memory:
+            ranks.share_sums(*memory)
+        run_rank(channel, setup, device, ranks)
     except Exception as error:
         channel.send_failure(error)
 
@@ -159,5 +166,6 @@ def follow(receive: Callable[[], tuple[int, bytearray] | None], runner: Runner, 
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C
-    serve_rank(Channel(socket.socket(fileno=int(sys.argv[1]))))
+    connection, *memory = map(int, sys.argv[1:])
+    serve_rank(Channel(socket.socket(fileno=connection)), memory)
     os._exit(0)  # without waiting for threads of torch

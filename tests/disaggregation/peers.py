@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from localllm.disaggregation.prefill_engine import Peer, PrefillEngine
 from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
-from localllm.disaggregation.transport import SharedMemory, open_memory
+from localllm.disaggregation.transport import SharedMemory, open_slots
 from localllm.parallel.channel import Channel
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS, frequencies_digest
@@ -37,7 +37,7 @@ class PrefillThread:
 
 def start_prefill_thread(engine: Engine, number: int = 1) -> PrefillThread:
     states = sum(t[:1].nbytes for cache in engine.runner.recurrent_caches for t in cache.tensors)
-    descriptor, slot_bytes = open_memory(SEGMENT_BLOCKS * engine.runner.block_bytes + states)
+    descriptor, slot_bytes = open_slots(SEGMENT_BLOCKS * engine.runner.block_bytes + states)
     own, other = (Channel(connection) for connection in socket.socketpair())
     peer = Peer(other, SharedMemory(descriptor, slot_bytes))
     process = PrefillProcess(number, own, SharedMemory(descriptor, slot_bytes), None)

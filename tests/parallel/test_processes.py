@@ -118,7 +118,6 @@ def test_nothing_is_recorded_as_if_by_one_process(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"deterministic": True}, "not deterministic"),
         ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"tensor_parallel": 0}, "not a number of processes"),
@@ -202,6 +201,18 @@ def test_a_deterministic_pipeline_has_the_bits_of_one_process() -> None:
             assert llm.deterministic
             answers.append(llm.logits(list(range(3, 90))))
     assert torch.equal(*answers)
+
+
+@pytest.mark.slow
+def test_deterministic_ranks_have_the_same_bits_for_any_chunks() -> None:
+    ids = list(range(3, 90))
+    with contextlib.closing(
+        localllm.load("demo", device="cpu", context=512, deterministic=True, tensor_parallel=2)
+    ) as two:
+        assert two.deterministic
+        logits = two.logits(ids)
+        for count in (1, 7, 40):
+            assert torch.equal(two.logits(ids[:count]), logits[:count])
 
 
 @pytest.mark.slow

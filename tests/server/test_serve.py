@@ -1,5 +1,6 @@
 """Addresses that a server listens on, and the start and end of its process."""
 
+import asyncio
 import json
 import re
 import shlex
@@ -33,6 +34,22 @@ def test_addresses_of_this_machine_alone_are_taken(host):
 def test_a_port_in_use_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="choose another --port"):
         bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_the_end_of_an_answer_does_not_wait_for_an_acknowledgement():
+    async def accept(listener: socket.socket) -> int:
+        connected = asyncio.get_running_loop().create_future()
+
+        class Accepted(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                connected.set_result(transport.get_extra_info("socket"))
+
+        async with await asyncio.get_running_loop().create_server(Accepted, sock=listener):
+            with socket.create_connection(listener.getsockname()):
+                return (await connected).getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    with bind("127.0.0.1", 0) as listener:
+        assert asyncio.run(accept(listener))
 
 
 @pytest.fixture
