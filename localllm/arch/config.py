@@ -4,6 +4,7 @@ What varies by layer (window, rope, head counts, type of mixer) is stored in the
 layer indices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -272,6 +273,7 @@ class Stage:
     first: int  # index of its first layer in the whole model
     end: int
     total: int  # layers of the whole model
+    ropes: tuple[RopeConfig, ...] = ()  # of all layers of the whole model
 
     @property
     def is_last(self) -> bool:
@@ -299,6 +301,17 @@ class ModelConfig:
     stage: Stage | None = None  # that `layers` are of; None: of the whole model
 
     @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        """The rotary embeddings of all layers, also of other stages."""
+        return self.stage.ropes if self.stage else ropes_of(self.layers)
+
+    @property
     def has_ends(self) -> bool:
         """Whether embedding and head are part of it."""
         return self.stage is None or self.stage.index == 0
+
+
+def ropes_of(layers: Sequence[LayerConfig]) -> tuple[RopeConfig, ...]:
+    """Return the different rotary embeddings of layers."""
+    attending = [layer.mixer for layer in layers if isinstance(layer.mixer, AttentionConfig | LatentConfig)]
+    return tuple(dict.fromkeys(mixer.rope for mixer in attending if mixer.rope))

@@ -21,6 +21,7 @@ from localllm.arch.config import (
     MoEConfig,
     ShortConvConfig,
 )
+from localllm.arch.layout import PER_LAYER_TABLE
 from localllm.errors import UnsupportedModel, UsageError
 
 MAX_RANKS = 64
@@ -34,6 +35,7 @@ class Shard:
     rank: int
     size: int
     whole_experts: bool = False  # of a mixture, whole experts instead of columns of each
+    by_rows: bool = False  # all matrices by rows, also those that read what ranks have computed a part of
 
     def range_of(self, count: int) -> tuple[int, int]:
         """Return this rank's range of `count` heads, columns or channels, which the size divides."""
@@ -85,8 +87,6 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     """Return the configuration of one rank's layers. Raises UnsupportedModel for what cannot be divided."""
     if config.encoder:
         raise refusal("an embedding model", shard, never=True)
-    if config.per_layer:
-        raise refusal("a model with per-layer embeddings", shard, never=True)
     return replace(config, layers=tuple(shard_layer(layer, shard) for layer in config.layers))
 
 
@@ -112,8 +112,6 @@ def shard_mixer(c: Mixer, shard: Shard) -> Mixer:
 
 def shard_ffn(c: MLPConfig | MoEConfig, shard: Shard) -> MLPConfig | MoEConfig:
     if isinstance(c, MoEConfig):
-        if c.apart:
-            raise refusal("a model whose shared and routed experts have separate norms", shard, never=True)
         shared = c.shared and shard_mlp(c.shared, shard)
         if shard.whole_experts:
             divide(c.experts, shard, "experts")
@@ -164,10 +162,22 @@ def division_of(name: str, config: ModelConfig, shard: Shard) -> Division | None
     """Return the part of a tensor that a rank has; None for all of it.
 
     name: in `arch.layout`, without its suffix if it is a matrix with a weight or parts of a quantized format;
-    config: of the whole model
+    config: of the whole model. Raises UnsupportedModel for what cannot be divided by rows alone.
     """
+    division = usual_division(name, config, shard)
+    if division is None or division.axis == "rows" or not shard.by_rows:
+        return division
+    if len(division.segments) > 1 or EXPERT.search(name):
+        raise refusal("a mixture or a tiled delta net in this format", shard)
+    divide(config.hidden_size, shard, "dimensions of hidden states")
+    return rows(config.hidden_size, shard.range_of(config.hidden_size))
+
+
+def usual_division(name: str, config: ModelConfig, shard: Shard) -> Division | None:
     if name in ("embed_tokens", "lm_head"):
         return rows(config.vocab_size, shard.vocab_range(config.vocab_size))
+    if name == PER_LAYER_TABLE and config.per_layer:
+        return rows(config.per_layer.vocab_size, shard.vocab_range(config.per_layer.vocab_size))
     layer = layer_of(name, config)
     if layer is None:
         return None

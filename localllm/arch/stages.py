@@ -41,6 +41,9 @@ class Position:
         return stages_between(self.borders)[self.rank // self.tensor_size] if self.borders else None
 
 
+ALONE = Position(0)  # of a process that has the whole model
+
+
 def stages_between(borders: Sequence[int]) -> list[Stage]:
     ranges = enumerate(pairwise(borders))
     return [Stage(index, len(borders) - 1, first, end, borders[-1]) for index, (first, end) in ranges]
@@ -146,4 +149,4 @@ def stage_config(config: ModelConfig, stage: Stage) -> ModelConfig:
             assert isinstance(layer.mixer, AttentionConfig)
             layer = replace(layer, mixer=replace(layer.mixer, kv_source=source - stage.first))
         layers.append(layer)
-    return replace(config, layers=tuple(layers), stage=stage)
+    return replace(config, layers=tuple(layers), stage=replace(stage, ropes=config.ropes))

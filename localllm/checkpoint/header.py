@@ -185,6 +185,7 @@ class Header:
     tensors: Mapping[str, TensorHeader]
     layout: TensorLayout
     gguf: Mapping[str, Any] | None = None  # the metadata of a GGUF file, which includes the tokenizer
+    by_rows: bool = False  # of a tensor-parallel rank: see `Shard`
 
     @property
     def stored_bytes(self) -> int:

@@ -21,22 +21,31 @@ SINGLE_TENSORS = ("sinks", "A", "A_log", "dt_bias")
 
 
 def shard_model(header: Header, config: ModelConfig, shard: Shard) -> tuple[Header, ModelConfig]:
-    """Return the header and the configuration of one rank.
+    """Return the header and the configuration of one rank. What cannot be divided by columns is divided by rows
+    alone.
 
     Raises UnsupportedModel for families and formats that cannot be divided so.
     """
     local_config = shard_config(config, shard)
+    try:
+        return replace(header, tensors=shard_tensors(header, config, shard)), local_config
+    except UnsupportedModel as error:
+        try:
+            tensors = shard_tensors(header, config, replace(shard, by_rows=True))
+        except UnsupportedModel:
+            raise error from None
+        return replace(header, tensors=tensors, by_rows=True), local_config
+
+
+def shard_tensors(header: Header, config: ModelConfig, shard: Shard) -> dict[str, TensorHeader]:
     quantization = header.quantization_config
-    if quantization and quantization.activations:
+    if quantization and quantization.activations and not shard.by_rows:
         raise UnsupportedModel(
             "weights whose activations are quantized to 8 bits cannot be divided by columns",
             "leave out --tensor-parallel, or use another quantization",
         )
-    tensors = {}
-    for name, tensor in header.tensors.items():
-        if local := shard_tensor(name, tensor, header, config, shard):
-            tensors[name] = local
-    return replace(header, tensors=tensors), local_config
+    parts = {name: shard_tensor(name, each, header, config, shard) for name, each in header.tensors.items()}
+    return {name: part for name, part in parts.items() if part}
 
 
 def shard_tensor(

@@ -62,8 +62,6 @@ def _check_combinations(flags: Mapping[str, Any], template_arguments: Mapping[st
         raise UsageError("--raw sends no system prompt", "leave out --raw or --system")
     if flags["raw"] and (template_arguments or flags["tools"] or flags["think"] is not None):
         raise UsageError("--raw uses no chat template", "leave out --raw, or --think, --tools and --template-arg")
-    if flags["receipt"] and (flags["tensor_parallel"] or flags["pipeline_parallel"] or flags["workers"]):
-        raise UsageError("a receipt describes the computation of one process", LEAVE_ONE_OUT)
     if flags["draft_model"] and flags["draft"] is False:
         raise UsageError("--no-draft turns off drafting, which --draft-model asks for", LEAVE_ONE_OUT)
 

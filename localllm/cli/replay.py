@@ -37,8 +37,9 @@ def replay(
     """Recompute an answer from a receipt and compare the two.
 
     RECEIPT is a file written by `localllm run --receipt`, or the output of `localllm run --json`; - is stdin. The
-    prompt tokens are recomputed with the same seed, data types and threads. Changes of machine, versions and
-    kernels are reported on stderr. Exits with code 10 if the answer differs, and with 8 if the model differs.
+    prompt tokens are recomputed with the same seed, data types, threads and processes. Changes of machine,
+    versions and kernels are reported on stderr. Exits with code 10 if the answer differs, and with 8 if the model
+    differs.
     """
     out = io.StdoutWriter()
     original = read(io.read_bytes(receipt), io.display_name(receipt))
@@ -52,7 +53,10 @@ def replay(
             activations=str(setup.activation_bits),
             quant=original.model.quant,
             context=context or setup.context,
-            threads=setup.threads,
+            threads=setup.threads * setup.tensor_parallel,  # which share them
+            tensor_parallel=setup.tensor_parallel,
+            pipeline_parallel=str(setup.pipeline_parallel),
+            expert_parallel=setup.expert_parallel,
             draft=setup.draft,
             draft_model=draft_model or setup.draft_model,
             # None keeps it where it is supported; otherwise the change is reported.

@@ -156,8 +156,7 @@ class PrefillEngine:
         if copied is None:
             return False
         tokens, blocks = copied
-        blocks.wait()
-        place = prompt.peer.sender.put(blocks.tensors)
+        place = prompt.peer.sender.put(blocks.wait())
         prompt.tokens = tokens.end
         fields = {"number": prompt.number, "start": tokens.start, "end": tokens.end, "place": place}
         self.send(prompt.peer, SEGMENT, Message(fields | {"states": sorted(tokens.states)}))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from localllm.parallel.channel import open_memory
-from localllm.runtime.kv_cache.prefix_copy import to_part
+from localllm.runtime.kv_cache.host_copies import to_part
 from localllm.runtime.kv_cache.snapshot import Part
 
 # Kinds of messages. A process that ends sends none: its socket is closed.

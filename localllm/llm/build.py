@@ -72,10 +72,12 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             undo.callback(template.close)
             template.warm_up()  # starts its process while the weights are read
         leader, header, config = None, model.header, model.config
-        if request.ranks > 1:
-            leader = start_ranks(model, plan, request, threads)  # which load while this process does
+        options = request.options
+        position = Position(0, options.tensor_parallel, plan.fit.borders, options.expert_parallel)
+        if position.size > 1:
+            leader = start_ranks(position, model, plan, request, threads)  # which load while this process does
             undo.callback(leader.close)
-            header, config = part_of_model(header, config, leader.position)
+            header, config = part_of_model(header, config, position)
         prefill = list[PrefillProcess]()
         undo.callback(lambda: [process.close() for process in prefill])
         for number in range(1, request.prefill + 1):
@@ -129,10 +131,9 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     else:
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
-            if leader and request.options.tensor_parallel == 1 and not request.workers:
+            if leader and options.tensor_parallel == 1 and not request.workers:
                 weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
-    options = request.options
     caches = CacheAllocation(
         memory,
         spec,
@@ -140,10 +141,11 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         shortage_of,
         draft_spec,
         draft_model,
-        tensor_ranks=options.tensor_parallel,
-        stages=options.pipeline_parallel,
+        position=position,
         own_memories=bool(request.workers) or device.type != "cpu",
+        worker_processors=tuple(worker.processor for worker in request.workers),
         engines=request.engines,
+        name=model.ref.name,
     )
     if prefill:
         caches.prefill_tier = PrefillTier(prefill)
@@ -152,13 +154,13 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
 
 
 def start_ranks(
-    model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
+    position: Position, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
 ) -> "ProcessLeader | RemoteLeader":
-    """Have the other processes load their parts of the model: workers, or processes that start here."""
+    """Have the other processes load their parts of the model: workers, or processes that start here. position: of
+    this one"""
     from localllm.parallel.group import ProcessLeader  # torch.distributed is not needed by a single process
     from localllm.parallel.remote import RemoteLeader
 
-    position = Position(0, request.options.tensor_parallel, plan.fit.borders, request.options.expert_parallel)
     leader = (
         RemoteLeader(position, request.workers) if request.workers else ProcessLeader(position, request.device)
     )

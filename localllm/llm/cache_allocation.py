@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from localllm.arch.stages import ALONE, Position
 from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.header import Header
 from localllm.disaggregation.prefill_tier import PrefillTier
@@ -16,6 +17,8 @@ from localllm.hardware.device import (
     dtype_name,
     free_bytes,
     free_host_bytes,
+    processor_features,
+    rank_device,
     release_cached,
     reserve_bytes,
 )
@@ -92,15 +95,16 @@ class CacheAllocation:
     draft_model: DraftModel | None = None
     disk_tier: DiskTier | None = None
     prefill_tier: PrefillTier | None = None
-    tensor_ranks: int = 1  # processes among which each layer is divided
-    stages: int = 1  # of layers
+    position: Position = ALONE  # of this process among those that the model is divided among
     own_memories: bool = False  # whether the stages are on different devices
+    worker_processors: tuple[str, ...] = ()  # what computes the stages on other machines
     engines: int = 1  # whole models that share the memory of the device
+    name: str = ""  # of the model
 
     @property
     def ranks(self) -> int:
         """The number of processes among which the model is divided."""
-        return self.tensor_ranks * self.stages
+        return self.position.size
 
     def shortage(self) -> LocalLLMError:
         """Return the error to raise when a step runs out of memory."""
@@ -110,7 +114,7 @@ class CacheAllocation:
         """Return the memory plan for another context, in which these caches count as free. Raises DoesNotFit and
         UsageError as `allocate`."""
         device, needs, memory = self.target.device, self.target.needs, self.memory
-        if self.stages > 1 and self.own_memories:  # of which others may have less room than this one
+        if self.position.stage_count > 1 and self.own_memories:  # of which others may have less room than this one
             kept = memory.cache_bytes * 100 // CACHE_SHARE[device.type]
             free = memory.total - memory.cache_bytes + kept + memory.workspace
             resized = allocate(needs, free, context)
@@ -119,7 +123,7 @@ class CacheAllocation:
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
             # All ranks of a stage, and all engines, have as much as this one.
-            free = free_bytes(device) // (self.tensor_ranks * self.engines)
+            free = free_bytes(device) // (self.position.tensor_size * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
         resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
@@ -181,27 +185,37 @@ class CacheAllocation:
 
     def identity(self, engine: Engine, model: Path, activation_bits: int, threads: int) -> CacheIdentity:
         """Return the properties that the bits of keys and values depend on, without a scope. Reads megabytes of
-        the model's files. Raises UsageError for several processes, of which each has a part of them."""
-        if self.ranks > 1:
-            raise UsageError(
-                "the keys and values of a model in several processes are not stored or moved",
-                "load it without --tensor-parallel, --pipeline-parallel and --workers",
-            )
-        spec = self.target
+        the model's files."""
+        spec, config = self.target, engine.runner.model.config
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))
         versions = library_versions(COMPUTING_LIBRARIES[1:])
-        processor = cpu_features() if spec.device.type == "cpu" else [device_name(spec.device)]
+        processor = cpu_features() if spec.device.type == "cpu" else self.gpu_names()
+        if any(other != processor_features(spec.device) for other in self.worker_processors):
+            processor = [*processor, *self.worker_processors, str(self.position.borders)]
         invariant = f"batch invariant with {threads} threads" if spec.batch_invariant else "not batch invariant"
         return CacheIdentity(
             model=digest,
-            name=spec.needs.name,
+            name=self.name,
             dtype=dtype_name(spec.dtype),
             kv_dtype=kv_dtype_name(spec.kv_dtype),
             activation_bits=activation_bits,
             block_size=engine.block_size,
-            layers=len(spec.needs.config.layers),
+            layers=config.stage.total if config.stage else len(config.layers),
             setup=(invariant, *processor, *(f"{name} {versions[name]}" for name in COMPUTING_LIBRARIES)),
+            division=self.division,
         )
+
+    @property
+    def division(self) -> str:
+        """How processes divide the model where that affects the bits of results; stages have those of one."""
+        size, experts = self.position.tensor_size, " with whole experts" * self.position.whole_experts
+        return f"{size} ranks{experts}" if size > 1 else ""
+
+    def gpu_names(self) -> list[str]:
+        """Return the name of the GPUs; if they differ, those of all ranks and where stages begin."""
+        own = 1 if self.worker_processors else self.ranks
+        names = [device_name(rank_device(self.target.device, rank)) for rank in range(own)]
+        return names[:1] if len(set(names)) == 1 else [*names, str(self.position.borders)]
 
 
 def measured_growth(measure: Callable[[], int], initial: int, limit: int) -> int:

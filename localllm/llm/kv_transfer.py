@@ -11,7 +11,13 @@ from typing_extensions import Buffer
 
 from localllm.errors import Busy, ContextOverflow, UsageError
 from localllm.llm.llm import LLM
-from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS, PrefixExport, copy_in, with_frequencies
+from localllm.runtime.kv_cache.prefix_copy import (
+    SEGMENT_BLOCKS,
+    PrefixExport,
+    all_types,
+    copy_in,
+    with_frequencies,
+)
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks
 from localllm.runtime.kv_cache.snapshot import (
     MAX_HEADER_BYTES,
@@ -147,6 +153,6 @@ def refusal(error: DamagedSnapshot) -> UsageError:
 
 def max_snapshot_bytes(llm: LLM) -> int:
     """Return the size that no snapshot of this model exceeds."""
-    caches, memory = llm.parts.caches, llm.memory
-    states = SEGMENT_BLOCKS * caches.target.needs.own_state_slot_bytes
-    return MAX_HEADER_BYTES + 4 * llm.context + SEGMENT_BLOCKS * memory.block_bytes + states
+    types = all_types(llm.worker.engine.runner)
+    block_bytes = llm.block_tokens * types.row_bytes + types.state_bytes
+    return MAX_HEADER_BYTES + 4 * llm.context + SEGMENT_BLOCKS * block_bytes

@@ -484,15 +484,7 @@ class LLM:
         )
 
     def provenance(self) -> tuple[receipt.Model, receipt.Setup]:
-        """Return the model's identity and its setup, for receipts. Reads megabytes of its files.
-
-        Raises UsageError for a model in several processes, whose answers `replay` could not repeat.
-        """
-        if self.parts.caches.ranks > 1:
-            raise UsageError(
-                "a receipt describes the computation of one process",
-                "leave out --tensor-parallel, --pipeline-parallel and --workers",
-            )
+        """Return the model's identity and its setup, for receipts. Reads megabytes of its files."""
         engine = self.worker.engine
         setup = provenance.setup(
             engine.device,
@@ -506,6 +498,7 @@ class LLM:
             draft=self.origin.draft,
             draft_model=self.origin.draft_model,
             deterministic=self.deterministic,
+            position=self.parts.caches.position,
         )
         return provenance.model(self.name, self.path, self.origin.source, self.origin.quant), setup
 

@@ -125,13 +125,10 @@ def load(
     if (processes := tensor_parallel * stages) > 1:
         if not workers:
             resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
-        flag = "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
-        if settings.disk_cache and not settings.disk_cache.kept_only:
-            raise UsageError(
-                "computed prompts of several processes are not stored on the disk",
-                f"leave out --cache-dir or {flag}",
-            )
         if settings.keep_layout:
+            flag = (
+                "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
+            )
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
     if prefill:
         check_prefill(prefill, tensor_parallel * stages, torch_device, settings)
@@ -263,7 +260,7 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     weight_bytes = load_plan.fit.weights.total
     threads = request.threads(weight_bytes)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
-    if request.settings.disk_cache and not built.leader and not built.prefill:
+    if request.settings.disk_cache and not built.prefill:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
                 built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads

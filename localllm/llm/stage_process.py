@@ -23,7 +23,7 @@ from localllm.checkpoint.digest import FileDigest, digest_model
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
 from localllm.errors import ModelNotFound, UsageError
-from localllm.hardware.device import DTYPES, dtype_for, free_bytes, resolve_device
+from localllm.hardware.device import DTYPES, dtype_for, free_bytes, processor_features, resolve_device
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve_model
 from localllm.parallel.channel import FACTS, FAILED, MODEL, SETUP, Channel
@@ -47,6 +47,7 @@ def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str)
             "device_type": device.type,
             "free_bytes": free_bytes(device),
             "auto_dtype": dtype_for("auto", "BF16", device.type),
+            "processor": processor_features(device),
         }
         channel.send(FACTS, json.dumps(facts).encode())
         message = channel.receive()
@@ -64,7 +65,7 @@ def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str)
         assert stage
         layers = f"layers {stage.first + 1} to {stage.end} of {stage.total} of {wanted['name']}"
         control.send(SETUP, f"computing {layers} on {device} for {peer}".encode())
-        run_rank(channel, setup, device, StageFollower(setup.position, channel))
+        run_rank(setup, device, StageFollower(setup.position, channel))
     except ConnectionError:
         return  # the first machine has left
     except Exception as error:
@@ -104,10 +105,13 @@ def compare_files(name: str, wanted: Sequence[Sequence[Any]], own: Sequence[File
 
 
 def complete_setup(fields: dict[str, Any], path: Path, device: torch.device, settings: Settings) -> Setup:
-    """Return the setup of this process from that of the first machine."""
+    """Return the setup of this process from that of the first machine. On a CPU, the bits of deterministic results
+    depend on the number of threads, which is then that of the first machine."""
     if fields["dtype"] not in DTYPES:
         raise UsageError(f"there is no dtype {fields['dtype']!r}", f"name {', '.join(DTYPES)}")
-    setup = Setup.from_fields(fields | {"path": str(path), "device": str(device), "threads": 1})
+    setup = Setup.from_fields(fields | {"path": str(path), "device": str(device)})
+    if setup.deterministic:
+        return setup
     header = read_header(path)
     part, _ = part_of_model(header, parse_config(header.config), setup.position)
     return replace(setup, threads=threads_for(part.stored_bytes, settings.threads))

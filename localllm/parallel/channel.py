@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
+from typing_extensions import Buffer
+
 from localllm.errors import (
     Busy,
     DamagedModel,
@@ -26,7 +28,8 @@ from localllm.errors import (
 )
 
 # Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
-SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, HIDDEN, VERSIONS, FACTS, MODEL = range(10)
+SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
+HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 MAX_MESSAGE_BYTES = 2**30  # hidden states of a chunk of a prompt take up to 0.1 GB
 JOINED_BYTES = 2**16  # of a message up to which it is copied behind its frame, for a single packet
@@ -54,6 +57,14 @@ class Channel:
             else:
                 self.connection.sendall(frame)
                 self.connection.sendall(content)
+
+    def send_parts(self, kind: int, parts: Iterable[Buffer]) -> None:
+        """Send a message whose content is large, in parts, without copying them. Raises as `send`."""
+        views = [memoryview(part).cast("B") for part in parts]
+        with self.lock:
+            self.connection.sendall(FRAME.pack(kind, sum(map(len, views))))
+            for view in views:
+                self.connection.sendall(view)
 
     def send_failure(self, error: Exception) -> None:
         """Report the error for which this process ends, unless the other one has ended."""

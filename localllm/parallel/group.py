@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,11 +24,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroupGloo
+from typing_extensions import Buffer
 
 from localllm.arch.stages import Position
-from localllm.errors import RankFailed
+from localllm.errors import LocalLLMError, RankFailed
 from localllm.parallel.channel import (
     CACHES,
+    COPIED,
     EXIT_WAIT_S,
     FAILED,
     SETUP,
@@ -40,9 +42,11 @@ from localllm.parallel.channel import (
     reported_error,
     start_process,
 )
+from localllm.parallel.remote_caches import RemoteCaches
 from localllm.parallel.shared_sums import SharedSums, memory_bytes, shared_sums_supported
 from localllm.parallel.steps import StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
+from localllm.runtime.kv_cache.host_copies import CacheTypes
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
@@ -105,6 +109,16 @@ class Collectives:
         self.tensor_group.allreduce([x]).wait()
         return x
 
+    def all_gather(self, x: Tensor) -> Tensor:
+        if COMPILE_ONLY.get() is not None:
+            return x.repeat(1, self.shard.size)
+        if self.sums is not None:
+            return self.sums.all_gather(x)
+        x = x.contiguous()
+        pieces = [torch.empty_like(x) for _ in range(self.shard.size)]
+        self.tensor_group.allgather([pieces], [x]).wait()
+        return torch.cat(pieces, -1)
+
     def broadcast(self, x: Tensor) -> None:
         if self.shard.size > 1 and self.position.rank < self.shard.size:
             self.tensor_group.broadcast([x], self.broadcast_options).wait()
@@ -151,6 +165,7 @@ class Leader(ABC):
         self.position = position
         self.channels: list[Channel] = []  # to each other rank
         self.encoder = StepEncoder()
+        self.block_size = 0
         self.failure: RankFailed | None = None
         self.failed = threading.Event()
         self.closing = False
@@ -158,6 +173,7 @@ class Leader(ABC):
         self.on_failure: Callable[[RankFailed], object] = lambda error: None
         self.read_bytes: list[int] = []  # of weights, by each other rank
         self.weight_bytes: list[int] = []  # of memory that weights occupy in each other rank, besides mapped files
+        self.other_caches = RemoteCaches(self.send_parts)
 
     @abstractmethod
     def title(self, rank: int) -> str:
@@ -177,6 +193,7 @@ class Leader(ABC):
 
     def send_setup(self, rank: int, setup: dict[str, Any]) -> None:
         """Have a rank load its part. setup: fields of `rank.Setup` without its position"""
+        self.block_size = setup["block_size"]
         fields = setup | {"position": asdict(replace(self.position, rank=rank))}
         self.channels[rank - 1].send(SETUP, json.dumps(fields).encode())
 
@@ -184,6 +201,8 @@ class Leader(ABC):
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
         loaded = self.receive_from_all()
         self.read_bytes, self.weight_bytes = ([m[name] for m in loaded] for name in ("read_bytes", "weight_bytes"))
+        types = [CacheTypes.from_json(message["cache_types"]) for message in loaded]
+        self.other_caches.connect(types, self.block_size)
         self.connect()
         self.receive_from_all()
         for rank, channel in enumerate(self.channels, 1):
@@ -204,22 +223,27 @@ class Leader(ABC):
         return messages
 
     def watch(self, rank: int, channel: Channel) -> None:
-        """Wait for the end of a rank: the body of a thread."""
+        """Receive what a rank sends, until it ends: the body of a thread."""
         message = channel.receive()
         while message and message[0] != FAILED:
             self.handle(rank, *message)
             message = channel.receive()
         with self.lock:
-            if self.closing or self.failure:
-                return
-            self.failure = self.ended(rank, message)
+            is_expected = self.closing or self.failure is not None
+            if not is_expected:
+                self.failure = self.ended(rank, message)
+        self.other_caches.fail(self.failure or LocalLLMError("the model is closed", "load it again"))
+        if is_expected:
+            return
+        assert self.failure
         self.failed.set()
         self.abort()
         self.on_failure(self.failure)
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
-        """Handle a message of a rank between steps or in one."""
-        raise AssertionError(f"rank {rank} sent a message of kind {kind}")
+        """Handle a message of a rank that goes on."""
+        assert kind == COPIED
+        self.other_caches.receive(rank - 1, content)
 
     @abstractmethod
     def abort(self) -> None:
@@ -248,6 +272,12 @@ class Leader(ABC):
                 channel.send(kind, content)
             except OSError as error:
                 raise self.step_failed(error) from error
+
+    def send_parts(self, index: int, kind: int, parts: Iterable[Buffer]) -> None:
+        try:
+            self.channels[index].send_parts(kind, parts)
+        except OSError as error:
+            raise self.step_failed(error) from error
 
     def step_failed(self, error: Exception) -> Exception:
         self.failed.wait(EXIT_WAIT_S)  # a collective may notice the end of a process first
@@ -328,6 +358,10 @@ class Follower(Collectives):
         super().__init__(position, folder, device)
         self.channel = channel
 
+    def next_message(self) -> tuple[int, bytearray] | None:
+        """Return the next message of rank 0; None when it has ended."""
+        return self.channel.receive()
+
     def check_others(self, waited_s: float) -> None:
         if self.channel.is_closed:
             raise ConnectionError("process 1 has ended")
@@ -337,6 +371,10 @@ class Follower(Collectives):
         raise AssertionError("only rank 0 schedules")
 
     send_caches = send_step
+
+    @property
+    def other_caches(self) -> RemoteCaches:
+        raise AssertionError("only rank 0 copies blocks of others")
 
     def step_failed(self, error: Exception) -> Exception:
         return error

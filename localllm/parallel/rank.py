@@ -9,9 +9,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
-from localllm.parallel.channel import CACHES, CONNECTED, LOADED, SETUP, STEP, Channel
+from localllm.parallel.channel import CACHES, CONNECTED, COPIED, COPY_IN, COPY_OUT, LOADED, SETUP, STEP, Channel
 from localllm.parallel.group import Follower
 from localllm.parallel.remote import StageFollower
+from localllm.parallel.remote_caches import answer_copy_in, answer_copy_out
 from localllm.parallel.steps import StepDecoder
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.kernels.threads import end_openmp_threads
+from localllm.runtime.kv_cache.host_copies import HostCopy, to_part
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.model_loader import compile_kernels, load_decoder, warm_up
@@ -77,12 +80,12 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
         ranks = Follower(setup.position, Path(setup.folder), device, channel)
         if memory:
             ranks.share_sums(*memory)
-        run_rank(channel, setup, device, ranks)
+        run_rank(setup, device, ranks)
     except Exception as error:
         channel.send_failure(error)
 
 
-def run_rank(channel: Channel, setup: Setup, device: torch.device, ranks: Follower | StageFollower) -> None:
+def run_rank(setup: Setup, device: torch.device, ranks: Follower | StageFollower) -> None:
     """Load a part of the model, report that, and run what rank 0 sends until it ends. ranks: of this process"""
     torch.set_num_threads(setup.threads)
     with torch.inference_mode(), device_context(device):
@@ -115,14 +118,18 @@ def run_rank(channel: Channel, setup: Setup, device: torch.device, ranks: Follow
         if device.type == "cpu":
             compile_kernels(runner, pool, setup.threads)
         weight_bytes = max(0, anonymous_bytes() - anonymous)
-        loaded = {"read_bytes": read_bytes, "weight_bytes": min(weight_bytes, header.stored_bytes)}
-        channel.send(LOADED, json.dumps(loaded).encode())
+        loaded = {
+            "read_bytes": read_bytes,
+            "weight_bytes": min(weight_bytes, header.stored_bytes),
+            "cache_types": runner.named_caches.types.to_json(),
+        }
+        ranks.channel.send(LOADED, json.dumps(loaded).encode())
         ranks.connect()
-        channel.send(CONNECTED, b"{}")
+        ranks.channel.send(CONNECTED, b"{}")
         if device.type != "cpu":
             warm_up(runner, pool)
         end_openmp_threads()
-        follow(ranks.next_message if isinstance(ranks, StageFollower) else channel.receive, runner, setup)
+        follow(ranks, runner, setup)
 
 
 def make_runner(
@@ -144,14 +151,22 @@ def make_runner(
     return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
 
 
-def follow(receive: Callable[[], tuple[int, bytearray] | None], runner: Runner, setup: Setup) -> None:
-    """Run what rank 0 sends, until it ends. receive: returns its next message, None when it has ended"""
+def follow(ranks: Follower | StageFollower, runner: Runner, setup: Setup) -> None:
+    """Run what rank 0 sends, until it ends. ranks: of this process"""
     decoder, steps = runner.model, StepDecoder()
-    while (message := receive()) is not None:
+    copies: SimpleQueue[HostCopy] = SimpleQueue()
+    threading.Thread(target=send_copies, args=(ranks.channel, copies), daemon=True).start()
+    while (message := ranks.next_message()) is not None:
         kind, content = message
         if kind == CACHES:
             runner.free()
             runner, _ = make_runner(decoder, setup, runner.device, json.loads(content))
+            continue
+        if kind == COPY_OUT:
+            copies.put(answer_copy_out(runner, content))
+            continue
+        if kind == COPY_IN:
+            answer_copy_in(runner, content, setup.block_size)
             continue
         assert kind == STEP
         step = steps.decode(content)
@@ -162,6 +177,17 @@ def follow(receive: Callable[[], tuple[int, bytearray] | None], runner: Runner, 
             runner.hidden_states(batch)
         else:
             runner.launch(batch)
+
+
+def send_copies(channel: Channel, copies: "SimpleQueue[HostCopy]") -> None:
+    """Send copies of the caches as the device delivers them: the body of a thread."""
+    try:
+        while True:
+            channel.send_parts(COPIED, [to_part(tensor).data for tensor in copies.get().wait().values()])
+    except OSError:  # rank 0 has ended, which `follow` notices
+        pass
+    except Exception as error:
+        channel.send_failure(error)
 
 
 if __name__ == "__main__":

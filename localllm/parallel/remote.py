@@ -22,6 +22,7 @@ from localllm.errors import LocalLLMError, RankFailed, ServerTooSlow, UsageError
 from localllm.parallel.channel import FACTS, FAILED, HIDDEN, MAX_MESSAGE_BYTES, MODEL, Channel, reported_error
 from localllm.parallel.group import REMEDY, Leader
 from localllm.parallel.handshake import open_connection
+from localllm.parallel.remote_caches import RemoteCaches
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 
 FACTS_S = 60.0  # in which a worker has imported torch
@@ -38,6 +39,7 @@ class RemoteWorker:
     device_type: str
     free_bytes: int  # of the device
     auto_dtype: str  # in which it computes a model in bfloat16 by default
+    processor: str  # see `processor_features`
 
     @property
     def title(self) -> str:
@@ -112,6 +114,9 @@ class WholeLayers:
         self.shard = position.shard
 
     def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
         return x
 
     def gather_columns(self, x: Tensor) -> Tensor:
@@ -217,6 +222,10 @@ class StageFollower(WholeLayers):
         raise AssertionError("only rank 0 schedules")
 
     send_caches = send_step
+
+    @property
+    def other_caches(self) -> RemoteCaches:
+        raise AssertionError("only rank 0 copies blocks of others")
 
     def step_failed(self, error: Exception) -> Exception:
         return error

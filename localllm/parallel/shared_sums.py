@@ -1,4 +1,4 @@
-"""Sums over ranks on the CPUs of one machine, through memory that all of them map.
+"""Sums over ranks on the CPUs of one machine, and tensors that all get, through memory that all of them map.
 
 Each rank copies its tensor to its own part of the memory, raises its counter, spins until the others have raised
 theirs, and adds up all parts in the order of ranks, so that every rank has the same bits. In gloo, each sum passes
@@ -91,7 +91,7 @@ compiled_meet = functools.cache(CompiledMeet)
 
 
 class SharedSums:
-    """The sums of one rank, which all ranks compute in the same order."""
+    """The sums and gathered tensors of one rank, which all ranks compute in the same order."""
 
     def __init__(self, descriptor: int, rank: int, ranks: int, check: Callable[[float], object]):
         """descriptor: of an open file of `memory_bytes`, zero at first, which is not closed; check: called while
@@ -101,7 +101,7 @@ class SharedSums:
         self.check = check
         self.compiled = compiled_meet()
         self.memory = torch.frombuffer(mmap.mmap(descriptor, memory_bytes(ranks)), dtype=torch.uint8)
-        self.sums = 0  # so far, which the counter says
+        self.sums = 0  # and gathered tensors so far, which the counter says
         # Two sets of parts take turns: a rank that writes for the next sum may be ahead of one that still reads.
         parts = self.memory[ranks * COUNTER_BYTES :].view(2, ranks, PART_BYTES)
         self.parts = {dtype: parts.view(dtype) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
@@ -116,13 +116,26 @@ class SharedSums:
             self.add(piece)
         return x
 
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return x [T, columns] of all ranks side by side. Raises what `check` raises."""
+        gathered = x.new_empty(len(x), self.ranks, x.shape[1])
+        rows = max(1, PART_BYTES // (x.shape[1] * x.element_size()))
+        for piece, target in zip(x.split(rows), gathered.split(rows), strict=True):
+            parts = self.share(piece.reshape(-1))
+            target.copy_(parts.view(self.ranks, *piece.shape).transpose(0, 1))
+        return gathered.flatten(1)
+
     def add(self, x: Tensor) -> None:
+        torch.sum(self.share(x), 0, out=x)
+
+    def share(self, x: Tensor) -> Tensor:
+        """Return x [N] of all ranks, [ranks, N], which the next but one call overwrites."""
         self.sums += 1
         parts = self.parts[x.dtype][self.sums % 2, :, : len(x)]
         parts[self.rank].copy_(x)
         if not self.meet(SPINS):
             self.wait()
-        torch.sum(parts, 0, out=x)
+        return parts
 
     def meet(self, spins: int) -> int:
         """Return whether all ranks have written their parts, after so many looks at each."""

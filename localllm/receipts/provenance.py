@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from localllm.arch.stages import Position
 from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.facts import tensor_formats
 from localllm.checkpoint.header import read_header
@@ -50,8 +51,10 @@ def setup(
     draft: str,
     draft_model: str | None,
     deterministic: bool,
+    position: Position,
 ) -> Setup:
-    """Return the setup of a model on a device, with the versions of the libraries."""
+    """Return the setup of a model on a device, with the versions of the libraries. position: of this process among
+    those that compute it"""
     return Setup(
         device=str(device),
         device_name=device_name(device),
@@ -67,4 +70,7 @@ def setup(
         draft_model=draft_model,
         deterministic=deterministic,
         versions=library_versions(LIBRARIES),
+        tensor_parallel=position.tensor_size,
+        pipeline_parallel=position.stage_count,
+        expert_parallel=position.whole_experts,
     )

@@ -51,6 +51,10 @@ class Setup:
     draft_model: str | None  # additional source of drafts: what loads it, as `Model.source`
     deterministic: bool  # as for `--deterministic`
     versions: dict[str, str | None]
+    # Processes, as for the flags of these names; `threads` are those of each, and kernels those of the first.
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: bool = False
 
 
 @dataclass(frozen=True)

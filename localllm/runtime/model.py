@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from localllm.arch.config import AttentionConfig, LatentConfig, LayerConfig, ModelConfig, Stage
+from localllm.arch.config import LayerConfig, ModelConfig, Stage, ropes_of
 from localllm.errors import UnsupportedModel
 from localllm.runtime import kernels
 from localllm.runtime.batch import Batch, EncoderBatch
@@ -138,14 +138,10 @@ class Decoder:
         source.weights.finish(expected=["lm_head.weight"] if config.tie_embeddings else [])
 
     def load_embedding(self, source: WeightSource) -> None:
-        config, ranks = self.config, source.tensor_ranks
-        first_row, end_row = ranks.shard.vocab_range(config.vocab_size) if ranks else (0, config.vocab_size)
-        self.vocab_rows = end_row - first_row
+        config = self.config
         self.embedding = Embedding(
-            source, "embed_tokens", self.vocab_rows, config.hidden_size, checked=not self.head_on_cpu
+            source, "embed_tokens", config.vocab_size, config.hidden_size, checked=not self.head_on_cpu
         )
-        if ranks:
-            self.embedding.divide(ranks, first_row)
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
         self.per_layer = PerLayerInputs(config.per_layer, config, source) if config.per_layer else None
 
@@ -163,9 +159,9 @@ class Decoder:
             if self.head_on_cpu:
                 source.check_laid_out(["embed_tokens"], [self.embedding.weight], [head])
                 self.embedding.weight = head  # for lookups, too: none of the mapped file stays in memory
-            source.keep_matrices({"embed_tokens": self.vocab_rows}, self.lm_head.weights)
+            source.keep_matrices({"embed_tokens": self.embedding.rows}, self.lm_head.weights)
         else:
-            self.lm_head = Linear.load(source, {"lm_head": self.vocab_rows}, config.hidden_size, bias=False)
+            self.lm_head = Linear.load(source, {"lm_head": self.embedding.rows}, config.hidden_size, bias=False)
 
     @property
     def head_on_cpu(self) -> bool:
@@ -177,9 +173,8 @@ class Decoder:
 
         No sequence may have begun.
         """
-        mixers = [layer.mixer for layer in self.config.layers]
-        attending = [c for c in mixers if isinstance(c, AttentionConfig | LatentConfig)]
-        self.ropes = {c.rope: Rope(c.rope, max_len, device) for c in attending if c.rope}
+        self.max_len = max_len
+        self.ropes = {rope: Rope(rope, max_len, device) for rope in ropes_of(self.config.layers)}
 
     def __call__(self, batch: Batch, caches: list[LayerCache]) -> Tensor:
         """Append the batch's tokens to the caches and return logits [N, vocab] in the model's dtype.
@@ -274,9 +269,7 @@ class Encoder:
         self.norm = load_norm(source, "norm", hidden, config) if c.final_norm else None
         self.first_position = c.first_position
         self.embedding_scale = round_scale(source.dtype, config.embedding_scale)
-        mixers = [layer.mixer for layer in config.layers]
-        ropes = {c.rope for c in mixers if isinstance(c, AttentionConfig) and c.rope}
-        self.ropes = {rope: Rope(rope, max_len, source.device) for rope in ropes}
+        self.ropes = {rope: Rope(rope, max_len, source.device) for rope in ropes_of(config.layers)}
 
     def __call__(self, batch: EncoderBatch) -> Tensor:
         """Return [T, hidden] in the model's dtype."""

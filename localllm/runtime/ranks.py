@@ -1,12 +1,36 @@
 """The processes that compute one model, as layers and runners see them; `localllm.parallel` implements them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as ListLike
 from typing import Protocol
 
 from torch import Tensor
 
 from localllm.arch.shard import Shard
+from localllm.runtime.kv_cache.host_copies import CacheTypes, HostCopy
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
+
+
+class OtherCaches(Protocol):
+    """The caches of the other ranks, as rank 0 copies blocks out of them and into them, between two steps."""
+
+    types: ListLike[CacheTypes]  # of each
+
+    def copy_out(self, copies: CacheCopies, blocks: ListLike[int], state_slots: Mapping[int, int]) -> HostCopy:
+        """Copy blocks to the host memory of this rank. copies: pending ones, executed before; state_slots: the
+        recurrent states to copy, by their lengths"""
+        ...
+
+    def copy_in(
+        self,
+        copies: CacheCopies,
+        blocks: ListLike[int],
+        rows: Mapping[str, Tensor],
+        states: Mapping[int, Mapping[str, Tensor]],
+    ) -> None:
+        """Fill blocks and state slots. copies: as in `copy_out`; rows, states: see `NamedCaches.unpack`, with the
+        tensors of all ranks"""
+        ...
 
 
 class Ranks(Protocol):
@@ -14,8 +38,15 @@ class Ranks(Protocol):
 
     shard: Shard  # among the ranks that divide the same layers
 
+    @property
+    def other_caches(self) -> OtherCaches: ...
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum x over all ranks of the stage, in place, and return it."""
+        ...
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """Return x [T, columns] of all ranks of the stage side by side."""
         ...
 
     def gather_columns(self, x: Tensor) -> Tensor:
@@ -24,9 +55,9 @@ class Ranks(Protocol):
 
     def send_step(
         self,
-        states: Sequence[SequenceState],
-        token_ids: Sequence[Sequence[int]],
-        logit_index: Sequence[int],
+        states: ListLike[SequenceState],
+        token_ids: ListLike[ListLike[int]],
+        logit_index: ListLike[int],
         copies: CacheCopies,
         *,
         hidden: bool,

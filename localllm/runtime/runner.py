@@ -13,6 +13,7 @@ from localllm.request import SamplingParams
 from localllm.runtime.batch import Batch, CannotCapture, upload_values
 from localllm.runtime.kernels import triton_unsupported
 from localllm.runtime.kernels.batch_invariance import batch_invariance
+from localllm.runtime.kv_cache.host_copies import NamedCaches
 from localllm.runtime.kv_cache.move_clock import MoveClock
 from localllm.runtime.kv_cache.sequence_state import NO_COPIES, CacheCopies, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, RecurrentCache, make_caches
@@ -60,6 +61,9 @@ class Runner:
         caches = dict.fromkeys(self.caches)  # layers that share keys and values share a cache
         self.paged_caches = [cache for cache in caches if isinstance(cache, KVCache | LatentCache)]
         self.recurrent_caches = [cache for cache in caches if isinstance(cache, RecurrentCache)]
+        shard, stage = model.ranks.shard if model.ranks else None, model.config.stage
+        rank = shard.rank if shard and shard.size > 1 else None
+        self.named_caches = NamedCaches(self.caches, stage.first if stage else 0, rank)
         # [token slots], sampled last.
         self.newest_tokens = torch.zeros(max_running, dtype=torch.int64, device=device)
         self.gpu_sampler: GpuSampler | None = None
@@ -211,7 +215,8 @@ class Runner:
 
     def free(self) -> None:
         """Release the weights, the files they are mapped from and the caches. Nothing can run afterwards."""
-        del self.model, self.caches, self.paged_caches, self.recurrent_caches, self.graphs, self.gpu_sampler
+        del self.model, self.caches, self.paged_caches, self.recurrent_caches, self.named_caches
+        del self.graphs, self.gpu_sampler
 
     def apply_copies(self, copies: CacheCopies) -> None:
         with self.move_clock.measure(**self.tier_bytes(copies.blocks)):

@@ -225,6 +225,15 @@ def test_deterministic_and_a_draft_model_are_kept_to(real, tmp_path):
     assert real("replay", str(file)) == (0, "identical: 24 tokens\n", "")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("field", ["tensor_parallel", "pipeline_parallel"])
+def test_as_many_processes_recompute_an_answer(real, replay, field):
+    code, out, err = real(*ASKED, f"--{field.replace('_', '-')}=2", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["receipt"]["setup"][field] == 2
+    assert replay(json.loads(out)) == (0, "identical: 24 tokens\n", "")
+
+
 class TestWriting:
     """Writing receipts, with the fake engine."""
 

@@ -3,7 +3,7 @@ family can be tested without starting processes. Collectives are sums in the ord
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Buffer
 
 from localllm.arch.cost import state_bytes
 from localllm.arch.describe import parse_config
@@ -18,8 +19,11 @@ from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import divide_model, part_of_model
 from localllm.checkpoint.tensors import Weights
+from localllm.parallel.channel import COPY_IN, COPY_OUT, STEP
+from localllm.parallel.remote_caches import RemoteCaches, answer_copy_in, answer_copy_out
 from localllm.parallel.steps import StepDecoder, StepEncoder
 from localllm.runtime.engine import Engine
+from localllm.runtime.kv_cache.host_copies import to_part
 from localllm.runtime.kv_cache.sequence_state import BlockPool, CacheCopies, SequenceState
 from localllm.runtime.model import Decoder
 from localllm.runtime.runner import Runner
@@ -28,6 +32,12 @@ from localllm.runtime.weight_source import WeightSource
 
 CPU = torch.device("cpu")
 BLOCKS, BLOCK_SIZE, STATE_SLOTS = 64, 8, 24
+# Arguments of RanksInThreads.
+DIVISIONS: dict[str, dict[str, Any]] = {
+    "two ranks": {"size": 2},
+    "two stages": {"size": 1, "shares": (1.0, 1.0)},
+    "two stages of two ranks": {"size": 2, "shares": (1.0, 1.0)},
+}
 
 
 @dataclass
@@ -38,7 +48,7 @@ class Exchange:
     tensor_size: int
     tensors: list[Tensor | None] = field(default_factory=list)
     barriers: list[threading.Barrier] = field(default_factory=list)  # of each stage
-    messages: list[SimpleQueue[bytes | None]] = field(default_factory=list)  # to each rank
+    messages: list[SimpleQueue[tuple[int, bytearray] | None]] = field(default_factory=list)  # to each rank
     hidden: list[SimpleQueue[Tensor]] = field(default_factory=list)  # to each rank
 
     def __post_init__(self) -> None:
@@ -65,6 +75,7 @@ class ThreadRanks:
         self.shard = position.shard
         self.exchange = exchange
         self.encoder = StepEncoder()
+        self.other_caches = RemoteCaches(self.send_to_rank)
         self.message_bytes: list[int] = []
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -73,6 +84,9 @@ class ThreadRanks:
         for other in others:
             total += other
         return x.copy_(total)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return torch.cat(self.exchange.share(self.position, x), -1)
 
     def gather_columns(self, x: Tensor) -> Tensor:
         pieces = self.exchange.share(self.position, x)
@@ -102,7 +116,10 @@ class ThreadRanks:
         message = self.encoder.encode(states, token_ids, logit_index, copies, hidden=hidden, has_unread=has_unread)
         self.message_bytes.append(len(message))
         for queue in self.exchange.messages[1:]:
-            queue.put(message)
+            queue.put((STEP, bytearray(message)))
+
+    def send_to_rank(self, index: int, kind: int, parts: Iterable[Buffer]) -> None:
+        self.exchange.messages[index + 1].put((kind, bytearray(b"".join(parts))))
 
     def send_caches(self, blocks: int, state_slots: int, max_running: int, context: int) -> None:
         raise AssertionError("not resized here")
@@ -155,6 +172,8 @@ class RanksInThreads:
         exchange = Exchange(len(positions), size)
         self.ranks = [ThreadRanks(position, exchange) for position in positions]
         made = [make_runner(path, ranks, dtype, context, blocks, **options) for ranks in self.ranks]
+        self.remote_caches = self.ranks[0].other_caches
+        self.remote_caches.connect([runner.named_caches.types for runner, _ in made[1:]], BLOCK_SIZE)
         self.read_bytes = [read for _, read in made]
         slots = STATE_SLOTS if any(runner.recurrent_caches for runner, _ in made) else 0
         pool = BlockPool(blocks, BLOCK_SIZE, slots)
@@ -171,7 +190,16 @@ class RanksInThreads:
         decoder = StepDecoder()
         with torch.inference_mode():
             while (message := self.exchange.messages[rank].get()) is not None:
-                step = decoder.decode(message)
+                kind, content = message
+                if kind == COPY_OUT:
+                    tensors = answer_copy_out(runner, content).wait().values()
+                    answer = bytearray(b"".join(to_part(tensor).data for tensor in tensors))
+                    self.remote_caches.receive(rank - 1, answer)
+                    continue
+                if kind == COPY_IN:
+                    answer_copy_in(runner, content, BLOCK_SIZE)
+                    continue
+                step = decoder.decode(content)
                 batch = step.batch(CPU)
                 if step.has_unread:
                     self.ranks[rank].broadcast(batch.token_ids)

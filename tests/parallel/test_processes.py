@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,12 +19,13 @@ import localllm
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
 from localllm.errors import RankFailed, UnsupportedModel, UsageError
-from localllm.llm.kv_transfer import StateExport
+from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM
 from localllm.parallel.group import ProcessLeader
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 PROMPT = "Once upon a time"
+STORY = "Once upon a time there was a little fox who lived in the green forest. " * 20
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
@@ -109,23 +111,76 @@ def test_nothing_is_recorded_as_if_by_one_process(
     two.generate(PROMPT, GREEDY)
     two.record_steps(tmp_path, print)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UsageError, match="receipt describes the computation of one process"):
-        two.provenance()
-    with pytest.raises(UsageError, match="keys and values of a model in several processes"):
-        StateExport(two, [1, 2, 3], "", "")
+
+
+@pytest.mark.parametrize("name", ["two", "stages"])
+def test_a_saved_state_is_restored(request: pytest.FixtureRequest, one: LLM, name: str) -> None:
+    llm, ids = request.getfixturevalue(name), one.tokenizer.encode(STORY)
+    told = llm.generate(ids, GREEDY)
+    export = StateExport(llm, [*ids, *told.token_ids], "", "")
+    state = b"".join(bytes(chunk) for chunks in export for chunk in chunks)
+    assert export.tokens >= len(ids) > 256
+    llm.worker.call(lambda: llm.worker.engine.pool.forget([*ids, *told.token_ids], ""))
+    assert llm.generate(ids, GREEDY).metrics.cached_tokens == 0
+    llm.worker.call(lambda: llm.worker.engine.pool.forget([*ids, *told.token_ids], ""))
+    restore(llm, state)
+    again = llm.generate(ids, GREEDY)
+    assert again.metrics.cached_tokens > 256 and again.token_ids == told.token_ids
+    if name == "stages":  # have its bits
+        restore(one, state)
+        again = one.generate(ids, GREEDY)
+        assert again.metrics.cached_tokens > 256 and again.token_ids == told.token_ids
+    else:
+        with pytest.raises(UsageError, match="another division among processes"):
+            restore(one, state)
+
+
+def restore(llm: LLM, state: bytes) -> None:
+    received = StateImport(llm, "", "")
+    for content in received.add(state):
+        received.install(content)
+    received.finish()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [{"tensor_parallel": 2}, {"pipeline_parallel": 2}], ids=str)
+def test_prompts_are_found_on_the_disk_after_a_restart(tmp_path: Path, processes: dict[str, int]) -> None:
+    def ask(**options: object) -> tuple[str, int]:
+        options |= processes
+        with contextlib.closing(
+            localllm.load("demo", context=512, device="cpu", **options)  # type: ignore[arg-type]
+        ) as llm:
+            answer = llm.generate(STORY, GREEDY)
+            return answer.text, answer.metrics.disk_tokens
+
+    text, _ = ask()
+    assert ask(cache_dir=tmp_path) == (text, 0)
+    found, from_disk = ask(cache_dir=tmp_path)
+    assert found == text and from_disk > 256
+
+
+@pytest.mark.slow
+def test_waiting_for_the_caches_of_a_killed_process_ends() -> None:
+    with contextlib.closing(localllm.load("demo", device="cpu", tensor_parallel=2)) as llm:
+        ids = llm.tokenizer.encode(STORY)
+        llm.generate(ids, GREEDY)
+        [process] = leader_of(llm).processes
+        process.send_signal(signal.SIGSTOP)
+        export = StateExport(llm, ids, "", "")
+        threading.Timer(0.2, process.send_signal, [signal.SIGKILL]).start()
+        with pytest.raises(RankFailed, match=r"process 2 of 2 has ended \(signal 9, SIGKILL\)"):
+            list(export)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"tensor_parallel": 0}, "not a number of processes"),
         ({"tensor_parallel": 1, "expert_parallel": True}, "among the processes of --tensor-parallel"),
         ({"expert_parallel": True}, "no experts to divide"),
         ({"pipeline_parallel": "some"}, "not a number of stages"),
         ({"pipeline_parallel": 33}, "66 is not a number of processes"),
-        ({"tensor_parallel": 1, "pipeline_parallel": 2, "cache_dir": "cache"}, "not stored on the disk"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str) -> None:

@@ -25,20 +25,18 @@ from localllm.plan.fit import FreeMemory, LoadOptions, check_fit
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.kv_cache.sequence_state import NO_COPIES, BlockPool, SequenceState
 from localllm.runtime.weight_loader import CpuCopier, WeightLoader
-from tests.checkpoint.published import LAYOUTS, write
+from tests.checkpoint.published import LAYOUTS, W8A8, write
 from tests.models.families import FAMILIES, NOT_IN_GGUF, OTHERWISE_IN_GGUF
 from tests.models.proofs import logits_of_transformers, token_ids
-from tests.parallel.ranks_in_threads import RanksInThreads
+from tests.parallel.ranks_in_threads import DIVISIONS, RanksInThreads
 from tests.runtime.test_engine import MistakenDrafter, run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
 IDS = token_ids(70)
-REFUSED = {
-    "Gemma 4, like E2B": "a model with per-layer embeddings cannot be divided",
-    "Gemma 4, all at once": "a model with per-layer embeddings cannot be divided",
-    "Gemma 4, like 26B-A4B": "separate norms cannot be divided",
-    "Gemma 4, like 31B": "a model with 3 key and value heads cannot be divided",
-}
+REFUSED = {"Gemma 4, like 31B": "a model with 3 key and value heads cannot be divided"}
+WITH_TWO_HEADS = FAMILIES["Gemma 4, like 31B"][1] | {"num_global_key_value_heads": 2}
+DIVIDED = {name: family for name, family in FAMILIES.items() if name not in REFUSED}
+DIVIDED["Gemma 4, like 31B, with two heads"] = ("Gemma4", WITH_TWO_HEADS)
 FOUR = {"num_attention_heads": 8, "num_key_value_heads": 2, "linear_num_key_heads": 4}
 NOT_FOUR = {name for name in FAMILIES if name.startswith("Phi-4")} | {"Llama 2"}  # whose sizes exclude 8 heads
 PACKED_SIZES = {
@@ -49,9 +47,6 @@ PACKED_SIZES = {
     "hidden_size": 128,
 }
 NOT_DIVIDED = {
-    "gptq, desc_act": "stored in another order",
-    "gptq, 8 bits, desc_act, zero points": "stored in another order",
-    "W4A16, actorder": "stored in another order",
     "float-quantized, blocks": "256 rows are stored in groups of 24",
     "fp8, blocks": "256 columns are stored in groups of 40",
 }
@@ -79,10 +74,10 @@ def check(path: Path, size: int, model: Any, **options: Any) -> None:
 
 
 @pytest.mark.quick_every(9)
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in REFUSED])
+@pytest.mark.parametrize("family", DIVIDED)
 @pytest.mark.parametrize("size", [2, 4])
 def test_logits_of_every_family(tmp_path: Path, family: str, size: int) -> None:
-    kind, changes = FAMILIES[family]
+    kind, changes = DIVIDED[family]
     if size == 4 and family in NOT_FOUR:
         pytest.skip("its sizes exclude 8 heads")
     if size == 4:
@@ -92,11 +87,11 @@ def test_logits_of_every_family(tmp_path: Path, family: str, size: int) -> None:
 
 
 @pytest.mark.quick_every(12)
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in {*REFUSED, *NOT_IN_GGUF}])
+@pytest.mark.parametrize("family", [name for name in DIVIDED if name not in NOT_IN_GGUF])
 def test_logits_of_every_family_in_gguf(tmp_path: Path, family: str) -> None:
     from tests.gguf_writer import write_gguf
 
-    kind, changes = FAMILIES[family]
+    kind, changes = DIVIDED[family]
     model = make_checkpoint(tmp_path, kind, **changes | OTHERWISE_IN_GGUF.get(family, {}))
     write_gguf(tmp_path, tmp_path / "model.gguf")
     check(tmp_path / "model.gguf", 2, model)
@@ -109,11 +104,7 @@ def test_logits_of_every_packed_layout(tmp_path: Path, layout: str) -> None:
 
 
 EXPERT_COUNTS = ("num_local_experts", "n_routed_experts", "num_experts")
-MIXTURES = [
-    name
-    for name, (_, changes) in FAMILIES.items()
-    if name not in REFUSED and any(key in changes for key in EXPERT_COUNTS)
-]
+MIXTURES = [name for name, (_, changes) in DIVIDED.items() if any(key in changes for key in EXPERT_COUNTS)]
 
 
 def with_experts(changes: dict[str, Any], count: int) -> dict[str, Any]:
@@ -178,22 +169,45 @@ def test_numbers_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, 3).startswith("a model with 2 key and value heads cannot be divided")
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("block_format", ["Q4_0", "Q8_0"])
-def test_blocks_of_gguf_are_divided_at_their_borders(tmp_path: Path, block_format: str) -> None:
+@pytest.mark.parametrize("by_rows", [False, True], ids=["at borders of blocks", "by rows alone"])
+def test_blocks_of_gguf_are_divided(tmp_path: Path, block_format: str, by_rows: bool) -> None:
     from gguf import GGMLQuantizationType as Kind
 
     from tests.gguf_writer import write_gguf
 
-    model = make_checkpoint(tmp_path, "Llama", **PACKED_SIZES)
+    sizes = PACKED_SIZES | ({"intermediate_size": 32 * 3, "head_dim": 12} if by_rows else {})
+    model = make_checkpoint(tmp_path, "Llama", **sizes)
     float32_error, _ = errors(tmp_path, 2, exact_logits(model))
     file, exact = tmp_path / "model.gguf", tmp_path / "exact.gguf"
     write_gguf(tmp_path, file, Kind[block_format])
     write_gguf(tmp_path, exact, Kind[block_format], dequantized=True)
     _, divided = errors(file, 2, make_engine(exact).logits(IDS).double())
     assert divided <= 2 * float32_error
-    make_checkpoint(tmp_path, "Llama", **PACKED_SIZES | {"intermediate_size": 32 * 3, "head_dim": 12})
-    write_gguf(tmp_path, file, Kind[block_format])
-    assert "columns are stored in blocks of 32" in refusal(file, 2)
+    header = read_header(file)
+    assert part_of_model(header, parse_config(header.config), Position(0, 2))[0].by_rows == by_rows
+
+
+def test_blocks_of_experts_are_divided_at_their_borders_only(tmp_path: Path) -> None:
+    from gguf import GGMLQuantizationType as Kind
+
+    from tests.gguf_writer import write_gguf
+
+    kind, changes = FAMILIES["Mixtral"]
+    make_checkpoint(tmp_path, kind, **changes | PACKED_SIZES | {"intermediate_size": 32 * 3})
+    write_gguf(tmp_path, tmp_path / "model.gguf", Kind.Q8_0)
+    assert "96 columns are stored in blocks of 32" in refusal(tmp_path / "model.gguf", 2)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_products_of_8_bit_activations_have_the_bits_of_one_process(tmp_path: Path, size: int) -> None:
+    write(tmp_path, *W8A8, "Llama", **PACKED_SIZES)
+    with torch.inference_mode(), RanksInThreads(tmp_path, size, context=len(IDS)) as together:
+        logits = together.engine.logits(IDS)
+    expected = make_engine(tmp_path, context=len(IDS)).logits(IDS)
+    assert expected.std() > 0.3
+    assert torch.equal(logits, expected)
 
 
 def test_each_rank_reads_its_part_and_what_is_shared(tmp_path: Path) -> None:
@@ -255,17 +269,19 @@ def answers(engine: Engine, known: list[list[int]] | None = None) -> list[list[i
     return [tokens(events[one.request.id]) for one in asked]
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "DeepSeek-V3", "LFM2"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
+@pytest.mark.parametrize("division", DIVISIONS)
 def test_preempted_and_drafted_sequences_have_their_tokens(
-    tmp_path: Path, family: str, asynchronous: bool
+    tmp_path: Path, family: str, asynchronous: bool, division: str
 ) -> None:
     kind, changes = FAMILIES[family]
     make_checkpoint(tmp_path, kind, **changes)
     alone = answers(make_engine(tmp_path))
     for known in (None, alone):
-        with torch.inference_mode(), RanksInThreads(tmp_path, 2, blocks=14, token_budget=9) as together:
+        ranks = RanksInThreads(tmp_path, **DIVISIONS[division], blocks=14, token_budget=9)
+        with torch.inference_mode(), ranks as together:
             together.engine.runner.asynchronous = asynchronous
             assert answers(together.engine, known) == alone
             assert (together.engine.accepted_tokens > 0) == (known is not None)

@@ -73,6 +73,21 @@ def test_all_ranks_have_the_sum(ranks: int, dtype: torch.dtype, monkeypatch: pyt
         assert all(map(torch.equal, result, expected))
 
 
+def test_all_ranks_get_what_each_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_sums, "PART_BYTES", 1024)
+
+    def work(member: SharedSums) -> list[Tensor]:
+        return [each for x in inputs(member.rank, torch.bfloat16) for each in gathered_and_summed(member, x)]
+
+    def gathered_and_summed(member: SharedSums, x: Tensor) -> tuple[Tensor, Tensor]:
+        return member.all_gather(x), member.all_reduce(x)
+
+    first, *others = run_ranks(3, work, fail_when_late)
+    whole = zip(*(inputs(rank, torch.bfloat16) for rank in range(3)), strict=True)
+    assert all(map(torch.equal, first[::2], [torch.cat(parts, 1) for parts in whole]))
+    assert all(all(map(torch.equal, first, other)) for other in others)
+
+
 def test_a_sum_replaces_the_tensor() -> None:
     def work(member: SharedSums) -> bool:
         x = torch.full((2, 3), float(member.rank + 1))

@@ -21,7 +21,7 @@ from tests.checkpoint.published import LAYOUTS, write
 from tests.models.families import FAMILIES, NOT_IN_GGUF, OTHERWISE_IN_GGUF
 from tests.models.proofs import token_ids
 from tests.parallel.ranks_in_threads import RanksInThreads
-from tests.parallel.test_shards import PACKED_SIZES, answers, check
+from tests.parallel.test_shards import PACKED_SIZES, check
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
 
@@ -81,25 +81,6 @@ def test_logits_of_published_gguf_files(name: str, dtype: torch.dtype) -> None:
 
 def test_logits_of_a_trained_model_in_four_stages() -> None:
     check_bits(shared("stories260K"), (3.0, 1.0, 1.0, 1.0))
-
-
-@pytest.mark.quick_every(2)
-@pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "DeepSeek-V3", "LFM2"])
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
-def test_preempted_and_drafted_sequences_have_their_tokens(
-    tmp_path: Path, family: str, asynchronous: bool
-) -> None:
-    kind, changes = FAMILIES[family]
-    make_checkpoint(tmp_path, kind, **changes)
-    alone = answers(make_engine(tmp_path))
-    for known in (None, alone):
-        with (
-            torch.inference_mode(),
-            RanksInThreads(tmp_path, 1, blocks=14, token_budget=9, shares=EQUAL) as stages,
-        ):
-            stages.engine.runner.asynchronous = asynchronous
-            assert answers(stages.engine, known) == alone
-            assert (stages.engine.accepted_tokens > 0) == (known is not None)
 
 
 @pytest.mark.quick_every(3)

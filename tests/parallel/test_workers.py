@@ -74,6 +74,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerListener]:
 
     def run_stage(self: WorkerListener, connection: socket.socket, channel: Channel, peer: str) -> None:
         facts = {"device": "cpu", "device_type": "cpu", "free_bytes": 2**30, "auto_dtype": "float32"}
+        facts["processor"] = "AVX2"
         channel.send(FACTS, json.dumps(facts).encode())
         channel.receive()
 
@@ -313,7 +314,7 @@ def stages_over_tcp(path: Path, shares: Sequence[float], context: int = 256) -> 
             far, _ = server.accept()
         for end in (near, far):
             handshake.prepare(end)
-        workers.append(RemoteWorker(f"rank {position.rank}", Channel(near), "cpu", "cpu", 0, "float32"))
+        workers.append(RemoteWorker(f"rank {position.rank}", Channel(near), "cpu", "cpu", 0, "float32", ""))
         followers.append(StageFollower(position, Channel(far)))
     leader = RemoteLeader(positions[0], workers)
     made = [
@@ -325,7 +326,7 @@ def stages_over_tcp(path: Path, shares: Sequence[float], context: int = 256) -> 
     def run(follower: StageFollower, runner: Any) -> None:
         try:
             with torch.inference_mode():
-                follow(follower.next_message, runner, None)  # type: ignore[arg-type]
+                follow(follower, runner, None)  # type: ignore[arg-type]
         except Exception as error:
             errors.put(error)
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 from localllm.metrics import DiskStats, TierMove
 from localllm.runtime.kv_cache.blocks import OutOfBlocks
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
+from localllm.runtime.kv_cache.host_copies import HostCopy
 from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, PrefixLoad
 from localllm.runtime.kv_cache.prefix_copy import (
     SEGMENT_BLOCKS,
-    CopiedBlocks,
     copy_in,
     copy_out,
     with_frequencies,
@@ -58,7 +58,7 @@ class Write:
     """A segment that was copied out of the caches."""
 
     tokens: SnapshotTokens
-    copied: CopiedBlocks
+    copied: HostCopy
 
 
 class Segment(NamedTuple):

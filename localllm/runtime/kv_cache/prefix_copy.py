@@ -5,53 +5,35 @@ All functions run on the engine's thread, between two steps.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as ListLike
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from localllm.checkpoint.tensors import TORCH_DTYPES
-from localllm.runtime.kv_cache.sequence_state import BlockPool
+from localllm.runtime.kv_cache.host_copies import CacheTypes, HostCopy, to_tensors
+from localllm.runtime.kv_cache.sequence_state import BlockPool, CacheCopies
 from localllm.runtime.kv_cache.snapshot import (
     CacheIdentity,
     DamagedSnapshot,
     KVSnapshot,
-    Part,
     SnapshotTokens,
     token_bytes,
 )
-from localllm.runtime.kv_cache.tensors import pack_caches, unpack_caches
+from localllm.runtime.layers.rope import inverse_frequencies
 from localllm.runtime.runner import Runner
 
 SEGMENT_BLOCKS = 16  # blocks of a snapshot: 256 tokens, 8 MiB of a 1B model in bfloat16
-SAFETENSORS_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
-
-
-class CopiedBlocks(NamedTuple):
-    """Blocks and recurrent states on the host, once `wait` has returned."""
-
-    tensors: dict[str, Tensor]
-    wait: Callable[[], object]  # for the device
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def snapshot(self, tokens: SnapshotTokens) -> KVSnapshot:
-        """Return the snapshot of these tokens, which shares the memory of the tensors."""
-        self.wait()
-        return KVSnapshot(tokens, {name: to_part(tensor) for name, tensor in self.tensors.items()})
 
 
 def frequencies_digest(runner: Runner) -> str:
     """Return a digest of the rotary frequencies: LongRoPE's depend on the context that is allocated."""
-    frequencies = hashlib.sha256()
-    for rope in runner.model.ropes.values():
-        frequencies.update(rope.frequencies.cpu().numpy().tobytes() + str(rope.magnitude).encode())
-    return frequencies.hexdigest()[:16]
+    digest = hashlib.sha256()
+    for rope in runner.model.config.ropes:
+        frequencies, magnitude = inverse_frequencies(rope, runner.model.max_len)
+        digest.update(frequencies.numpy().tobytes() + str(magnitude).encode())
+    return digest.hexdigest()[:16]
 
 
 def with_frequencies(identity: CacheIdentity, runner: Runner) -> CacheIdentity:
@@ -59,29 +41,41 @@ def with_frequencies(identity: CacheIdentity, runner: Runner) -> CacheIdentity:
     return replace(identity, setup=(*identity.setup, frequencies_digest(runner)))
 
 
-def flush_copies(runner: Runner, pool: BlockPool) -> None:
-    """Execute the pending copies now, since blocks are read or written out of turn."""
-    runner.apply_copies(pool.drain_copies())
+def all_types(runner: Runner) -> CacheTypes:
+    """Return the types of the cache tensors of all ranks."""
+    ranks, own = runner.model.ranks, runner.named_caches.types
+    return own.joined(ranks.other_caches.types) if ranks else own
 
 
-def copy_out(
-    runner: Runner, pool: BlockPool, blocks: ListLike[int], state_slots: Mapping[int, int]
-) -> CopiedBlocks:
-    """Copy blocks to the host. state_slots: the recurrent states to copy, by their lengths"""
-    flush_copies(runner, pool)
-    nbytes = len(blocks) * runner.block_bytes
-    if runner.device.type != "cuda":
-        with runner.move_clock.measure(device_to_host=nbytes):
-            tensors = pack_caches(runner.paged_caches, runner.recurrent_caches, blocks, state_slots)
-        return CopiedBlocks(tensors, lambda: None)
-    stream = torch.cuda.current_stream(runner.device)
-    if any(block >= pool.count for block in blocks):
+def copy_out(runner: Runner, pool: BlockPool, blocks: ListLike[int], state_slots: Mapping[int, int]) -> HostCopy:
+    """Copy blocks of all ranks to the host. state_slots: the recurrent states to copy, by their lengths"""
+    copies, ranks = pool.drain_copies(), runner.model.ranks
+    others = ranks.other_caches.copy_out(copies, blocks, state_slots) if ranks else None
+    own = copy_out_own(runner, copies, blocks, state_slots)
+    return own.joined(others) if others else own
+
+
+def copy_out_own(
+    runner: Runner, copies: CacheCopies, blocks: ListLike[int], state_slots: Mapping[int, int]
+) -> HostCopy:
+    """Copy blocks of this process to the host. copies: pending ones, executed before, as this is out of turn"""
+    runner.apply_copies(copies)
+    on_gpu = runner.device.type == "cuda"
+    stream = torch.cuda.current_stream(runner.device) if on_gpu else None
+    if stream and any(block >= runner.device_blocks for block in blocks):
         stream.synchronize()  # which may be filling the host tier
-    with runner.move_clock.measure(device_to_host=nbytes):
-        tensors = pack_caches(runner.paged_caches, runner.recurrent_caches, blocks, state_slots)
-    event = torch.cuda.Event()
-    event.record(stream)
-    return CopiedBlocks(tensors, event.synchronize)
+    with runner.move_clock.measure(device_to_host=len(blocks) * runner.block_bytes):
+        tensors = runner.named_caches.pack(blocks, state_slots)
+    event = torch.cuda.Event() if stream else None
+    if event:
+        event.record(stream)
+
+    def wait() -> dict[str, Tensor]:
+        if event:
+            event.synchronize()
+        return tensors
+
+    return HostCopy(sum(tensor.nbytes for tensor in tensors.values()), wait)
 
 
 def copy_in(
@@ -109,9 +103,11 @@ def copy_in(
             break
         parent, begin = pool.serial_of[key], begin + 1
         serials[begin * size] = parent
-    rows = slice((begin - first) * size, (end - first) * size)
-    parts = {name: tensor[rows] for name, tensor in to_tensors(snapshot.cache_parts).items()}
-    if any(len(tensor) != rows.stop - rows.start for tensor in parts.values()):
+    wanted = slice((begin - first) * size, (end - first) * size)
+    rows = {name: tensor[wanted] for name, tensor in to_tensors(snapshot.cache_parts).items()}
+    states = {length: to_tensors(snapshot.state_parts(length)) for length in state_lengths}
+    all_types(runner).check(rows, states.values())
+    if any(len(tensor) != wanted.stop - wanted.start for tensor in rows.values()):
         raise DamagedSnapshot("its tensors have fewer rows than tokens")
     blocks, slots = list[int](), dict[int, int]()
     try:
@@ -119,10 +115,10 @@ def copy_in(
             blocks.append(pool.allocate(blocks[-1] if blocks else None))
         for length in state_lengths:
             slots[length] = pool.state_slots.allocate()
-        flush_copies(runner, pool)
-        states = {slot: to_tensors(snapshot.state_parts(length)) for length, slot in slots.items()}
-        with runner.move_clock.measure(host_to_device=len(blocks) * runner.block_bytes):
-            unpack_caches(runner.paged_caches, runner.recurrent_caches, blocks, parts, states)
+        copies, by_slot = pool.drain_copies(), {slot: states[length] for length, slot in slots.items()}
+        if ranks := runner.model.ranks:
+            ranks.other_caches.copy_in(copies, blocks, rows, by_slot)
+        copy_in_own(runner, copies, blocks, rows, by_slot)
         for index, block in enumerate(blocks, begin + 1):
             parent = pool.cache_block(block, parent, token_ids, index * size, scope)
             serials[index * size] = parent
@@ -137,7 +133,21 @@ def copy_in(
     return parent, len(blocks)
 
 
-class PrefixExport(Iterator[tuple[SnapshotTokens, CopiedBlocks]]):
+def copy_in_own(
+    runner: Runner,
+    copies: CacheCopies,
+    blocks: ListLike[int],
+    rows: Mapping[str, Tensor],
+    states: Mapping[int, Mapping[str, Tensor]],
+) -> None:
+    """Fill blocks and state slots of this process. copies: as in `copy_out_own`; the others: see
+    `NamedCaches.unpack`"""
+    runner.apply_copies(copies)
+    with runner.move_clock.measure(host_to_device=len(blocks) * runner.block_bytes):
+        runner.named_caches.unpack(blocks, rows, states)
+
+
+class PrefixExport(Iterator[tuple[SnapshotTokens, HostCopy]]):
     """Copies of the longest cached prefix of some tokens, a segment at a time. Ends early if a block is evicted
     meanwhile."""
 
@@ -168,7 +178,7 @@ class PrefixExport(Iterator[tuple[SnapshotTokens, CopiedBlocks]]):
         """Tokens of the prefix."""
         return len(self.serials) * self.pool.block_size
 
-    def __next__(self) -> tuple[SnapshotTokens, CopiedBlocks]:
+    def __next__(self) -> tuple[SnapshotTokens, HostCopy]:
         pool, size, begin = self.pool, self.pool.block_size, self.position
         end = min(begin + SEGMENT_BLOCKS, len(self.serials))
         parent = self.serials[begin - 1] if begin else pool.root_of(self.scope)
@@ -188,17 +198,3 @@ class PrefixExport(Iterator[tuple[SnapshotTokens, CopiedBlocks]]):
             self.identity, begin * size, token_bytes(self.token_ids[: end * size]), frozenset(slots)
         )
         return tokens, copy_out(self.runner, pool, blocks, slots)
-
-
-def to_part(tensor: Tensor) -> Part:
-    """Return a contiguous tensor on the host as bytes."""
-    data = tensor.reshape(-1).view(torch.uint8).numpy()
-    return Part(SAFETENSORS_DTYPES[tensor.dtype], tuple(tensor.shape), data.data)
-
-
-def to_tensors(parts: Mapping[str, Part]) -> dict[str, Tensor]:
-    """Return tensors on the host that share the parts' memory."""
-    return {
-        name: torch.frombuffer(part.data, dtype=TORCH_DTYPES[part.dtype]).view(part.shape)
-        for name, part in parts.items()
-    }

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
-FORMAT = "localllm-kv-1"
+FORMAT = "localllm-kv-2"
 TOKENS, CHECKSUM = "token_ids", "checksum"
 CHECKSUM_BYTES = 32
 MAX_HEADER_BYTES = 2**22
@@ -34,6 +34,7 @@ IDENTITY_WORDS = {
     "activation_bits": "number of activation bits (--activations)",
     "block_size": "block size",
     "layers": "number of layers",
+    "division": "division among processes (--tensor-parallel, --expert-parallel)",
     "setup": "processor, context or version of localllm or its libraries",
 }
 
@@ -55,6 +56,7 @@ class CacheIdentity:
     layers: int
     setup: tuple[str, ...]  # instructions, libraries, rotary frequencies: they affect the last bits
     scope: str = ""  # digest of the API key whose requests may use it; "" for all
+    division: str = ""  # among processes that sum up results; "" for one, and for stages, which have its bits
 
     @cached_property
     def key(self) -> bytes:
@@ -118,7 +120,7 @@ class SnapshotTokens(NamedTuple):
 class KVSnapshot:
     """The keys and values of `token_ids[start:]`, and recurrent states at block boundaries among them.
 
-    parts: tensors named CACHE.TENSOR with one row per token, and states named state.LENGTH.CACHE.TENSOR.
+    parts: tensors with one row per token, named as in `host_copies.py`, and states named state.LENGTH.NAME.
     """
 
     tokens: SnapshotTokens
@@ -129,7 +131,7 @@ class KVSnapshot:
         return {name: part for name, part in self.parts.items() if not name.startswith("state.")}
 
     def state_parts(self, length: int) -> dict[str, Part]:
-        """Return the tensors of the recurrent state after `length` tokens, by CACHE.TENSOR."""
+        """Return the tensors of the recurrent state after `length` tokens, by their names."""
         prefix = f"state.{length}."
         return {name.removeprefix(prefix): part for name, part in self.parts.items() if name.startswith(prefix)}
 

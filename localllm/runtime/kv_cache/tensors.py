@@ -2,7 +2,7 @@
 slots.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ListLike
 
 import numpy as np
@@ -20,7 +20,6 @@ from localllm.quant.vectors import (
     rotation_size,
 )
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE
-from localllm.runtime.kv_cache.snapshot import DamagedSnapshot
 from localllm.runtime.kv_cache.tiers import CopyRun
 
 HOST_CHUNK_BLOCKS = 64  # host blocks that are allocated at once when first needed, as pinning memory is slow
@@ -264,64 +263,6 @@ def copy_rows(target: Tensor, source: Tensor) -> None:
         np.copyto(target.reshape(-1).view(torch.uint8).numpy(), source.reshape(-1).view(torch.uint8).numpy())
     else:
         target.copy_(source, non_blocking=target.device.type == "cpu")
-
-
-def pack_caches(
-    paged: ListLike[PagedCache],
-    recurrent: ListLike[RecurrentCache],
-    blocks: ListLike[int],
-    state_slots: Mapping[int, int],
-) -> dict[str, Tensor]:
-    """Copy blocks to the host, and recurrent states by the length that each belongs to. Returns the tensors by
-    their names in a KVSnapshot; those of a device arrive when it has executed its work so far."""
-    packed = {name: tensor.read(blocks) for name, tensor in tiered_by_name(paged).items()}
-    for length, slot in state_slots.items():
-        for name, states in states_by_name(recurrent).items():
-            copy = torch.empty(states.shape[1:], dtype=states.dtype, pin_memory=states.is_cuda)
-            packed[f"state.{length}.{name}"] = copy.copy_(states[slot], non_blocking=True)
-    return packed
-
-
-def unpack_caches(
-    paged: ListLike[PagedCache],
-    recurrent: ListLike[RecurrentCache],
-    blocks: ListLike[int],
-    parts: Mapping[str, Tensor],
-    new_states: Mapping[int, Mapping[str, Tensor]],
-) -> None:
-    """Fill blocks with a snapshot's cache parts, and state slots with its states.
-
-    Raises DamagedSnapshot, before anything is written, if they are of other caches.
-    """
-    tensors, states = tiered_by_name(paged), states_by_name(recurrent)
-    check_same_tensors({name: tensor.on_device for name, tensor in tensors.items()}, parts)
-    for state in new_states.values():
-        check_same_tensors(states, {name: tensor[None] for name, tensor in state.items()})
-    for name, tensor in tensors.items():
-        tensor.write(blocks, parts[name])
-    for slot, state in new_states.items():
-        for name, tensor in state.items():
-            states[name][slot].copy_(tensor)
-
-
-def tiered_by_name(caches: ListLike[PagedCache]) -> dict[str, TieredTensor]:
-    return {f"{i}.{j}": tensor for i, cache in enumerate(caches) for j, tensor in enumerate(cache.tiered)}
-
-
-def states_by_name(caches: ListLike[RecurrentCache]) -> dict[str, Tensor]:
-    tensors = {f"{i}.{j}": tensor for i, cache in enumerate(caches) for j, tensor in enumerate(cache.tensors)}
-    return {name: tensor for name, tensor in tensors.items() if len(tensor)}
-
-
-def check_same_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Raise DamagedSnapshot unless the tensors have these names, dtypes and shapes apart from the first
-    dimension."""
-
-    def types(tensors: Mapping[str, Tensor]) -> dict[str, object]:
-        return {name: (tensor.dtype, tensor.shape[1:]) for name, tensor in tensors.items()}
-
-    if types(expected) != types(tensors):
-        raise DamagedSnapshot("its tensors are of another model")
 
 
 def adjacent_runs(blocks: ListLike[int]) -> Iterator[tuple[int, int, int]]:

@@ -104,7 +104,6 @@ class MoE:
     def __call__(self, x: Tensor, norm: Norm | None = None, residual: Tensor | None = None) -> Tensor:
         """Return residual + moe(norm(x)). x: [T, hidden] -> [T, hidden]"""
         out = self.mix_experts(norm(x) if norm else x)
-        out = self.ranks.all_reduce(out) if self.ranks else out
         return out if residual is None else residual + out
 
     def mix_experts(self, x: Tensor) -> Tensor:
@@ -113,11 +112,16 @@ class MoE:
             weight = weight * self.expert_scale[expert_ids]
         if self.config.own_experts:  # others' have ids outside of the list, and other ranks compute them
             expert_ids = expert_ids - self.first_expert
-        out = self.after_experts(kernels.experts(self.before_experts(x), expert_ids, weight, self.experts))
-        if self.shared is None:
-            return out
-        shared = self.after_shared(self.shared(self.before_shared(x)))
-        return out + (kernels.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
+        routed = kernels.experts(self.before_experts(x), expert_ids, weight, self.experts)
+        shared = self.shared(self.before_shared(x)) if self.shared else None
+        if self.config.apart:
+            assert shared is not None
+            if self.ranks:  # before the norms
+                routed, shared = self.ranks.all_reduce(torch.stack((routed, shared)))
+            return self.after_experts(routed) + self.after_shared(shared)
+        if shared is not None:
+            routed = routed + (kernels.sigmoid(self.shared_gate(x)) * shared if self.shared_gate else shared)
+        return self.ranks.all_reduce(routed) if self.ranks else routed
 
 
 def stack_experts(mlps: list[MLP], x: Tensor) -> StackedExperts | None:

@@ -28,14 +28,17 @@ class Linear:
         on_read: Callable[[], None] = lambda: None,
         activation_bits: int | None = None,
         ranks: Ranks | None = None,
+        by_rows: bool = False,
     ):
         """dtype: of x; on_read: called whenever some of the weights have been read; activation_bits: see
-        `QuantizedTensor`; ranks: that have the other columns, with which the product is summed up."""
+        `QuantizedTensor`; ranks: that have the other columns, with which the product is summed up; by_rows:
+        they have the other rows, and x is divided among all."""
         self.weights = kernels.prepare_weights(
             *weights, dtype=dtype, on_read=on_read, activation_bits=activation_bits
         )
         self.bias = bias  # [out]
         self.ranks = ranks
+        self.by_rows = by_rows
 
     @classmethod
     def load(
@@ -52,14 +55,19 @@ class Linear:
         """Load the matrices (name -> rows) stacked by rows. order: see `WeightSource.matrices`.
 
         by_columns: ranks divide the matrix by columns, so that each computes a summand of the product, and the
-        first one adds bias and residual; summed: sum them up here, and not where several products are added
+        first one adds bias and residual; summed: sum them up here, and not where several products are added. In a
+        model that is divided by rows alone, this matrix is, too, and is given by the same sizes.
         """
+        ranks = source.tensor_ranks if by_columns else None
+        by_rows = ranks is not None and source.weights.header.by_rows
+        if ranks and by_rows:
+            size = ranks.shard.size
+            names, columns = {name: rows // size for name, rows in names.items()}, columns * size
         kept = source.kept_matrices(names, columns)
         on_cpu = source.device.type == "cpu"
         weights = kept or source.matrices(names, columns, order, checked=not on_cpu)
         vector = source.concatenated_vectors(names, "bias") if bias else None
-        ranks = source.tensor_ranks if by_columns else None
-        if ranks and ranks.shard.rank:
+        if ranks and ranks.shard.rank and not by_rows:
             vector = None
         with source.phases("repack"):
             linear = cls(
@@ -69,6 +77,7 @@ class Linear:
                 on_read=source.weights.release,
                 activation_bits=source.activation_bits,
                 ranks=ranks if summed else None,
+                by_rows=by_rows,
             )
             if on_cpu and not kept:
                 source.check_laid_out(names, weights, linear.weights)
@@ -87,6 +96,13 @@ class Linear:
 
         following: the norm of the result, for a product without norm and activation
         """
+        if self.ranks and self.by_rows:
+            if residual is not None:
+                residual = residual.tensor_split(self.ranks.shard.size, -1)[self.ranks.shard.rank]
+            own = kernels.fused_linear(
+                self.ranks.all_gather(x), self.weights, self.bias, norm, activation, residual
+            )
+            return self.ranks.all_gather(own)
         if self.ranks:
             own_residual = residual if self.ranks.shard.rank == 0 else None
             return self.ranks.all_reduce(
@@ -101,8 +117,8 @@ class Linear:
 class Embedding:
     """An embedding table: token ids to vectors. Only the packed rows of the given tokens are dequantized.
 
-    as_stored: convert rows when they are looked up, instead of all of them when loading; checked: see
-    `WeightSource.matrix`.
+    rows: of the whole table, of which each of several ranks has some; as_stored: convert rows when they are looked
+    up, instead of all of them when loading; checked: see `WeightSource.matrix`.
     """
 
     def __init__(
@@ -114,6 +130,10 @@ class Embedding:
         as_stored: bool = False,
         checked: bool = True,
     ):
+        self.ranks, self.first_row = source.tensor_ranks, 0
+        if self.ranks:
+            self.first_row, end_row = self.ranks.shard.vocab_range(rows)
+            rows = end_row - self.first_row
         kept = source.kept_matrices({name: rows}, columns)  # of a model whose head is the same matrix
         if kept:
             [self.weight] = kept
@@ -123,11 +143,6 @@ class Embedding:
             self.weight = source.matrix(name, rows, columns, checked=checked)
         self.dtype = source.dtype
         self.rows = rows
-        self.ranks, self.first_row = None, 0
-
-    def divide(self, ranks: Ranks, first_row: int) -> None:
-        """Sum up lookups over ranks, of which each has some rows. first_row: of this one"""
-        self.ranks, self.first_row = ranks, first_row
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Look up rows. ids: [T] int64 -> [T, columns] in the model's dtype"""

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from localllm.runtime.batch import Batch
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache import disk_tier
 from localllm.runtime.kv_cache.disk_folder import CacheFolder
@@ -61,7 +60,7 @@ def logits_behind_prefix(engine: Engine, token_ids: list[int]) -> torch.Tensor:
     state = SequenceState(engine.pool, token_ids)
     new = token_ids[state.length :]
     state.extend(len(new))
-    batch = Batch.from_states([state], [new], [len(new) - 1], engine.runner.device, engine.pool.drain_copies())
+    batch = engine.runner.make_batch([state], [new], [len(new) - 1], engine.pool.drain_copies())
     logits = engine.runner.launch(batch)
     state.free()
     return logits
