@@ -445,6 +445,20 @@ def test_a_worker_answers_as_one_process(process: tuple[str, Path, Any], options
 
 
 @pytest.mark.slow
+def test_prompts_stored_by_one_process_are_used_with_a_worker(
+    process: tuple[str, Path, Any], tmp_path: Path
+) -> None:
+    address, token, _ = process
+    prompt = PROMPT * 60
+    with contextlib.closing(localllm.load("demo", device="cpu", context=512, cache_dir=tmp_path)) as one:
+        expected = one.generate(prompt, GREEDY).text
+    with contextlib.closing(load("demo", address, token, cache_dir=tmp_path)) as two:
+        completion = two.generate(prompt, GREEDY)
+    assert completion.text == expected
+    assert completion.metrics.disk_tokens > 100
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gguf/model-q4_k_m.gguf", "stories260K"])
 def test_models_given_by_a_path(process: tuple[str, Path, Any], name: str) -> None:
     address, token, _ = process
