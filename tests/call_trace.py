@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, cast
 
+import torch  # noqa: F401 - before calls are counted, as an import takes twice as long then
+
 PACKAGE = f"{Path(__file__).parents[1] / 'localllm'}/"
 
 

@@ -1,11 +1,15 @@
 import atexit
 import gc
+import os
 import signal
+import ssl
+import sys
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -37,13 +41,21 @@ TESTS = Path(__file__).parent
 SHARED_FILES = {"tests/tools/test_kernel_docs.py", "tests/tools/test_software_gpu.py"}
 QUICK = pytest.StashKey[set[Path]]()  # files with a test that is not slow
 
-if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
-    from hypothesis import HealthCheck, settings
-
-    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    settings.load_profile("busy machine")
-
+# Otherwise each of a hundred child processes would compile all of localllm, and each worker all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 torch.set_num_threads(1)  # the models are so small that a second thread costs more than it brings
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set how many examples Hypothesis draws: fewer where only quick tests run."""
+    if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
+        from hypothesis import HealthCheck, settings
+
+        count = 30 if config.getoption("markexpr") == "not slow" else 100
+        slow = [HealthCheck.too_slow]
+        settings.register_profile("of a lane", max_examples=count, deadline=None, suppress_health_check=slow)
+        settings.load_profile("of a lane")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -63,12 +75,37 @@ def signals_as_of_a_terminal() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def imports_stay_frozen() -> Iterator[None]:
-    """Keep localllm from unfreezing what `pytest_collection_finish` froze, since a full collection of all of it
-    takes half a second, each time that a model is loaded or unloaded.
+    """Keep localllm from unfreezing what `pytest_collection_finish` froze, and from full collections, which take
+    up to half a second, each time that a model is loaded or unloaded.
     """
     with pytest.MonkeyPatch.context() as patch:
-        nothing = SimpleNamespace(freeze=lambda: None, unfreeze=lambda: None)
-        patch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | vars(nothing)))
+        young = SimpleNamespace(collect=lambda: gc.collect(1), freeze=lambda: None, unfreeze=lambda: None)
+        patch.setattr(garbage, "gc", SimpleNamespace(**vars(gc) | vars(young)))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates_are_read_once() -> Iterator[None]:
+    """Share the TLS contexts of HTTP clients, each of which would read all certificates of the system in 20 ms."""
+
+    def shared(make: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+        contexts: dict[object, ssl.SSLContext] = {}
+
+        def context(*arguments: Any, **named: Any) -> ssl.SSLContext:
+            environment = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+            key = (arguments, *named.items(), *environment)
+            if key not in contexts:
+                contexts[key] = make(*arguments, **named)
+            return contexts[key]
+
+        return context
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", shared(ssl.create_default_context))
+        if find_spec("httpcore2"):  # a machine that tests its GPU alone may not have it
+            import httpcore2
+
+            patch.setattr(httpcore2, "default_ssl_context", shared(httpcore2.default_ssl_context))
         yield
 
 
@@ -147,7 +184,6 @@ def pytest_collection_finish() -> None:
     """Exclude the millions of objects of imports and collection from garbage collection: they are never freed, and
     tests of memory collect garbage often.
     """
-    gc.collect()
     gc.freeze()
     atexit.register(gc.unfreeze)  # so that libraries find what they gave out when the interpreter ends
 

@@ -21,8 +21,7 @@ WAYS = {
 STEP = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|$", TEXT, re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_a_file_that_is_named_exists(path: str):
+def test_files_that_are_named_exist():
     folders = (
         ROOT,
         ROOT / "tests",
@@ -31,7 +30,8 @@ def test_a_file_that_is_named_exists(path: str):
         PACKAGE / "runtime/kernels",
         ROOT / "tests/runtime",
     )
-    assert any((folder / path).exists() for folder in folders)
+    assert len(PATHS) > 150
+    assert not [path for path in PATHS if not any((folder / path).exists() for folder in folders)]
 
 
 def test_one_decode_step_is_in_at_most_fifteen_files():

@@ -375,6 +375,7 @@ class Arrangement(TypedDict):
 
     tensor_parallel: int
     pipeline_parallel: int
+    expert_parallel: bool  # whole experts on each device
     engines: int  # that the devices hold
     fits: bool
     refusal: str | None
@@ -385,6 +386,15 @@ class Arrangement(TypedDict):
     tpot_s: float | None
 
 
+class PrefillAdvice(TypedDict):
+    """Processes for prompts beside an engine for answers."""
+
+    processes: int  # for prompts
+    requests_per_s: float  # within objectives, simulated
+    requests_per_s_together: float  # of as many engines that compute both
+    reason: str
+
+
 class Advice(TypedDict):
     """Ways to use several devices, and which is best."""
 
@@ -392,6 +402,7 @@ class Advice(TypedDict):
     machines: int
     arrangements: list[Arrangement]
     needed: Arrangement | None  # with more devices than there are, if nothing fits
+    prefill: PrefillAdvice | None  # with several users, if it serves more than replicas
     command: str | None
     source: str  # of the expected durations
 
@@ -410,6 +421,7 @@ class PlanResult(TypedDict):
     users: int
     tensor_parallel: int
     pipeline_parallel: int
+    expert_parallel: bool
     prompt: int  # prompt length for TTFT, in tokens
     weight_bytes: int
     kv_bytes_per_token: int

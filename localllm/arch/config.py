@@ -301,6 +301,11 @@ class ModelConfig:
     stage: Stage | None = None  # that `layers` are of; None: of the whole model
 
     @property
+    def mixtures(self) -> list[MoEConfig]:
+        """The mixtures of experts of its layers."""
+        return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoEConfig)]
+
+    @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The rotary embeddings of all layers, also of other stages."""
         return self.stage.ropes if self.stage else ropes_of(self.layers)

@@ -3,6 +3,7 @@
 `load` sizes the cache by it, `plan` predicts speeds by it, and the benchmark reports the model's size.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -83,9 +84,8 @@ def per_layer_parameters(config: ModelConfig) -> int:
 
 def active_parameter_count(config: ModelConfig) -> int:
     """Return the number of weights used for one token: only selected experts, and one row of a per-layer table."""
-    mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
     inactive = sum(
-        (c.experts - c.experts_per_token) * ffn_parameters(c.expert, config.hidden_size) for c in mixtures
+        (c.experts - c.experts_per_token) * ffn_parameters(c.expert, config.hidden_size) for c in config.mixtures
     )
     if config.per_layer:
         inactive += (config.per_layer.vocab_size - 1) * len(config.layers) * config.per_layer.dim
@@ -205,9 +205,13 @@ def bytes_read(
     element_bytes: of the caches; kv: bytes of an element of keys and values and of a scale, if they differ.
     """
     head = weights.head if any(share.logits for share in step) else 0
-    experts = weights.experts * expert_fraction_read(config, sum(share.tokens * share.sequences for share in step))
+    experts = weights.experts * expert_fraction_read(config, token_count(step))
     states = state_bytes(config, element_bytes) * sum(share.sequences for share in step)
     return weights.layers + head + round(experts) + kv_bytes_read(config, step, *(kv or (element_bytes,))) + states
+
+
+def token_count(step: Step) -> int:
+    return sum(share.tokens * share.sequences for share in step)
 
 
 def kv_bytes_read(config: ModelConfig, step: Step, element_bytes: float, scale_bytes: float = 0) -> int:
@@ -232,11 +236,51 @@ def expert_fraction_read(config: ModelConfig, tokens: int) -> float:
 
     It is 1 - (1 - k / E)^tokens if every expert is equally likely; routers with preferences read fewer.
     """
-    mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, MoEConfig)]
-    sizes = [c.experts * ffn_parameters(c.expert, config.hidden_size) for c in mixtures]
-    shares = [1 - (1 - c.experts_per_token / c.experts) ** tokens for c in mixtures]
+    sizes = [c.experts * ffn_parameters(c.expert, config.hidden_size) for c in config.mixtures]
+    shares = [selected_fraction(c, tokens) for c in config.mixtures]
     read = sum(size * share for size, share in zip(sizes, shares, strict=True))
     return read / sum(sizes) if sizes else 0.0
+
+
+def selected_fraction(c: MoEConfig, tokens: int) -> float:
+    """Return the expected fraction of a mixture's experts that any of so many tokens selects."""
+    return 1 - (1 - c.experts_per_token / c.experts) ** tokens
+
+
+def expert_imbalance(config: ModelConfig, tokens: int, ranks: int) -> float:
+    """Return how many times the mean of all ranks the busiest one reads of the experts that tokens select, if each
+    rank has whole experts and every expert is equally likely; the mean of all mixtures.
+    """
+    factors: list[float] = []
+    for c in config.mixtures:
+        selected = max(1, round(c.experts * selected_fraction(c, tokens)))
+        factors.append(busiest_rank_experts(c.experts, selected, ranks) * ranks / selected)
+    return sum(factors) / len(factors) if factors else 1.0
+
+
+@functools.cache
+def busiest_rank_experts(experts: int, selected: int, ranks: int) -> float:
+    """Return the expected number of selected experts on the rank that has most of them, of `experts / ranks` each.
+
+    It is the largest count of a multivariate hypergeometric distribution.
+    """
+    own, choices = experts // ranks, math.comb(experts, selected)
+    expected = 0.0
+    for limit in range(min(own, selected)):  # the mean of a count is the sum of P(count > limit)
+        within = [math.comb(own, count) for count in range(limit + 1)]  # by the experts of one rank
+        ways = [1]  # to select so many experts, of which no rank has more than the limit
+        for _ in range(ranks):
+            ways = polynomial_product(ways, within)[: selected + 1]
+        expected += 1 - (ways[selected] if selected < len(ways) else 0) / choices
+    return expected
+
+
+def polynomial_product(a: list[int], b: list[int]) -> list[int]:
+    product = [0] * (len(a) + len(b) - 1)
+    for i, x in enumerate(a):
+        for j, y in enumerate(b):
+            product[i + j] += x * y
+    return product
 
 
 def elements_read_per_token(c: Mixer) -> int:

@@ -79,7 +79,7 @@ def check_process_count(size: int) -> None:
 
 def check_experts(config: ModelConfig, shard: Shard) -> None:
     """Raise UnsupportedModel if there are no experts to divide. config: of the whole model"""
-    if shard.whole_experts and not any(isinstance(layer.ffn, MoEConfig) for layer in config.layers):
+    if shard.whole_experts and not config.mixtures:
         raise UnsupportedModel("this model has no experts to divide", "leave out --expert-parallel")
 
 
@@ -116,7 +116,8 @@ def shard_ffn(c: MLPConfig | MoEConfig, shard: Shard) -> MLPConfig | MoEConfig:
         if shard.whole_experts:
             divide(c.experts, shard, "experts")
             return replace(c, own_experts=shard.range_of(c.experts), shared=shared)
-        return replace(c, expert=shard_mlp(c.expert, shard), shared=shared)
+        columns = divide(c.expert.intermediate_size, shard, "columns of each expert", "--expert-parallel")
+        return replace(c, expert=replace(c.expert, intermediate_size=columns), shared=shared)
     return shard_mlp(c, shard)
 
 
@@ -124,15 +125,17 @@ def shard_mlp(c: MLPConfig, shard: Shard) -> MLPConfig:
     return replace(c, intermediate_size=divide(c.intermediate_size, shard, "intermediate columns"))
 
 
-def divide(count: int, shard: Shard, what: str) -> int:
+def divide(count: int, shard: Shard, what: str, flag: str | None = None) -> int:
+    """Return the share of each rank. Raises UnsupportedModel for an uneven one; flag: divides something else"""
     if count % shard.size:
-        raise refusal(f"a model with {count} {what}", shard)
+        raise refusal(f"a model with {count} {what}", shard, flag=flag)
     return count // shard.size
 
 
-def refusal(what: str, shard: Shard, *, never: bool = False) -> UnsupportedModel:
-    """Return the error for a model that cannot be divided. never: among no number of processes"""
+def refusal(what: str, shard: Shard, *, never: bool = False, flag: str | None = None) -> UnsupportedModel:
+    """Return the error for a model that cannot be divided. never: among no number of processes; flag: to add"""
     remedy = "leave out --tensor-parallel" if never else "use another number with --tensor-parallel"
+    remedy += f", or add {flag}" if flag else ""
     return UnsupportedModel(f"{what} cannot be divided among {shard.size} processes", remedy)
 
 

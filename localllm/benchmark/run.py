@@ -7,7 +7,6 @@ import datetime
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from localllm.arch.cost import SequenceStep, bytes_read, parameter_count
 from localllm.benchmark import ceilings, figures
@@ -26,6 +25,7 @@ from localllm.errors import DoesNotFit, UsageError
 from localllm.hardware.device import device_name, peak_bytes, reset_peak_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
 from localllm.llm.llm import LLM
+from localllm.plan.fit import LoadOptions
 from localllm.plan.memory import BLOCK_SIZE, MAX_RUNNING
 from localllm.plan.weights import representative_matrix
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
@@ -160,38 +160,14 @@ class BenchmarkedModel:
         )
 
 
-def load_subject(
-    model: str,
-    quant: str | None,
-    settings: Settings,
-    *,
-    device: str | None,
-    dtype: str | None,
-    kv_dtype: str | None,
-    tensor_parallel: int | None = None,
-    pipeline_parallel: str | None = None,
-    expert_parallel: bool = False,
-    workers: str | None = None,
-    token_file: str | None = None,
-) -> Subject:
+def load_subject(model: str, settings: Settings, *, device: str | None, options: LoadOptions) -> Subject:
     """Return a model as stored, or the `--quant` version of it, which is made now if missing."""
-    find = partial(
-        find_subject,
-        settings=settings,
-        device=device,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        expert_parallel=expert_parallel,
-        workers=workers,
-        token_file=token_file,
-    )
-    if quant is None:
-        return find(model)
+    if options.quant is None:
+        return find_subject(model, settings, device=device, options=options)
     ref = resolve_model(model)
-    path = find_or_quantize(read_header(ref.path), quant, settings.home)
-    return replace(find(str(path)), name=f"{ref.name} in {quant.upper()}")
+    path = find_or_quantize(read_header(ref.path), options.quant, settings.home)
+    subject = find_subject(str(path), settings, device=device, options=replace(options, quant=None))
+    return replace(subject, name=f"{ref.name} in {options.quant.upper()}")
 
 
 def run_benchmark(

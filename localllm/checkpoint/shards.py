@@ -135,7 +135,13 @@ def sharing_units(suffix: str, division: Division, header: Header) -> list[int]:
 
 def refused(tensor: TensorHeader, why: str, shard: Shard, *, never: bool = False) -> UnsupportedModel:
     """Return the error for a tensor that cannot be divided. never: among no number of processes"""
+    is_expert = tensor.expert is not None or ".experts." in tensor.name
+    remedies = [
+        f"{'leave out' if never else 'use another number with'} --tensor-parallel",
+        *(["divide the experts with --expert-parallel"] if is_expert and not shard.whole_experts else []),
+        "use a model in 16 bits",
+    ]
     return UnsupportedModel(
         f"the tensor {tensor.name!r} cannot be divided among {shard.size} processes: {why}",
-        f"{'leave out' if never else 'use another number with'} --tensor-parallel, or use a model in 16 bits",
+        f"{', '.join(remedies[:-1])}, or {remedies[-1]}",
     )

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 from localllm.benchmark.scenario import ScenarioGrid, parse_numbers
 from localllm.cli import io, options
 from localllm.cli.io import StdoutWriter
-from localllm.cli.loading import quantize_missing, resolve_or_fetch
+from localllm.cli.loading import parse_load_options, quantize_missing, resolve_for
 from localllm.cli.progress import status_line
 from localllm.errors import UsageError
 from localllm.formatting import format_columns, format_table
@@ -214,21 +215,18 @@ def bench(
     variants = select_models(models, parse_quants(quant), compare=compare)
     settings = Settings.from_environment()
     content = None if text is None else io.read_text(text)
+    load_options = parse_load_options(
+        settings,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
+        workers=workers,
+        token_file=token_file,
+    )
     for model, model_quant in variants:
-        ref = resolve_or_fetch(
-            model,
-            settings,
-            device=device,
-            dtype=dtype,
-            context=None,
-            kv_dtype=kv_dtype,
-            quant=model_quant,
-            tensor_parallel=tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            expert_parallel=expert_parallel,
-            workers=workers,
-            token_file=token_file,
-        )
+        ref = resolve_for(replace(load_options, quant=model_quant), model, settings, device=device)
         if model_quant:
             quantize_missing(ref, model_quant, settings)
     with status_line() as show_status:
@@ -248,27 +246,15 @@ def bench(
         plan = BenchmarkPlan(
             grid,
             rounds,
-            seed,
-            content,
-            RANDOM_PROMPTS if text is None else io.display_name(text),
-            draft,
-            explain,
-            lambda llm, name: llm.record_steps(settings.home, io.note, name),
+            seed=seed,
+            text=content,
+            text_name=RANDOM_PROMPTS if text is None else io.display_name(text),
+            drafts=draft,
+            explain=explain,
+            record_steps=lambda llm, name: llm.record_steps(settings.home, io.note, name),
         )
         subjects = [
-            load_subject(
-                model,
-                model_quant,
-                settings,
-                device=device,
-                dtype=dtype,
-                kv_dtype=kv_dtype,
-                tensor_parallel=tensor_parallel,
-                pipeline_parallel=pipeline_parallel,
-                expert_parallel=expert_parallel,
-                workers=workers,
-                token_file=token_file,
-            )
+            load_subject(model, settings, device=device, options=replace(load_options, quant=model_quant))
             for model, model_quant in variants
         ]
         if compare:

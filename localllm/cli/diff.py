@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from localllm.cli import io, options
 from localllm.cli.io import StdoutWriter, note, status
-from localllm.cli.loading import resolve_or_fetch
+from localllm.cli.loading import parse_load_options, resolve_for
 from localllm.cli.quality_page import format_quality
 from localllm.quality.report import as_dict
 from localllm.quality.text import EVALUATION_NAME, MAX_TOKENS, WINDOW_TOKENS
@@ -75,23 +75,24 @@ def diff(
     out = StdoutWriter()
     settings = Settings.from_environment()
     content, text_name = (None, EVALUATION_NAME) if text is None else (io.read_text(text), io.display_name(text))
-    dtypes: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype}
-    other_dtypes: dict[str, Any] = {
-        "device": device,
-        "dtype": dtype_b or dtype,
-        "kv_dtype": kv_dtype_b or kv_dtype,
-    }
-    other_activations = activations_b or activations or settings.activations
+    load_options = parse_load_options(settings, context=window, dtype=dtype, kv_dtype=kv_dtype)
+    other_options = parse_load_options(
+        settings, context=window, dtype=dtype_b or dtype, kv_dtype=kv_dtype_b or kv_dtype
+    )
+    settings = replace(settings, activations=activations or settings.activations)
+    other_activations = activations_b or settings.activations
     # Both are downloaded before torch is imported.
-    resolve_or_fetch(reference, settings, **dtypes, context=window)
-    resolve_or_fetch(other, settings, **other_dtypes, context=window)
+    resolve_for(load_options, reference, settings, device=device)
+    resolve_for(other_options, other, settings, device=device)
     with status(f"comparing {other} with {reference}"):
         from localllm.comparison.compare import compare_models
         from localllm.comparison.subject import find_subject
 
         quality = compare_models(
-            find_subject(reference, replace(settings, activations=activations or settings.activations), **dtypes),
-            find_subject(other, replace(settings, activations=other_activations), **other_dtypes),
+            find_subject(reference, settings, device=device, options=load_options),
+            find_subject(
+                other, replace(settings, activations=other_activations), device=device, options=other_options
+            ),
             settings,
             content,
             text_name=text_name,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from localllm.arch.stages import parse_stages
@@ -60,7 +61,7 @@ def load_model(
     expert_parallel: bool = False,
     workers: str | None = None,
     token_file: str | None = None,
-    prefill: int | None = None,
+    prefill: int | Sequence[Path] | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -234,12 +235,15 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
 
 
 def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
-    """Load a model for a server. flags: as for `load_for_server`; name: a ModelRef for a request, which has no
-    processes for prompts and no workers, as it comes and goes; context: requested, None for that of the flags"""
-    changes: dict[str, Any] = {"context": context or flags["context"]}
-    if not isinstance(name, str):
-        stages = None if flags["workers"] else flags["pipeline_parallel"]
-        changes |= {"prefill": None, "workers": None, "token_file": None, "pipeline_parallel": stages}
+    """Load a model for a server. flags: as for `load_for_server`, but `prefill` may be the sockets of processes
+    for prompts by the names of models; name: a ModelRef for a request, which has no processes for prompts and no
+    workers, as it comes and goes; context: requested, None for that of the flags"""
+    prefill = flags["prefill"] if isinstance(name, str) else None
+    if isinstance(prefill, Mapping):
+        prefill = prefill[name]
+    changes: dict[str, Any] = {"context": context or flags["context"], "prefill": prefill}
+    if not isinstance(name, str) and flags["workers"]:
+        changes |= {"workers": None, "token_file": None, "pipeline_parallel": None}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 
@@ -298,19 +302,42 @@ def resolve_or_fetch(
     token_file: str | None = None,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
-    """Resolve a name, and download the model if it is not local; called before torch takes a second to import.
-    Raises what `fetch` and `resolve_model` raise."""
-    located = name if isinstance(name, ModelRef) else locate_model(name)
-    if not isinstance(located, RepoName):
-        return located
-    name = str(name)
-    from localllm.cli.offers import TargetDevice, offer_from_header
-    from localllm.llm.fetch import fetch
+    """Resolve a name, and download the model if it is not local, as `resolve_for` with the flags of a command."""
+    load_options = parse_load_options(
+        settings,
+        context=context,
+        quant=quant,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        tensor_parallel=tensor_parallel,
+        pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel,
+        workers=workers,
+        token_file=token_file,
+    )
+    return resolve_for(load_options, name, settings, device=device, force=force, observer=observer)
 
+
+def parse_load_options(
+    settings: Settings,
+    *,
+    context: int | None = None,
+    users: int = 1,
+    quant: str | None = None,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    tensor_parallel: int | None = None,
+    pipeline_parallel: str | None = None,
+    expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
+) -> LoadOptions:
+    """Return the options of a command's flags, None for those of the settings. Raises UsageError."""
     addresses = split_addresses(workers)
     stages, shares = parse_stages(pipeline_parallel, len(addresses))
-    load_options = LoadOptions(
+    return LoadOptions(
         context,
+        users=users,
         quant=quant,
         dtype=dtype or settings.dtype,
         kv_dtype=kv_dtype or settings.kv_dtype,
@@ -318,7 +345,29 @@ def resolve_or_fetch(
         pipeline_parallel=stages,
         stage_shares=shares,
         expert_parallel=expert_parallel,
+        workers=tuple(addresses),
+        token_file=token_file,
     )
+
+
+def resolve_for(
+    load_options: LoadOptions,
+    name: str | ModelRef,
+    settings: Settings,
+    *,
+    device: str | None,
+    force: bool = False,
+    observer: LoadObserver | None = None,
+) -> ModelRef:
+    """Resolve a name, and download the model if it is not local: the edition that fits with these options. Called
+    before torch takes a second to import. Raises what `fetch` and `resolve_model` raise."""
+    located = name if isinstance(name, ModelRef) else locate_model(name)
+    if not isinstance(located, RepoName):
+        return located
+    name = str(name)
+    from localllm.cli.offers import TargetDevice, offer_from_header
+    from localllm.llm.fetch import fetch
+
     target_device = device or settings.device
     with observe_load(name, observer) as progress:
         progress.phase("download")
@@ -330,7 +379,7 @@ def resolve_or_fetch(
         fetch(
             located,
             progress.pull,
-            lambda: free_memory_with_workers(target_device, addresses, token_file, settings),
+            lambda: free_memory_for(load_options, target_device, settings),
             load_options,
             force=force,
             on_header=on_header,
@@ -358,17 +407,15 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
         find_or_quantize(header, quant, settings.home, on_part, progress.note)
 
 
-def free_memory_with_workers(
-    device: str, addresses: Sequence[str], token_file: str | None, settings: Settings
-) -> FreeMemory:
+def free_memory_for(load_options: LoadOptions, device: str, settings: Settings) -> FreeMemory:
     """The free memory of a device, or of one on each machine; asks the workers. Raises as `open_workers`."""
-    if not addresses:
+    if not load_options.workers:
         return free_memory(device)
     from localllm.llm.find import memory_of_stages
     from localllm.llm.loader import open_workers
 
     resolved = resolve_device(device)
-    workers = open_workers(addresses, token_file, resolved, settings)
+    workers = open_workers(load_options.workers, load_options.token_file, resolved, settings)
     try:
         return memory_of_stages(resolved, workers)
     finally:

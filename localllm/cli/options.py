@@ -186,7 +186,7 @@ Decode = Annotated[
     int | None,
     option(
         "--decode",
-        text="With --prefill: number of engines that answer; only 1 is supported.",
+        text="With --prefill: number of engines that answer; 2 or more are replicas on Ray.",
         metavar="M",
         panel=Panel.LOADING,
     ),

@@ -1,5 +1,7 @@
 """Progress of a download, quantization or load: bars on a terminal, log lines elsewhere, or JSON events."""
 
+from __future__ import annotations
+
 import json
 import sys
 import threading
@@ -8,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -28,9 +30,11 @@ from rich.text import Text
 
 from localllm.cli.io import StdoutWriter, clear_start_line, note, status, supports_redraw
 from localllm.formatting import format_bytes, format_seconds, printable
-from localllm.hub.listing import RemoteFile
-from localllm.hub.pull import PullPlan, PullProgress
 from localllm.tui.machine import ModelOffer
+
+if TYPE_CHECKING:  # huggingface_hub takes 0.1 s to import
+    from localllm.hub.listing import RemoteFile
+    from localllm.hub.pull import PullPlan, PullProgress
 
 MAX_VISIBLE_BARS = 8  # with more files, bars of finished files are hidden
 LINE_INTERVAL_S = 10.0  # between lines of a log
@@ -48,7 +52,7 @@ class StderrObserver:
         self.download: PullProgress | None = None
         self.quantization: QuantizeProgress | None = None
 
-    def __enter__(self) -> "StderrObserver":
+    def __enter__(self) -> StderrObserver:
         return self
 
     def phase(self, name: str) -> None:

@@ -19,7 +19,7 @@ from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.formatting import parse_duration
 from localllm.plan.fit import LoadOptions
-from localllm.routing import parse_replicas
+from localllm.routing import MAX_REPLICAS, parse_replicas
 from localllm.settings import Settings
 
 if TYPE_CHECKING:
@@ -273,7 +273,8 @@ def serve(
     most one such server; `run`, `ps`, `stop` and `top` find it on any port.
 
     With --replicas, this process is the front of N engines in processes of their own, and SIGHUP restarts them one
-    after the other. It needs `pip install "localllm[cluster]"`.
+    after the other. So it is with --prefill N --decode M, where M engines share the N processes that compute
+    prompts. Both need `pip install "localllm[cluster]"`.
     """
     match check_modes(ctx.params):
         case "background":
@@ -338,6 +339,10 @@ def serve(
             "cache_size": cache_size,
             "verbose": verbose,
         }
+        if replica_options and prefill:
+            from localllm.cluster.service import running_prefill
+
+            load_flags["prefill"] = stack.enter_context(running_prefill(models or [], replica_options))
         # These import torch, which takes a second that no refusal above needs.
         from localllm.server.prometheus import TokenPrice
         from localllm.server.serve import Server
@@ -400,11 +405,12 @@ def serve(
 
 def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
     """What the flags of `serve` say about replicas; None to serve in this process. Raises UsageError."""
-    if flags["replicas"] is None:
+    decode = flags["decode"] or 1
+    if flags["replicas"] is None and decode == 1:
         if flags["cluster"]:
             raise UsageError("--cluster places replicas", "add --replicas N")
         return None
-    least, most = parse_replicas(flags["replicas"])
+    least, most = parse_replicas(flags["replicas"] or str(decode))
     if flags["route"] not in REPLICA_ROUTES:
         raise UsageError(f"--route is {flags['route']}", f"give {' or '.join(REPLICA_ROUTES)}")
     if not flags["models"]:
@@ -418,6 +424,7 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
         cluster=flags["cluster"],
         device=flags["device"],
         gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
+        prefill=flags["prefill"] or 0,
     )
 
 
@@ -429,14 +436,18 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
         raise UsageError("--decode needs --prefill", "give the number of processes that compute prompts")
     if prefill < 1:
         raise UsageError(f"--prefill is {prefill}", "give a whole number from 1")
-    if decode not in (None, 1):
-        raise UsageError(
-            f"--decode is {decode}, and one engine answers for each server", "give 1, or start several servers"
-        )
+    if decode is not None and not 1 <= decode <= MAX_REPLICAS:
+        raise UsageError(f"--decode is {decode}", f"give 1 to {MAX_REPLICAS} engines")
     if not models:
         raise UsageError("--prefill is for the models that are named", "name a MODEL")
     if flags["replicas"] is not None:
-        raise UsageError("replicas have no processes for prompts", "leave out --prefill or --replicas")
+        raise UsageError("--replicas computes prompts and answers in each replica", "give --decode instead")
+    if flags["cluster"]:
+        raise UsageError("processes for prompts are on one machine", "leave out --cluster or --prefill")
+    if decode and decode > 1:
+        from localllm.cluster.place import require_ray
+
+        require_ray()  # before a simulation, which takes seconds
     if flags["force"]:
         return
     for model in models:
@@ -467,5 +478,5 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
     lengths = default_lengths(target.setup.context)
     load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **lengths)
     with status(f"simulating {ref.name} with and without --prefill"):
-        comparison = compare_apart(target, load, flags["prefill"])
+        comparison = compare_apart(target, load, flags["prefill"], flags["decode"] or 1)
     return None if comparison.pays else comparison.sentence()

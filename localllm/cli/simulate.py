@@ -561,10 +561,12 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     for name in parallel_flags:
         if flags[name] is not None and device in (None, *LOCAL_DEVICES):
             raise UsageError(f"{flag_name(name)} is for GPUs of the catalogue", "name one with --device")
-    for name in ("tensor_parallel", "pipeline_parallel", "prefill", "decode"):
+    for name in ("tensor_parallel", "pipeline_parallel", "prefill", "decode", "cache_tokens"):
         positive(flags[name], flag_name(name))
     if efficiency and device in (None, *LOCAL_DEVICES):
         raise UsageError("--efficiency is for a GPU of the catalogue", "name one with --device, or leave it out")
+    if all(flags[name] is None for name in ("tensor_parallel", "pipeline_parallel", "prefill")):
+        refuse_flags(flags, ("link",), "needs --tensor-parallel, --pipeline-parallel or --prefill")
     check_combinations(flags)
     from localllm.simulate.capacity import DEFAULT_ATTAINMENT, Objective
     from localllm.simulate.load import Lengths, LoadPlan
@@ -716,6 +718,8 @@ def fleet_setup(flags: Mapping[str, Any], max_running: int, target: Any) -> Any:
         refuse_flags(flags, ("scale_target",), "needs a range of --replicas")
     if most == first == 1:
         refuse_flags(flags, ("route",), "needs --replicas")
+    if most == first and not flags["kill"]:
+        refuse_flags(flags, ("start_up",), "needs a range of --replicas, or --kill")
     if (target_count := flags["scale_target"]) is not None and not 0 < target_count < math.inf:
         raise UsageError(f"--scale-target is {target_count:g}", "give a number above 0")
     return FleetSetup(

@@ -8,8 +8,8 @@ import math
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from localllm import errors
 from localllm.cluster.place import NODE_FILE, RayNode, connect, count_gpus, require_ray, start_node
 from localllm.cluster.replica import Replica
+from localllm.disaggregation.supervisor import PrefillSupervisor
 from localllm.errors import DoesNotFit, LocalLLMError, UsageError
 from localllm.hardware.device import resolve_device
 from localllm.server.serve import DRAIN_TIMEOUT_S
@@ -42,6 +43,7 @@ class ReplicaOptions:
     cluster: bool = False  # on all machines that joined, instead of this one
     device: str | None = None
     gpus: int = 1  # of each replica
+    prefill: int = 0  # processes that compute the replicas' prompts, for each model
 
 
 @contextmanager
@@ -66,7 +68,7 @@ def running_replicas(
         else:
             check_gpus(options, gpus)
             notify(f"starting Ray for {options.most} replicas")
-            node = start_node(notify, gpus=gpus)
+            node = start_node(notify, gpus=max(0, gpus - options.prefill))  # the last ones compute prompts
             stack.callback(node.stop)
         ray = connect(node)
         stack.callback(ray.shutdown)
@@ -82,12 +84,31 @@ def running_replicas(
         yield service
 
 
+@contextmanager
+def running_prefill(models: Sequence[str], options: ReplicaOptions) -> Iterator[dict[str, list[Path]]]:
+    """Start the processes that compute the replicas' prompts, and end them afterwards. Returns their sockets by
+    the names of the models. Raises UsageError without Ray, or with fewer GPUs than engines."""
+    require_ray()
+    devices = ["cpu"] * options.prefill
+    if resolve_device(options.device or "auto").type == "cuda":
+        gpus = count_gpus()
+        check_gpus(options, gpus)
+        devices = [f"cuda:{index}" for index in range(gpus - options.prefill, gpus)]
+    with ExitStack() as stack:
+        sockets = dict[str, list[Path]]()
+        for model in models:
+            supervisor = stack.enter_context(closing(PrefillSupervisor(devices)))
+            sockets[model] = supervisor.sockets
+        yield sockets
+
+
 def check_gpus(options: ReplicaOptions, gpus: int) -> None:
     """Raise UsageError if there are GPUs, and too few. gpus: of all machines"""
-    if gpus and (needed := options.most * options.gpus) > gpus:
-        raise UsageError(
-            f"{options.most} replicas need {needed} GPUs, and there are {gpus}", "use fewer --replicas"
-        )
+    if gpus and (needed := options.most * options.gpus + options.prefill) > gpus:
+        engines, flags = f"{options.most} replicas", "--replicas"
+        if options.prefill:
+            engines, flags = f"{options.most} engines and {options.prefill} for prompts", "--prefill or --decode"
+        raise UsageError(f"{engines} need {needed} GPUs, and there are {gpus}", f"use fewer {flags}")
 
 
 class ReplicaService:
@@ -149,7 +170,7 @@ class ReplicaService:
             settings["num_replicas"] = options.least
         if options.cluster and not self.has_gpu:  # spread, as Ray would see no reason to
             settings["max_replicas_per_node"] = math.ceil(options.most / machines) + 1
-        shares = math.ceil(options.most / machines)
+        shares = math.ceil(options.most / machines) + options.prefill * len(self.setup.models)
         deployment = self.serve.deployment(Replica, **settings)
         return deployment.bind(self.setup.behind_front(self.environment(shares)), self.generation)
 

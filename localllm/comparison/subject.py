@@ -12,12 +12,12 @@ from localllm.hardware.device import free_bytes, resolve_device
 from localllm.hub.resolve import resolve_model
 from localllm.llm import loader
 from localllm.llm.llm import LLM
-from localllm.parallel.handshake import split_addresses
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
 from localllm.quality.text import WINDOW_TOKENS, Windows, split_into_windows
 from localllm.settings import Settings
 from localllm.text.tokenizer import Tokenizer
 
+AS_IN_SETTINGS = LoadOptions()
 SAME_TOKENIZER_REMEDY = "name two models with the same tokenizer"
 
 
@@ -34,44 +34,32 @@ class Subject:
 
 
 def find_subject(
-    name: str,
-    settings: Settings,
-    *,
-    device: str | None = None,
-    dtype: str | None = None,
-    kv_dtype: str | None = None,
-    tensor_parallel: int | None = None,
-    pipeline_parallel: str | None = None,
-    expert_parallel: bool = False,
-    workers: str | None = None,
-    token_file: str | None = None,
+    name: str, settings: Settings, *, device: str | None = None, options: LoadOptions = AS_IN_SETTINGS
 ) -> Subject:
-    """Find a model by alias, repository, folder or GGUF file; None uses the settings. Raises what `load` raises
-    before it reads weights.
+    """Find a model by alias, repository, folder or GGUF file, to load it as stored. device: None for that of the
+    settings. Raises what `load` raises before it reads weights.
     """
     ref = resolve_model(name)
     header = read_header(ref.path)
     config = parse_config(header.config)
     check_quantization(header.config)
-    chosen_device, chosen_dtype, chosen_kv_dtype = (
-        device or settings.device,
-        dtype or settings.dtype,
-        kv_dtype or settings.kv_dtype,
-    )
+    chosen_device = device or settings.device
+    dtype = settings.dtype if options.dtype == "auto" else options.dtype
+    kv_dtype = settings.kv_dtype if options.kv_dtype == "auto" else options.kv_dtype
 
     def load(context: int) -> LLM:
         return loader.load(
             name,
             device=chosen_device,
-            dtype=chosen_dtype,
-            kv_dtype=chosen_kv_dtype,
+            dtype=dtype,
+            kv_dtype=kv_dtype,
             context=context,
             settings=settings,
-            tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
-            pipeline_parallel=pipeline_parallel,
-            expert_parallel=expert_parallel,
-            workers=split_addresses(workers),
-            token_file=token_file,
+            tensor_parallel=options.tensor_parallel,
+            pipeline_parallel=options.stage_shares or options.pipeline_parallel,
+            expert_parallel=options.expert_parallel,
+            workers=options.workers,
+            token_file=options.token_file,
         )
 
     return Subject(
@@ -80,8 +68,8 @@ def find_subject(
         config,
         Tokenizer.from_checkpoint(header.path, header.gguf),
         chosen_device,
-        chosen_dtype,
-        chosen_kv_dtype,
+        dtype,
+        kv_dtype,
         load,
     )
 

@@ -1,16 +1,18 @@
 """The side that computes prompts: an engine that hands over the keys and values of prompts and never decodes.
 
-It serves several peers, the processes that answer. Everything but reading their messages happens on one thread.
+It serves several peers, the processes that answer, which come and go. Their prompts are computed in the order in
+which they arrive; as each sends few at a time, none fills the queue. Everything but reading their messages happens
+on one thread.
 """
 
 import contextlib
 import queue
-import threading
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 
-from localllm.disaggregation.transport import CANCEL, DONE, PROMPT, SEGMENT, TAKEN, Message, Sender
+from localllm.disaggregation.transport import CANCEL, DONE, PROMPT, SEGMENT, SETUP, TAKEN, Message, Sender
 from localllm.metrics import Stopwatch
 from localllm.parallel.channel import Channel
 from localllm.request import Request, SamplingParams
@@ -47,22 +49,21 @@ class Prompt:
 
 
 class PrefillEngine:
-    def __init__(self, engine: Engine, peers: list[Peer], context: int):
+    def __init__(self, engine: Engine, context: int):
         """context: most tokens of a prompt"""
         self.engine = engine
-        self.peers = peers
+        self.peers = list[Peer]()
         self.context = context
         self.prompts: dict[Sequence, Prompt] = {}  # that are not computed
         self.exporting: list[Prompt] = []
-        self.inbox: queue.SimpleQueue[tuple[Peer, tuple[int, bytearray] | None]] = queue.SimpleQueue()
+        self.inbox: queue.SimpleQueue[tuple[Peer, tuple[int, bytearray] | None] | None] = queue.SimpleQueue()
+        self.stopped = False
         engine.prefer_throughput()
 
     def run(self) -> None:
-        """Compute and hand over prompts until all peers have ended."""
-        for peer in self.peers:
-            threading.Thread(target=self.receive, args=(peer,), name="localllm-prompts", daemon=True).start()
+        """Compute and hand over prompts until `stop` is called."""
         with torch.inference_mode():
-            while self.peers:
+            while not self.stopped:
                 self.read_inbox()
                 try:
                     self.step()
@@ -71,32 +72,46 @@ class PrefillEngine:
                         raise
                     self.fail_all(error)
                 self.hand_over()
+                self.report()
 
-    def receive(self, peer: Peer) -> None:
-        """Read the messages of a peer: the body of a thread."""
+    def serve(self, peer: Peer) -> None:
+        """Add a peer, and read its messages until it ends: the body of a thread."""
+        self.inbox.put((peer, (SETUP, bytearray())))
         while message := peer.channel.receive():
             self.inbox.put((peer, message))
         self.inbox.put((peer, None))
 
+    def stop(self) -> None:
+        """End `run`, from any thread."""
+        self.inbox.put(None)
+
     def read_inbox(self) -> None:
-        """Handle all messages, and wait for one if there is nothing else to do."""
-        while self.peers:
-            can_export = any(prompt.peer.sender.has_room for prompt in self.exporting)
-            idle = not self.engine.has_unfinished_requests and not can_export
-            if idle and self.inbox.empty():
-                end_openmp_threads()  # they would slow down the processes that answer
-            try:
-                self.handle(*self.inbox.get(block=idle))
-            except queue.Empty:
-                break
+        """Handle all messages, after waiting for one if there is nothing else to do."""
+        can_export = any(prompt.peer.sender.has_room for prompt in self.exporting)
+        idle = not self.engine.has_unfinished_requests and not can_export
+        if idle and self.inbox.empty():
+            end_openmp_threads()  # they would slow down the processes that answer
+        with contextlib.suppress(queue.Empty):
+            while not self.stopped:
+                if received := self.inbox.get(block=idle):
+                    self.handle(*received)
+                else:
+                    self.stopped = True
+                idle = False
 
     def handle(self, peer: Peer, message: tuple[int, bytearray] | None) -> None:
         if message is None:
             self.peers.remove(peer)
             for prompt in list(peer.prompts.values()):
                 self.cancel(prompt)
+            peer.sender.close()
+            peer.channel.close()
             return
-        kind, (fields, token_ids) = message[0], Message.decode(message[1])
+        kind = message[0]
+        if kind == SETUP:
+            self.peers.append(peer)
+            return
+        fields, token_ids = Message.decode(message[1])
         if kind == PROMPT:
             self.add(peer, fields["number"], fields["start"], list(token_ids), fields["scope"])
         elif kind == CANCEL:
@@ -161,6 +176,14 @@ class PrefillEngine:
         fields = {"number": prompt.number, "start": tokens.start, "end": tokens.end, "place": place}
         self.send(prompt.peer, SEGMENT, Message(fields | {"states": sorted(tokens.states)}))
         return True
+
+    def report(self) -> None:
+        """Tell each peer what the others have in the queue, so that it prefers processes with less."""
+        left = Counter[Peer]()
+        for prompt in self.prompts.values():
+            left[prompt.peer] += len(prompt.sequence.token_ids) - prompt.sequence.computed
+        for peer in self.peers:
+            peer.sender.report(left.total() - left[peer])
 
     def finish(self, prompt: Prompt) -> None:
         """Report that nothing more of a prompt will come."""

@@ -8,31 +8,21 @@ computed here.
 """
 
 import contextlib
-import json
 import logging
-import subprocess
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
+from collections.abc import Callable
 from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from localllm.disaggregation.connection import PrefillProcess, pieces_of
 from localllm.disaggregation.prefill_engine import NO_IDENTITY
-from localllm.disaggregation.transport import (
-    CANCEL,
-    DONE,
-    FAILED,
-    PROMPT,
-    SEGMENT,
-    SETUP,
-    TAKEN,
-    Message,
-    Receiver,
-)
+from localllm.disaggregation.transport import CANCEL, DONE, PROMPT, SEGMENT, TAKEN, Message
 from localllm.errors import LocalLLMError
 from localllm.metrics import TierMove
-from localllm.parallel.channel import Channel, describe_end, end_process
 from localllm.runtime.kv_cache.blocks import OutOfBlocks
 from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, PrefixLoad
 from localllm.runtime.kv_cache.prefix_copy import copy_in, frequencies_digest
@@ -45,72 +35,9 @@ MAX_LOCAL_TOKENS = 128  # of a prompt that are computed next to the answers: the
 MAX_SURPLUS = 2  # times the tokens that are missing here, up to which a process computes tokens again
 MAX_OUTSTANDING_TOKENS = 4096  # that a process is sent, so that it has work, and others get the next prompt
 WAIT_S = 0.005  # that an idle engine waits for keys and values before it looks for other requests
-PIECE = 128  # tokens by which the beginnings of prompts are remembered
-MAX_PIECES = 10_000  # remembered for each process
+RECONNECT_S = 5.0  # after a process that was started again could not load the model
 
 log = logging.getLogger("localllm.prefill")
-
-
-class PrefillProcess:
-    """A process that computes prompts, as the engine's thread sees it."""
-
-    def __init__(
-        self, number: int, channel: Channel, receiver: Receiver, process: "subprocess.Popen[bytes] | None"
-    ):
-        """process: None in tests that run it in a thread"""
-        self.number = number
-        self.channel = channel
-        self.receiver = receiver
-        self.process = process
-        self.is_alive = True
-        self.frequencies = ""  # digest of its rotary frequencies
-        self.context = 0
-        self.loads: list[RemotePrompt] = []  # that it computes
-        self.pieces = OrderedDict[int, None]()  # of prompts that it has computed
-
-    @property
-    def outstanding_tokens(self) -> int:
-        return sum(load.missing for load in self.loads)
-
-    def known_tokens(self, pieces: ListLike[int]) -> int:
-        """Return how many tokens of a prompt it has probably cached."""
-        return next((i * PIECE for i in range(len(pieces), 0, -1) if pieces[i - 1] in self.pieces), 0)
-
-    def remember(self, pieces: ListLike[int]) -> None:
-        for piece in pieces:
-            self.pieces[piece] = None
-            self.pieces.move_to_end(piece)
-        while len(self.pieces) > MAX_PIECES:
-            self.pieces.popitem(last=False)
-
-    def wait_until_loaded(self) -> None:
-        """Wait until it has loaded the model. Raises its error."""
-        message = self.channel.receive()
-        if message is None:
-            raise LocalLLMError(f"{self.title} {self.describe_end(None)}", "load the model again")
-        fields: dict[str, Any] = json.loads(message[1])
-        if message[0] == FAILED:
-            raise LocalLLMError(f"{self.title}: {fields['message']}", fields["remedy"])
-        self.frequencies, self.context = fields["frequencies"], fields["context"]
-
-    def describe_end(self, message: tuple[int, bytearray] | None) -> str:
-        """Return how the process has ended. message: its last one, if that was FAILED"""
-        if message:
-            return f"failed: {json.loads(message[1])['message']}"
-        return describe_end(self.process) if self.process else "has ended"
-
-    @property
-    def title(self) -> str:
-        return f"prefill process {self.number}"
-
-    def send_setup(self, fields: dict[str, Any]) -> None:
-        self.channel.send(SETUP, json.dumps(fields).encode())
-
-    def close(self) -> None:
-        """End the process."""
-        self.channel.close()
-        if self.process:
-            end_process(self.process)
 
 
 @dataclass(eq=False)
@@ -133,22 +60,33 @@ class RemotePrompt:
 
 
 class PrefillTier:
-    """Connects a block pool with processes that compute prompts. All methods are called on the engine's thread."""
+    """Connects a block pool with processes that compute prompts. All methods are called on the engine's thread,
+    unless they say otherwise."""
 
     max_loads = MAX_LOADS
 
-    def __init__(self, processes: list[PrefillProcess], max_local_tokens: int = MAX_LOCAL_TOKENS):
-        """processes: which have loaded the model; max_local_tokens: of a prompt that is computed here"""
+    def __init__(
+        self,
+        processes: list[PrefillProcess],
+        wanted: int,
+        max_local_tokens: int = MAX_LOCAL_TOKENS,
+        on_close: Callable[[], object] = lambda: None,
+    ):
+        """processes: which have loaded the model; wanted: how many there should be; max_local_tokens: of a prompt
+        that is computed here; on_close: ends them"""
         self.processes = processes
+        self.wanted = wanted
         self.max_local_tokens = max_local_tokens
+        self.on_close = on_close
         self.counts = None
         self.move = TierMove()
         self.last_number = 0
         self.queue = deque[RemotePrompt]()  # that no process computes yet
         self.loads: dict[int, RemotePrompt] = {}  # not done, by number
-        self.arrived = deque[tuple[PrefillProcess, tuple[int, bytearray] | str]]()  # a text: how it has ended
+        self.arrived = deque[Callable[[], None]]()  # what is to be done on the engine's thread
         self.changed = threading.Condition()  # of `arrived`
-        self.closed = False
+        self.connected = {process.number for process in processes}
+        self.closed = threading.Event()
         for process in processes:
             threading.Thread(target=self.receive, args=(process,), name="localllm-hand-over", daemon=True).start()
 
@@ -164,21 +102,55 @@ class PrefillTier:
     def moves(self) -> dict[str, TierMove]:
         return {"prefill_to_decode": self.move}
 
+    @property
+    def process_counts(self) -> tuple[int, int]:
+        """How many processes are connected now, and how many there should be. Called on any thread."""
+        return len(self.connected), self.wanted
+
     def receive(self, process: PrefillProcess) -> None:
-        """Read the messages of a process: the body of a thread."""
-        is_open = True
-        while is_open:
-            message = process.channel.receive()
-            is_open = message is not None and message[0] != FAILED
-            with self.changed:
-                self.arrived.append((process, message if message and is_open else process.describe_end(message)))
-                self.changed.notify_all()
+        """Read the messages of a process, and of those that replace it: the body of a thread."""
+        current: PrefillProcess | None = process
+        while current:
+            while message := current.channel.receive():
+                self.arrive(partial(self.handle, current, message))
+            self.connected.discard(current.number)
+            self.arrive(partial(self.end, current))
+            current = self.reconnect(current)
+            if current:
+                self.connected.add(current.number)
+                self.arrive(partial(self.replace, current))
+
+    def arrive(self, work: Callable[[], None]) -> None:
+        with self.changed:
+            self.arrived.append(work)
+            self.changed.notify_all()
+
+    def reconnect(self, ended: PrefillProcess) -> PrefillProcess | None:
+        """Wait until a process has been started again and has loaded the model; None if it will not be."""
+        while ended.address and not self.closed.is_set():
+            try:
+                process = ended.address.connect()
+            except OSError:
+                break
+            try:
+                process.wait_until_loaded()
+            except LocalLLMError as error:
+                log.info("%s", error)  # its supervisor counts such failures and reports them
+                process.channel.close()
+                self.closed.wait(RECONNECT_S)
+                continue
+            if not self.closed.is_set():
+                return process
+            process.channel.close()
+        return None
 
     # Sending prompts
 
     def begin_load(self, token_ids: ListLike[int], scope: str) -> PrefixLoad:
         """Have another process compute a prompt, unless few of its tokens are missing here."""
         pool, size = self.pool, self.pool.block_size
+        if not self.loads:
+            self.read_arrived()  # a process may have come back
         usable = [process for process in self.processes if self.is_usable(process, len(token_ids))]
         end = (len(token_ids) - 1) // size  # blocks; the last token is computed here in any case
         serials, blocks = pool.cached_blocks(token_ids[: end * size], scope)
@@ -227,7 +199,7 @@ class PrefillTier:
             ready = [p for p in usable if not p.loads or p.outstanding_tokens < MAX_OUTSTANDING_TOKENS]
             if not ready:
                 break
-            process = max(ready, key=lambda p: (p.known_tokens(load.pieces), -p.outstanding_tokens, -p.number))
+            process = max(ready, key=lambda each: each.head_start(load.pieces))
             self.queue.popleft()
             self.send(load, process)
 
@@ -272,17 +244,19 @@ class PrefillTier:
         with self.changed:
             if wait_s and not self.arrived:
                 self.changed.wait_for(lambda: self.arrived, min(wait_s, WAIT_S))
-        while self.arrived:
-            took_time = True
-            self.handle(*self.arrived.popleft())
+        took_time |= self.read_arrived()
         self.dispatch()
         return took_time
 
-    def handle(self, process: PrefillProcess, message: tuple[int, bytearray] | str) -> None:
-        """Handle a message of a process, or a text about its end."""
-        if isinstance(message, str):
-            self.end(process, message)
-            return
+    def read_arrived(self) -> bool:
+        """Handle what has arrived, and return whether there was anything."""
+        is_empty = not self.arrived
+        while self.arrived:
+            self.arrived.popleft()()
+        return not is_empty
+
+    def handle(self, process: PrefillProcess, message: tuple[int, bytearray]) -> None:
+        """Handle a message of a process."""
         fields = Message.decode(message[1]).fields
         load = self.loads.get(fields["number"])
         if load and load.process is not process:
@@ -317,13 +291,13 @@ class PrefillTier:
         self.move = TierMove(nbytes + fields["place"]["bytes"], seconds + time.perf_counter() - began)
         return True
 
-    def end(self, process: PrefillProcess, reason: str) -> None:
+    def replace(self, process: PrefillProcess) -> None:
+        """Use a process that was started again."""
+        self.processes = [process if each.number == process.number else each for each in self.processes]
+
+    def end(self, process: PrefillProcess) -> None:
         """Give the prompts of a process that has ended to another, or compute them here."""
         process.is_alive = False
-        if not self.closed:
-            others = sum(other.is_alive for other in self.processes)
-            instead = f"{others} of them" if others else "the decode process"
-            log.warning("%s %s; %s will compute its prompts", process.title, reason, instead)
         process.channel.close()
         for load in reversed(list(process.loads)):
             if load.position == load.end:
@@ -343,18 +317,8 @@ class PrefillTier:
         """Prompts are sent whatever computing them takes."""
 
     def close(self) -> None:
-        """End the processes."""
-        self.closed = True
+        """Leave the processes, and end them if they are this engine's."""
+        self.closed.set()
         for process in self.processes:
             process.channel.close()
-        for process in self.processes:
-            process.close()
-
-
-def pieces_of(token_ids: ListLike[int], scope: str) -> list[int]:
-    """Return what identifies the beginnings of a prompt, in pieces of PIECE tokens."""
-    pieces, parent = list[int](), hash(scope)
-    for start in range(0, len(token_ids) - PIECE + 1, PIECE):
-        parent = hash((parent, *token_ids[start : start + PIECE]))
-        pieces.append(parent)
-    return pieces
+        self.on_close()

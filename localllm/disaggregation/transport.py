@@ -5,6 +5,7 @@ object store between machines, implements Sender and Receiver.
 
 import json
 import mmap
+import struct
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as ListLike
@@ -22,6 +23,8 @@ SETUP, LOADED, FAILED, PROMPT, CANCEL, SEGMENT, TAKEN, DONE = range(8)
 ALIGNMENT = 64  # bytes, of tensors in a slot
 SLOTS = 4  # segments on their way to one process
 MAX_TENSORS = 4096  # of a segment, for whose alignment a slot has room
+TOKENS = struct.Struct("<q")  # at the beginning of shared memory: what `report` was called with
+HEADER_BYTES = ALIGNMENT
 
 
 class Message(NamedTuple):
@@ -56,9 +59,22 @@ class Sender(Protocol):
         """Free what `put` has returned, which was taken."""
         ...
 
+    def report(self, tokens: int) -> None:
+        """Tell the receiver how many tokens of others' prompts are computed before its next one."""
+        ...
+
+    def close(self) -> None:
+        """Free the memory, as the receiver has ended."""
+        ...
+
 
 class Receiver(Protocol):
     """The end of a transport at the process that continues with keys and values."""
+
+    @property
+    def reported(self) -> int:
+        """What the sender has reported last."""
+        ...
 
     def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
         """Return the tensors that a sender has put there. They are valid until it hears that they were taken."""
@@ -69,9 +85,9 @@ class SharedMemory:
     """Memory that two processes map, in slots of one size: both a Sender and a Receiver."""
 
     def __init__(self, descriptor: int, slot_bytes: int):
-        """descriptor: of an open file of SLOTS slots. It is not closed."""
+        """descriptor: of an open file as of `open_slots`. It is not closed."""
         self.slot_bytes = slot_bytes
-        self.memory = mmap.mmap(descriptor, SLOTS * slot_bytes)
+        self.memory = mmap.mmap(descriptor, HEADER_BYTES + SLOTS * slot_bytes)
         self.free_slots = list(range(SLOTS))
 
     @property
@@ -80,7 +96,7 @@ class SharedMemory:
 
     def put(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         slot = self.free_slots.pop()
-        begin = offset = slot * self.slot_bytes
+        begin = offset = HEADER_BYTES + slot * self.slot_bytes
         parts: dict[str, Any] = {}
         for name, tensor in tensors.items():
             part = to_part(tensor)
@@ -95,6 +111,16 @@ class SharedMemory:
     def release(self, place: Mapping[str, Any]) -> None:
         self.free_slots.append(place["slot"])
 
+    def report(self, tokens: int) -> None:
+        TOKENS.pack_into(self.memory, 0, tokens)
+
+    @property
+    def reported(self) -> int:
+        return TOKENS.unpack_from(self.memory)[0]
+
+    def close(self) -> None:
+        self.memory.close()
+
     def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
         view, parts = memoryview(self.memory), dict[str, Part]()
         for name, (dtype, shape, offset) in place["parts"].items():
@@ -107,4 +133,4 @@ def open_slots(segment_bytes: int) -> tuple[int, int]:
     """Return the descriptor of memory for segments of so many bytes, and the bytes of its slots."""
     slot_bytes = segment_bytes + MAX_TENSORS * ALIGNMENT
     slot_bytes += -slot_bytes % mmap.PAGESIZE
-    return open_memory(SLOTS * slot_bytes), slot_bytes
+    return open_memory(HEADER_BYTES + SLOTS * slot_bytes), slot_bytes

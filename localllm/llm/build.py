@@ -1,26 +1,27 @@
 """The third step of loading: put weights, caches and kernels on the device, in an engine that is ready to step."""
 
 import contextlib
-import os
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from localllm.arch.stages import Position
 from localllm.checkpoint.stages import part_of_model
-from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
-from localllm.disaggregation.transport import SharedMemory, open_slots
-from localllm.errors import LocalLLMError
+from localllm.disaggregation.connection import PrefillAddress, PrefillProcess
+from localllm.disaggregation.prefill_tier import PrefillTier
+from localllm.disaggregation.supervisor import PrefillSupervisor
+from localllm.errors import LocalLLMError, UsageError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
 from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.kept_layout import LayoutUse, open_layout
 from localllm.llm.load_plan import LoadPlan
-from localllm.parallel.channel import start_process
 from localllm.plan.fit import shortage_error
 from localllm.plan.memory import BLOCK_SIZE, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
 from localllm.runtime.device_errors import translate_device_errors
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from localllm.parallel.group import ProcessLeader  # imports torch.distributed
     from localllm.parallel.remote import RemoteLeader
 
+log = logging.getLogger("localllm.prefill")
+
 
 @dataclass(frozen=True)
 class BuiltModel:
@@ -47,7 +50,6 @@ class BuiltModel:
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     kept: LayoutUse
     leader: "ProcessLeader | RemoteLeader | None"  # of several processes that compute the model
-    prefill: list[PrefillProcess]  # further processes, which compute prompts
 
 
 def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel:
@@ -78,10 +80,17 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             leader = start_ranks(position, model, plan, request, threads)  # which load while this process does
             undo.callback(leader.close)
             header, config = part_of_model(header, config, position)
+        supervisor = None
+        if request.prefill:
+            ranks = range(1, request.prefill + 1)  # on GPUs, each has one of its own
+            supervisor = PrefillSupervisor([str(rank_device(device, rank)) for rank in ranks])
+            undo.callback(supervisor.close)
+        sockets = supervisor.sockets if supervisor else request.prefill_sockets
         prefill = list[PrefillProcess]()
-        undo.callback(lambda: [process.close() for process in prefill])
-        for number in range(1, request.prefill + 1):
-            prefill.append(start_prefill(number, model, plan, request, threads))
+        undo.callback(lambda: [process.channel.close() for process in prefill])
+        for number, path in enumerate(sockets, 1):
+            if process := connect_prefill(number, path, model, plan, request, threads):
+                prefill.append(process)
         with (
             torch.inference_mode(),
             device_context(device),
@@ -147,10 +156,11 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         engines=request.engines,
         name=model.ref.name,
     )
-    if prefill:
-        caches.prefill_tier = PrefillTier(prefill)
+    if sockets:
+        on_close = supervisor.close if supervisor else lambda: None
+        caches.prefill_tier = PrefillTier(prefill, len(sockets), on_close=on_close)
         caches.prefill_tier.attach(engine.runner, engine.pool)
-    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader, prefill)
+    return BuiltModel(engine, caches, read_bytes_per_s, kept, leader)
 
 
 def start_ranks(
@@ -183,36 +193,33 @@ def start_ranks(
     return leader
 
 
-def start_prefill(
-    number: int, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
-) -> PrefillProcess:
-    """Start a process that computes prompts, which loads the model while this one does. On GPUs it has one of its
-    own."""
+def connect_prefill(
+    number: int, path: Path, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
+) -> PrefillProcess | None:
+    """Connect to a process that computes prompts, which loads the model while this one does; None if it has been
+    given up. path: of its socket. Raises UsageError if there is none."""
     needs = plan.fit.needs
-    segment = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
-    descriptor, slot_bytes = open_slots(segment)
+    setup = {
+        "name": model.ref.name,
+        "path": str(model.header.path),
+        "dtype": plan.fit.dtype,
+        "kv_dtype": plan.fit.kv_dtype,
+        "activation_bits": plan.activation_bits,
+        "threads": threads,
+        "context": plan.memory.context,
+        "deterministic": plan.deterministic,
+        "force": request.force,
+        "max_memory": request.free_memory.memory_bytes if request.device.type == "cpu" else None,
+    }
+    segment_bytes = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
     try:
-        process, channel = start_process("localllm.llm.prefill_process", [descriptor])
-        prefill = PrefillProcess(number, channel, SharedMemory(descriptor, slot_bytes), process)
-    finally:
-        os.close(descriptor)
-    prefill.send_setup(
-        {
-            "name": model.ref.name,
-            "path": str(model.header.path),
-            "device": str(rank_device(request.device, number)),
-            "dtype": plan.fit.dtype,
-            "kv_dtype": plan.fit.kv_dtype,
-            "activation_bits": plan.activation_bits,
-            "threads": threads,
-            "context": plan.memory.context,
-            "deterministic": plan.deterministic,
-            "force": request.force,
-            "max_memory": request.free_memory.memory_bytes if request.device.type == "cpu" else None,
-            "slot_bytes": slot_bytes,
-        }
-    )
-    return prefill
+        return PrefillAddress(number, path, setup, segment_bytes).connect()
+    except ConnectionRefusedError:
+        log.warning("prefill process %d has been given up; others compute its prompts", number)
+        return None
+    except OSError as error:
+        message = f"no process for prompts listens at {path} ({error.strerror})"
+        raise UsageError(message, "restart the server") from None
 
 
 def add_drafter(

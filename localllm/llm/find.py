@@ -53,7 +53,8 @@ class LoadRequest:
     settings: Settings
     phases: PhaseTimer
     on_part: Callable[[int, int], None]
-    prefill: int = 0  # further processes, which compute prompts
+    prefill: int = 0  # further processes to start, which compute prompts
+    prefill_sockets: tuple[Path, ...] = ()  # of such processes that run already
     workers: "ListLike[RemoteWorker]" = ()  # of other machines, which compute the stages behind the first
     max_memory: int | None = None  # bytes that this process may plan with; None: what is free
     started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
@@ -87,7 +88,7 @@ class LoadRequest:
     @property
     def engines(self) -> int:
         """Number of whole models on this device."""
-        return 1 + self.prefill if self.device.type == "cpu" else 1
+        return 1 + self.prefill + len(self.prefill_sockets) if self.device.type == "cpu" else 1
 
     def threads(self, rank_weight_bytes: int) -> int:
         """Return the threads of each process, of which those of one stage compute at a time.
@@ -96,7 +97,8 @@ class LoadRequest:
         """
         size = self.options.tensor_parallel
         threads = threads_for(rank_weight_bytes * size, self.settings.threads)
-        return max(1, threads // (size * self.engines))
+        # Who has started the others has divided the threads.
+        return max(1, threads // (size if self.prefill_sockets else size * self.engines))
 
 
 def memory_of_stages(device: torch.device, workers: "ListLike[RemoteWorker]") -> FreeMemory:

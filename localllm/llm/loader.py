@@ -57,7 +57,7 @@ def load(
     expert_parallel: bool = False,
     workers: Sequence[str] = (),
     token_file: str | Path | None = None,
-    prefill: int = 0,
+    prefill: int | Sequence[str | Path] = 0,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -89,7 +89,8 @@ def load(
     workers: HOST:PORT of `localllm worker` on another machine, for each stage but the first (docs/parallel.md).
     token_file: file with the token of the workers; None: `worker-token` in the home folder of the settings.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
-        share of its cores, otherwise with a GPU each (docs/disaggregation.md).
+        share of its cores, otherwise with a GPU each; or the sockets of such processes that run already, which
+        several engines share (docs/disaggregation.md).
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -119,7 +120,7 @@ def load(
     stages, shares = parse_stages(pipeline_parallel, len(workers))
     check_processes(tensor_parallel, stages)
     if workers:
-        check_workers(tensor_parallel, prefill)
+        check_workers(tensor_parallel, prefill=bool(prefill))
     elif token_file is not None:
         raise UsageError("--token-file is for workers", "add --workers, or leave it out")
     if (processes := tensor_parallel * stages) > 1:
@@ -130,6 +131,7 @@ def load(
                 "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
             )
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
+    sockets = () if isinstance(prefill, int) else tuple(map(Path, prefill))
     if prefill:
         check_prefill(prefill, tensor_parallel * stages, torch_device, settings)
     options = LoadOptions(
@@ -141,6 +143,7 @@ def load(
         pipeline_parallel=stages,
         stage_shares=shares,
         expert_parallel=expert_parallel,
+        workers=tuple(workers),
     )
 
     started, phases = time.perf_counter(), PhaseTimer(on_begin=on_phase)
@@ -174,7 +177,8 @@ def load(
             settings=settings,
             phases=phases,
             on_part=on_part,
-            prefill=prefill,
+            prefill=prefill if isinstance(prefill, int) else 0,
+            prefill_sockets=sockets,
             workers=connected,
             started=started,
         )
@@ -190,9 +194,9 @@ def load(
         return start(local_model, load_plan, built, request)
 
 
-def check_workers(tensor_parallel: int, prefill: int) -> None:
+def check_workers(tensor_parallel: int, *, prefill: bool) -> None:
     """Raise UsageError for what cannot be combined with workers."""
-    for flag, is_given in (("--tensor-parallel", tensor_parallel > 1), ("--prefill", prefill > 0)):
+    for flag, is_given in (("--tensor-parallel", tensor_parallel > 1), ("--prefill", prefill)):
         if is_given:
             raise UsageError(
                 f"stages on other machines cannot be combined with {flag} yet", "leave one of them out"
@@ -238,10 +242,13 @@ def check_worker_dtypes(load_plan: LoadPlan, request: LoadRequest) -> None:
             )
 
 
-def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, settings: Settings) -> None:
+def check_prefill(
+    prefill: int | Sequence[str | Path], tensor_parallel: int, device: torch.device, settings: Settings
+) -> None:
     """Raise UsageError for what cannot be combined with processes that compute prompts."""
-    if require_int("prefill", prefill, minimum=1) > MAX_PREFILL:
-        raise UsageError(f"prefill is {prefill}", f"give at most {MAX_PREFILL} processes")
+    count = require_int("prefill", prefill, minimum=1) if isinstance(prefill, int) else len(prefill)
+    if count > MAX_PREFILL:
+        raise UsageError(f"prefill is {count}", f"give at most {MAX_PREFILL} processes")
     if tensor_parallel > 1:
         raise UsageError(
             "a model that several processes divide does not hand over prompts",
@@ -252,7 +259,8 @@ def check_prefill(prefill: int, tensor_parallel: int, device: torch.device, sett
             "computed prompts of several processes are not stored on the disk",
             "leave out --cache-dir or --prefill",
         )
-    resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
+    if isinstance(prefill, int):
+        resolve_device(str(rank_device(device, prefill)))  # raises if there are too few GPUs
 
 
 def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: LoadRequest) -> LLM:
@@ -260,7 +268,7 @@ def start(model: LocalModel, load_plan: LoadPlan, built: BuiltModel, request: Lo
     weight_bytes = load_plan.fit.weights.total
     threads = request.threads(weight_bytes)
     tokenizer, caches = load_plan.text.tokenizer, built.caches
-    if request.settings.disk_cache and not built.prefill:
+    if request.settings.disk_cache and not caches.prefill_tier:
         with request.phases("prefix cache"):
             caches.open_disk_tier(
                 built.engine, request.settings.disk_cache, model.header, load_plan.activation_bits, threads

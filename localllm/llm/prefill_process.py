@@ -1,29 +1,34 @@
-"""A process that computes prompts for one that answers: `python -m localllm.llm.prefill_process SOCKET MEMORY`.
+"""A process that computes prompts for those that answer: `python -m localllm.llm.prefill_process CONTROL SOCKET`.
 
-It loads the whole model, hands over keys and values through the file MEMORY, and ends with the other process.
+It loads the whole model, hands over keys and values through a file that each of them sends, and ends with the
+process at the other end of CONTROL, which has started it (`disaggregation/supervisor.py`).
 """
 
 import contextlib
 import json
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from localllm.disaggregation.prefill_engine import Peer, PrefillEngine
 from localllm.disaggregation.transport import FAILED, LOADED, SETUP, SharedMemory
-from localllm.errors import LocalLLMError
+from localllm.errors import LocalLLMError, UsageError
 from localllm.hardware.device import device_context
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import build
 from localllm.llm.find import LoadRequest, find
 from localllm.llm.load_plan import plan
 from localllm.metrics import PhaseTimer
-from localllm.parallel.channel import Channel
+from localllm.parallel.channel import EXIT_WAIT_S, Channel
 from localllm.plan.fit import LoadOptions
 from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.runtime.kv_cache.prefix_copy import frequencies_digest
@@ -32,11 +37,10 @@ from localllm.settings import Settings
 
 @dataclass(frozen=True)
 class Setup:
-    """What the process is started with."""
+    """What a process that answers wants of this one."""
 
     name: str
     path: str  # of the model
-    device: str
     dtype: str
     kv_dtype: str
     activation_bits: int
@@ -47,7 +51,15 @@ class Setup:
     max_memory: int | None  # bytes
     slot_bytes: int  # of the shared memory
 
-    def request(self) -> LoadRequest:
+    def check(self, other: "Setup") -> None:
+        """Raise UsageError if keys and values of this setup are not those of another one."""
+        for field in ("path", "dtype", "kv_dtype", "activation_bits", "deterministic"):
+            mine, wanted = getattr(self, field), getattr(other, field)
+            if mine != wanted:
+                name = field.replace("_", " ")
+                raise UsageError(f"it has loaded another {name}: {mine}, not {wanted}", "restart the server")
+
+    def request(self, device: torch.device) -> LoadRequest:
         settings = replace(
             Settings.from_environment(),
             threads=self.threads,
@@ -58,7 +70,7 @@ class Setup:
         return LoadRequest(
             ref=ModelRef(self.name, Path(self.path)),
             draft_ref=None,
-            device=torch.device(self.device),
+            device=device,
             options=LoadOptions(self.context, dtype=self.dtype, kv_dtype=self.kv_dtype),
             drafting="off",
             deterministic=self.deterministic,
@@ -72,42 +84,119 @@ class Setup:
         )
 
 
-def serve_prompts(channel: Channel, memory: int) -> None:
-    """Load the model, and compute the prompts that arrive. memory: descriptor of the shared file"""
-    message = channel.receive()
-    if message is None:
-        return
-    assert message[0] == SETUP
-    setup = Setup(**json.loads(message[1]))
-    request = setup.request()
+class PromptServer:
+    """Accepts the processes that answer, loads the model as the first of them wants it, and computes the prompts
+    of all."""
+
+    def __init__(self, control: Channel, listener: socket.socket):
+        """control: to the process that has started this one; listener: of a Unix socket"""
+        self.control, self.listener = control, listener
+        self.setups: queue.SimpleQueue[Setup] = queue.SimpleQueue()
+        self.loaded = Future[Loaded]()
+        self.threads: list[threading.Thread] = []
+
+    def run(self) -> None:
+        """Serve until the process that has started this one ends, or this one has failed."""
+        message = self.control.receive()
+        if message is None:
+            return
+        assert message[0] == SETUP
+        device = torch.device(json.loads(message[1])["device"])
+        for work in (self.end_with_parent, self.accept):
+            threading.Thread(target=work, daemon=True).start()
+        try:
+            loaded = load(self.setups.get(), device)
+            self.loaded.set_result(loaded)
+            self.control.send(LOADED, b"")
+            with device_context(device):
+                loaded.engine.run()
+        except Exception as error:
+            cause = error if isinstance(error, LocalLLMError) else unexpected(error)
+            report_failure(self.control, cause)
+            if not self.loaded.done():
+                self.loaded.set_exception(cause)
+                for thread in self.threads:  # which report it too
+                    thread.join(EXIT_WAIT_S)
+
+    def end_with_parent(self) -> None:
+        self.control.receive()
+        os._exit(0)
+
+    def accept(self) -> None:
+        while True:
+            connection, _ = self.listener.accept()
+            thread = threading.Thread(target=self.serve, args=(connection,), daemon=True)
+            self.threads = [each for each in self.threads if each.is_alive()] + [thread]
+            thread.start()
+
+    def serve(self, connection: socket.socket) -> None:
+        """Serve a process that answers until it ends: the body of a thread."""
+        channel = Channel(connection)
+        try:
+            engine, peer = self.admit(channel)
+        except (LocalLLMError, OSError) as error:
+            if isinstance(error, LocalLLMError):
+                report_failure(channel, error)
+            channel.close()
+        else:
+            engine.serve(peer)
+
+    def admit(self, channel: Channel) -> tuple[PrefillEngine, Peer]:
+        """Return the engine, once it is loaded, and a process that answers as its peer. Raises LocalLLMError if it
+        does not load or has another model, OSError if the peer has ended."""
+        _, descriptors, _, _ = socket.recv_fds(channel.connection, 1, 1)
+        message = channel.receive()
+        if message is None:
+            raise ConnectionResetError
+        setup = Setup(**json.loads(message[1]))
+        memory = SharedMemory(descriptors[0], setup.slot_bytes)
+        os.close(descriptors[0])
+        self.setups.put(setup)
+        loaded = self.loaded.result()
+        loaded.setup.check(setup)
+        channel.send(LOADED, json.dumps(loaded.fields).encode())
+        return loaded.engine, Peer(channel, memory)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready, with what the processes that answer are told of it."""
+
+    setup: Setup
+    engine: PrefillEngine
+    fields: dict[str, Any]
+
+
+def load(setup: Setup, device: torch.device) -> Loaded:
+    """Load a model. Raises as the steps of `llm.loader.load`."""
+    request = setup.request(device)
     torch.set_num_threads(setup.threads)
-    try:
-        model = find(request)
-        load_plan = plan(model, request)
-        text = load_plan.text
-        if text.own.template:  # nothing is rendered here
-            text.own.template.close()
-            load_plan = replace(load_plan, text=replace(text, own=replace(text.own, template=None)))
-        engine = build(model, load_plan, request).engine
-        end_openmp_threads()
-        loaded = {"frequencies": frequencies_digest(engine.runner), "context": load_plan.memory.context}
-        channel.send(LOADED, json.dumps(loaded).encode())
-        peer = Peer(channel, SharedMemory(memory, setup.slot_bytes))
-        with device_context(request.device):
-            PrefillEngine(engine, [peer], load_plan.memory.context).run()
-    except LocalLLMError as error:
-        report_failure(channel, error.message, error.remedy)
-    except Exception as error:
-        report_failure(channel, f"{type(error).__name__}: {error}", None)
+    model = find(request)
+    load_plan = plan(model, request)
+    text = load_plan.text
+    if text.own.template:  # nothing is rendered here
+        text.own.template.close()
+        load_plan = replace(load_plan, text=replace(text, own=replace(text.own, template=None)))
+    engine = build(model, load_plan, request).engine
+    end_openmp_threads()
+    context = load_plan.memory.context
+    fields = {"frequencies": frequencies_digest(engine.runner), "context": context}
+    return Loaded(setup, PrefillEngine(engine, context), fields)
 
 
-def report_failure(channel: Channel, message: str, remedy: str | None) -> None:
-    """Report why this process ends, unless the other has ended."""
+def unexpected(error: Exception) -> LocalLLMError:
+    return LocalLLMError(f"{type(error).__name__}: {error}")
+
+
+def report_failure(channel: Channel, error: LocalLLMError) -> None:
+    """Report an error, unless the other process has ended."""
     with contextlib.suppress(OSError):
-        channel.send(FAILED, json.dumps({"message": message, "remedy": remedy}).encode())
+        channel.send(FAILED, json.dumps({"message": error.message, "remedy": error.remedy}).encode())
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that answers handles Ctrl-C
-    serve_prompts(Channel(socket.socket(fileno=int(sys.argv[1]))), int(sys.argv[2]))
-    os._exit(0)  # without waiting for threads of torch
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that has started this one handles Ctrl-C
+    connection, listener = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    server = PromptServer(Channel(connection), listener)
+    server.run()
+    os._exit(1)  # without waiting for threads of torch

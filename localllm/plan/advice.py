@@ -1,8 +1,9 @@
 """How to run a model on several devices and machines: what of it each has, what they send, and how fast that is.
 
-The rule: a model that fits a device gets replicas; one that does not is divided by tensor parallelism within a
-machine, or into stages if its layers cannot be divided. One that does not fit a machine has stages on several,
-with a worker for each device but the first. Stages on several machines are not divided further.
+The rule: a model that fits a device gets replicas, or processes for prompts where these serve more. One that does
+not is divided by tensor parallelism within a machine, by whole experts if columns cannot be divided, or into
+stages if its layers cannot be divided. One that does not fit a machine has stages on several, with a worker for
+each device but the first. Stages on several machines are not divided further.
 """
 
 from dataclasses import dataclass, replace
@@ -53,32 +54,39 @@ class Pool:
             return self.machines * (self.device.count // devices)
         return self.devices // devices
 
-    def divide(self, tensor: int, stages: int) -> Parallel:
-        """Return devices of the pool: stages are on different machines unless one machine has room for all."""
+    def divide(self, options: LoadOptions) -> Parallel:
+        """Return the devices among which options divide a model: stages are on different machines unless one
+        machine has room for all."""
         link = self.link or default_link(self.device)
-        return Parallel(tensor, stages, link, self.network if self.is_spread(tensor * stages) else link)
+        return Parallel(
+            options.tensor_parallel,
+            options.pipeline_parallel,
+            link,
+            self.network if self.is_spread(options) else link,
+            options.expert_parallel,
+        )
 
-    def is_spread(self, devices: int) -> bool:
-        """Return whether an engine with so many devices is on several machines."""
-        return devices > self.device.count
+    def is_spread(self, options: LoadOptions) -> bool:
+        """Return whether these options divide a model among several machines."""
+        return options.processes > self.device.count
 
-    def devices_of(self, stages: int) -> DeviceSpec:
+    def device_of(self, options: LoadOptions) -> DeviceSpec:
         """Return the device, with the memory of each stage if they are on several machines."""
-        device = self.device
-        return replace(device, stage_bytes=(device.memory_bytes,) * stages) if self.is_spread(stages) else device
+        memory = (self.device.memory_bytes,) * options.pipeline_parallel
+        return replace(self.device, stage_bytes=memory) if self.is_spread(options) else self.device
 
 
 @dataclass(frozen=True)
 class Arrangement:
     """A model on some devices of a pool. Sizes are of the process with the least room."""
 
+    options: LoadOptions  # that divide it
     parallel: Parallel
     engines: int  # of these that the pool has devices for
     fit: Fit | None = None  # None if the model cannot be divided so
     refusal: str | None = None  # why it does not fit, or cannot be divided
     sent_bytes: float = 0.0  # by each device for a decoded token
     speed: Speed | None = None  # of a single user; None if it cannot be divided so
-    is_spread: bool = False  # over several machines
 
     @property
     def fits(self) -> bool:
@@ -92,12 +100,17 @@ class Arrangement:
     @property
     def flags(self) -> str:
         """Flags of `serve` for one engine; empty for a single process."""
-        if self.is_spread:
-            hosts = [f"HOST{number}:PORT" for number in range(2, self.parallel.pipeline + 1)]
-            return "--workers " + ",".join(hosts if len(hosts) < 4 else [hosts[0], "...", hosts[-1]])
-        return flags_of(
-            LoadOptions(tensor_parallel=self.parallel.tensor, pipeline_parallel=self.parallel.pipeline)
-        )
+        return flags_of(self.options)
+
+
+@dataclass(frozen=True)
+class PrefillAdvice:
+    """Processes for prompts beside an engine for answers, which serve more than engines that compute both."""
+
+    processes: int  # for prompts
+    requests_per_s: float  # within objectives, simulated
+    requests_per_s_together: float  # of as many engines that compute both
+    reason: str  # for people
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,7 @@ class Advice:
     arrangements: tuple[Arrangement, ...]  # in the order of preference
     source: str  # of durations
     needed: Arrangement | None  # on one machine with more devices, if none fits a machine of the pool
+    prefill: PrefillAdvice | None = None  # if the model fits one device, and this serves more
 
     @property
     def chosen(self) -> Arrangement | None:
@@ -132,26 +146,23 @@ def advise(
     config = parse_config(header.config)
     device = pool.device
     rates = expectation or assumed_rates(device, config)
-    requested, shares = (options.tensor_parallel, options.pipeline_parallel), options.stage_shares
-    options = options.in_one_process()
+    requested, options = options, options.in_one_process()
     whole = model_needs(header, config, device.device_type, options, name=name)
 
-    def arrange(pool: Pool, tensor: int, stages: int) -> Arrangement:
-        parallel, engines = pool.divide(tensor, stages), pool.engines(tensor * stages)
-        is_spread = pool.is_spread(parallel.devices)
-        if is_spread and tensor > 1:
-            refusal = "stages on several machines cannot be combined with --tensor-parallel yet"
-            return Arrangement(parallel, engines, refusal=refusal, is_spread=True)
-        divided = replace(
-            options,
-            tensor_parallel=tensor,
-            pipeline_parallel=stages,
-            stage_shares=shares if (tensor, stages) == requested else (),
-        )
+    def arrange(pool: Pool, divided: LoadOptions) -> Arrangement:
+        parallel, engines = pool.divide(divided), pool.engines(divided.processes)
+        if divided == replace(requested, stage_shares=()):
+            divided = requested
+        if pool.is_spread(divided):
+            if divided.tensor_parallel > 1:
+                refusal = "stages on several machines cannot be combined with --tensor-parallel yet"
+                return Arrangement(divided, parallel, engines, refusal=refusal)
+            hosts = range(2, divided.pipeline_parallel + 1)
+            divided = replace(divided, workers=tuple(f"HOST{number}:PORT" for number in hosts))
         try:
-            fit = fit_model(header, config, pool.devices_of(stages), divided, name=name)
+            fit = fit_model(header, config, pool.device_of(divided), divided, name=name)
         except (UnsupportedModel, UsageError) as error:
-            return Arrangement(parallel, engines, refusal=error.message, is_spread=is_spread)
+            return Arrangement(divided, parallel, engines, refusal=error.message)
         speed = predict_divided_speed(
             config,
             whole,
@@ -163,24 +174,24 @@ def advise(
         )
         sent = sum(parallel.exchanged_bytes(config, 1, 1))
         refusal = fit.refusal.message if fit.refusal else None
-        return Arrangement(parallel, engines, fit, refusal, sent, speed, is_spread)
+        return Arrangement(divided, parallel, engines, fit=fit, refusal=refusal, sent_bytes=sent, speed=speed)
 
-    arrangements = [arrange(pool, 1, 1)]
+    arrangements = [arrange(pool, options)]
     on_gpus = device.device_type != "cpu"
-    for tensor, stages in divisions_of(device.count) if on_gpus else ():
-        if stages == 1 or not any(each.fits for each in arrangements):
-            arrangements.append(arrange(pool, tensor, stages))
+    for divided in divisions_of(options, device.count, config) if on_gpus else ():
+        if divided.pipeline_parallel == 1 or not any(each.fits for each in arrangements):
+            arrangements.append(arrange(pool, divided))
     fits_machine = any(each.fits for each in arrangements)
     for stages in range(device.count + 1, pool.devices + 1):
         if any(each.fits for each in arrangements):
             break
-        arrangements.append(arrange(pool, 1, stages))
-    if requested not in [(each.parallel.tensor, each.parallel.pipeline) for each in arrangements]:
-        arrangements.append(arrange(pool, *requested))
+        arrangements.append(arrange(pool, replace(options, pipeline_parallel=stages)))
+    if requested not in [replace(each.options, workers=()) for each in arrangements]:
+        arrangements.append(arrange(pool, requested))
     needed = None
     if not fits_machine and (larger := fit_on_larger_machine(header, config, device, options, name=name)):
         machine = Pool(replace(device, count=larger.processes), 1, pool.link)
-        needed = arrange(machine, larger.tensor_parallel, larger.pipeline_parallel)
+        needed = arrange(machine, larger)
     return Advice(pool, tuple(arrangements), describe_rates(rates, pool), needed)
 
 

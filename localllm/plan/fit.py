@@ -3,6 +3,7 @@
 `pull` and `run` call `check_fit` before they begin.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -85,14 +86,18 @@ class LoadOptions:
     pipeline_parallel: int = 1  # stages of layers
     stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
     expert_parallel: bool = False  # divide a mixture by experts instead of their columns
+    workers: tuple[str, ...] = ()  # HOST:PORT of those that have the stages behind the first
+    token_file: str | None = None  # with their token
 
     @property
     def processes(self) -> int:
         return self.tensor_parallel * self.pipeline_parallel
 
     def in_one_process(self) -> "LoadOptions":
-        """Return these options for a draft model, which one process computes."""
-        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False)
+        """Return these options for a model that is not divided."""
+        return replace(
+            self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False, workers=()
+        )
 
     def __post_init__(self) -> None:
         """Raise UsageError for an invalid number of users or processes, or experts that are not divided."""
@@ -167,11 +172,28 @@ def check_fit(
         if draft and fit_model(header, config, device, options, name=name).fits:
             raise DoesNotFit(fit.refusal.message, "it fits without --draft-model, or name a smaller one")
         quants = () if header.quantization or config.encoder else QUANTS
-        smaller = [fit_model(header, config, device, replace(options, quant=quant), name=name) for quant in quants]
+        smaller = fit_quants(header, config, device, options, quants, name=name)
         raise DoesNotFit(
-            fit.refusal.message, find_remedy(header, config, device, options, fit, smaller, name=name)
+            fit.refusal.message, find_remedy(header, config, device, options, fit, smaller.values(), name=name)
         )
     return fit
+
+
+def fit_quants(
+    header: Header,
+    config: ModelConfig,
+    device: DeviceMemory,
+    options: LoadOptions,
+    quants: Iterable[str | None],
+    *,
+    name: str,
+) -> dict[str | None, Fit]:
+    """Return the fit in each quantization that the model can be loaded in, None for as stored."""
+    fits: dict[str | None, Fit] = {}
+    for quant in quants:
+        with contextlib.suppress(UnsupportedModel, UsageError):
+            fits[quant] = fit_model(header, config, device, replace(options, quant=quant), name=name)
+    return fits
 
 
 def find_remedy(
@@ -204,7 +226,7 @@ def find_remedy(
         return (
             f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
         )
-    if device.device_type == "cpu" and device.stage_bytes:
+    if options.workers or (device.device_type == "cpu" and device.stage_bytes):
         return "name a smaller model, or add a machine to --workers"
     if machines := fit_on_machines(header, config, device, options, name=name):
         return f"name a smaller model, or use {machines} machines with as much free memory and --workers"
@@ -215,13 +237,13 @@ def fit_on_machine(
     header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
 ) -> LoadOptions | None:
     """Return the options with the fewest GPUs of the machine that the model fits; None if it fits none."""
-    if device.device_type == "cpu" or options.processes > 1:
+    if device.device_type == "cpu" or options.workers:
         return None
     free = device.machine_bytes()
-    for tensor, stages in divisions_of(len(free)):
-        smallest = FreeMemory(device.device_type, min(free[: tensor * stages]))
-        if fitting := first_fitting(header, config, smallest, options, [(tensor, stages)], name=name):
-            return fitting
+    for divided in further_divisions(options, len(free), config):
+        smallest = FreeMemory(device.device_type, min(free[: divided.processes]))
+        if fits_divided(header, config, smallest, divided, name=name):
+            return divided
     return None
 
 
@@ -232,10 +254,11 @@ def fit_on_larger_machine(
 
     None for a CPU, whose memory all processes share.
     """
-    if device.device_type == "cpu" or options.processes > 1:
+    if device.device_type == "cpu" or options.workers:
         return None
     like = FreeMemory(device.device_type, device.memory_bytes)
-    return first_fitting(header, config, like, options, divisions_of(GPUS_PER_MACHINE), name=name)
+    divisions = further_divisions(options, GPUS_PER_MACHINE, config)
+    return next((each for each in divisions if fits_divided(header, config, like, each, name=name)), None)
 
 
 def fit_on_machines(
@@ -246,32 +269,19 @@ def fit_on_machines(
         return None
     for count in range(2, MACHINES + 1):
         like = FreeMemory("cpu", device.memory_bytes, stage_bytes=(device.memory_bytes,) * count)
-        if first_fitting(header, config, like, options, [(1, count)], name=name):
+        if fits_divided(header, config, like, replace(options, pipeline_parallel=count), name=name):
             return count
     return None
 
 
-def first_fitting(
-    header: Header,
-    config: ModelConfig,
-    device: DeviceMemory,
-    options: LoadOptions,
-    divisions: Iterable[tuple[int, int]],
-    *,
-    name: str,
-) -> LoadOptions | None:
-    """Return the options with the first division that fits on devices like this one; None if none does.
-
-    divisions: (processes of each layer, stages)
-    """
-    for tensor, stages in divisions:
-        divided = replace(options, tensor_parallel=tensor, pipeline_parallel=stages, stage_shares=())
-        try:
-            if fit_model(header, config, device, divided, name=name).fits:
-                return divided
-        except (UnsupportedModel, UsageError):
-            continue
-    return None
+def fits_divided(
+    header: Header, config: ModelConfig, device: DeviceMemory, divided: LoadOptions, *, name: str
+) -> bool:
+    """Return whether the model can be divided so, and fits on devices like this one."""
+    try:
+        return fit_model(header, config, device, divided, name=name).fits
+    except (UnsupportedModel, UsageError):
+        return False
 
 
 def powers_of_2(limit: int) -> list[int]:
@@ -279,18 +289,31 @@ def powers_of_2(limit: int) -> list[int]:
     return [1 << n for n in range(1, limit.bit_length()) if 1 << n <= limit]
 
 
-def divisions_of(devices: int) -> list[tuple[int, int]]:
-    """Return the ways to divide a model among several devices of a machine, in the order of preference.
-
-    Each is the number of processes of a layer and the number of stages. Stages do not compute at the same time.
+def divisions_of(options: LoadOptions, devices: int, config: ModelConfig) -> list[LoadOptions]:
+    """Return the options with each way to divide a model among several devices of a machine, in the order of
+    preference: GPUs compute whole experts one by one, and stages one after the other.
     """
-    return [*((size, 1) for size in powers_of_2(devices)), *((1, stages) for stages in range(2, devices + 1))]
+    whole, sizes = options.in_one_process(), powers_of_2(devices)
+    return [
+        *(replace(whole, tensor_parallel=size) for size in sizes),
+        *(replace(whole, tensor_parallel=size, expert_parallel=True) for size in sizes if config.mixtures),
+        *(replace(whole, pipeline_parallel=stages) for stages in range(2, devices + 1)),
+    ]
+
+
+def further_divisions(options: LoadOptions, devices: int, config: ModelConfig) -> list[LoadOptions]:
+    """Return the divisions among more devices than the options already use."""
+    return [each for each in divisions_of(options, devices, config) if each.processes > options.processes]
 
 
 def flags_of(options: LoadOptions) -> str:
     """Return the flags that divide a model; empty for one process."""
+    if options.workers:
+        addresses = list(options.workers)
+        return "--workers " + ",".join(addresses if len(addresses) < 4 else [addresses[0], "...", addresses[-1]])
     counts = {"--tensor-parallel": options.tensor_parallel, "--pipeline-parallel": options.pipeline_parallel}
-    return " ".join(f"{flag} {count}" for flag, count in counts.items() if count > 1)
+    flags = [f"{flag} {count}" for flag, count in counts.items() if count > 1]
+    return " ".join([*flags, *(["--expert-parallel"] if options.expert_parallel else [])])
 
 
 def model_needs(

@@ -3,13 +3,15 @@
 Ranks of a tensor-parallel group read and compute their share of each layer, whose results they sum up twice. A
 ring sends 2 (n - 1) / n of the summed bytes over the link of each rank. Stages of a pipeline run one after the
 other, with one step in flight, and the last returns its result to the first, which has the head: they add memory,
-not speed. `simulate` and `plan` count exchanges with this code.
+not speed. Ranks with whole experts of a mixture wait for the one that reads most of those that a step selects.
+`simulate` and `plan` count exchanges with this code.
 """
 
 import re
 from dataclasses import dataclass, replace
 
 from localllm.arch.config import AttentionConfig, ModelConfig
+from localllm.arch.cost import expert_imbalance
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.hardware.catalog import DeviceSpec
 from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds
@@ -49,6 +51,7 @@ class Parallel:
     pipeline: int = 1  # groups of them, with some of the layers each
     link: Link | None = None  # between the devices
     stage_link: Link | None = None  # between stages on different machines; None: as between the devices
+    whole_experts: bool = False  # of a mixture, on each device; otherwise columns of all
 
     @property
     def devices(self) -> int:
@@ -143,6 +146,7 @@ def predict_divided_speed(
     whole: needs of the undivided model; rates: of one device. Processes without GPUs share those of their machine.
     """
     working = 1 if whole.device_type == "cpu" else parallel.tensor
+    expert_ranks = working if parallel.whole_experts else 1
     return predict_speed(
         config,
         whole.weights,
@@ -155,4 +159,7 @@ def predict_divided_speed(
         kv=kv_element_bytes(whole.kv_dtype),
         chunk=TOKEN_BUDGET[whole.device_type],
         exchange_s=lambda tokens, logits: parallel.exchange_s(config, tokens, logits),
+        expert_imbalance=lambda tokens: (
+            expert_imbalance(config, tokens, expert_ranks) if expert_ranks > 1 else 1.0
+        ),
     )

@@ -11,7 +11,7 @@ from localllm.checkpoint.header import Header
 from localllm.errors import UsageError
 from localllm.hardware.catalog import DeviceSpec
 from localllm.plan.estimated import Estimate, estimate_decoding
-from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, find_remedy, fit_model, model_needs
+from localllm.plan.fit import QUANT_ORDER, Fit, LoadOptions, find_remedy, fit_model, fit_quants, model_needs
 from localllm.plan.memory import BLOCK_SIZE, blocks_for
 from localllm.plan.parallel import Parallel, predict_divided_speed
 from localllm.plan.speed import Speed
@@ -123,12 +123,10 @@ def plan_model(
             step_s=rates.step_s if isinstance(rates, Expectation) else 0.0,
         )
 
-    fits = {options.quant: fit_model(header, config, hardware, options, name=name)}
-    for quant in (None,) if header.quantization or config.encoder else QUANT_ORDER:
-        fits[quant] = fits.get(quant) or fit_model(
-            header, config, hardware, replace(options, quant=quant), name=name
-        )
-    chosen = fits[options.quant]
+    chosen = fit_model(header, config, hardware, options, name=name)
+    quants = (None,) if header.quantization or config.encoder else QUANT_ORDER
+    others = [quant for quant in quants if quant != options.quant]
+    fits = fit_quants(header, config, hardware, options, others, name=name) | {options.quant: chosen}
     whole = {quant: fit.needs for quant, fit in fits.items()}
     if parallel.devices > 1:
         whole = {

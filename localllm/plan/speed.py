@@ -17,7 +17,9 @@ from localllm.arch.cost import (
     WeightBytes,
     bytes_read,
     elements_read_per_token,
+    expert_fraction_read,
     flops,
+    token_count,
     vectors_read_per_token,
 )
 from localllm.metrics import StepReads
@@ -70,21 +72,24 @@ def predict_speed(
     kv: tuple[float, float] | None = None,
     chunk: int = TOKEN_BUDGET["cpu"],
     exchange_s: Callable[[int, int], float] = lambda tokens, logits: 0.0,
+    expert_imbalance: Callable[[int], float] = lambda tokens: 1.0,
 ) -> Speed:
     """Predict speed. context, prompt: in tokens; element_bytes, kv: see `bytes_read`; step_s: additional time per
-    step; chunk: most tokens of a step; exchange_s: time of devices to exchange a step's tokens and logits
+    step; chunk: most tokens of a step; exchange_s: time of devices to exchange a step's tokens and logits;
+    expert_imbalance: of the experts that a step's tokens select, how many times the mean the busiest device reads
     """
 
     def reading(step: Step) -> float:
-        return bytes_read(config, weights, step, element_bytes, kv) / rates.bandwidth
+        read, tokens = bytes_read(config, weights, step, element_bytes, kv), token_count(step)
+        experts = weights.experts * expert_fraction_read(config, tokens)
+        return (read + experts * (expert_imbalance(tokens) - 1)) / rates.bandwidth
 
     def computing(step: Step) -> float:
         return flops(config, step) / rates.flops
 
     def seconds(step: Step) -> float:
-        tokens = sum(share.tokens * share.sequences for share in step)
         logits = sum(share.logits * share.sequences for share in step)
-        return max(reading(step), computing(step)) + step_s + exchange_s(tokens, logits)
+        return max(reading(step), computing(step)) + step_s + exchange_s(token_count(step), logits)
 
     all_users = (SequenceStep(1, context, sequences=users),)
     return Speed(

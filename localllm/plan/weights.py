@@ -18,7 +18,7 @@ from localllm.checkpoint.matrices import (
     PackedMatrix,
     find_packed_matrix,
 )
-from localllm.errors import DamagedModel, UsageError
+from localllm.errors import DamagedModel, UnsupportedModel, UsageError
 from localllm.hardware.processor import matrix_dtype_for
 from localllm.quant.formats.gguf_types import BLOCK_TYPE_BY_NAME
 from localllm.quant.packing import (
@@ -103,18 +103,21 @@ def weight_bytes(
     """Return the memory of the weights on a type of device; with `quant`, what they would take quantized.
 
     quant: of QUANTS, for the result of `--quant`, or of GGUF_BITS, for the approximate size of a published GGUF
-    file. Raises UsageError for an unknown one, or for weights that are stored quantized.
+    file. Raises UsageError for an unknown one, or for weights that are stored quantized, and like
+    `check_int4_groups`.
     """
     check_quant(quant)
     if quant is not None and header.quantization:
         raise UsageError(f"these weights are already quantized ({header.quantization})", "leave out --quant")
 
     scale = DTYPE_BYTES[stored_dtype(header, device)] if quant in QUANTS else 0
+    if quant == INT4:
+        check_int4_groups(header, config)
 
     def size(name: str, tensor: TensorHeader) -> int:
         if quant in GGUF_BITS and len(tensor.shape) == 2:
             return gguf_bytes(tensor, quant, use_of(name, config.tie_embeddings))
-        if quant in QUANTS and is_multiplied(name, tensor, config) and not UNQUANTIZED_MATRIX.fullmatch(name):
+        if quant in QUANTS and is_quantized(name, tensor, config):
             return quantized_bytes(tensor, quant if name.startswith("layers.") else INT8, scale, device)
         if is_multiplied(name, tensor, config) and not SPLIT_MATRIX.fullmatch(name):
             return gguf_packed_bytes(tensor, dtype, device) or loaded_bytes(header, name, tensor, dtype, device)
@@ -132,6 +135,28 @@ def weight_bytes(
         sizes,
         tables=sizes.tables + loaded_bytes(header, embedding, stored, dtype, device) * bool(head_is_separate),
     )
+
+
+def check_int4_groups(header: Header, config: ModelConfig) -> None:
+    """Raise UnsupportedModel if a rank's part of a matrix has no whole groups, and cannot be divided by rows (see
+    `shard_model`): it could not be loaded once it is quantized."""
+    for name, tensor in header.tensors.items():
+        part = tensor.part if name.startswith("layers.") and is_quantized(name, tensor, config) else None
+        if part is None or part.dim == 0:
+            continue
+        by_rows = not config.mixtures and len(part.segments) == 1
+        if not by_rows and any(border % INT4_GROUP_SIZE for segment in part.segments for border in segment):
+            whole = ", divide the experts with --expert-parallel" if ".experts." in name else ""
+            raise UnsupportedModel(
+                f"the {part.whole[1]} columns of {tensor.name!r} in INT4 cannot be divided among "
+                f"{part.whole[1] // tensor.shape[1]} processes: groups of {INT4_GROUP_SIZE} share a scale",
+                f"use another number with --tensor-parallel{whole}, or use --quant int8",
+            )
+
+
+def is_quantized(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
+    """Return whether it is a matrix of a layer, or the head, that quantization recipes quantize."""
+    return is_multiplied(name, tensor, config) and not UNQUANTIZED_MATRIX.fullmatch(name)
 
 
 def sum_by_use(header: Header, config: ModelConfig, size: TensorSize) -> WeightBytes:

@@ -6,7 +6,7 @@ from localllm.checkpoint.header import DTYPE_BYTES, Header, TensorHeader
 from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.formatting import format_bytes
 from localllm.hardware.device import free_host_bytes
-from localllm.plan.weights import UNQUANTIZED_MATRIX, is_multiplied
+from localllm.plan.weights import is_quantized
 from localllm.quantize.inputs import MAX_SAMPLES
 from localllm.quantize.source import METHODS, Recipe
 
@@ -103,11 +103,6 @@ def quantized_bytes(tensor: TensorHeader, bits: int, group: int | None, *, symme
     groups = -(-columns // group) if group else 1
     group_bytes = DTYPE_BYTES[tensor.dtype] + (0 if symmetric else 1)
     return rows * (-(-columns * bits // 8) + groups * group_bytes)
-
-
-def is_quantized(name: str, tensor: TensorHeader, config: ModelConfig) -> bool:
-    """Return whether it is a matrix of a layer, or the head, that recipes quantize."""
-    return is_multiplied(name, tensor, config) and not UNQUANTIZED_MATRIX.fullmatch(name)
 
 
 def quantized_layer_matrices(header: Header) -> list[TensorHeader]:

@@ -228,6 +228,10 @@ def gauge_samples(loaded: LoadedModel) -> Iterator[Sample]:
     yield "kv_blocks_cached", "Unused blocks kept for prefix caching.", stats.cached_blocks
     yield "weight_bytes", "Memory of the weights.", loaded.llm.weight_bytes
     yield "context_tokens", "Maximum tokens of prompt and answer.", loaded.llm.context
+    if isinstance(loaded.llm, LLM) and (tier := loaded.llm.parts.caches.prefill_tier):
+        connected, processes = tier.process_counts
+        yield "prefill_processes", "Processes that compute prompts, and run now.", connected
+        yield "prefill_processes_wanted", "Processes that compute prompts, if none has ended.", processes
 
 
 def counter_samples(loaded: LoadedModel) -> Iterator[Sample]:

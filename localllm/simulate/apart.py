@@ -1,4 +1,4 @@
-"""Whether engines for prompts beside one for answers serve more than engines that compute both, on the same
+"""Whether engines for prompts beside those for answers serve more than engines that compute both, on the same
 devices: for `serve --prefill`.
 
 Both are simulated with the default load of `simulate`, and objectives relative to an idle engine on the whole
@@ -29,6 +29,7 @@ class Comparison:
     load: LoadPlan
     limits: dict[str, float]  # seconds by measure
     prefill: int
+    decode: int
     together: float  # of engines that compute prompts and answers
     apart: float
 
@@ -39,9 +40,11 @@ class Comparison:
     def sentence(self) -> str:
         """Return the result for people."""
         together = (
-            f"{self.prefill + 1} engines with a GPU each" if self.target.setup.asynchronous else "one engine"
+            f"{self.prefill + self.decode} engines with a GPU each"
+            if self.target.setup.asynchronous
+            else "one engine"
         )
-        beside = f"--prefill {self.prefill}"
+        beside = f"--prefill {self.prefill}" + (f" --decode {self.decode}" if self.decode > 1 else "")
         limits = " and ".join(f"{name}={format_seconds(limit)}" for name, limit in self.limits.items())
         apart = three_digits(self.apart) if self.apart else "none"
         return (
@@ -52,11 +55,17 @@ class Comparison:
 
 
 def compare_apart(
-    target: Target, load: LoadPlan, prefill: int, *, link: Link = SHARED_MEMORY, requests: int = REQUESTS
+    target: Target,
+    load: LoadPlan,
+    prefill: int,
+    decode: int = 1,
+    *,
+    link: Link = SHARED_MEMORY,
+    requests: int = REQUESTS,
 ) -> Comparison:
-    """Find the highest loads of both. load: whose rate does not count; prefill: engines for prompts; link: between
-    the engines; requests: of a simulation"""
-    on_cpu, engines = not target.setup.asynchronous, prefill + 1
+    """Find the highest loads of both. load: whose rate does not count; prefill, decode: engines for prompts and
+    for answers; link: between the engines; requests: of a simulation"""
+    on_cpu, engines = not target.setup.asynchronous, prefill + decode
     idle_load = replace(load, rate=IDLE_RATE, requests=requests)
     idle = simulate(idle_load, target.setup, target.cost)
     ttft, tpot = (idle.percentiles(name)[P95] for name in ("ttft", "tpot"))
@@ -74,4 +83,4 @@ def compare_apart(
             return 0.0
         return find_capacity(start, objective, each).amount
 
-    return Comparison(target, load, objective.limits, prefill, capacity(together), capacity(apart))
+    return Comparison(target, load, objective.limits, prefill, decode, capacity(together), capacity(apart))

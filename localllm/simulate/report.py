@@ -114,8 +114,8 @@ def describe_engine(setup: EngineSetup) -> str:
     return "; ".join(parts)
 
 
-def describe_fleet(fleet: FleetSetup) -> str:
-    """Return the replicas in words; empty for a single one."""
+def describe_fleet(fleet: FleetSetup, duration_s: float) -> str:
+    """Return the replicas in words; empty for a single one. duration_s: of the run, before or after a failure"""
     if fleet.is_single:
         return ""
     if fleet.prefill:
@@ -131,19 +131,23 @@ def describe_fleet(fleet: FleetSetup) -> str:
     parts.append(f"routed by {fleet.route}")
     if fleet.start_s:
         parts.append(f"started within {fleet.start_s:g} s")
-    parts += [f"replica {number} fails after {at:g} s" for number, at in fleet.kills]
+    parts += [
+        f"replica {number} fails after {at:g} s" + ("" if at <= duration_s else ", when the run has ended")
+        for number, at in fleet.kills
+    ]
     return "; ".join(parts)
 
 
 def format_report(report: Report) -> str:
     """Return the report as text, without a final line break."""
     simulated, fit = report.simulated, report.target.fit
+    fleet = describe_fleet(report.target.setup.fleet, simulated.duration_s)
     facts: Rows = [
         ("model", f"{report.target.model}, {fit.quant or fit.dtype}, keys and values in {fit.kv_dtype}"),
         ("device", report.target.device),
         ("step times", report.cost.source),
         ("engine", describe_engine(report.target.setup)),
-        *([("replicas", fleet)] if (fleet := describe_fleet(report.target.setup.fleet)) else []),
+        *([("replicas", fleet)] if fleet else []),
         ("load", describe_load(report.load, report.trace_format)),
         (
             "simulated",

@@ -2,6 +2,7 @@
 step without compiled kernels.
 """
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from localllm.arch.config import AttentionConfig
 from localllm.arch.cost import (
     SequenceStep,
     WeightBytes,
+    busiest_rank_experts,
     bytes_read,
     expert_fraction_read,
+    expert_imbalance,
     flops,
     kv_bytes_per_token,
     kv_bytes_read,
@@ -58,6 +61,7 @@ def of_attention(q: torch.Size, k: torch.Size, *_: Any, **__: Any) -> int:
     return 4 * q[1] * q[2] * k[2] * q[3]
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.usefixtures("torch_alone")
 @pytest.mark.parametrize("family", KINDS)
 def test_a_step_reads_the_predicted_bytes(tmp_path: Path, family: str) -> None:
@@ -100,6 +104,20 @@ def test_more_tokens_touch_more_experts(tmp_path: Path) -> None:
     assert expert_fraction_read(config, 1) == pytest.approx(2 / 5)
     assert expert_fraction_read(config, 2) == pytest.approx(1 - (3 / 5) ** 2)
     assert expert_fraction_read(config, 100) == pytest.approx(1.0)
+
+
+def test_the_busiest_rank_has_more_than_the_mean_of_few_experts(tmp_path: Path) -> None:
+    for experts, selected, ranks in ((8, 2, 2), (8, 3, 4), (12, 5, 3), (8, 8, 2), (6, 1, 6)):
+        own = experts // ranks
+        counts = [
+            max(sum(expert // own == rank for expert in choice) for rank in range(ranks))
+            for choice in combinations(range(experts), selected)
+        ]
+        assert busiest_rank_experts(experts, selected, ranks) == pytest.approx(sum(counts) / len(counts))
+    make_checkpoint(tmp_path, FAMILIES["Mixtral"][0], **FAMILIES["Mixtral"][1] | {"num_local_experts": 8})
+    config = parse_config(read_header(tmp_path).config)
+    factors = [expert_imbalance(config, tokens, 4) for tokens in (1, 2, 4, 1000)]
+    assert factors == sorted(factors, reverse=True) and factors[0] > 2 and factors[-1] == 1
 
 
 def test_windows_bound_reads_and_shared_keys_are_read_twice(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from localllm.benchmark.gpu import kernel_check, self_test
 from localllm.benchmark.gpu.generated import DEEPSEEK, GPT_OSS, QWEN3_5, TINY
 from localllm.benchmark.gpu.self_test import CHECKS, MEASURED, PRODUCTS, ROWS, layers, run_self_test
 from localllm.benchmark.gpu.self_test_report import SelfTest, StepRate, self_test_rows, store
-from localllm.cli.plan import format_plan
+from localllm.cli.plan_page import format_plan
 from localllm.hardware.catalog import find_device
 from localllm.plan.expected import expect_on_catalogued
 from localllm.plan.fit import LoadOptions

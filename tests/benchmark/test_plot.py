@@ -12,12 +12,13 @@ from localllm.benchmark.result import BenchmarkResult
 from localllm.benchmark.run import BenchmarkPlan, load_subject, run_benchmark
 from localllm.benchmark.scenario import ScenarioGrid
 from localllm.errors import UsageError
+from localllm.plan.fit import LoadOptions
 from localllm.settings import Settings
 
 
 @pytest.fixture(scope="module")
 def result(tiny: Callable[[str], Path], settings: Settings) -> BenchmarkResult:
-    edition = load_subject(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
+    edition = load_subject(str(tiny("Llama 3.x")), settings, device=None, options=LoadOptions())
     return run_benchmark([edition], BenchmarkPlan(ScenarioGrid((8, 20), (0, 32), (1, 2), (5,)), 2))
 
 
@@ -48,7 +49,7 @@ def test_an_svg_names_all_panels(result: BenchmarkResult, tmp_path: Path) -> Non
 
 
 def test_only_varying_parameters_are_axes(tiny: Callable[[str], Path], settings: Settings, tmp_path: Path) -> None:
-    edition = load_subject(str(tiny("Llama 3.x")), None, settings, device=None, dtype=None, kv_dtype=None)
+    edition = load_subject(str(tiny("Llama 3.x")), settings, device=None, options=LoadOptions())
     result = run_benchmark([edition], BenchmarkPlan(ScenarioGrid((8,), (0,), (1,), (1,)), 1))  # without any gap
     assert len(list(plot.result_panels(result))) == 2
     plot.draw_result(result, tmp_path / "a.svg")

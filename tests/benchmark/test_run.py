@@ -43,7 +43,7 @@ Write = Callable[..., Path]
 
 
 def of(folder: Path | str, settings: Settings, quant: str | None = None) -> Subject:
-    return load_subject(str(folder), quant, settings, device=None, dtype=None, kv_dtype=None)
+    return load_subject(str(folder), settings, device=None, options=LoadOptions(quant=quant))
 
 
 @pytest.fixture(scope="module", params=["Llama 3.x", "Qwen3-MoE", "Qwen3-Next"])

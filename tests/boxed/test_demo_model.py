@@ -95,7 +95,7 @@ def test_the_template_refuses_an_unknown_role() -> None:
         loaded.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(4)
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_the_fox_has_a_story(model, tokenizer: Tokenizer, seed: int | None) -> None:
     text = answer(model, tokenizer, "Tell me a story about a fox", seed)

@@ -46,6 +46,7 @@ def load(tensors: dict[str, Tensor], quantization: Any, rows: int, columns: int)
         return matrix
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=10, deadline=None)
 @given(rows=st.integers(1, 40), columns=st.integers(1, 150), seed=st.integers(0, 99))

@@ -8,11 +8,12 @@ import pytest
 
 from localllm.cli.app import main
 from localllm.cli.fast_start import COMMAND_TABLE
-from localllm.cli.plan import format_plan
+from localllm.cli.plan_page import format_plan
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Expectation, plan_model
-from tests.plan.published import LLAMA_8B, LLAMA_70B, header_of, write_sparse
+from localllm.simulate import apart
+from tests.plan.published import LLAMA_8B, LLAMA_70B, MIXTRAL, header_of, write_sparse
 
 
 @pytest.fixture
@@ -45,9 +46,11 @@ SLO = ("--slo", "ttft=1s,tpot=25ms", "--think", "5s")
 
 
 def test_users_within_objectives(localllm, llama):
-    code, out, err = localllm("plan", llama, "--gpu", "h100", "--users", "20", *SLO, "--json")
+    code, out, err = localllm("plan", llama, "--gpu", "h100:2", "--users", "20", *SLO, "--json")
     assert (code, err) == (0, "")
-    serving = json.loads(out)["serving"]
+    plan = json.loads(out)
+    serving = plan["serving"]
+    assert plan["advice"]["prefill"] is None and plan["advice"]["command"].endswith("--replicas 2")
     [option] = serving["options"]  # the first serves them
     assert serving["choice"] == "" and serving["devices"] == 1 and serving["think_s"] == 5
     assert option["capacity"] >= 20 and option["met"] >= 0.95 and 0 < option["ttft_p95_s"] <= 1
@@ -68,7 +71,7 @@ def test_several_machines_are_advised_a_division(localllm, tmp_path):
     code, out, _ = localllm(*machines, "--json")
     plan = json.loads(out)
     advice = plan["advice"]
-    assert advice["command"].endswith("--tensor-parallel 2 --replicas 4 --cluster") and (
+    assert advice["command"].endswith("--tensor-parallel 2 --context 4096 --replicas 4 --cluster") and (
         advice["devices"],
         advice["machines"],
     ) == (4, 2)
@@ -87,19 +90,64 @@ def test_several_machines_are_advised_a_division(localllm, tmp_path):
     [
         (["--gpu", "h100:8", "--machines", "2"], "--replicas 16 --cluster"),
         (["--gpu", "h100:8"], "--replicas 8"),
-        (["--gpu", "l4:2", "--quant", "int4"], "--quant int4 --replicas 2"),
-        (["--gpu", "rtx 3080:2"], "--tensor-parallel 2"),
+        (["--gpu", "l4:2", "--quant", "int4", "--context", "4096"], "--quant int4 --context 4096 --replicas 2"),
+        (["--gpu", "rtx 3080:2", "--kv-dtype", "int8"], "--tensor-parallel 2 --kv-dtype int8"),
         (["--gpu", "rtx 3080:4"], "--tensor-parallel 2 --replicas 2"),
     ],
     ids=str,
 )
 def test_advised_commands_have_flags_of_serve(localllm, llama, arguments, flags):
-    _, out, _ = localllm("plan", llama, "--context", "4096", *arguments, "--json")
-    plan = json.loads(out)
-    command = plan["advice"]["command"]
-    assert command == f"localllm serve {plan['model']} {flags}"
+    _, out, _ = localllm("plan", llama, *arguments, "--json")
+    command = json.loads(out)["advice"]["command"]
+    assert command == f"localllm serve {llama} {flags}"
+    _, out, _ = localllm("plan", llama, *arguments)
+    assert out.endswith(f":\n  {command}\n")
     serve = json.loads(COMMAND_TABLE.read_text(encoding="utf-8"))["commands"]["serve"]
     assert {word for word in command.split() if word.startswith("--")} <= set(serve["options"])
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_processes_for_prompts_are_advised_where_they_pay(localllm, llama, monkeypatch, pays):
+    loads = []
+
+    def compare(target, load, prefill):
+        loads.append((load.prompt.median, prefill))
+        return apart.Comparison(target, load, {"ttft": 1.0}, prefill, 2.0, 2.5 if pays else 1.5)
+
+    monkeypatch.setattr(apart, "compare_apart", compare)
+    flags = ("plan", llama, "--gpu", "h100:3", "--users", "8")
+    _, out, _ = localllm(*flags, "--json")
+    advice = json.loads(out)["advice"]
+    assert loads == [(512, 2)]  # the load by which `serve --prefill` decides
+    if not pays:
+        assert advice["prefill"] is None and advice["command"].endswith("--replicas 3")
+        return
+    assert advice["command"] == f"localllm serve {llama} --prefill 2"
+    prefill = advice["prefill"]
+    assert (prefill["processes"], prefill["requests_per_s"], prefill["requests_per_s_together"]) == (2, 2.5, 2.0)
+    loads.clear()
+    _, out, _ = localllm(*flags, "--prompt", "900")
+    assert loads == [(512, 2), (900, 2)]
+    assert "3 engines with a GPU each would serve 2.00 requests/s within ttft=1.00 s" in " ".join(out.split())
+    loads.clear()
+    for others in (["--machines", "2"], ["--users", "1"], ["--gpu", "h100"], ["--gpu", "rtx 3080:2"]):
+        localllm(*flags, *others)
+    assert not loads  # one machine, several users, several GPUs, and a model that fits one
+
+
+def test_whole_experts_of_a_mixture(localllm, tmp_path):
+    folder = write_sparse(tmp_path / "mixtral", MIXTRAL)
+    (folder / "tokenizer.json").write_text("{}")
+    flags = ("plan", str(folder), "--gpu", "h100:2", "--tensor-parallel", "2", "--expert-parallel")
+    code, out, _ = localllm(*flags)
+    assert code == 0 and "\n2 experts  1 " in out and "computes them one by one" in out
+    assert all(len(line) <= 80 for line in out.splitlines() if str(folder) not in line)
+    _, out, _ = localllm(*flags, "--json")
+    plan = json.loads(out)
+    ways = plan["advice"]["arrangements"]
+    assert plan["expert_parallel"] and [way["expert_parallel"] for way in ways] == [False, False, True]
+    code, _, err = localllm("plan", str(folder), "--gpu", "h100:2", "--expert-parallel")
+    assert code == 2 and "among the processes of --tensor-parallel" in err
 
 
 @pytest.mark.slow
@@ -188,7 +236,8 @@ def test_the_expected_speed_on_this_machine_is_below_the_ceiling(tmp_path, capsy
         (["--gpu", "h100", "--quant", "int3"], "name one of int8, int4, q8_0, q4_k_m"),
         (["--gpu", "h100:0"], "'0' is not a number of devices"),
         (["--gpu", "h100", "--machines", "0"], "--machines is 0"),
-        (["--gpu", "h100", "--network", "fast"], "--network is 'fast'"),
+        (["--gpu", "h100", "--machines", "2", "--network", "fast"], "--network is 'fast'"),
+        (["--gpu", "h100", "--network", "1GB/s"], "--network is between machines"),
         (["--gpu", "h100", "--tensor-parallel", "2", "--slo", "ttft=1s"], "--slo plans for one device"),
         (["--gpu", "h100", "--dtype", "int3"], "there is no dtype 'int3'"),
     ],

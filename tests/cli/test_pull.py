@@ -320,23 +320,29 @@ class TestDisks:
 
 
 @pytest.mark.skipif(not NAMESPACES, reason="this system gives no namespaces")
-def test_a_disk_that_became_read_only_is_a_sentence_and_exit_code_3(hub, localllm, tmp_path):
-    hub.add("org/tiny", model_files())
-    path = Path(localllm("pull", "org/tiny").stdout.strip()) / "model.safetensors"
-    damaged = bytearray(path.read_bytes())
-    damaged[-1] ^= 1
-    path.resolve().write_bytes(damaged)
+@pytest.mark.parametrize(
+    ("command", "folder", "variable"),
+    [
+        pytest.param("verify org/tiny", "hf/hub/models--org--tiny", "HF_HUB_CACHE", marks=pytest.mark.slow),
+        ("cp demo mine", "home", "LOCALLLM_HOME"),
+        ("create mine -f {folder}/Modelfile", "home/made", "LOCALLLM_HOME"),
+    ],
+)
+def test_a_disk_that_became_read_only_is_a_sentence_and_exit_code_3(
+    hub, localllm, tmp_path, command, folder, variable
+):
+    if command.startswith("verify"):
+        hub.add("org/tiny", model_files())
+        path = Path(localllm("pull", "org/tiny").stdout.strip()) / "model.safetensors"
+        damaged = bytearray(path.read_bytes())
+        damaged[-1] ^= 1
+        path.resolve().write_bytes(damaged)
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "Modelfile").write_text("FROM demo\n")
     mount = f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path} && exec "
-    for command, folder, variable in (
-        (("verify", "org/tiny"), "hf/hub/models--org--tiny", "HF_HUB_CACHE"),
-        (("cp", "demo", "mine"), "home", "LOCALLLM_HOME"),
-        (("create", "mine", "-f", str(tmp_path / "Modelfile")), "home/made", "LOCALLLM_HOME"),
-    ):
-        done = localllm(*command, before=("unshare", "-rm", "sh", "-c", mount + '"$@"', "sh"))
-        assert done.returncode == 3, done.stderr
-        sentence = (
-            f"{tmp_path / folder} cannot be written (Read-only file system); set {variable} to a folder that can\n"
-        )
-        assert done.stderr.endswith(sentence)
+    words = command.format(folder=tmp_path).split()
+    done = localllm(*words, before=("unshare", "-rm", "sh", "-c", mount + '"$@"', "sh"))
+    assert done.returncode == 3, done.stderr
+    assert done.stderr.endswith(
+        f"{tmp_path / folder} cannot be written (Read-only file system); set {variable} to a folder that can\n"
+    )

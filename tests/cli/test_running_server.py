@@ -259,6 +259,8 @@ def test_prompts_are_computed_by_another_process(localllm, serve):
     metrics = httpx2.get(f"{url}/metrics").text
     [moved] = re.findall(r"^localllm_kv_prefill_to_decode_bytes_total.* (\S+)$", metrics, re.MULTILINE)
     assert float(moved) > 1e5
+    counts = re.findall(r"^localllm_prefill_processes(?:_wanted)?{.* (\S+)$", metrics, re.MULTILINE)
+    assert counts == ["1.0", "1.0"]
     process.terminate()
     assert process.wait(15) == 0
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from localllm.cli import simulate
+from localllm.cluster import place
 from localllm.simulate import apart
 
 
@@ -13,7 +14,17 @@ from localllm.simulate import apart
     [
         (("demo", "--decode", "1"), "--decode needs --prefill"),
         (("demo", "--prefill", "0"), "--prefill is 0"),
-        (("demo", "--prefill", "1", "--decode", "2"), "one engine answers for each server"),
+        (("demo", "--prefill", "1", "--decode", "0"), "--decode is 0"),
+        (("demo", "--prefill", "1", "--replicas", "2"), "give --decode instead"),
+        (("demo", "--prefill", "1", "--decode", "2", "--cluster"), "processes for prompts are on one machine"),
+        (
+            ("demo", "--prefill", "1", "--decode", "3"),
+            "one engine would serve 2.00 requests/s within ttft=1.00 s, and with --prefill 1 --decode 3 1.50",
+        ),
+        (
+            ("without-ray", "--prefill", "1", "--decode", "2", "--force"),
+            "replicas need Ray, which is not installed",
+        ),
         (("--prefill", "1"), "--prefill is for the models that are named"),
         (
             ("demo", "--prefill", "1"),
@@ -25,10 +36,11 @@ def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch
     setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
     target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
     monkeypatch.setattr(simulate, "target_of", lambda *given: target)
+    monkeypatch.setattr(place, "find_spec", lambda name: None if "without-ray" in words else name)
     monkeypatch.setattr(
         apart,
         "compare_apart",
-        lambda target, load, prefill: apart.Comparison(target, load, {"ttft": 1.0}, prefill, 2.0, 1.5),
+        lambda target, load, *engines: apart.Comparison(target, load, {"ttft": 1.0}, *engines, 2.0, 1.5),
     )
     code, _, err = real("serve", *words, "--port", "0", "--device", "cpu")
     assert code == 2 and message in err.splitlines()[-1]

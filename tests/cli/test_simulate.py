@@ -135,6 +135,10 @@ def test_replicas(localllm, llama):
     assert three["cost_per_million_tokens"] == pytest.approx(3 / 3600 * up_s / three["output_tokens"] * 1e6)
     code, out, _ = localllm("simulate", llama, *flags, "--replicas", "1..3", "--route", "prefix")
     assert code == 0 and "1 to 3, for 128 requests each; routed by prefix" in " ".join(out.split())
+    _, out, _ = localllm("simulate", llama, *flags, "--replicas", "2", "--kill", "1@1s,2@1h")
+    assert "replica 1 fails after 1 s; replica 2 fails after 3600 s, when the run has ended" in " ".join(
+        out.split()
+    )
 
 
 def test_prompts_apart_and_parallel(localllm, llama):
@@ -218,6 +222,12 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--route", "prefix"), "--route needs --replicas"),
         (("--rate", "1", "--replicas", "2", "--route", "random"), "--route is 'random'"),
         (("--rate", "1", "--replicas", "2", "--scale-target", "5"), "--scale-target needs a range"),
+        (
+            ("--rate", "1", "--replicas", "2", "--start-up", "5s"),
+            "--start-up needs a range of --replicas, or --kill",
+        ),
+        (("--rate", "1", "--link", "50GB/s"), "--link needs --tensor-parallel, --pipeline-parallel or --prefill"),
+        (("--rate", "1", "--cache-tokens", "0"), "--cache-tokens is 0"),
         (("--rate", "1", "--prefill", "2"), "--prefill and --decode go together"),
         (("--rate", "1", "--users", "2"), "give one of --rate, --users and --trace"),
         (("--rate", "0"), "--rate is 0"),

@@ -8,17 +8,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
 import pytest
+import torch
 from starlette.types import Message, Receive, Scope, Send
 
-from localllm.cluster import place
+from localllm.cluster import place, service
 from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, bound_name, prefix_names, read_request
 from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front
 from localllm.cluster.merge import merge_metrics
 from localllm.cluster.replica import Replica
-from localllm.errors import ReplicaLost
+from localllm.errors import ReplicaLost, UsageError
 from localllm.routing import Router
 from localllm.server.access import make_access_policy
 
@@ -304,6 +306,28 @@ def test_ray_gets_a_token_and_every_port_on_loopback(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(place.subprocess, "Popen", start)
     with pytest.raises(Started):
         place.launch_node(pytest.fail)
+
+
+def test_the_last_gpus_compute_the_prompts_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "require_ray", lambda: None)
+    monkeypatch.setattr(service, "resolve_device", torch.device)
+    monkeypatch.setattr(service, "count_gpus", lambda: 8)
+    supervisors = list[Mock]()
+
+    def start(devices: list[str]) -> Mock:
+        supervisors.append(Mock(devices=devices, sockets=[Path(device) for device in devices]))
+        return supervisors[-1]
+
+    monkeypatch.setattr(service, "PrefillSupervisor", start)
+    options = service.ReplicaOptions(6, 6, device="cuda", prefill=2)
+    with service.running_prefill(["a", "b"], options) as sockets:
+        assert sockets == {name: [Path("cuda:6"), Path("cuda:7")] for name in "ab"}
+        assert not any(supervisor.close.called for supervisor in supervisors)
+    assert all(supervisor.close.called for supervisor in supervisors)
+    options = service.ReplicaOptions(3, 3, device="cuda", gpus=2, prefill=3)
+    message = "3 engines and 3 for prompts need 9 GPUs, and there are 8; use fewer --prefill or --decode"
+    with pytest.raises(UsageError, match=message), service.running_prefill(["a"], options):
+        pass
 
 
 WITHOUT_RAY = """

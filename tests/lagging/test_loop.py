@@ -156,6 +156,7 @@ def greedy(length: int = 8, **params: Any) -> list[Sequence]:
     return [sequence(prompt, temperature=0, max_tokens=length, **params) for prompt in PROMPTS]
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
 @pytest.mark.parametrize(
     "params", [{"frequency_penalty": 0.5}, {"logprobs": 3, "prompt_logprobs": 2}], ids=["penalties", "logprobs"]
@@ -194,6 +195,7 @@ def test_a_step_is_launched_before_the_last_one_is_read(make: Any) -> None:
             engine.step()
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("timing", [None, 3])
 def test_preempted_sequences_continue(make: Any, timing: int | None) -> None:
     folder = make("Llama 3.x")
@@ -233,6 +235,7 @@ class Drafting(FixedDrafter):
         return True
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "no graphs"])
 def test_drafts_are_verified(make: Any, graphs: bool) -> None:
     folder = make("Llama 3.x")

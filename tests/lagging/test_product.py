@@ -129,6 +129,7 @@ def test_prompts_on_the_disk_give_the_answers_of_the_cpu(
             assert llm.stats().disk_tokens >= disk_tokens
 
 
+@pytest.mark.slow
 def test_the_self_test_measures_captured_products_and_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     use_references(monkeypatch)
     tiny = self_test.layers(TINY, 1, vocab_size=320)

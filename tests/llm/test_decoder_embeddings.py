@@ -47,7 +47,7 @@ def last_layer(model: Any, ids: list[int]) -> Tensor:
     return torch.cat(heard)
 
 
-@pytest.mark.quick_every(7)
+@pytest.mark.quick_every(12)
 @pytest.mark.parametrize("family", sorted(FAMILIES.keys() - BY_LENGTH))
 def test_vectors_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     kind, changes = FAMILIES[family]

@@ -75,6 +75,7 @@ def flip(file: Path, offset: int) -> None:
         stream.write(bytes([byte ^ 4]))
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("form", ["q4_0", "q8_0", "q4_k_m", "q5_k_m", "q6_k", "q3_k_m", "iq4_xs"])
 def test_gguf_answers_have_the_same_bits(form: str, load: Load, tmp_path: Path) -> None:
     file = shared(f"gguf/model-{form}.gguf")
@@ -116,6 +117,7 @@ def test_weights_are_mapped_read_only(model: Path, load: Load, tmp_path: Path) -
     assert kept.find("layers.99.mlp.down_proj", (7, 8)) is None
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("offset", [0, 5000, 100_000, -1, -30, -50, -2000])
 def test_a_flipped_bit_is_found_and_named(offset: int, model: Path, load: Load, tmp_path: Path) -> None:
     first = load(model, keep_layout=True)
@@ -132,6 +134,7 @@ def test_a_flipped_bit_is_found_and_named(offset: int, model: Path, load: Load, 
     assert load(model).file == path
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("size", [0, 10, 70_000])
 def test_a_truncated_file_is_found_and_named(size: int, model: Path, load: Load, tmp_path: Path) -> None:
     load(model, keep_layout=True)

@@ -200,6 +200,14 @@ def test_blocks_of_experts_are_divided_at_their_borders_only(tmp_path: Path) -> 
     assert "96 columns are stored in blocks of 32" in refusal(tmp_path / "model.gguf", 2)
 
 
+@pytest.mark.slow
+def test_experts_that_cannot_be_divided_stay_whole(tmp_path: Path) -> None:
+    sizes = PACKED_SIZES | {"num_local_experts": 4, "num_experts_per_tok": 2}
+    model = write(tmp_path, *LAYOUTS["gptq, desc_act"], "Mixtral", **sizes)
+    assert "stored in another order" in refusal(tmp_path, 2)
+    check(tmp_path, 2, model, whole_experts=True)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_products_of_8_bit_activations_have_the_bits_of_one_process(tmp_path: Path, size: int) -> None:
     write(tmp_path, *W8A8, "Llama", **PACKED_SIZES)
@@ -269,7 +277,7 @@ def answers(engine: Engine, known: list[list[int]] | None = None) -> list[list[i
     return [tokens(events[one.request.id]) for one in asked]
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "DeepSeek-V3", "LFM2"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("division", DIVISIONS)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from localllm.cli.plan import format_plan
+from localllm.cli.plan_page import format_plan
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
 from localllm.plan.plan import Plan, plan_model

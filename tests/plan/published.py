@@ -42,6 +42,23 @@ LLAMA_1B = LLAMA_8B | {
     "head_dim": 64,
     "tie_word_embeddings": True,
 }
+MIXTRAL: dict[str, Any] = {
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 DEEPSEEK_V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "vocab_size": 129280,
@@ -72,7 +89,7 @@ DEEPSEEK_V3: dict[str, Any] = {
 
 
 def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Shapes of a Llama's tensors, by the names in its files."""
+    """Shapes of the tensors of a Llama, or a Mixtral, by the names in its files."""
     hidden, wide, vocab = (config[key] for key in ("hidden_size", "intermediate_size", "vocab_size"))
     keys = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     of_layer = {
@@ -80,12 +97,16 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "self_attn.k_proj": (keys, hidden),
         "self_attn.v_proj": (keys, hidden),
         "self_attn.o_proj": (hidden, hidden),
-        "mlp.gate_proj": (wide, hidden),
-        "mlp.up_proj": (wide, hidden),
-        "mlp.down_proj": (hidden, wide),
         "input_layernorm": (hidden,),
         "post_attention_layernorm": (hidden,),
     }
+    if experts := config.get("num_local_experts"):
+        of_layer["block_sparse_moe.gate"] = (experts, hidden)
+        mlps = {f"block_sparse_moe.experts.{expert}.": ("w1", "w3", "w2") for expert in range(experts)}
+    else:
+        mlps = {"mlp.": ("gate_proj", "up_proj", "down_proj")}
+    for prefix, (gate, up, down) in mlps.items():
+        of_layer |= {prefix + gate: (wide, hidden), prefix + up: (wide, hidden), prefix + down: (hidden, wide)}
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (vocab, hidden),
         "model.norm.weight": (hidden,),

@@ -71,6 +71,7 @@ def test_the_estimate_is_near_the_measured_peak(tmp_path: Path, family: str, dty
     check_peak(tmp_path, dtype)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("family", ["Llama 3.x", "Mixtral"])
 def test_the_estimate_knows_what_is_widened(tmp_path: Path, family: str) -> None:
     kind, changes = FAMILIES[family]
@@ -78,7 +79,7 @@ def test_the_estimate_knows_what_is_widened(tmp_path: Path, family: str) -> None
     check_peak(rounded_copy(tmp_path / "made", tmp_path / "rounded", torch.bfloat16), "float32")
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize(
     ("family", "kv_dtype"),
     [

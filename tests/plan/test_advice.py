@@ -2,24 +2,31 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from localllm.arch.describe import parse_config
-from localllm.errors import DoesNotFit, UsageError
+from localllm.checkpoint.header import read_header
+from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
 from localllm.hardware.catalog import DeviceSpec, find_device, find_devices
 from localllm.plan.advice import Advice, Pool, advise
 from localllm.plan.expected import memory_of
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
 from localllm.plan.parallel import Link, default_link
+from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE
+from localllm.quantize.quantizer import find_or_quantize
 from localllm.runtime.step import StepShape
 from localllm.settings import Settings
 from localllm.simulate.target import roofline_target
-from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, header_of
+from tests.plan.published import LLAMA_1B, LLAMA_8B, LLAMA_70B, MIXTRAL, header_of
+from tests.plan.test_memory import write_tokenizer
+from tests.tiny import make_checkpoint
 
 FLAG = re.compile(r"--(tensor-parallel|pipeline-parallel|context|quant|users) (\w+)")
+UNEVEN = MIXTRAL | {"intermediate_size": 14336 + 128}  # columns of an expert that are 113 groups of INT4
 # No power of 2 divides the heads.
 ODD = LLAMA_8B | {"num_attention_heads": 35, "num_key_value_heads": 5, "head_dim": 128}
 GB = 10**9
@@ -35,11 +42,16 @@ def advice_for(
 def with_flags(options: LoadOptions, text: str) -> LoadOptions:
     """Return the options with the flags of a text."""
     given = {name.replace("-", "_"): value for name, value in FLAG.findall(text)}
-    return replace(options, **{name: int(value) if value.isdigit() else value for name, value in given.items()})
+    changes = {name: int(value) if value.isdigit() else value for name, value in given.items()}
+    return replace(options, **changes, expert_parallel="--expert-parallel" in text)
 
 
 def divided(advice: Advice) -> list[tuple[int, int]]:
     return [(each.parallel.tensor, each.parallel.pipeline) for each in advice.arrangements]
+
+
+def experts_of(advice: Advice) -> list[tuple[int, bool]]:
+    return [(each.parallel.tensor, each.parallel.whole_experts) for each in advice.arrangements]
 
 
 @pytest.mark.parametrize(
@@ -51,6 +63,8 @@ def divided(advice: Advice) -> list[tuple[int, int]]:
         (LLAMA_70B, "h100:3", 2, "--tensor-parallel 2", 2),  # an engine is on one machine
         (LLAMA_70B, "l40s:5", 1, "--tensor-parallel 4", 1),
         (ODD, "3080:4", 1, "--pipeline-parallel 2", 2),
+        (MIXTRAL, "h100:4", 1, "--tensor-parallel 2", 2),
+        (MIXTRAL | {"intermediate_size": 14337}, "h100:4", 1, "--tensor-parallel 2 --expert-parallel", 2),
     ],
 )
 def test_rule_of_choice(model: dict[str, Any], devices: str, machines: int, flags: str, engines: int) -> None:
@@ -69,11 +83,11 @@ def test_stages_on_several_machines() -> None:
     advice = advice_for(LLAMA_70B, "4090:2", 6)
     assert divided(advice) == [(1, 1), (2, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)]
     chosen = advice.chosen
-    assert chosen and chosen is advice.arrangements[-1] and chosen.is_spread and chosen.engines == 1
+    assert chosen and chosen is advice.arrangements[-1] and chosen.options.workers and chosen.engines == 1
     assert chosen.parallel.stage_link == advice.pool.network
     assert chosen.flags == "--workers HOST2:PORT,...,HOST7:PORT"
     assert advice.needed and advice.needed.flags == "--tensor-parallel 8"
-    near = replace(advice.pool, network=default_link(advice.pool.device)).divide(1, 7)
+    near = replace(advice.pool, network=default_link(advice.pool.device)).divide(chosen.options)
     config = parse_config(header_of(LLAMA_70B).config)
     sent = near.exchanged_bytes(config, 1, 1)[1]
     assert chosen.parallel.exchange_s(config, 1, 1) == pytest.approx(12 * advice.pool.network.seconds(sent))
@@ -114,6 +128,47 @@ def test_a_model_that_tensor_parallelism_cannot_divide() -> None:
     assert not refused.fits and "5 key and value heads cannot be divided among 2" in (refused.refusal or "")
 
 
+def test_whole_experts_where_columns_cannot_be_divided() -> None:
+    """Groups of INT4 are not divided, as `load` refuses it; groups of one scale a row are."""
+    advice = advice_for(UNEVEN, "l4:4", options=LoadOptions(4096, quant="int4"))
+    assert experts_of(advice) == [(1, False), (2, False), (4, False), (2, True), (4, True)]
+    assert advice.chosen and advice.chosen.flags == "--tensor-parallel 2 --expert-parallel"
+    refusals = [each.refusal or "" for each in advice.arrangements]
+    assert "cannot be divided among 4 processes: groups of 128 share a scale" in refusals[2]
+    advice = advice_for(UNEVEN, "l4:4", options=LoadOptions(4096, quant="int8"))
+    assert advice.chosen and advice.chosen.flags == "--tensor-parallel 4"
+    assert not any(whole for _, whole in experts_of(advice_for(LLAMA_70B, "h100:4")))
+
+
+@pytest.mark.slow
+def test_a_plan_refuses_the_divisions_of_int4_that_loading_refuses(tmp_path: Path) -> None:
+    """The 384 columns of an expert are three groups; those of attention are two."""
+    shape = {"hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 8, "head_dim": 32}
+    make_checkpoint(tmp_path / "model", "Mixtral", **shape, num_local_experts=4, num_experts_per_tok=2)
+    write_tokenizer(tmp_path / "model")
+    plain = read_header(tmp_path / "model")
+    quantized = read_header(find_or_quantize(plain, "int4", tmp_path / "home"))
+    for header, quant in ((plain, "int4"), (quantized, None)):
+        config, memory = parse_config(header.config), FreeMemory("cuda", GB)
+        columns = LoadOptions(64, quant=quant, tensor_parallel=2)
+        with pytest.raises(UnsupportedModel, match=r"384 columns .*groups of 128") as refused:
+            fit_model(header, config, memory, columns, name="model")
+        assert "divide the experts with --expert-parallel" in (refused.value.remedy or "")
+        assert fit_model(header, config, memory, replace(columns, expert_parallel=True), name="model").fits
+
+
+def test_whole_experts_wait_for_the_busiest_device() -> None:
+    """One token's two experts of eight are on one of two devices in 3 of 7 cases; a prompt selects all."""
+    advice = advice_for(MIXTRAL, "h100:2")
+    columns, whole = advice.arrangements[1:]
+    assert columns.speed and whole.speed and whole.parallel.whole_experts
+    assert whole.speed.ttft_s == pytest.approx(columns.speed.ttft_s, rel=1e-3)
+    config, weights = parse_config(MIXTRAL), columns.fit and columns.fit.weights
+    assert weights and len(config.layers) == 32
+    more = weights.experts * 2 / 8 * (10 / 7 - 1) / (ASSUMED_BANDWIDTH_SHARE * find_device("h100").bandwidth)
+    assert 1 / whole.speed.tokens_per_s - 1 / columns.speed.tokens_per_s == pytest.approx(more, rel=0.01)
+
+
 @pytest.mark.parametrize(("tensor", "stages"), [(1, 1), (2, 1), (8, 1), (4, 2)])
 def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
     """The same roofline and links: a step that decodes reads all weights, and a prompt is one step."""
@@ -124,7 +179,7 @@ def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
         e.speed for e in advice.arrangements if divided(advice)[advice.arrangements.index(e)] == (tensor, stages)
     )
     assert speed
-    parallel = pool.divide(tensor, stages)
+    parallel = pool.divide(options)
     cost = roofline_target(header, find_device("b200"), LoadOptions(4096), name="model", parallel=parallel).cost
     assert 1 / speed.tokens_per_s == pytest.approx(cost.seconds(StepShape(1, 1, 4096, 0, 0, 0, 0), 0), rel=0.01)
     assert speed.ttft_s == pytest.approx(cost.seconds(StepShape(0, 0, 0, 1, 1000, 1000, 0), 0), rel=0.05)
@@ -144,6 +199,8 @@ def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
         (ODD, "cuda", 12, 2, "--pipeline-parallel"),
         (ODD, "cuda", 5, 2, "--pipeline-parallel"),
         (LLAMA_70B, "cuda", 1, 1, None),
+        (MIXTRAL | {"intermediate_size": 14337}, "cuda", 60, 2, "--expert-parallel"),
+        (MIXTRAL | {"intermediate_size": 14337}, "cuda", 20, 1, "--expert-parallel"),
     ],
 )
 def test_a_refusal_names_what_fits(

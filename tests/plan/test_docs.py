@@ -1,6 +1,6 @@
 import re
 
-from localllm.cli.plan import plan_json
+from localllm.cli.plan_page import plan_json
 from tests.plan.example import PAGE, example, render
 
 

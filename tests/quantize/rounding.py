@@ -5,6 +5,7 @@ import torch
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import Header
 from localllm.checkpoint.tensors import Weights
+from localllm.plan.weights import is_quantized
 from localllm.quant.formats.groups import (
     INT4_MAX,
     INT4_ZERO_POINT,
@@ -16,7 +17,6 @@ from localllm.quant.formats.groups import (
 from localllm.quant.packing import INT4
 from localllm.quant.tensor import QuantizedTensor
 from localllm.quantize.artefact import Artefact
-from localllm.quantize.check import is_quantized
 from localllm.quantize.source import Recipe
 
 

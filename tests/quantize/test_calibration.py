@@ -30,6 +30,7 @@ def test_a_text_that_is_too_short_is_reported_with_both_numbers() -> None:
         quantizer.calibration_windows(list(range(2047)), 4096)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("folder", ["stories260K", "tokenizers/qwen3", "tokenizers/phi-3-mini", "llama3.2-bpe"])
 def test_the_default_text_is_long_enough_for_real_tokenizers(folder: str) -> None:
     tokenizer = Tokenizer.from_folder(Path(shared(folder)))

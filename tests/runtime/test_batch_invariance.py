@@ -96,6 +96,7 @@ def test_a_few_tokens_have_the_logits_that_each_has_alone(folder: Path, dtype: t
     check_neighbours(engine, 16)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES.values(), ids=KV_DTYPES)
 def test_also_over_a_quantized_cache(tmp_path: Path, kv_dtype: KVDtype) -> None:
     make_checkpoint(tmp_path, *FAMILIES["Gemma 2"][:1], **FAMILIES["Gemma 2"][1])
@@ -133,7 +134,7 @@ def test_without_the_compiled_kernels_they_differ(tmp_path: Path, monkeypatch: p
         check_verification(small(tmp_path, torch.float32))
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_deterministic_logits_are_those_of_any_chunks(folder: Path, dtype: torch.dtype) -> None:
     engine = small(folder, dtype, deterministic=True, block_size=16)

@@ -104,6 +104,7 @@ def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone_without_graphs(
     assert captured(engine) > 0
 
 
+@pytest.mark.quick_every(2)
 def test_log_probabilities_belong_to_their_own_step(folder: Path) -> None:
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
     engine.runner.asynchronous = True
@@ -114,6 +115,7 @@ def test_log_probabilities_belong_to_their_own_step(folder: Path) -> None:
     assert captured(engine) == 1
 
 
+@pytest.mark.quick_every(2)
 def test_a_step_that_the_device_knows_is_not_sent(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(folder, graphs=True)
     engine.runner.asynchronous = True
@@ -205,7 +207,7 @@ class Unconstrained:
 PENALIZED = {"temperature": 0, "frequency_penalty": 2.0, "logit_bias": dict.fromkeys((7, 9, 11), 40.0)}
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("has_grammar", [True, False], ids=["grammar", "many end tokens"])
 def test_a_step_that_moves_to_the_host_counts_the_newest_token(
@@ -235,6 +237,7 @@ def test_a_step_that_moves_to_the_host_counts_the_newest_token(
         assert said == tokens(expected)
 
 
+@pytest.mark.quick_every(2)
 def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
     """Steps that verify draft tokens have this shape."""
     engine, plain = make_engine(folder, graphs=True), make_engine(folder)
@@ -253,6 +256,7 @@ def test_several_tokens_of_each_are_one_launch(folder: Path) -> None:
     assert captured(engine) == 1
 
 
+@pytest.mark.quick_every(2)
 def test_drafts_are_verified_in_one_launch_and_change_nothing(folder: Path) -> None:
     asked = {"temperature": 0, "max_tokens": 20}
     [expected] = map(tokens, run(make_engine(folder), [sequence([3, 4, 5], **asked)]).values())
@@ -285,6 +289,7 @@ def test_a_model_with_a_per_sequence_kernel_declines_capture(tmp_path: Path) -> 
     assert engine.runner.graphs is None and "sequence by sequence" in engine.runner.no_graphs_reason
 
 
+@pytest.mark.quick_every(2)
 def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +313,7 @@ def test_without_memory_to_capture_a_step_runs_kernel_by_kernel(
     assert engine.runner.graphs
 
 
+@pytest.mark.quick_every(2)
 def test_the_host_copy_equals_the_device_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Covers copies that fail because no memory can be pinned."""
 

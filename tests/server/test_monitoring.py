@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.llm.llm import LLM
 from localllm.server.access import make_access_policy
 from localllm.server.prometheus import TokenPrice
@@ -34,7 +35,8 @@ Exported = dict[str, list[dict[str, str]]]  # labels of the samples of each metr
 def exported(demo: LLM) -> Exported:
     headers = {"Authorization": f"Bearer {KEY}"}
     access = make_access_policy("127.0.0.1", [KEY])
-    with serving(demo, access, token_price=TokenPrice(1, 2, 1)) as url:
+    with pytest.MonkeyPatch.context() as patch, serving(demo, access, token_price=TokenPrice(1, 2, 1)) as url:
+        patch.setattr(demo.parts.caches, "prefill_tier", PrefillTier([], 0))
         body = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 4}
         assert httpx2.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).status_code == 200
         text = httpx2.get(f"{url}/metrics", headers=headers).text

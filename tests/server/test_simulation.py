@@ -202,9 +202,11 @@ def test_busy_and_usage_errors_keep_their_class(run_in_pool: Run, monkeypatch: A
     async def work(pool: SimulationPool) -> None:
         with pytest.raises(UsageError, match="the load is not clear"):
             await anext(pool.lines({"run": {"model": "demo", "source": "demo", "options": {}}}))
-        async with pool.process(), pool.process():
+        async with pool.process():
+            await pool.slots.acquire()  # as if another simulation ran
             with pytest.raises(Busy):
                 await anext(pool.lines(REQUEST))
+            pool.slots.release()
 
     run_in_pool(work)
 

@@ -35,3 +35,10 @@ def test_long_prompts_pay_on_gpus_with_a_fast_link() -> None:
     comparison = compare_apart(target, load(target, 4000, 200), 1, link=target.link, requests=80)
     assert comparison.pays and "2 engines with a GPU each" in comparison.sentence()
     assert not compare_apart(target, load(target, 4000, 200), 1, link=Link(1e9), requests=80).pays
+    several = compare_apart(target, load(target, 4000, 200), 1, 2, link=target.link, requests=80)
+    assert several.together > comparison.together  # but the one engine for prompts is the limit:
+    assert comparison.apart <= several.apart < 1.2 * comparison.apart
+    assert (
+        compare_apart(target, load(target, 4000, 200), 2, 1, link=target.link, requests=80).apart > several.apart
+    )
+    assert "3 engines with a GPU each" in (sentence := several.sentence()) and "--prefill 1 --decode 2" in sentence

@@ -93,7 +93,7 @@ def compare(plan: LoadPlan, setup: EngineSetup, *, one_by_one: bool = False) -> 
     LoadPlan(users=2, think_s=0.02, requests=13, prompt=Lengths(90, 0.9), output=Lengths(12, 0.7), max_len=60),
     EngineSetup(12, 4, 64, 1, 64, asynchronous=False),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=settings.default.max_examples * 6 // 5, deadline=None)
 @given(loads(), setups)
 def test_equals_product(plan: LoadPlan, setup: EngineSetup) -> None:
     if plan.turns > 1:  # no answer is cut that a later turn repeats
@@ -113,6 +113,7 @@ def plan_turn_fits(turn: Turn, setup: EngineSetup) -> bool:
     return turn.prompt_len < setup.capacity
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("blocks", [30, 120, 4000])
 def test_busy_engine(asynchronous: bool, blocks: int) -> None:
@@ -190,7 +191,7 @@ def test_busy_engine(asynchronous: bool, blocks: int) -> None:
     admission=True,
     disk=True,
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 5, deadline=None)
 @given(
     loads(),
     setups,

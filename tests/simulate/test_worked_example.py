@@ -32,6 +32,7 @@ def run(options: LoadOptions, load: LoadPlan, **changes: object) -> tuple[int, S
     return blocks * 16, simulate(load, setup, target.cost)
 
 
+@pytest.mark.slow
 def test_users_of_a_node() -> None:
     load = LoadPlan(rate=1e5, requests=600, prompt=Lengths(1500), output=Lengths(1000), max_len=CONTEXT)
     whole = LoadOptions(CONTEXT, 1, None, "auto", "auto")

@@ -43,7 +43,11 @@ def test_control_tokens_in_a_message_are_text(
     assert content.strip() in chat.text
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    max_examples=2 * settings.default.max_examples,
+)
 @given(st.lists(st.one_of(HALVES, st.sampled_from(LITERALS), st.text(max_size=5)), max_size=12))
 def test_no_content_makes_a_control_id(tokenizer: Open, qwen3: ChatTemplate, pieces: list[str]):
     model = tokenizer("qwen3")

@@ -26,6 +26,7 @@ FILES = {
 }
 SENTENCEPIECE = ("llama-spm", "phi3", "stories260K")
 TEXTS = random_texts(20261121, 2000)
+SOME = TEXTS[::4]
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_ids_of_random_texts_are_those_of_llama_cpp(gguf: Open, name: str, expec
 def test_both_editions_of_a_tokenizer_agree_on_random_texts(gguf: Open, tokenizer: Open, name: str):
     draw = random.Random(3)
     literals = sorted(gguf(name).added_tokens & tokenizer(name).added_tokens)
-    for text in TEXTS:
+    for text in SOME:
         with_literals = text[:5] + draw.choice(literals) + text[5:] + draw.choice(literals)
         for given in (text, with_literals):
             ids = tokenizer(name).encode(given, special=False)
@@ -104,19 +105,20 @@ def test_both_editions_of_a_tokenizer_agree_on_random_texts(gguf: Open, tokenize
 def test_without_a_normalizer_text_is_unchanged(tokenizer: Open, folder: Callable[[str], Path]):
     ours = Tokenizer.from_gguf(as_metadata(folder("qwen3"), "qwen2"), FILE)
     changed = 0
-    for text in TEXTS:
+    for text in SOME:
         composed = normalize("NFC", text)
         ids, theirs = ours.encode(text), tokenizer("qwen3").encode(text)
         assert ours.encode(composed) == theirs, text
         assert ours.decode(ids) == text
         assert ours.decode(theirs) == tokenizer("qwen3").decode(theirs) == composed
         changed += ids != theirs
-    assert changed > 20
+    assert changed > 5
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("name", FILES)
 def test_random_texts_come_back(gguf: Open, name: str):
-    for text in TEXTS:
+    for text in SOME:
         # SentencePiece writes a space as U+2581, and cannot tell which of them a text had.
         expected = text.replace("\u2581", " ") if name in SENTENCEPIECE else text
         assert gguf(name).decode(gguf(name).encode(text)) == expected

@@ -223,6 +223,7 @@ def test_a_chat_template_of_unknown_form_is_damage(model: Path, entry: object):
 TEXT = 'Größe: 12 €\n\t{"key": [1, "💥"]}  <|im_end|>  naïve 日本 '
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("folder", ["stories260K", "llama3.2-bpe", "tokenizers/qwen3", "tokenizers/phi-3-mini"])
 def test_the_bytes_of_tokens_joined_are_the_text(folder: str) -> None:
     tokenizer = Tokenizer.from_folder(shared(folder))

@@ -8,6 +8,7 @@ import asyncio
 import json
 import math
 import random
+import statistics
 import textwrap
 import time
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from localllm.benchmark.load.run import WORDS, LoadMeasures
 from localllm.errors import NetworkError, UsageError
 from localllm.files import write_atomic
 from localllm.formatting import format_seconds, format_table, three_digits
-from localllm.simulate.load import FIRST_OWN_ID, SYSTEM_PROMPT_ID, LoadPlan, Turn
+from localllm.simulate.load import LoadPlan, Turn
 from localllm.simulate.report import LABELS
 from localllm.simulate.simulation import PERCENTILES, Simulated, simulate
 from localllm.simulate.target import Target
@@ -32,6 +33,7 @@ PROBE_WORDS = 200
 TIMEOUT_S = 600.0
 MAX_KEPT_CHECKS = 200
 MOST_LATE_S = 0.01  # that a client may be late
+MOST_SCALE = 2.0  # of counted tokens, beyond which few requests are no measure of it
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,13 @@ def prompt_text(turn: Turn, tokens_per_word: float) -> str:
 
 
 async def send_load(
-    client: LoadClient, load: LoadPlan, api: str, model: str, tokens_per_word: float, report: Callable[[str], None]
+    client: LoadClient,
+    load: LoadPlan,
+    *,
+    api: str,
+    model: str,
+    tokens_per_word: float,
+    report: Callable[[str], None],
 ) -> tuple[LoadRound, list[tuple[Turn, RequestOutcome]]]:
     """Send the requests of a load at their times, and return the outcomes."""
     wire, source, clock = SERVER_APIS[api], load.start(), time.perf_counter
@@ -110,6 +118,7 @@ def check_server(
     url: str,
     load: LoadPlan,
     target: Target,
+    *,
     api: str | None = None,
     model: str | None = None,
     report: Callable[[str], None] = lambda text: None,
@@ -118,11 +127,17 @@ def check_server(
     that cannot be sent."""
     if load.turns > 1:
         raise UsageError("--check cannot send conversations", "leave --turns out")
-    return asyncio.run(run_check(url, load, target, api, model, report))
+    return asyncio.run(run_check(url, load, target, api=api, model=model, report=report))
 
 
 async def run_check(
-    url: str, load: LoadPlan, target: Target, api: str | None, model: str | None, report: Callable[[str], None]
+    url: str,
+    load: LoadPlan,
+    target: Target,
+    *,
+    api: str | None,
+    model: str | None,
+    report: Callable[[str], None],
 ) -> tuple[Check, Simulated]:
     async with LoadClient(url, TIMEOUT_S) as client:
         api = api or await client.detect_api()
@@ -132,7 +147,9 @@ async def run_check(
         counted = await client.count_prompt_tokens(wire, model, probe)
         if not counted:
             raise NetworkError(f"{client.url} does not report the tokens of a prompt", "check a server that does")
-        load_round, outcomes = await send_load(client, load, api, model, counted / PROBE_WORDS, report)
+        load_round, outcomes = await send_load(
+            client, load, api=api, model=model, tokens_per_word=counted / PROBE_WORDS, report=report
+        )
     answered = [(turn, outcome) for turn, outcome in outcomes if outcome.ok and outcome.output_tokens]
     if not answered:
         errors = {outcome.error for _, outcome in outcomes}
@@ -156,15 +173,34 @@ async def run_check(
 
 
 def trace_of(load: LoadPlan, answered: list[tuple[Turn, RequestOutcome]], start: float) -> LoadPlan:
-    """Return the requests as they arrived, with the tokens that the server counted."""
+    """Return the requests as they arrived, with the tokens that the server counted, and the beginnings that their
+    prompts share."""
+    scale = counted_per_planned(answered)
     turns: list[Turn] = []
-    for number, (turn, outcome) in enumerate(sorted(answered, key=lambda pair: pair[1].sent_at)):
-        prompt = outcome.prompt_tokens or turn.prompt_len
-        system = min(load.system, prompt - 1)
-        spans = ((SYSTEM_PROMPT_ID, system), (FIRST_OWN_ID + 2 * number, prompt - system))
+    for turn, outcome in sorted(answered, key=lambda pair: pair[1].sent_at):
+        prompt = counted_spans(turn, outcome.prompt_tokens or turn.prompt_len, scale)
         output = outcome.output_tokens or turn.answer_len
-        turns.append(Turn(outcome.sent_at - start, spans, output, FIRST_OWN_ID + 2 * number + 1))
+        turns.append(Turn(outcome.sent_at - start, prompt, output, turn.answer_id))
     return LoadPlan(trace=tuple(turns), requests=len(turns), seed=load.seed)
+
+
+def counted_per_planned(answered: list[tuple[Turn, RequestOutcome]]) -> float:
+    """Return the tokens that the server counts for each planned one, besides those that it adds to each prompt."""
+    lengths = [(turn.prompt_len, outcome.prompt_tokens) for turn, outcome in answered if outcome.prompt_tokens]
+    if len({planned for planned, _ in lengths}) < 2:
+        return 1.0  # as the words were chosen
+    slope, _ = statistics.linear_regression(*zip(*lengths, strict=True))
+    return slope if 1 / MOST_SCALE < slope < MOST_SCALE else 1.0
+
+
+def counted_spans(turn: Turn, counted: int, scale: float) -> tuple[tuple[int, int], ...]:
+    """Return the spans of a prompt with the tokens that the server counted: what it adds is in the last one."""
+    spans, left = list[tuple[int, int]](), counted
+    for span, length in turn.prompt[:-1]:
+        own = min(round(scale * length), left - 1)
+        spans.append((span, own))
+        left -= own
+    return (*spans, (turn.prompt[-1][0], left))
 
 
 def format_check(check: Check) -> str:

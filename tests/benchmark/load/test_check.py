@@ -14,6 +14,7 @@ from localllm.plan.fit import LoadOptions
 from localllm.runtime.step import StepShape
 from localllm.simulate.load import Lengths, LoadPlan
 from localllm.simulate.target import Target, roofline_target
+from localllm.simulate.traces import read_trace
 from tests.benchmark.load.scripted_server import DONE, Body, Reply, ScriptedServer, completions, text, usage
 from tests.plan.published import LLAMA_8B, header_of
 
@@ -80,6 +81,36 @@ def test_prediction_beside_measurement(target: Target, tmp_path: Path) -> None:
     assert len(kept) == 2 and kept[0]["figures"].keys() == rows.keys()
     shown = format_check(check)
     assert "TTFT p50" in shown and "output tokens/s" in shown and "step times: made up" in shown
+
+
+def test_blocks_that_prompts_of_a_trace_share_are_sent_and_simulated(target: Target, tmp_path: Path) -> None:
+    """Prompts begin with the same one to three blocks of 512 tokens; the server adds ten to each."""
+    lengths = [(1024 + 100, [7, 8, 9]), (512 + 30, [7, 4]), (1024 + 300, [7, 8, 5]), (1024 + 100, [7, 8, 9])]
+    lines = [
+        {"timestamp": 200 * n, "input_length": length, "output_length": ANSWER, "hash_ids": ids}
+        for n, (length, ids) in enumerate(lengths)
+    ]
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    name, trace = read_trace(file)
+    assert name == "Mooncake"
+
+    def adding(path: str, body: Body | None) -> Reply:
+        reply = paced(path, body)
+        if not body or not body["stream"]:
+            return reply
+        parts = list(reply.parts)
+        return Reply([*parts[:-2], usage(2 * len(body["prompt"].split()) + 10, body["max_tokens"]), DONE])
+
+    with ScriptedServer(adding) as server:
+        _, simulated = check_server(server.url, LoadPlan(trace=trace, requests=len(trace)), target)
+        prompts = [body["prompt"].split() for _, body in server.asked]
+    assert [len(prompt) for prompt in prompts] == [562, 271, 662, 562]
+    assert prompts[0][:256] == prompts[1][:256] and prompts[0][:512] == prompts[2][:512] != prompts[1][:512]
+    assert prompts[3] == prompts[0]
+    assert sorted(simulated.records.prompt) == [552, 1134, 1134, 1334]
+    # 512 tokens of the second prompt, 1,024 of the third, and all blocks of the fourth before its last token
+    assert simulated.records.cached.tolist() == [0, 512, 1024, 1120]
 
 
 def test_closed_loop_sends_at_most_as_many_as_users(target: Target) -> None:

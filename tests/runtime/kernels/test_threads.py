@@ -95,7 +95,7 @@ with localllm.load("demo", device="cpu") as llm:
     loaded = count()
     end_openmp_threads()
     print(loaded - count_ended(loaded - 1))
-    llm.generate("Once upon a time, there was a fox. " * 20, localllm.SamplingParams(max_tokens=4))
+    llm.generate("Once upon a time, there was a fox. " * 5, localllm.SamplingParams(max_tokens=4))
     print(count_ended(loaded) - loaded)
 """
     assert run_script(script) == [0, 0]

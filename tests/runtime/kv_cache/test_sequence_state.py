@@ -157,7 +157,9 @@ TestVerbs = Verbs.TestCase
 TestVerbsOfDeltaNet = pytest.mark.slow(VerbsOfDeltaNet.TestCase)
 TestVerbsOfShortConv = pytest.mark.slow(VerbsOfShortConv.TestCase)
 TestVerbsOf8Bits = pytest.mark.slow(VerbsOf8Bits.TestCase)
-TestVerbs.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestVerbs.settings = settings(
+    max_examples=settings.default.max_examples * 3 // 5, stateful_step_count=40, deadline=None
+)
 TestVerbsOfDeltaNet.settings = TestVerbsOfShortConv.settings = TestVerbs.settings
 TestVerbsOf4Bits = pytest.mark.slow(VerbsOf4Bits.TestCase)
 TestVerbsOf8Bits.settings = TestVerbsOf4Bits.settings = TestVerbs.settings

@@ -56,7 +56,7 @@ class Memory:
             assert self.blocks[state.block_table[i // SIZE]][i % SIZE] == tuple(known[: i + 1])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(4, 12), st.integers(0, 12))
 def test_blocks_hold_what_was_computed(rng: random.Random, blocks: int, aside: int) -> None:
     pool = BlockPool(blocks, SIZE, host_blocks=aside)

@@ -36,6 +36,7 @@ def told(answers: dict[int, list]) -> list[list[int]]:
     return [tokens(answer) for answer in answers.values()]
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 def test_greedy_answers_are_the_same_and_take_fewer_steps(pair: Pair, asynchronous: bool) -> None:
     asked = {"temperature": 0, "max_tokens": 24}

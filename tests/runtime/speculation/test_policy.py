@@ -102,6 +102,7 @@ CASES = {
 }
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("params", CASES.values(), ids=CASES)
 def test_the_same_seed_gives_the_same_tokens(llama: Path, params: dict[str, object], asynchronous: bool) -> None:

@@ -50,6 +50,7 @@ def held(tool: dict[str, Any], *, flat: bool, strict: bool) -> dict[str, Any]:
     }
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - OTHERWISE - FORGETTING))
 @pytest.mark.parametrize("required", [True, False])
 def test_calls_as_templates_write_them_are_allowed(name: str, required: bool) -> None:

@@ -41,6 +41,7 @@ def grammar_of(schema: Any) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("limit", [30, 47, 64, 120])
 def test_every_answer_ends_within_the_limit(grammars: GrammarCompiler, tokenizer: Tokenizer, limit: int) -> None:
     tokens, ends = tokenizer.token_bytes(tokenizer.vocab_size), set(tokenizer.eos_ids)
@@ -59,11 +60,11 @@ def test_schemas_of_all_kinds_end_within_a_few_hundred_tokens(
 ) -> None:
     tokens, ends = tokenizer.token_bytes(tokenizer.vocab_size), set(tokenizer.eos_ids)
     closed = 0
-    for seed, schema in enumerate(SCHEMAS[::4]):
+    for seed, schema in enumerate(SCHEMAS[::8]):
         follower = grammars.follow(grammar_of(schema), None, 400)
         text, ended = walk(follower, tokens, ends, seed, 400, closers=())
         closed += (ended or follower.finished) and satisfies(text, schema)
-    assert closed >= 0.95 * len(SCHEMAS[::4])
+    assert closed >= 0.95 * len(SCHEMAS[::8])
 
 
 def test_where_it_is_closed_does_not_depend_on_drafts(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
@@ -92,13 +93,13 @@ def test_where_it_is_closed_does_not_depend_on_drafts(grammars: GrammarCompiler,
 def test_a_closed_answer_is_reported_as_truncated(draft: str) -> None:
     with localllm.load("demo", device="cpu", draft=draft) as llm:
         reasons = []
-        for seed in range(6):
+        for seed in range(4):
             params = SamplingParams(temperature=1, seed=seed, max_tokens=50, grammar=grammar_of(ENDLESS))
             done = llm.chat(HELLO, params)
             assert satisfies(done.text.encode(), ENDLESS)
             assert len(done.token_ids) <= 50
             reasons.append(done.finish_reason)
-    assert reasons.count(FinishReason.LENGTH) >= 4
+    assert reasons.count(FinishReason.LENGTH) >= 3
 
 
 def test_unmentioned_properties_are_not_generated(stories: LLM) -> None:

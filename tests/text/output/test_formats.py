@@ -314,7 +314,7 @@ WORDS = [
 
 @pytest.mark.quick_every(3)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.markers[-1])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples * 3 // 5, deadline=None)
 @given(drawn=st.data())
 def test_any_cut_of_any_text_gives_the_same_pieces_joined(row: Any, drawn: st.DataObject):
     markup = (
@@ -337,7 +337,7 @@ def test_any_cut_of_any_text_gives_the_same_pieces_joined(row: Any, drawn: st.Da
     assert joined(route(router(), list(text))) == whole
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings.default.max_examples, deadline=None)
 @given(st.lists(st.sampled_from([*WORDS, "<tool_call>", "</tool_call>"]), max_size=20).map("".join))
 def test_nothing_is_lost_but_markup_and_the_space_beside_it(text: str):
     deltas = route(tagged(formats.HERMES), list(text))
