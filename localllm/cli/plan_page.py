@@ -335,19 +335,23 @@ def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
 
 def advice_sentence(advice: Advice, plan: Plan) -> str:
     """The way to take, with a colon where the command follows; what would be needed if there is none."""
-    chosen, needed, spread = advice.chosen, advice.needed, advice.spread
+    chosen, needed = advice.chosen, advice.needed
     name = "machine" if advice.pool.device.device_type == "cpu" else advice.pool.device.name
     if chosen is None:
         sentences = ["it does not fit a machine"]
-        if spread:
-            sentences.append(
-                f"{spread.parallel.pipeline} stages on several machines would, which localllm cannot run yet"
-            )
         if needed:
             sentences.append(f"{needed.parallel.devices} x {name} in one machine would:")
         elif plan.remedy:
             sentences.append(plan.remedy)
         return "; ".join(sentences)
+    if chosen.options.workers:
+        among = (
+            f"{chosen.parallel.pipeline} machines" if name == "machine" else f"{chosen.parallel.devices} x {name}"
+        )
+        other = f"use {needed.parallel.devices} x {name} in one machine, or " if needed else ""
+        return (
+            f"it does not fit one machine, so {other}divide it among {among}, with a worker for each further one:"
+        )
     if chosen.parallel.devices > 1:
         return f"it does not fit one {name}, so divide it within a machine:"
     if chosen.engines == 1:
