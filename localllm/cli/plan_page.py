@@ -353,7 +353,8 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
     if chosen.engines == 1:
         return f"it fits one {name}, so no second one is needed:"
     if advice.prefill:
-        return f"it fits one {name}, so run an engine for answers on one, and processes for prompts on the others:"
+        counts = f"answers on {advice.prefill.decode} of them and for prompts on {advice.prefill.prefill}"
+        return f"it fits one {name}, so run engines for {counts}:"
     return f"it fits one {name}, so run an engine on each:"
 
 
@@ -373,7 +374,8 @@ def advised_command(advice: Advice, plan: Plan, model: str) -> str | None:
     given = {"--dtype": options.dtype, "--kv-dtype": options.kv_dtype}
     words += [f"{flag} {dtype}" for flag, dtype in given.items() if dtype != "auto"]
     if advice.prefill:
-        words.append(f"--prefill {advice.prefill.processes}")
+        words.append(f"--prefill {advice.prefill.prefill}")
+        words.append(f"--decode {advice.prefill.decode}" if advice.prefill.decode > 1 else "")
     elif arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
         words.append(f"--replicas {arrangement.engines}" + (" --cluster" if advice.pool.machines > 1 else ""))
     return " ".join(filter(None, words))
