@@ -353,8 +353,8 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
     if chosen.engines == 1:
         return f"it fits one {name}, so no second one is needed:"
     if advice.prefill:
-        counts = f"answers on {advice.prefill.decode} of them and for prompts on {advice.prefill.prefill}"
-        return f"it fits one {name}, so run engines for {counts}:"
+        counts = f"{advice.prefill.prefill} for prompts and {advice.prefill.decode} for answers"
+        return f"it fits one {name}, so use {counts}:"
     return f"it fits one {name}, so run an engine on each:"
 
 
