@@ -1,13 +1,17 @@
-"""Decoding by one process and by two: tensor parallel with a core each, pipeline stages, and stages whose messages
-are delayed, with the generated 1.2B model.
+"""Decoding by one process and by two: tensor parallel with a core each, pipeline stages, stages whose messages are
+delayed, and stages over TCP on loopback (`localllm worker`), with the generated 1.2B model.
 
 `python -m bench.parallel --prompt 64 --answer 48 --rounds 3`. All models are loaded at once, about 3 GB each, and
 take turns. Delays are slept in the first process, before each message to the second stage and after each one from
 it, as the two directions of a link would take; bandwidth is not limited.
 """
 
+import os
+import subprocess
+import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,9 @@ from torch import Tensor
 
 import localllm
 from bench.rounds import Sample, new_prompt, run, take_turns
+from localllm.files import write_token
 from localllm.llm.llm import LLM
-from localllm.parallel.group import Leader
+from localllm.parallel.group import ProcessLeader
 from localllm.request import SamplingParams
 from localllm.settings import Settings
 
@@ -24,9 +29,9 @@ CORES = 2
 DELAYS_MS = (0.1, 1.0, 10.0)
 
 
-def delay_messages(leader: Leader, seconds: float) -> None:
+def delay_messages(leader: ProcessLeader, seconds: float) -> None:
     """Make the first stage's messages take so much longer in each direction; 0: no longer."""
-    send, receive = Leader.send_to_next_stage, Leader.receive_from_previous_stage
+    send, receive = ProcessLeader.send_to_next_stage, ProcessLeader.receive_from_previous_stage
 
     def send_late(x: Tensor) -> None:
         time.sleep(seconds)
@@ -41,22 +46,48 @@ def delay_messages(leader: Leader, seconds: float) -> None:
     leader.receive_from_previous_stage = receive_late
 
 
-def leader_of(llm: LLM) -> Leader:
+@contextmanager
+def running_worker(token: Path) -> Iterator[str]:
+    """The command `localllm worker` on loopback; yields its address."""
+    write_token(token)
+    command = [
+        sys.executable,
+        "-m",
+        "localllm",
+        "worker",
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+        "--token-file",
+        str(token),
+    ]
+    environment = os.environ | {"LOCALLLM_THREADS": str(CORES)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout
+        yield process.stdout.readline().split("--workers ")[1].split()[0]
+        process.terminate()
+
+
+def leader_of(llm: LLM) -> ProcessLeader:
     leader = llm.worker.engine.runner.model.ranks
-    assert isinstance(leader, Leader)
+    assert isinstance(leader, ProcessLeader)
     return leader
 
 
 def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, Any]:
     settings = Settings(home=folder / "home", device="cpu", dtype="bfloat16", threads=CORES)
 
-    def load(**options: int) -> LLM:
-        return localllm.load(folder, settings=settings, context=prompt + answer, draft="off", **options)  # type: ignore[arg-type]
+    def load(**options: Any) -> LLM:
+        return localllm.load(folder, settings=settings, context=prompt + answer, draft="off", **options)
 
     with ExitStack() as stack:
         one = stack.enter_context(load())
         tensor = stack.enter_context(load(tensor_parallel=2))
         stages = stack.enter_context(load(pipeline_parallel=2))
+        token = folder / "worker-token"
+        address = stack.enter_context(running_worker(token))
+        over_tcp = stack.enter_context(load(workers=[address], token_file=token))
         [stage_read] = leader_of(stages).read_bytes
         [rank_read] = leader_of(tensor).read_bytes
 
@@ -69,7 +100,11 @@ def measure(folder: Path, prompt: int, answer: int, rounds: int) -> dict[str, An
             }
 
         def run_round(number: int) -> dict[str, Sample]:
-            samples = {"one process": decode(one, number), "tensor parallel 2": decode(tensor, number)}
+            samples = {
+                "one process": decode(one, number),
+                "tensor parallel 2": decode(tensor, number),
+                "stages over TCP": decode(over_tcp, number),
+            }
             delays = (0.0, *DELAYS_MS)
             for index, delay in enumerate(delays):
                 delay_messages(leader_of(stages), delay / 1000)

@@ -4,8 +4,9 @@ import errno
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,6 +26,7 @@ def expand_path(path: str) -> Path:
 # others, tokenizer.model is outdated.
 TOKENIZER_FILES = ("tokenizer.json", "tekken.json", "tokenizer.model")
 LFS_POINTER = b"version https://git-lfs"
+TOKEN_BYTES = 32  # of a token that machines share; a file has it in hexadecimal digits
 MAX_JSON_BYTES = 64 * 2**20  # the largest real one, an index, has a few megabytes
 
 
@@ -86,6 +88,32 @@ def write_atomic(path: Path, text: str) -> None:
         except BaseException:
             os.unlink(file.name)
             raise
+
+
+def write_token(file: Path) -> None:
+    """Write a new token that only this user can read, unless the file exists."""
+    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+        out.write(secrets.token_hex(TOKEN_BYTES))
+
+
+def read_token(file: Path) -> bytes:
+    """Return the token in a file, which `write_token` or the user has written. Raises UsageError for a file that
+    others can read, or without a token."""
+    try:
+        mode, token = file.stat().st_mode, file.read_bytes().strip()
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the token in {file} ({error.strerror})", "copy the token file there"
+        ) from None
+    if mode & 0o077:
+        raise UsageError(f"other users can read the token in {file}", f"run `chmod 600 {file}`")
+    if len(token) < 2 * TOKEN_BYTES:
+        raise UsageError(
+            f"{file} has no token of {2 * TOKEN_BYTES} hexadecimal digits",
+            f"run `openssl rand -hex {TOKEN_BYTES}`",
+        )
+    return token
 
 
 def write_user_file(path: Path, text: str, *, overwrite: bool) -> None:

@@ -73,6 +73,22 @@ def parse_shares(value: int | str | Sequence[float]) -> tuple[int, tuple[float, 
     return count, shares
 
 
+def parse_stages(
+    pipeline_parallel: int | str | Sequence[float] | None, workers: int
+) -> tuple[int, tuple[float, ...]]:
+    """Return the number of stages and their shares, as `parse_shares`. workers: other machines, with a stage each.
+    Raises UsageError for another number."""
+    if pipeline_parallel is None:
+        return 1 + workers, ()
+    stages, shares = parse_shares(pipeline_parallel)
+    if workers and stages != 1 + workers:
+        raise UsageError(
+            f"--workers and this machine are {1 + workers} stages, and --pipeline-parallel names {stages}",
+            "leave out --pipeline-parallel, or give a share for each; start a worker for each further GPU",
+        )
+    return stages, shares
+
+
 def check_processes(tensor_parallel: int, pipeline_parallel: int) -> None:
     """Raise UsageError for an invalid number of processes."""
     check_process_count(tensor_parallel)

@@ -13,7 +13,7 @@ from localllm.settings import Settings
 
 MODES = ("background", "stop", "install", "uninstall")
 MODE_FIELDS = (*MODES, "dry_run", "quiet")  # not of the server that they start
-FILE_FIELDS = ("api_key_file", "tls_cert", "tls_key", "cache_dir")
+FILE_FIELDS = ("api_key_file", "tls_cert", "tls_key", "cache_dir", "token_file")
 
 
 def check_modes(flags: Mapping[str, Any]) -> str | None:

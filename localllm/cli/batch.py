@@ -72,6 +72,8 @@ def batch(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     no_deterministic: Annotated[
         bool,
         options.switch(
@@ -126,6 +128,8 @@ def batch(
                     tensor_parallel=tensor_parallel,
                     pipeline_parallel=pipeline_parallel,
                     expert_parallel=expert_parallel,
+                    workers=workers,
+                    token_file=token_file,
                 ),
             )
             stack.callback(llm.close)

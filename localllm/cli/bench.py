@@ -88,6 +88,8 @@ def bench(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     as_json: options.Json = False,
     as_csv: Annotated[
         bool, options.switch("--csv", text="Print comma-separated values.", panel=options.Panel.OUTPUT)
@@ -220,6 +222,8 @@ def bench(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         expert_parallel=expert_parallel,
+        workers=workers,
+        token_file=token_file,
     )
     for model, model_quant in variants:
         ref = resolve_for(replace(load_options, quant=model_quant), model, settings, device=device)
@@ -315,6 +319,7 @@ LOCAL_FIELDS = (
     "tensor_parallel",
     "pipeline_parallel",
     "expert_parallel",
+    "workers",
 )
 
 

@@ -10,7 +10,7 @@ import typer
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
 from localllm.errors import UsageError
-from localllm.files import expand_path
+from localllm.files import expand_path, write_token
 from localllm.formatting import format_table
 from localllm.settings import Settings
 
@@ -96,7 +96,7 @@ def cluster(
 
 def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     """Start the head, and print the command with which other machines join."""
-    from localllm.cluster.place import LOOPBACK, TOKEN_FILE, count_gpus, start_node, write_token
+    from localllm.cluster.place import LOOPBACK, TOKEN_FILE, count_gpus, start_node
     from localllm.server.access import parse_ip_address
 
     address = parse_ip_address(host)

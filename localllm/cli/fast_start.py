@@ -25,6 +25,7 @@ COMMANDS = {
     "chats": "chats:chats",
     "serve": "serve:serve",
     "cluster": "cluster:cluster",
+    "worker": "worker:worker",
     "embed": "embed:embed",
     "ps": "ps:ps",
     "top": "ps:top",

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from localllm.arch.stages import parse_shares
+from localllm.arch.stages import parse_stages
 from localllm.cli.io import note, status
 from localllm.files import expand_path
 from localllm.formatting import format_bytes, format_columns, format_seconds, parse_bytes
 from localllm.hardware.device import explain_unused_gpus, free_bytes, resolve_device
 from localllm.hub.names import RepoName
 from localllm.hub.resolve import ModelRef, locate_model, resolve_model
+from localllm.parallel.handshake import split_addresses
 from localllm.plan.fit import FreeMemory, LoadOptions
 from localllm.plan.memory import BLOCK_SIZE, MemoryPlan
 from localllm.protocol.model import Model
@@ -31,7 +32,16 @@ if TYPE_CHECKING:
     from localllm.llm.llm import LLM
 
 EMBEDDER_FLAGS = ("device", "dtype", "context", "force")
-PULL_FLAGS = (*EMBEDDER_FLAGS, "kv_dtype", "quant", "tensor_parallel", "pipeline_parallel", "expert_parallel")
+PULL_FLAGS = (
+    *EMBEDDER_FLAGS,
+    "kv_dtype",
+    "quant",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
+    "workers",
+    "token_file",
+)
 
 
 def load_model(
@@ -49,6 +59,8 @@ def load_model(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
     prefill: int | Sequence[Path] | None = None,
     verbose: bool = False,
     draft: str | None = None,
@@ -97,6 +109,8 @@ def load_model(
             tensor_parallel=tensor_parallel,
             pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
+            workers=workers,
+            token_file=token_file,
             observer=progress,
         )
         draft_ref = draft_model and resolve_or_fetch(
@@ -123,8 +137,10 @@ def load_model(
             grammar=grammar,
             deterministic=deterministic,
             tensor_parallel=1 if tensor_parallel is None else tensor_parallel,
-            pipeline_parallel=pipeline_parallel or 1,
+            pipeline_parallel=pipeline_parallel,
             expert_parallel=expert_parallel,
+            workers=split_addresses(workers),
+            token_file=token_file,
             prefill=prefill or 0,
             on_phase=progress.phase,
             on_part=progress.part,
@@ -220,12 +236,14 @@ def load_for_server(name: str | ModelRef, **flags: Any) -> "Model | EmbeddingMod
 
 def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int | None) -> "LLM | Embedder":
     """Load a model for a server. flags: as for `load_for_server`, but `prefill` may be the sockets of processes
-    for prompts by the names of models; name: a ModelRef for a request, which has no processes for prompts, as it
-    comes and goes; context: requested, None for that of the flags"""
+    for prompts by the names of models; name: a ModelRef for a request, which has no processes for prompts and no
+    workers, as it comes and goes; context: requested, None for that of the flags"""
     prefill = flags["prefill"] if isinstance(name, str) else None
     if isinstance(prefill, Mapping):
         prefill = prefill[name]
-    changes = {"context": context or flags["context"], "prefill": prefill}
+    changes: dict[str, Any] = {"context": context or flags["context"], "prefill": prefill}
+    if not isinstance(name, str) and flags["workers"]:
+        changes |= {"workers": None, "token_file": None, "pipeline_parallel": None}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 
@@ -280,6 +298,8 @@ def resolve_or_fetch(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
     observer: LoadObserver | None = None,
 ) -> ModelRef:
     """Resolve a name, and download the model if it is not local, as `resolve_for` with the flags of a command."""
@@ -292,6 +312,8 @@ def resolve_or_fetch(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         expert_parallel=expert_parallel,
+        workers=workers,
+        token_file=token_file,
     )
     return resolve_for(load_options, name, settings, device=device, force=force, observer=observer)
 
@@ -307,9 +329,12 @@ def parse_load_options(
     tensor_parallel: int | None = None,
     pipeline_parallel: str | None = None,
     expert_parallel: bool = False,
+    workers: str | None = None,
+    token_file: str | None = None,
 ) -> LoadOptions:
     """Return the options of a command's flags, None for those of the settings. Raises UsageError."""
-    stages, shares = parse_shares(1 if pipeline_parallel is None else pipeline_parallel)
+    addresses = split_addresses(workers)
+    stages, shares = parse_stages(pipeline_parallel, len(addresses))
     return LoadOptions(
         context,
         users=users,
@@ -320,6 +345,8 @@ def parse_load_options(
         pipeline_parallel=stages,
         stage_shares=shares,
         expert_parallel=expert_parallel,
+        workers=tuple(addresses),
+        token_file=token_file,
     )
 
 
@@ -352,7 +379,7 @@ def resolve_for(
         fetch(
             located,
             progress.pull,
-            lambda: free_memory(target_device),
+            lambda: free_memory_for(load_options, target_device, settings),
             load_options,
             force=force,
             on_header=on_header,
@@ -378,6 +405,22 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
             progress.part(done, count)
 
         find_or_quantize(header, quant, settings.home, on_part, progress.note)
+
+
+def free_memory_for(load_options: LoadOptions, device: str, settings: Settings) -> FreeMemory:
+    """The free memory of a device, or of one on each machine; asks the workers. Raises as `open_workers`."""
+    if not load_options.workers:
+        return free_memory(device)
+    from localllm.llm.find import memory_of_stages
+    from localllm.llm.loader import open_workers
+
+    resolved = resolve_device(device)
+    workers = open_workers(load_options.workers, load_options.token_file, resolved, settings)
+    try:
+        return memory_of_stages(resolved, workers)
+    finally:
+        for worker in workers:
+            worker.channel.close()
 
 
 def free_memory(device: str) -> FreeMemory:

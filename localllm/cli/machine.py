@@ -40,6 +40,8 @@ LOADING_FIELDS = (  # flags that take effect when a model is loaded
     "tensor_parallel",
     "pipeline_parallel",
     "expert_parallel",
+    "workers",
+    "token_file",
     "deterministic",
     "draft",
     "draft_model",

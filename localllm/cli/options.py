@@ -155,6 +155,24 @@ ExpertParallel = Annotated[
         panel=Panel.LOADING,
     ),
 ]
+Workers = Annotated[
+    str | None,
+    option(
+        "--workers",
+        text="Divide the layers among this machine and others, which run `localllm worker`.",
+        metavar="HOST:PORT,...",
+        panel=Panel.LOADING,
+    ),
+]
+TokenFile = Annotated[
+    str | None,
+    option(
+        "--token-file",
+        text="With --workers: copy of their token file; default: that of localllm's settings.",
+        metavar="FILE",
+        panel=Panel.LOADING,
+    ),
+]
 Prefill = Annotated[
     int | None,
     option(

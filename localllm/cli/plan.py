@@ -14,7 +14,7 @@ from localllm.checkpoint.layouts import check_quantization
 from localllm.checkpoint.published import published_header
 from localllm.cli import options
 from localllm.cli.io import StdoutWriter, note, status
-from localllm.cli.loading import parse_load_options
+from localllm.cli.loading import free_memory_for, parse_load_options
 from localllm.cli.plan_page import advice_json, format_advice, format_plan, format_serving, plan_json, serving_json
 from localllm.cli.progress import status_line
 from localllm.errors import DoesNotFit, UsageError
@@ -95,6 +95,8 @@ def plan(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     quant: Annotated[str | None, options.assumed_quant(options.Panel.MODEL)] = None,
     device: options.Device = None,
     dtype: options.DType = None,
@@ -129,7 +131,12 @@ def plan(
         tensor_parallel=tensor_parallel,
         pipeline_parallel=pipeline_parallel,
         expert_parallel=expert_parallel,
+        workers=workers,
+        token_file=token_file,
     )
+    if workers and (gpu or machines > 1 or load_options.tensor_parallel > 1):
+        flag = "--gpu" if gpu else "--machines" if machines > 1 else "--tensor-parallel"
+        raise UsageError(f"--workers plans for this machine and others, not with {flag}", "leave one of them out")
     if slo and load_options.processes > 1:
         raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
     if machines < 1:
@@ -137,6 +144,9 @@ def plan(
     if network and machines == 1:
         raise UsageError("--network is between machines", "add --machines, or leave it out")
     links = parse_link(link) if link else None, parse_link(network, "--network") if network else ASSUMED_NETWORK
+    workers_bytes = (
+        free_memory_for(load_options, device or settings.device, settings).stage_bytes if workers else ()
+    )
     name, header = read_or_fetch_header(model, load_options, gpu, device or settings.device)
     check_quantization(header.config)
     if gpu:
@@ -147,14 +157,18 @@ def plan(
             hardware, expectation = expect_on_device(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
-    hardware = replace(hardware, count=max(hardware.count, load_options.processes))  # as requested
+    if workers_bytes:
+        machines, hardware = len(workers_bytes), replace(hardware, count=1)
+    elif load_options.processes > hardware.count * machines:
+        hardware = replace(hardware, count=load_options.processes)  # as requested
     pool = Pool(hardware, machines, *links)
+    hardware = replace(hardware, stage_bytes=workers_bytes) if workers_bytes else pool.device_of(load_options)
     parallel = pool.divide(load_options)
     result = make_plan(
         header, hardware, load_options, name=name, prompt=prompt, expectation=expectation, parallel=parallel
     )
     advice = None
-    if pool.devices > 1 or parallel.devices > 1 or not result.fit.fits:
+    if not workers_bytes and (pool.devices > 1 or parallel.devices > 1 or not result.fit.fits):
         advice = advise(header, pool, load_options, name=name, prompt=result.prompt, expectation=expectation)
     planned = PlannedModel(name, header, gpu, device or "auto", settings)
     lengths = {"prompt": prompt, "output": output}
@@ -257,8 +271,8 @@ def simulate_users(
 def advise_prefill(
     planned: PlannedModel, load_options: LoadOptions, advice: Advice, lengths: Mapping[str, int | None]
 ) -> PrefillAdvice | None:
-    """Return processes for prompts on all GPUs of a machine but one; None unless a simulation says that they serve
-    more than a replica on each, with the load by which `serve` decides and with the given lengths."""
+    """Return engines for prompts on half of a machine's GPUs and for answers on the others; None unless they serve
+    more than a replica on each in a simulation, of the load by which `serve` decides and of the given lengths."""
     from localllm.simulate.apart import IDLE_RATE, compare_apart
     from localllm.simulate.load import LoadPlan
 
@@ -273,11 +287,12 @@ def advise_prefill(
     for drawn in loads[loads[0] == loads[1] :]:
         load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **drawn)
         with status(f"simulating {planned.name} with and without --prefill"):
-            result = compare_apart(target, load, device.count - 1)
+            decode = device.count // 2
+            result = compare_apart(target, load, device.count - decode, decode)
         if not result.pays:
             return None
     assert result
-    return PrefillAdvice(result.prefill, result.apart, result.together, result.sentence())
+    return PrefillAdvice(result.prefill, result.decode, result.apart, result.together, result.sentence())
 
 
 def read_or_fetch_header(

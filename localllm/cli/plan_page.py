@@ -335,25 +335,30 @@ def _arrangement_row(each: Arrangement) -> tuple[str, ...]:
 
 def advice_sentence(advice: Advice, plan: Plan) -> str:
     """The way to take, with a colon where the command follows; what would be needed if there is none."""
-    chosen, needed, spread = advice.chosen, advice.needed, advice.spread
+    chosen, needed = advice.chosen, advice.needed
     name = "machine" if advice.pool.device.device_type == "cpu" else advice.pool.device.name
     if chosen is None:
         sentences = ["it does not fit a machine"]
-        if spread:
-            sentences.append(
-                f"{spread.parallel.pipeline} stages on several machines would, which localllm cannot run yet"
-            )
         if needed:
             sentences.append(f"{needed.parallel.devices} x {name} in one machine would:")
         elif plan.remedy:
             sentences.append(plan.remedy)
         return "; ".join(sentences)
+    if chosen.options.workers:
+        among = (
+            f"{chosen.parallel.pipeline} machines" if name == "machine" else f"{chosen.parallel.devices} x {name}"
+        )
+        other = f"use {needed.parallel.devices} x {name} in one machine, or " if needed else ""
+        return (
+            f"it does not fit one machine, so {other}divide it among {among}, with a worker for each further one:"
+        )
     if chosen.parallel.devices > 1:
         return f"it does not fit one {name}, so divide it within a machine:"
     if chosen.engines == 1:
         return f"it fits one {name}, so no second one is needed:"
     if advice.prefill:
-        return f"it fits one {name}, so run an engine for answers on one, and processes for prompts on the others:"
+        counts = f"{advice.prefill.prefill} for prompts and {advice.prefill.decode} for answers"
+        return f"it fits one {name}, so use {counts}:"
     return f"it fits one {name}, so run an engine on each:"
 
 
@@ -373,7 +378,8 @@ def advised_command(advice: Advice, plan: Plan, model: str) -> str | None:
     given = {"--dtype": options.dtype, "--kv-dtype": options.kv_dtype}
     words += [f"{flag} {dtype}" for flag, dtype in given.items() if dtype != "auto"]
     if advice.prefill:
-        words.append(f"--prefill {advice.prefill.processes}")
+        words.append(f"--prefill {advice.prefill.prefill}")
+        words.append(f"--decode {advice.prefill.decode}" if advice.prefill.decode > 1 else "")
     elif arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
         words.append(f"--replicas {arrangement.engines}" + (" --cluster" if advice.pool.machines > 1 else ""))
     return " ".join(filter(None, words))

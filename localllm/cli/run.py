@@ -48,6 +48,8 @@ def run(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     deterministic: options.Deterministic = False,
     draft_model: options.DraftModel = None,
     force: options.ForceLoad = False,

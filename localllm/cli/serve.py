@@ -136,6 +136,8 @@ def serve(
     tensor_parallel: options.TensorParallel = None,
     pipeline_parallel: options.PipelineParallel = None,
     expert_parallel: options.ExpertParallel = False,
+    workers: options.Workers = None,
+    token_file: options.TokenFile = None,
     prefill: options.Prefill = None,
     decode: options.Decode = None,
     deterministic: options.Deterministic = False,
@@ -323,6 +325,8 @@ def serve(
         )
     if prefill is not None or decode is not None:
         check_prefill(ctx.params)
+    if workers and (replicas is not None or len(models or []) != 1):
+        raise UsageError("--workers are for one engine", "name one model, and leave out --replicas")
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
     tls = load_tls_context(tls_cert, tls_key)
     access = make_access_policy(
@@ -344,6 +348,8 @@ def serve(
             "tensor_parallel": tensor_parallel,
             "pipeline_parallel": pipeline_parallel,
             "expert_parallel": expert_parallel,
+            "workers": workers,
+            "token_file": token_file,
             "prefill": prefill,
             "deterministic": deterministic,
             "force": force,

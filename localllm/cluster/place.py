@@ -38,6 +38,7 @@ import psutil
 import localllm
 from localllm.cluster.registry import FrontEntry, fronts_of
 from localllm.errors import LocalLLMError, UsageError
+from localllm.files import write_token
 
 LOOPBACK = "127.0.0.1"
 FOLDER_PREFIX = "localllm-ray-"
@@ -281,13 +282,6 @@ def end_with_parent() -> Callable[[], object] | None:
         return None  # the signal follows the thread that started the process
     call = ctypes.CDLL(None).prctl  # looked up here, as a forked child may not
     return lambda: call(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def write_token(file: Path) -> None:
-    """Write a new token that only this user can read, unless the file exists."""
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
-        out.write(secrets.token_hex(32))
 
 
 def free_ports(host: str, count: int) -> list[int]:

@@ -58,6 +58,8 @@ def find_subject(
             tensor_parallel=options.tensor_parallel,
             pipeline_parallel=options.stage_shares or options.pipeline_parallel,
             expert_parallel=options.expert_parallel,
+            workers=options.workers,
+            token_file=options.token_file,
         )
 
     return Subject(

@@ -68,6 +68,9 @@ class DeviceSpec:
     count: int = 1
     """Number of such devices of the machine"""
 
+    stage_bytes: tuple[int, ...] = ()
+    """Of the device of each pipeline stage, if they are on several machines"""
+
     def machine_bytes(self) -> tuple[int, ...]:
         """Return the bytes available on each such device of the machine."""
         return (self.memory_bytes,) * self.count

@@ -349,6 +349,11 @@ def cpu_features() -> list[str]:
     return [torch.backends.cpu.get_cpu_capability(), *fast_bfloat16, *tiles, *limit]
 
 
+def processor_features(device: torch.device) -> str:
+    """Return what the bits of results depend on: the features of a processor, or the name of a GPU."""
+    return " ".join(cpu_features()) if device.type == "cpu" else device_name(device)
+
+
 @dataclass(frozen=True)
 class Gpu:
     """A GPU that torch detects."""

@@ -35,7 +35,8 @@ from localllm.runtime.speculation.policy import SpeculativeDrafter
 from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost, estimate_gpu_cost
 
 if TYPE_CHECKING:
-    from localllm.parallel.group import Leader  # imports torch.distributed
+    from localllm.parallel.group import ProcessLeader  # imports torch.distributed
+    from localllm.parallel.remote import RemoteLeader
 
 log = logging.getLogger("localllm.prefill")
 
@@ -48,7 +49,7 @@ class BuiltModel:
     caches: CacheAllocation
     read_bytes_per_s: float | None  # while copying weights to a GPU; None: mapped
     kept: LayoutUse
-    leader: "Leader | None"  # of several processes that compute the model
+    leader: "ProcessLeader | RemoteLeader | None"  # of several processes that compute the model
 
 
 def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel:
@@ -139,7 +140,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                     else:
                         warm_up(draft_model.runner, draft_model.pool)
             weights = measured_growth(anonymous_bytes, anonymous, memory.weights.total + memory.draft_bytes)
-            if leader and options.tensor_parallel == 1:
+            if leader and options.tensor_parallel == 1 and not request.workers:
                 weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
     caches = CacheAllocation(
@@ -150,6 +151,8 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         draft_spec,
         draft_model,
         position=position,
+        own_memories=bool(request.workers) or device.type != "cpu",
+        worker_processors=tuple(worker.processor for worker in request.workers),
         engines=request.engines,
         name=model.ref.name,
     )
@@ -162,11 +165,15 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
 
 def start_ranks(
     position: Position, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
-) -> "Leader":
-    """Start the other processes, which load their parts of the model. position: of this one"""
-    from localllm.parallel.group import Leader  # torch.distributed is not needed by a single process
+) -> "ProcessLeader | RemoteLeader":
+    """Have the other processes load their parts of the model: workers, or processes that start here. position: of
+    this one"""
+    from localllm.parallel.group import ProcessLeader  # torch.distributed is not needed by a single process
+    from localllm.parallel.remote import RemoteLeader
 
-    leader = Leader(position, request.device)
+    leader = (
+        RemoteLeader(position, request.workers) if request.workers else ProcessLeader(position, request.device)
+    )
     leader.start(
         {
             "path": str(model.header.path),

@@ -17,12 +17,13 @@ from localllm.hardware.device import (
     dtype_name,
     free_bytes,
     free_host_bytes,
+    processor_features,
     rank_device,
     release_cached,
     reserve_bytes,
 )
 from localllm.hardware.processor import library_versions
-from localllm.plan.memory import BLOCK_SIZE, MemoryNeeds, MemoryPlan, allocate, host_blocks
+from localllm.plan.memory import BLOCK_SIZE, CACHE_SHARE, MemoryNeeds, MemoryPlan, allocate, host_blocks
 from localllm.quant.vectors import KVDtype, kv_dtype_name
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
@@ -95,6 +96,8 @@ class CacheAllocation:
     disk_tier: DiskTier | None = None
     prefill_tier: PrefillTier | None = None
     position: Position = ALONE  # of this process among those that the model is divided among
+    own_memories: bool = False  # whether the stages are on different devices
+    worker_processors: tuple[str, ...] = ()  # what computes the stages on other machines
     engines: int = 1  # whole models that share the memory of the device
     name: str = ""  # of the model
 
@@ -111,14 +114,18 @@ class CacheAllocation:
         """Return the memory plan for another context, in which these caches count as free. Raises DoesNotFit and
         UsageError as `allocate`."""
         device, needs, memory = self.target.device, self.target.needs, self.memory
+        if self.position.stage_count > 1 and self.own_memories:  # of which others may have less room than this one
+            kept = memory.cache_bytes * 100 // CACHE_SHARE[device.type]
+            free = memory.total - memory.cache_bytes + kept + memory.workspace
+            resized = allocate(needs, free, context)
+            return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
         if device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
             # All ranks of a stage, and all engines, have as much as this one.
             free = free_bytes(device) // (self.position.tensor_size * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
-        free = 0 if self.position.stage_count > 1 else free_bytes(device)  # others' devices may have less
-        resized = allocate(needs, free + memory.total + memory.workspace, context)
+        resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
     def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:
@@ -183,6 +190,8 @@ class CacheAllocation:
         digest, _ = combine_digests(tuple(file for file in digest_model(model) if file.affects_logits))
         versions = library_versions(COMPUTING_LIBRARIES[1:])
         processor = cpu_features() if spec.device.type == "cpu" else self.gpu_names()
+        if any(other != processor_features(spec.device) for other in self.worker_processors):
+            processor = [*processor, *self.worker_processors, str(self.position.borders)]
         invariant = f"batch invariant with {threads} threads" if spec.batch_invariant else "not batch invariant"
         return CacheIdentity(
             model=digest,
@@ -204,7 +213,8 @@ class CacheAllocation:
 
     def gpu_names(self) -> list[str]:
         """Return the name of the GPUs; if they differ, those of all ranks and where stages begin."""
-        names = [device_name(rank_device(self.target.device, rank)) for rank in range(self.ranks)]
+        own = 1 if self.worker_processors else self.ranks
+        names = [device_name(rank_device(self.target.device, rank)) for rank in range(own)]
         return names[:1] if len(set(names)) == 1 else [*names, str(self.position.borders)]
 
 

@@ -2,8 +2,10 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +33,9 @@ from localllm.runtime.speculation.draft_model import DraftModel
 from localllm.runtime.speculation.step_cost import StepCost
 from localllm.settings import Settings
 
+if TYPE_CHECKING:
+    from localllm.parallel.remote import RemoteWorker  # imports torch.distributed
+
 
 @dataclass(frozen=True)
 class LoadRequest:
@@ -50,15 +55,18 @@ class LoadRequest:
     on_part: Callable[[int, int], None]
     prefill: int = 0  # further processes to start, which compute prompts
     prefill_sockets: tuple[Path, ...] = ()  # of such processes that run already
+    workers: "ListLike[RemoteWorker]" = ()  # of other machines, which compute the stages behind the first
     max_memory: int | None = None  # bytes that this process may plan with; None: what is free
     started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
 
     @property
     def free_memory(self) -> FreeMemory:
-        """The memory that the device has free now; with several processes on GPUs, the one with the least, and on
-        a CPU the share of each engine."""
+        """The memory that the device has free now; with several processes on GPUs or machines, the one with the
+        least, and on a CPU the share of each engine."""
         if self.max_memory is not None:
             return FreeMemory(self.device.type, self.max_memory)
+        if self.workers:
+            return memory_of_stages(self.device, self.workers)
         if self.device.type == "cpu":
             return FreeMemory("cpu", free_bytes(self.device) // self.engines)
         options = self.options
@@ -93,7 +101,20 @@ class LoadRequest:
         return max(1, threads // (size if self.prefill_sockets else size * self.engines))
 
 
-def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, force: bool) -> ModelRef:
+def memory_of_stages(device: torch.device, workers: "ListLike[RemoteWorker]") -> FreeMemory:
+    """Return the free memory of a stage on this machine, and of one on each worker."""
+    stage_bytes = (free_bytes(device), *(worker.free_bytes for worker in workers))
+    return FreeMemory(device.type, min(stage_bytes), stage_bytes=stage_bytes)
+
+
+def resolve_or_fetch(
+    name: str,
+    device: torch.device,
+    options: LoadOptions,
+    *,
+    force: bool,
+    workers: "ListLike[RemoteWorker]" = (),
+) -> ModelRef:
     """Resolve a name, and pull the model if it is not on this machine. Raises as `resolve_model` and
     `llm.fetch.fetch`."""
     located = locate_model(name)
@@ -102,7 +123,13 @@ def resolve_or_fetch(name: str, device: torch.device, options: LoadOptions, *, f
     from localllm.llm.fetch import LogProgress, fetch  # huggingface_hub takes 0.1 s to import
 
     settings = Settings.from_environment()
-    fetch(located, LogProgress(), lambda: memory_of(device, free_bytes(device), settings), options, force=force)
+
+    def measure() -> FreeMemory:
+        if workers:
+            return memory_of_stages(device, workers)
+        return memory_of(device, free_bytes(device), settings)
+
+    fetch(located, LogProgress(), measure, options, force=force)
     return resolve_model(name)
 
 

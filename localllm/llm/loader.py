@@ -2,14 +2,17 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from localllm.arch.stages import check_processes, parse_shares
+from localllm.arch.stages import check_processes, parse_stages
+from localllm.checkpoint.digest import digest_model
 from localllm.errors import UsageError
-from localllm.files import expand_path
+from localllm.files import expand_path, read_token
 from localllm.hardware.device import rank_device, resolve_device
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import BuiltModel, build
@@ -18,6 +21,7 @@ from localllm.llm.llm import LLM, ModelOrigin, ModelParts
 from localllm.llm.load_plan import LoadPlan, plan
 from localllm.llm.worker import MAX_QUEUE, Worker
 from localllm.metrics import PhaseTimer
+from localllm.parallel.handshake import TOKEN_FILE
 from localllm.plan import expected
 from localllm.plan.fit import LoadOptions
 from localllm.quantize.store import recipe_of
@@ -26,6 +30,9 @@ from localllm.request import Grammar, require_int
 from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.settings import DISK_CACHE_BYTES, DiskCache, Settings
 from localllm.text.grammar.source import compile_source
+
+if TYPE_CHECKING:
+    from localllm.parallel.remote import RemoteWorker
 
 MAX_PREFILL = 16  # processes that compute prompts
 
@@ -46,8 +53,10 @@ def load(
     deterministic: bool | None = False,
     keep_layout: bool | None = None,
     tensor_parallel: int = 1,
-    pipeline_parallel: int | str | Sequence[float] = 1,
+    pipeline_parallel: int | str | Sequence[float] | None = None,
     expert_parallel: bool = False,
+    workers: Sequence[str] = (),
+    token_file: str | Path | None = None,
     prefill: int | Sequence[str | Path] = 0,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
@@ -75,8 +84,10 @@ def load(
     tensor_parallel: number of processes among which each layer is divided, on a CPU by its cores, otherwise a GPU
         each (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
-        stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs.
+        stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs or machines.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
+    workers: HOST:PORT of `localllm worker` on another machine, for each stage but the first (docs/parallel.md).
+    token_file: file with the token of the workers; None: `worker-token` in the home folder of the settings.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
         share of its cores, otherwise with a GPU each; or the sockets of such processes that run already, which
         several engines share (docs/disaggregation.md).
@@ -106,12 +117,19 @@ def load(
     if grammar is not None:
         compile_source(grammar)
     torch_device = resolve_device(settings.device if device == "auto" else device)
-    stages, shares = parse_shares(pipeline_parallel)
+    stages, shares = parse_stages(pipeline_parallel, len(workers))
     check_processes(tensor_parallel, stages)
+    if workers:
+        check_workers(tensor_parallel, prefill=bool(prefill))
+    elif token_file is not None:
+        raise UsageError("--token-file is for workers", "add --workers, or leave it out")
     if (processes := tensor_parallel * stages) > 1:
-        resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
+        if not workers:
+            resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
         if settings.keep_layout:
-            flag = "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
+            flag = (
+                "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
+            )
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
     sockets = () if isinstance(prefill, int) else tuple(map(Path, prefill))
     if prefill:
@@ -125,36 +143,103 @@ def load(
         pipeline_parallel=stages,
         stage_shares=shares,
         expert_parallel=expert_parallel,
+        workers=tuple(workers),
     )
 
-    def resolve(name: str | Path | ModelRef, options: LoadOptions) -> ModelRef:
-        return (
-            name if isinstance(name, ModelRef) else resolve_or_fetch(str(name), torch_device, options, force=force)
+    started, phases = time.perf_counter(), PhaseTimer(on_begin=on_phase)
+    with ExitStack() as undo:
+        connected: Sequence[RemoteWorker] = ()
+        if workers:
+            with phases("workers"):
+                connected = open_workers(workers, token_file, torch_device, settings)
+        for worker in connected:
+            undo.callback(worker.channel.close)
+
+        def resolve(name: str | Path | ModelRef, options: LoadOptions) -> ModelRef:
+            if isinstance(name, ModelRef):
+                return name
+            return resolve_or_fetch(str(name), torch_device, options, force=force, workers=connected)
+
+        ref = resolve(model, options)
+        draft_ref = draft_model and resolve(
+            draft_model, replace(options, context=None, quant=None).in_one_process()
         )
+        request = LoadRequest(
+            ref=ref,
+            draft_ref=draft_ref or None,
+            device=torch_device,
+            options=options,
+            drafting=drafting,
+            deterministic=deterministic,
+            grammar=grammar,
+            force=force,
+            max_queue=max_queue,
+            settings=settings,
+            phases=phases,
+            on_part=on_part,
+            prefill=prefill if isinstance(prefill, int) else 0,
+            prefill_sockets=sockets,
+            workers=connected,
+            started=started,
+        )
+        local_model = find(request)
+        if connected:
+            send_model_to_workers(local_model, request)
+        load_plan = plan(local_model, request)
+        if connected:
+            check_worker_dtypes(load_plan, request)
+        built = build(local_model, load_plan, request)
+        end_openmp_threads()  # of this thread, which would slow down the engine's
+        undo.pop_all()
+        return start(local_model, load_plan, built, request)
 
-    ref = resolve(model, options)
-    draft_ref = draft_model and resolve(draft_model, replace(options, context=None, quant=None).in_one_process())
-    request = LoadRequest(
-        ref=ref,
-        draft_ref=draft_ref or None,
-        device=torch_device,
-        options=options,
-        drafting=drafting,
-        deterministic=deterministic,
-        grammar=grammar,
-        force=force,
-        max_queue=max_queue,
-        settings=settings,
-        phases=PhaseTimer(on_begin=on_phase),
-        on_part=on_part,
-        prefill=prefill if isinstance(prefill, int) else 0,
-        prefill_sockets=sockets,
-    )
-    local_model = find(request)
-    load_plan = plan(local_model, request)
-    built = build(local_model, load_plan, request)
-    end_openmp_threads()  # of this thread, which would slow down the engine's
-    return start(local_model, load_plan, built, request)
+
+def check_workers(tensor_parallel: int, *, prefill: bool) -> None:
+    """Raise UsageError for what cannot be combined with workers."""
+    for flag, is_given in (("--tensor-parallel", tensor_parallel > 1), ("--prefill", prefill)):
+        if is_given:
+            raise UsageError(
+                f"stages on other machines cannot be combined with {flag} yet", "leave one of them out"
+            )
+
+
+def open_workers(
+    addresses: Sequence[str], token_file: str | Path | None, device: torch.device, settings: Settings
+) -> "list[RemoteWorker]":
+    """Connect to workers. device: of this machine. Raises UsageError for a worker with another type of device, or
+    without a token, and as `connect_workers`."""
+    from localllm.parallel.remote import connect_workers  # imports torch.distributed
+
+    file = settings.home / TOKEN_FILE if token_file is None else expand_path(str(token_file))
+    workers = connect_workers(addresses, read_token(file))
+    for worker in workers:
+        if worker.device_type != device.type:
+            for each in workers:
+                each.channel.close()
+            raise UsageError(
+                f"{worker.title} computes on {worker.device}, and this machine on {device}",
+                "give --device cpu on both, or the GPU of each",
+            )
+    return workers
+
+
+def send_model_to_workers(model: LocalModel, request: LoadRequest) -> None:
+    """Have the workers find the model, and compare its files. Raises their errors."""
+    from localllm.parallel.remote import send_model
+
+    with request.phases("workers"):
+        name = provenance.source_name(model.source)
+        send_model(request.workers, name, request.options.quant, digest_model(model.header.path))
+
+
+def check_worker_dtypes(load_plan: LoadPlan, request: LoadRequest) -> None:
+    """Raise UsageError if a worker would compute in another dtype by itself, and none was requested."""
+    for worker in request.workers:
+        if request.options.dtype == "auto" and load_plan.fit.dtype == "bfloat16" != worker.auto_dtype:
+            raise UsageError(
+                f"{worker.title} has no fast bfloat16, in which this machine computes",
+                "give --dtype float32, or --dtype bfloat16 for a slow stage there",
+            )
 
 
 def check_prefill(

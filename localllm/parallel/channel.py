@@ -1,8 +1,9 @@
-"""Processes that this one starts, and the messages to and from them, over a pair of sockets that also shows when
-one of the two ends.
+"""Processes that this one starts, and the messages to and from them, over a socket that also shows when one of the
+two ends: a pair of sockets within a machine, TCP between machines.
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -16,21 +17,46 @@ from pathlib import Path
 
 from typing_extensions import Buffer
 
+from localllm.errors import (
+    Busy,
+    DamagedModel,
+    DoesNotFit,
+    LocalLLMError,
+    ModelNotFound,
+    UnsupportedModel,
+    UsageError,
+)
+
+# Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
+SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
+HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
+MAX_MESSAGE_BYTES = 2**30  # hidden states of a chunk of a prompt take up to 0.1 GB
+JOINED_BYTES = 2**16  # of a message up to which it is copied behind its frame, for a single packet
 EXIT_WAIT_S = 5.0  # for a process that was told to end
+REPORTED = {
+    each.__name__: each for each in (Busy, DamagedModel, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError)
+}
 
 
 class Channel:
     """Messages to and from another process, over a socket."""
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket, limit: int = MAX_MESSAGE_BYTES):
+        """limit: bytes of a message that is received; a larger one ends the connection"""
         self.connection = connection
+        self.limit = limit
         self.lock = threading.Lock()  # so that messages of several threads do not mix
 
-    def send(self, kind: int, content: bytes) -> None:
+    def send(self, kind: int, content: bytes | bytearray | memoryview) -> None:
         """Send a message. Raises OSError if the other process has ended."""
+        frame = FRAME.pack(kind, len(content))
         with self.lock:
-            self.connection.sendall(FRAME.pack(kind, len(content)) + content)
+            if len(content) <= JOINED_BYTES:
+                self.connection.sendall(frame + content)
+            else:
+                self.connection.sendall(frame)
+                self.connection.sendall(content)
 
     def send_parts(self, kind: int, parts: Iterable[Buffer]) -> None:
         """Send a message whose content is large, in parts, without copying them. Raises as `send`."""
@@ -40,13 +66,22 @@ class Channel:
             for view in views:
                 self.connection.sendall(view)
 
+    def send_failure(self, error: Exception) -> None:
+        """Report the error for which this process ends, unless the other one has ended."""
+        if isinstance(error, LocalLLMError):
+            fields = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
+        else:
+            fields = {"error": None, "message": f"{type(error).__name__}: {error}", "remedy": None}
+        with contextlib.suppress(OSError):
+            self.send(FAILED, json.dumps(fields).encode())
+
     def receive(self) -> tuple[int, bytearray] | None:
-        """Return the next message; None if the other process has ended."""
+        """Return the next message; None if the other process has ended, or its message is too large."""
         frame = self.read(FRAME.size)
         if frame is None:
             return None
         kind, count = FRAME.unpack(frame)
-        content = self.read(count)
+        content = self.read(count) if 0 <= count <= self.limit else None
         return None if content is None else (kind, content)
 
     def read(self, count: int) -> bytearray | None:
@@ -76,6 +111,12 @@ class Channel:
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()
+
+
+def reported_error(title: str, content: bytearray) -> LocalLLMError:
+    """Return the error of a FAILED message. title: of the process that has sent it"""
+    fields = json.loads(content)
+    return REPORTED.get(fields["error"], LocalLLMError)(f"{title}: {fields['message']}", fields["remedy"])
 
 
 def open_memory(size: int) -> int:

@@ -1,8 +1,9 @@
 """The processes of tensor and pipeline parallelism: rank 0 schedules and sends each step, and all compute it.
 
-Steps go through a pair of sockets to each rank, which also shows when a process ends; on CPUs, sums go through
-shared memory. What else ranks exchange, such as logits and the hidden states between stages, goes through
-torch.distributed, by gloo on CPUs and by NCCL on GPUs. NCCL has not been measured yet: no test here has two GPUs.
+Steps go through a socket to each rank, which also shows when a process ends; within a machine without GPUs, sums
+go through shared memory. What else ranks of a machine exchange, such as logits and the hidden states between
+stages, goes through torch.distributed, by gloo on CPUs and by NCCL on GPUs; `remote` sends hidden states to other
+machines. NCCL has not been measured yet: no test here has two GPUs.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -26,10 +28,23 @@ from typing_extensions import Buffer
 
 from localllm.arch.stages import Position
 from localllm.errors import LocalLLMError, RankFailed
-from localllm.parallel.channel import EXIT_WAIT_S, Channel, describe_end, end_process, open_memory, start_process
+from localllm.parallel.channel import (
+    CACHES,
+    COPIED,
+    EXIT_WAIT_S,
+    FAILED,
+    SETUP,
+    STEP,
+    Channel,
+    describe_end,
+    end_process,
+    open_memory,
+    reported_error,
+    start_process,
+)
 from localllm.parallel.remote_caches import RemoteCaches
 from localllm.parallel.shared_sums import SharedSums, memory_bytes, shared_sums_supported
-from localllm.parallel.steps import CACHES, COPIED, FAILED, SETUP, STEP, StepEncoder
+from localllm.parallel.steps import StepEncoder
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 from localllm.runtime.kv_cache.host_copies import CacheTypes
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
@@ -142,14 +157,13 @@ class Collectives:
                 group.abort()
 
 
-class Leader(Collectives):
-    """Rank 0, which starts the other ranks, sends them the work and notices when one ends."""
+class Leader(ABC):
+    """Rank 0, which sends the other ranks the work and notices when one ends."""
 
-    def __init__(self, position: Position, device: torch.device):
+    def __init__(self, position: Position):
         """position: of this process, whose rank is 0"""
-        super().__init__(position, Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.channels: list[Channel] = []
+        self.position = position
+        self.channels: list[Channel] = []  # to each other rank
         self.encoder = StepEncoder()
         self.block_size = 0
         self.failure: RankFailed | None = None
@@ -161,34 +175,27 @@ class Leader(Collectives):
         self.weight_bytes: list[int] = []  # of memory that weights occupy in each other rank, besides mapped files
         self.other_caches = RemoteCaches(self.send_parts)
 
-    def start(self, setup: dict[str, Any]) -> None:
-        """Start the other ranks, which load their parts. setup: fields of `rank.Setup` without those of a rank"""
+    @abstractmethod
+    def title(self, rank: int) -> str:
+        """Return how messages name a rank."""
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Connect with all other ranks, which do the same."""
+
+    @abstractmethod
+    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
+        """Return the error for a rank that has ended. message: its last one"""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the other ranks."""
+
+    def send_setup(self, rank: int, setup: dict[str, Any]) -> None:
+        """Have a rank load its part. setup: fields of `rank.Setup` without its position"""
         self.block_size = setup["block_size"]
-        memory = self.open_memory()
-        for rank in range(1, self.position.size):
-            process, channel = start_process("localllm.parallel.rank", memory[rank // self.position.tensor_size])
-            self.processes.append(process)
-            self.channels.append(channel)
-            position = replace(self.position, rank=rank)
-            fields = setup | {"position": asdict(position), "folder": str(self.folder)}
-            self.channels[-1].send(SETUP, json.dumps(fields).encode())
-        for descriptors in memory[1:]:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        if memory[0]:
-            self.share_sums(*memory[0])
-
-    def open_memory(self) -> list[list[int]]:
-        """Return the descriptor of memory for the sums of each stage; of none where sums go another way."""
-        stages, ranks = self.position.size // self.position.tensor_size, self.position.tensor_size
-        if ranks == 1 or self.device.type != "cpu" or not shared_sums_supported():
-            return [[] for _ in range(stages)]
-        return [[open_memory(memory_bytes(ranks))] for _ in range(stages)]
-
-    def check_others(self, waited_s: float) -> None:
-        if self.failure is not None:
-            raise self.failure
-        super().check_others(waited_s)
+        fields = setup | {"position": asdict(replace(self.position, rank=rank))}
+        self.channels[rank - 1].send(SETUP, json.dumps(fields).encode())
 
     def finish_start(self) -> None:
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
@@ -197,8 +204,7 @@ class Leader(Collectives):
         types = [CacheTypes.from_json(message["cache_types"]) for message in loaded]
         self.other_caches.connect(types, self.block_size)
         self.connect()
-        self.receive_from_all()  # until then, they read addresses from the folder
-        shutil.rmtree(self.folder, ignore_errors=True)
+        self.receive_from_all()
         for rank, channel in enumerate(self.channels, 1):
             name = f"localllm-rank-{rank}"
             threading.Thread(target=self.watch, args=(rank, channel), name=name, daemon=True).start()
@@ -211,16 +217,17 @@ class Leader(Collectives):
             if message is None:
                 raise self.ended(rank)
             kind, content = message
-            fields = json.loads(content)
             if kind == FAILED:
-                raise LocalLLMError(f"{self.title(rank)}: {fields['message']}", fields["remedy"])
-            messages.append(fields)
+                raise reported_error(self.title(rank), content)
+            messages.append(json.loads(content))
         return messages
 
     def watch(self, rank: int, channel: Channel) -> None:
-        """Receive copies of a rank's caches, until it ends: the body of a thread."""
-        while (message := channel.receive()) and message[0] == COPIED:
-            self.other_caches.receive(rank - 1, message[1])
+        """Receive what a rank sends, until it ends: the body of a thread."""
+        message = channel.receive()
+        while message and message[0] != FAILED:
+            self.handle(rank, *message)
+            message = channel.receive()
         with self.lock:
             is_expected = self.closing or self.failure is not None
             if not is_expected:
@@ -233,23 +240,14 @@ class Leader(Collectives):
         self.abort()
         self.on_failure(self.failure)
 
-    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
-        """Return the error for a rank that has ended. message: its last one"""
-        if message and message[0] == FAILED:
-            killed = self.find_killed()  # whose end others notice as a failed collective
-            if killed is None:
-                return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
-            rank = killed
-        return RankFailed(f"{self.title(rank)} {describe_end(self.processes[rank - 1])}", REMEDY)
+    def handle(self, rank: int, kind: int, content: bytearray) -> None:
+        """Handle a message of a rank that goes on."""
+        assert kind == COPIED
+        self.other_caches.receive(rank - 1, content)
 
-    def find_killed(self) -> int | None:
-        """Return the rank of a process that a signal has ended, if there is one."""
-        time.sleep(KILL_NOTICE_S)
-        codes = [process.poll() for process in self.processes]
-        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
-
-    def title(self, rank: int) -> str:
-        return f"process {rank + 1} of {self.position.size}"
+    @abstractmethod
+    def abort(self) -> None:
+        """End waits of a step for a rank that has ended."""
 
     def send_step(
         self,
@@ -285,8 +283,63 @@ class Leader(Collectives):
         self.failed.wait(EXIT_WAIT_S)  # a collective may notice the end of a process first
         return self.failure or RankFailed(f"a step of {self.position.size} processes failed: {error}", REMEDY)
 
+
+class ProcessLeader(Collectives, Leader):
+    """Rank 0 of processes of this machine, which it starts."""
+
+    def __init__(self, position: Position, device: torch.device):
+        Leader.__init__(self, position)
+        Collectives.__init__(self, position, Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, setup: dict[str, Any]) -> None:
+        """Start the other ranks, which load their parts. setup: as for `send_setup`, without the folder"""
+        memory = self.open_memory()
+        for rank in range(1, self.position.size):
+            process, channel = start_process("localllm.parallel.rank", memory[rank // self.position.tensor_size])
+            self.processes.append(process)
+            self.channels.append(channel)
+            self.send_setup(rank, setup | {"folder": str(self.folder)})
+        for descriptors in memory[1:]:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if memory[0]:
+            self.share_sums(*memory[0])
+
+    def open_memory(self) -> list[list[int]]:
+        """Return the descriptor of memory for the sums of each stage; of none where sums go another way."""
+        stages, ranks = self.position.size // self.position.tensor_size, self.position.tensor_size
+        if ranks == 1 or self.device.type != "cpu" or not shared_sums_supported():
+            return [[] for _ in range(stages)]
+        return [[open_memory(memory_bytes(ranks))] for _ in range(stages)]
+
+    def check_others(self, waited_s: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+        super().check_others(waited_s)
+
+    def finish_start(self) -> None:
+        super().finish_start()
+        shutil.rmtree(self.folder, ignore_errors=True)  # in which the ranks have read addresses
+
+    def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
+        if message:
+            killed = self.find_killed()  # whose end others notice as a failed collective
+            if killed is None:
+                return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
+            rank = killed
+        return RankFailed(f"{self.title(rank)} {describe_end(self.processes[rank - 1])}", REMEDY)
+
+    def find_killed(self) -> int | None:
+        """Return the rank of a process that a signal has ended, if there is one."""
+        time.sleep(KILL_NOTICE_S)
+        codes = [process.poll() for process in self.processes]
+        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
+
+    def title(self, rank: int) -> str:
+        return f"process {rank + 1} of {self.position.size}"
+
     def close(self) -> None:
-        """End the other ranks."""
         with self.lock:
             self.closing = True
         for channel in self.channels:
@@ -304,6 +357,10 @@ class Follower(Collectives):
         """channel: to rank 0"""
         super().__init__(position, folder, device)
         self.channel = channel
+
+    def next_message(self) -> tuple[int, bytearray] | None:
+        """Return the next message of rank 0; None when it has ended."""
+        return self.channel.receive()
 
     def check_others(self, waited_s: float) -> None:
         if self.channel.is_closed:

@@ -4,7 +4,6 @@
 and ends with it. MEMORY is for the sums of its stage.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
@@ -21,24 +21,13 @@ from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
-from localllm.errors import LocalLLMError
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
-from localllm.parallel.channel import Channel
+from localllm.parallel.channel import CACHES, CONNECTED, COPIED, COPY_IN, COPY_OUT, LOADED, SETUP, STEP, Channel
 from localllm.parallel.group import Follower
+from localllm.parallel.remote import StageFollower
 from localllm.parallel.remote_caches import answer_copy_in, answer_copy_out
-from localllm.parallel.steps import (
-    CACHES,
-    CONNECTED,
-    COPIED,
-    COPY_IN,
-    COPY_OUT,
-    FAILED,
-    LOADED,
-    SETUP,
-    STEP,
-    StepDecoder,
-)
+from localllm.parallel.steps import StepDecoder
 from localllm.quant.vectors import KV_DTYPES
 from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.runtime.kv_cache.host_copies import HostCopy, to_part
@@ -53,7 +42,6 @@ class Setup:
     """What a rank is started with."""
 
     position: Position
-    folder: str  # where the ranks exchange their addresses
     path: str  # of the model
     device: str  # of rank 0
     dtype: str
@@ -66,6 +54,14 @@ class Setup:
     state_slots: int
     max_running: int
     context: int
+    folder: str = ""  # where the ranks of a machine exchange their addresses
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> "Setup":
+        """Return the setup that rank 0 has sent as JSON."""
+        position: dict[str, Any] = {**fields["position"], "borders": tuple(fields["position"]["borders"])}
+        values: dict[str, Any] = {**fields, "position": Position(**position)}
+        return cls(**values)
 
 
 def serve_rank(channel: Channel, memory: list[int]) -> None:
@@ -78,60 +74,62 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
         return
     kind, content = message
     assert kind == SETUP
-    fields = json.loads(content)
-    setup = Setup(**fields | {"position": Position(**fields["position"])})
+    setup = Setup.from_fields(json.loads(content))
     device = rank_device(torch.device(setup.device), setup.position.rank)
-    ranks = Follower(setup.position, Path(setup.folder), device, channel)
-    if memory:
-        ranks.share_sums(*memory)
-    torch.set_num_threads(setup.threads)
     try:
-        with torch.inference_mode(), device_context(device):
-            read_bytes, anonymous = 0, anonymous_bytes()
-
-            def on_part(done: int, total: int) -> None:
-                nonlocal read_bytes
-                read_bytes = done
-
-            whole = read_header(Path(setup.path))
-            header, config = part_of_model(whole, parse_config(whole.config), setup.position)
-            decoder, _ = load_decoder(
-                header,
-                config,
-                device,
-                getattr(torch, setup.dtype),
-                setup.context,
-                PhaseTimer(),
-                on_part,
-                setup.activation_bits,
-                ranks=ranks,
-            )
-            sizes = {
-                "blocks": setup.blocks,
-                "state_slots": setup.state_slots,
-                "max_running": setup.max_running,
-                "context": setup.context,
-            }
-            runner, pool = make_runner(decoder, setup, device, sizes)
-            if device.type == "cpu":
-                compile_kernels(runner, pool, setup.threads)
-            weight_bytes = max(0, anonymous_bytes() - anonymous)
-            loaded = {
-                "read_bytes": read_bytes,
-                "weight_bytes": min(weight_bytes, header.stored_bytes),
-                "cache_types": runner.named_caches.types.to_json(),
-            }
-            channel.send(LOADED, json.dumps(loaded).encode())
-            ranks.connect()
-            channel.send(CONNECTED, b"{}")
-            if device.type != "cpu":
-                warm_up(runner, pool)
-            end_openmp_threads()
-            follow(channel, runner, setup)
-    except LocalLLMError as error:
-        send_failure(channel, error.message, error.remedy)
+        ranks = Follower(setup.position, Path(setup.folder), device, channel)
+        if memory:
+            ranks.share_sums(*memory)
+        run_rank(setup, device, ranks)
     except Exception as error:
-        send_failure(channel, f"{type(error).__name__}: {error}", None)
+        channel.send_failure(error)
+
+
+def run_rank(setup: Setup, device: torch.device, ranks: Follower | StageFollower) -> None:
+    """Load a part of the model, report that, and run what rank 0 sends until it ends. ranks: of this process"""
+    torch.set_num_threads(setup.threads)
+    with torch.inference_mode(), device_context(device):
+        read_bytes, anonymous = 0, anonymous_bytes()
+
+        def on_part(done: int, total: int) -> None:
+            nonlocal read_bytes
+            read_bytes = done
+
+        whole = read_header(Path(setup.path))
+        header, config = part_of_model(whole, parse_config(whole.config), setup.position)
+        decoder, _ = load_decoder(
+            header,
+            config,
+            device,
+            getattr(torch, setup.dtype),
+            setup.context,
+            PhaseTimer(),
+            on_part,
+            setup.activation_bits,
+            ranks=ranks,
+        )
+        sizes = {
+            "blocks": setup.blocks,
+            "state_slots": setup.state_slots,
+            "max_running": setup.max_running,
+            "context": setup.context,
+        }
+        runner, pool = make_runner(decoder, setup, device, sizes)
+        if device.type == "cpu":
+            compile_kernels(runner, pool, setup.threads)
+        weight_bytes = max(0, anonymous_bytes() - anonymous)
+        loaded = {
+            "read_bytes": read_bytes,
+            "weight_bytes": min(weight_bytes, header.stored_bytes),
+            "cache_types": runner.named_caches.types.to_json(),
+        }
+        ranks.channel.send(LOADED, json.dumps(loaded).encode())
+        ranks.connect()
+        ranks.channel.send(CONNECTED, b"{}")
+        if device.type != "cpu":
+            warm_up(runner, pool)
+        end_openmp_threads()
+        follow(ranks, runner, setup)
 
 
 def make_runner(
@@ -153,12 +151,12 @@ def make_runner(
     return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
 
 
-def follow(channel: Channel, runner: Runner, setup: Setup) -> None:
-    """Run what rank 0 sends, until it ends."""
+def follow(ranks: Follower | StageFollower, runner: Runner, setup: Setup) -> None:
+    """Run what rank 0 sends, until it ends. ranks: of this process"""
     decoder, steps = runner.model, StepDecoder()
     copies: SimpleQueue[HostCopy] = SimpleQueue()
-    threading.Thread(target=send_copies, args=(channel, copies), daemon=True).start()
-    while (message := channel.receive()) is not None:
+    threading.Thread(target=send_copies, args=(ranks.channel, copies), daemon=True).start()
+    while (message := ranks.next_message()) is not None:
         kind, content = message
         if kind == CACHES:
             runner.free()
@@ -189,13 +187,7 @@ def send_copies(channel: Channel, copies: "SimpleQueue[HostCopy]") -> None:
     except OSError:  # rank 0 has ended, which `follow` notices
         pass
     except Exception as error:
-        send_failure(channel, f"{type(error).__name__}: {error}", None)
-
-
-def send_failure(channel: Channel, message: str, remedy: str | None) -> None:
-    """Report why this rank ends, unless rank 0 has ended."""
-    with contextlib.suppress(OSError):
-        channel.send(FAILED, json.dumps({"message": message, "remedy": remedy}).encode())
+        channel.send_failure(error)
 
 
 if __name__ == "__main__":

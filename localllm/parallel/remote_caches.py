@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Buffer
 
-from localllm.parallel.steps import COPY_IN, COPY_OUT
+from localllm.parallel.channel import COPY_IN, COPY_OUT
 from localllm.runtime.kv_cache.host_copies import CacheTypes, HostCopy, TensorType, bytes_of, to_part
 from localllm.runtime.kv_cache.prefix_copy import copy_in_own, copy_out_own
 from localllm.runtime.kv_cache.sequence_state import CacheCopies

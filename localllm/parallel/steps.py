@@ -16,8 +16,6 @@ from localllm.runtime.batch import Batch
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState, StateSave
 from localllm.runtime.kv_cache.tiers import CopyRun
 
-# Kinds of messages between ranks. A process that ends sends none: its socket is closed.
-SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
 NEW, NO_SLOT = -1, -1
 HIDDEN, HAS_UNREAD, RECURRENT = 1, 2, 4  # bits of a message's flags
 

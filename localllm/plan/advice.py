@@ -2,8 +2,8 @@
 
 The rule: a model that fits a device gets replicas, or processes for prompts where these serve more. One that does
 not is divided by tensor parallelism within a machine, by whole experts if columns cannot be divided, or into
-stages if its layers cannot be divided. One that does not fit a machine would have stages on several, each divided
-within its machine: that is planned, and cannot be run yet.
+stages if its layers cannot be divided. One that does not fit a machine has stages on several, with a worker for
+each device but the first. Stages on several machines are not divided further.
 """
 
 from dataclasses import dataclass, replace
@@ -62,9 +62,18 @@ class Pool:
             options.tensor_parallel,
             options.pipeline_parallel,
             link,
-            link if options.processes <= self.device.count else self.network,
+            self.network if self.is_spread(options) else link,
             options.expert_parallel,
         )
+
+    def is_spread(self, options: LoadOptions) -> bool:
+        """Return whether these options divide a model among several machines."""
+        return options.processes > self.device.count
+
+    def device_of(self, options: LoadOptions) -> DeviceSpec:
+        """Return the device, with the memory of each stage if they are on several machines."""
+        memory = (self.device.memory_bytes,) * options.pipeline_parallel
+        return replace(self.device, stage_bytes=memory) if self.is_spread(options) else self.device
 
 
 @dataclass(frozen=True)
@@ -96,9 +105,10 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class PrefillAdvice:
-    """Processes for prompts beside an engine for answers, which serve more than engines that compute both."""
+    """Engines for prompts apart from those for answers, which serve more than engines that compute both."""
 
-    processes: int  # for prompts
+    prefill: int  # engines for prompts
+    decode: int  # for answers
     requests_per_s: float  # within objectives, simulated
     requests_per_s_together: float  # of as many engines that compute both
     reason: str  # for people
@@ -111,21 +121,13 @@ class Advice:
     pool: Pool
     arrangements: tuple[Arrangement, ...]  # in the order of preference
     source: str  # of durations
-    needed: Arrangement | None  # on one machine with more devices, if none can be run on the pool
+    needed: Arrangement | None  # on one machine with more devices, if none fits a machine of the pool
     prefill: PrefillAdvice | None = None  # if the model fits one device, and this serves more
 
     @property
     def chosen(self) -> Arrangement | None:
-        """The first that fits and can be run: an engine has the devices of one machine."""
-        return next((each for each in self.arrangements if each.fits and not self.is_spread(each)), None)
-
-    @property
-    def spread(self) -> Arrangement | None:
-        """One that fits with stages on several machines."""
-        return next((each for each in self.arrangements if each.fits and self.is_spread(each)), None)
-
-    def is_spread(self, arrangement: Arrangement) -> bool:
-        return arrangement.parallel.devices > self.pool.device.count
+        """The first that fits."""
+        return next((each for each in self.arrangements if each.fits), None)
 
 
 def advise(
@@ -152,8 +154,14 @@ def advise(
         parallel, engines = pool.divide(divided), pool.engines(divided.processes)
         if divided == replace(requested, stage_shares=()):
             divided = requested
+        if pool.is_spread(divided):
+            if divided.tensor_parallel > 1:
+                refusal = "stages on several machines cannot be combined with --tensor-parallel yet"
+                return Arrangement(divided, parallel, engines, refusal=refusal)
+            hosts = range(2, divided.pipeline_parallel + 1)
+            divided = replace(divided, workers=tuple(f"HOST{number}:PORT" for number in hosts))
         try:
-            fit = fit_model(header, config, device, divided, name=name)
+            fit = fit_model(header, config, pool.device_of(divided), divided, name=name)
         except (UnsupportedModel, UsageError) as error:
             return Arrangement(divided, parallel, engines, refusal=error.message)
         speed = predict_divided_speed(
@@ -175,13 +183,11 @@ def advise(
         if divided.pipeline_parallel == 1 or not any(each.fits for each in arrangements):
             arrangements.append(arrange(pool, divided))
     fits_machine = any(each.fits for each in arrangements)
-    largest = max((each.options for each in arrangements if each.fit), key=lambda each: each.tensor_parallel)
-    size = largest.tensor_parallel
-    for stages in range(device.count // size + 1, pool.devices // size + 1) if on_gpus else ():
+    for stages in range(device.count + 1, pool.devices + 1):
         if any(each.fits for each in arrangements):
             break
-        arrangements.append(arrange(pool, replace(largest, pipeline_parallel=stages, stage_shares=())))
-    if requested not in [each.options for each in arrangements]:
+        arrangements.append(arrange(pool, replace(options, pipeline_parallel=stages)))
+    if requested not in [replace(each.options, workers=()) for each in arrangements]:
         arrangements.append(arrange(pool, requested))
     needed = None
     if not fits_machine and (larger := fit_on_larger_machine(header, config, device, options, name=name)):

@@ -32,6 +32,7 @@ from localllm.quant.packing import KV_4BIT_DTYPES, QUANTIZED_KV_BYTES
 
 COMFORTABLE_SHARE = 3 / 4  # of the memory: other programs need some, and conversations grow
 GPUS_PER_MACHINE = 8  # that are proposed for a model that does not fit
+MACHINES = 8  # without GPUs, likewise
 QUANT_ORDER = (None, "q8_0", "int8", "q4_k_m", "int4")  # in descending order of bits
 
 
@@ -46,6 +47,11 @@ class DeviceMemory(Protocol):
     @property
     def memory_bytes(self) -> int:
         """Bytes available to a model."""
+        ...
+
+    @property
+    def stage_bytes(self) -> tuple[int, ...]:
+        """Bytes of the device of each pipeline stage, if they are known to have memories of their own."""
         ...
 
     def machine_bytes(self) -> tuple[int, ...]:
@@ -80,6 +86,8 @@ class LoadOptions:
     pipeline_parallel: int = 1  # stages of layers
     stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
     expert_parallel: bool = False  # divide a mixture by experts instead of their columns
+    workers: tuple[str, ...] = ()  # HOST:PORT of those that have the stages behind the first
+    token_file: str | None = None  # with their token
 
     @property
     def processes(self) -> int:
@@ -87,7 +95,9 @@ class LoadOptions:
 
     def in_one_process(self) -> "LoadOptions":
         """Return these options for a model that is not divided."""
-        return replace(self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False)
+        return replace(
+            self, tensor_parallel=1, pipeline_parallel=1, stage_shares=(), expert_parallel=False, workers=()
+        )
 
     def __post_init__(self) -> None:
         """Raise UsageError for an invalid number of users or processes, or experts that are not divided."""
@@ -216,6 +226,10 @@ def find_remedy(
         return (
             f"name a smaller model, or use {larger.processes} GPUs with as much free memory and {flags_of(larger)}"
         )
+    if options.workers or (device.device_type == "cpu" and device.stage_bytes):
+        return "name a smaller model, or add a machine to --workers"
+    if machines := fit_on_machines(header, config, device, options, name=name):
+        return f"name a smaller model, or use {machines} machines with as much free memory and --workers"
     return "name a smaller model, or a device with more free memory"
 
 
@@ -223,7 +237,7 @@ def fit_on_machine(
     header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
 ) -> LoadOptions | None:
     """Return the options with the fewest GPUs of the machine that the model fits; None if it fits none."""
-    if device.device_type == "cpu":
+    if device.device_type == "cpu" or options.workers:
         return None
     free = device.machine_bytes()
     for divided in further_divisions(options, len(free), config):
@@ -240,11 +254,24 @@ def fit_on_larger_machine(
 
     None for a CPU, whose memory all processes share.
     """
-    if device.device_type == "cpu":
+    if device.device_type == "cpu" or options.workers:
         return None
     like = FreeMemory(device.device_type, device.memory_bytes)
     divisions = further_divisions(options, GPUS_PER_MACHINE, config)
     return next((each for each in divisions if fits_divided(header, config, like, each, name=name)), None)
+
+
+def fit_on_machines(
+    header: Header, config: ModelConfig, device: DeviceMemory, options: LoadOptions, *, name: str
+) -> int | None:
+    """Return the fewest machines without GPUs like this one that the model fits, with a stage on each."""
+    if device.device_type != "cpu" or options.processes > 1:
+        return None
+    for count in range(2, MACHINES + 1):
+        like = FreeMemory("cpu", device.memory_bytes, stage_bytes=(device.memory_bytes,) * count)
+        if fits_divided(header, config, like, replace(options, pipeline_parallel=count), name=name):
+            return count
+    return None
 
 
 def fits_divided(
@@ -281,6 +308,9 @@ def further_divisions(options: LoadOptions, devices: int, config: ModelConfig) -
 
 def flags_of(options: LoadOptions) -> str:
     """Return the flags that divide a model; empty for one process."""
+    if options.workers:
+        addresses = list(options.workers)
+        return "--workers " + ",".join(addresses if len(addresses) < 4 else [addresses[0], "...", addresses[-1]])
     counts = {"--tensor-parallel": options.tensor_parallel, "--pipeline-parallel": options.pipeline_parallel}
     flags = [f"{flag} {count}" for flag, count in counts.items() if count > 1]
     return " ".join([*flags, *(["--expert-parallel"] if options.expert_parallel else [])])
@@ -318,18 +348,19 @@ def fit_model(
     draft: MemoryNeeds | None = None,
 ) -> Fit:
     """Compute the fit with the code by which `load` allocates: with tensor parallelism that of one process, with
-    pipeline parallelism on GPUs that of the stage with the least room.
+    pipeline parallelism on GPUs or machines that of the stage with the least room.
 
     Raises UsageError like `check_fit`, and UnsupportedModel for a model that cannot be divided.
     """
     check_context(config.max_context, options.context)
     borders: tuple[int, ...] = ()
     if options.pipeline_parallel > 1:
-        shares = options.stage_shares or getattr(device, "stage_bytes", ()) or (1.0,) * options.pipeline_parallel
+        shares = options.stage_shares or device.stage_bytes or (1.0,) * options.pipeline_parallel
         borders = divide_model(header, config, shares)
     position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
     memory_bytes = device.memory_bytes
-    if device.device_type == "cpu" or not borders:  # stages on a CPU share its memory
+    apart = device.device_type != "cpu" or device.stage_bytes  # stages on a CPU share its memory
+    if not borders or not apart:
         whole = replace(position, borders=())
         part = part_of_model(header, config, whole)
         memory_bytes //= whole.size if device.device_type == "cpu" else 1  # GPUs have a memory each
@@ -346,7 +377,7 @@ def fit_model(
 
 def stage_memory(device: DeviceMemory, options: LoadOptions) -> tuple[int, ...]:
     """Return the memory of a device of each pipeline stage."""
-    return getattr(device, "stage_bytes", ()) or (device.memory_bytes,) * options.pipeline_parallel
+    return device.stage_bytes or (device.memory_bytes,) * options.pipeline_parallel
 
 
 def tightest_fit(stages: Sequence[Fit]) -> Fit:

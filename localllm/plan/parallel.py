@@ -104,7 +104,12 @@ class Parallel:
         within, passed = self.exchanged_bytes(config, tokens, sequences)
         seconds = 0.0
         if self.pipeline > 1:
-            seconds += self.pipeline * (self.stage_link or self.link).seconds(passed)
+            apart = self.stage_link not in (
+                None,
+                self.link,
+            )  # then the first machine passes on what the others send
+            hops = 2 * (self.pipeline - 1) if apart else self.pipeline
+            seconds += hops * (self.stage_link or self.link).seconds(passed)
         if self.tensor > 1:
             calls = 2 * len(config.layers) + 1  # a sum after attention and one after the MLP, and the logits
             seconds += calls * self.link.latency_s + within / self.link.bandwidth

@@ -19,8 +19,9 @@ from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import divide_model, part_of_model
 from localllm.checkpoint.tensors import Weights
+from localllm.parallel.channel import COPY_IN, COPY_OUT, STEP
 from localllm.parallel.remote_caches import RemoteCaches, answer_copy_in, answer_copy_out
-from localllm.parallel.steps import COPY_IN, COPY_OUT, STEP, StepDecoder, StepEncoder
+from localllm.parallel.steps import StepDecoder, StepEncoder
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.host_copies import to_part
 from localllm.runtime.kv_cache.sequence_state import BlockPool, CacheCopies, SequenceState

@@ -21,7 +21,7 @@ from localllm.checkpoint.stages import part_of_model
 from localllm.errors import RankFailed, UnsupportedModel, UsageError
 from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM
-from localllm.parallel.group import Leader
+from localllm.parallel.group import ProcessLeader
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
 PROMPT = "Once upon a time"
@@ -50,9 +50,9 @@ def stages() -> Iterator[LLM]:
         yield llm
 
 
-def leader_of(llm: LLM) -> Leader:
+def leader_of(llm: LLM) -> ProcessLeader:
     leader = llm.worker.engine.runner.model.ranks
-    assert isinstance(leader, Leader)
+    assert isinstance(leader, ProcessLeader)
     return leader
 
 

@@ -11,11 +11,11 @@ import torch
 from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DoesNotFit, UnsupportedModel, UsageError
-from localllm.hardware.catalog import find_device, find_devices
+from localllm.hardware.catalog import DeviceSpec, find_device, find_devices
 from localllm.plan.advice import Advice, Pool, advise
 from localllm.plan.expected import memory_of
 from localllm.plan.fit import FreeMemory, LoadOptions, check_fit, fit_model
-from localllm.plan.parallel import Link
+from localllm.plan.parallel import Link, default_link
 from localllm.plan.speed import ASSUMED_BANDWIDTH_SHARE
 from localllm.quantize.quantizer import find_or_quantize
 from localllm.runtime.step import StepShape
@@ -78,12 +78,38 @@ def test_rule_of_choice(model: dict[str, Any], devices: str, machines: int, flag
     assert fit_model(header_of(model), config, device, with_flags(LoadOptions(4096), flags), name="model").fits
 
 
-def test_stages_on_several_machines_are_planned_and_not_advised() -> None:
+def test_stages_on_several_machines() -> None:
+    """Each GPU but the first has a worker, and all messages pass the first machine."""
     advice = advice_for(LLAMA_70B, "4090:2", 6)
-    assert divided(advice) == [(1, 1), (2, 1), (1, 2), (2, 2), (2, 3), (2, 4)]
-    assert advice.chosen is None and advice.spread is advice.arrangements[-1] and advice.spread.engines == 1
-    assert advice.spread.parallel.stage_link == advice.pool.network
+    assert divided(advice) == [(1, 1), (2, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)]
+    chosen = advice.chosen
+    assert chosen and chosen is advice.arrangements[-1] and chosen.options.workers and chosen.engines == 1
+    assert chosen.parallel.stage_link == advice.pool.network
+    assert chosen.flags == "--workers HOST2:PORT,...,HOST7:PORT"
     assert advice.needed and advice.needed.flags == "--tensor-parallel 8"
+    near = replace(advice.pool, network=default_link(advice.pool.device)).divide(chosen.options)
+    config = parse_config(header_of(LLAMA_70B).config)
+    sent = near.exchanged_bytes(config, 1, 1)[1]
+    assert chosen.parallel.exchange_s(config, 1, 1) == pytest.approx(12 * advice.pool.network.seconds(sent))
+    assert near.exchange_s(config, 1, 1) == pytest.approx(7 * default_link(advice.pool.device).seconds(sent))
+
+
+def test_stages_on_machines_without_gpus() -> None:
+    """Each has its own memory, and is one stage."""
+    device = DeviceSpec("Processor", "cpu", 12 * GB, 5e10, 1e12, measured=True, source="a test")
+    advice = advise(header_of(LLAMA_8B), Pool(device, 3), LoadOptions(4096), name="model", prompt=512)
+    assert divided(advice) == [(1, 1), (1, 2)]
+    chosen = advice.chosen
+    assert chosen and chosen.fit and chosen.flags == "--workers HOST2:PORT"
+    assert chosen.fit.weights.total < 0.6 * advice.arrangements[0].fit.weights.total  # type: ignore[union-attr]
+    assert advice.needed is None
+
+
+def test_tensor_parallelism_is_not_combined_with_several_machines() -> None:
+    options = LoadOptions(4096, tensor_parallel=2, pipeline_parallel=2)
+    refused = advice_for(LLAMA_70B, "4090:2", 2, options).arrangements[-1]
+    assert (refused.parallel.tensor, refused.parallel.pipeline) == (2, 2) and not refused.fits
+    assert refused.refusal == "stages on several machines cannot be combined with --tensor-parallel yet"
 
 
 def test_what_would_be_needed() -> None:
@@ -163,7 +189,7 @@ def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
     ("model", "device_type", "gigabytes", "count", "flag"),
     [
         (LLAMA_1B, "cpu", 3, 1, "--context"),
-        (LLAMA_1B, "cpu", 1, 1, None),
+        (LLAMA_1B, "cpu", 0.5, 1, None),
         (LLAMA_8B, "cpu", 12, 1, "--quant"),
         (LLAMA_8B, "cuda", 12, 1, "--quant"),
         (LLAMA_8B, "cuda", 12, 3, "--tensor-parallel"),
@@ -178,11 +204,12 @@ def test_durations_are_those_of_simulate(tensor: int, stages: int) -> None:
     ],
 )
 def test_a_refusal_names_what_fits(
-    model: dict[str, Any], device_type: str, gigabytes: int, count: int, flag: str | None
+    model: dict[str, Any], device_type: str, gigabytes: float, count: int, flag: str | None
 ) -> None:
     """The proposed flags are run through the same plan."""
     header, config = header_of(model), parse_config(header_of(model).config)
-    free = FreeMemory(device_type, gigabytes * GB, find_machine_bytes=lambda: (gigabytes * GB,) * count)
+    bytes_each = int(gigabytes * GB)
+    free = FreeMemory(device_type, bytes_each, find_machine_bytes=lambda: (bytes_each,) * count)
     options = LoadOptions(16_384)
     with pytest.raises(DoesNotFit) as refused:
         check_fit(header, free, options, name="model")
@@ -194,6 +221,24 @@ def test_a_refusal_names_what_fits(
     assert flag in remedy and changed != options
     assert fit_model(header, config, free, changed, name="model").fits, remedy
     assert ("of this machine" in remedy) == (1 < changed.processes <= count)
+
+
+@pytest.mark.parametrize(
+    ("model", "gigabytes", "machines"), [(LLAMA_8B, 4, 5), (LLAMA_70B, 24, 7), (LLAMA_1B, 1, 4)]
+)
+def test_a_refusal_names_machines(model: dict[str, Any], gigabytes: int, machines: int) -> None:
+    header, config = header_of(model), parse_config(header_of(model).config)
+    with pytest.raises(DoesNotFit) as refused:
+        check_fit(header, FreeMemory("cpu", gigabytes * GB), LoadOptions(4096), name="model")
+    expected = f"name a smaller model, or use {machines} machines with as much free memory and --workers"
+    assert refused.value.remedy == expected
+    for count in (machines - 1, machines):
+        free = FreeMemory("cpu", gigabytes * GB, stage_bytes=(gigabytes * GB,) * count)
+        options = LoadOptions(4096, pipeline_parallel=count)
+        assert fit_model(header, config, free, options, name="model").fits == (count == machines)
+    with pytest.raises(DoesNotFit, match="or add a machine to --workers"):
+        few = FreeMemory("cpu", GB // 2, stage_bytes=(GB // 2,) * 2)
+        check_fit(header, few, LoadOptions(4096, pipeline_parallel=2), name="model")
 
 
 def test_gpus_with_less_free_memory_are_not_proposed() -> None:
