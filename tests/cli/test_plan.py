@@ -112,7 +112,7 @@ def test_processes_for_prompts_are_advised_where_they_pay(localllm, llama, monke
 
     def compare(target, load, prefill):
         loads.append((load.prompt.median, prefill))
-        return apart.Comparison(target, load, {"ttft": 1.0}, prefill, 2.0, 2.5 if pays else 1.5)
+        return apart.Comparison(target, load, {"ttft": 1.0}, prefill, 1, 2.0, 2.5 if pays else 1.5)
 
     monkeypatch.setattr(apart, "compare_apart", compare)
     flags = ("plan", llama, "--gpu", "h100:3", "--users", "8")
