@@ -4,11 +4,11 @@ import itertools
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, SupportsIndex, cast
+from typing import Any, NamedTuple, SupportsIndex, cast
 
 from localllm.errors import DamagedModel, ParameterOutOfRange, UsageError
 from localllm.metrics import Metrics, StepReport
@@ -381,6 +381,18 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 """Who sends the requests that are being prepared: a digest of the API key."""
 
 
+class PrefixNames(NamedTuple):
+    """What a router calls the beginnings of a prompt."""
+
+    names: Sequence[Hashable] = ()  # evenly spaced, the shortest first
+    share: float = 1.0  # of the prompt that the longest covers
+
+
+NO_NAMES = PrefixNames()
+PREFIX_NAMES: ContextVar[PrefixNames] = ContextVar("prefix_names", default=NO_NAMES)
+"""Of the requests that are being prepared."""
+
+
 @dataclass(frozen=True)
 class Request:
     """A prompt as token ids, ready for the engine. `arrival` is in seconds of `time.perf_counter()`."""
@@ -416,6 +428,9 @@ class Request:
 
     slot: int | None = None
     """Number of the slot that remembers its tokens; None: the lowest idle one."""
+
+    prefix_names: PrefixNames = NO_NAMES
+    """For the router that has chosen this engine: see `PrefixJournal`."""
 
     id: int = field(default_factory=lambda: next(_request_ids))
 

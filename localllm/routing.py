@@ -1,7 +1,7 @@
 """Which replica a request is sent to: the policies that a front of replicas and `localllm simulate` share.
 
-A router knows what a front knows: which requests it sent where, and how many of them have not ended. It is plain
-data and reads no clock, so that a simulation takes the same decisions.
+A router knows what a front knows: which requests it sent where, how many of them have not ended, and what replicas
+report of their prefix caches. It is plain data and reads no clock, so that a simulation takes the same decisions.
 """
 
 import math
@@ -15,6 +15,7 @@ MAX_REPLICAS = 256
 ROUTES = ("round-robin", "load", "prefix")
 MAX_NAMES = 100_000  # beginnings of prompts that are remembered
 MAX_OWNERS = 8  # replicas that are remembered for each of them
+REPORT_S = 2.0  # between reports of what prefix caches hold
 MAX_AHEAD = 8  # requests that a replica with the whole prompt may have more than the least loaded one
 
 R = TypeVar("R", bound=Hashable)
@@ -24,9 +25,13 @@ class Router(Generic[R]):
     """Chooses a replica for each request.
 
     round-robin: the one that was chosen longest ago. load: the one with the fewest requests. prefix: the one that
-    was sent the longest known beginning of the prompt, unless it has too many requests more than the least loaded
-    one: MAX_AHEAD times the share of the prompt that is known. So a short common beginning, such as a system
-    prompt, attracts less than a conversation, and one that everybody sends spreads over all replicas.
+    was sent the longest known beginning of the prompt, by this router or another, unless it has too many requests
+    more than the least loaded one: MAX_AHEAD times the share of the prompt that it has in its cache. So a short
+    common beginning, such as a system prompt, attracts less than a conversation, and one that everybody sends
+    spreads over all replicas.
+
+    A replica that has evicted a beginning gets it again if it is not busier than others. If it went elsewhere, it
+    would evict what others need: conversations that stay where they are leave the caches of other replicas alone.
     """
 
     def __init__(self, route: str, max_names: int = MAX_NAMES):
@@ -36,6 +41,7 @@ class Router(Generic[R]):
         self.route = route
         self.max_names = max_names
         self.owners: OrderedDict[Hashable, tuple[R, ...]] = OrderedDict()  # of each beginning, newest first
+        self.evicted: OrderedDict[tuple[Hashable, R], None] = OrderedDict()  # beginnings that their owners lack
         self.turn = 0
         self.chosen_at: dict[R, int] = {}  # turn in which each replica was chosen last
 
@@ -49,8 +55,10 @@ class Router(Generic[R]):
         if is_bound or self.route == "prefix":
             for known in range(len(names), 0, -1):
                 if owners := [owner for owner in self.owners.get(names[known - 1], ()) if owner in loads]:
-                    ahead = math.inf if is_bound else math.ceil(MAX_AHEAD * known / len(names))
                     best = min(owners, key=lambda owner: self.load_key(owner, loads))
+                    while known and (names[known - 1], best) in self.evicted:
+                        known -= 1
+                    ahead = math.inf if is_bound else max(1, math.ceil(MAX_AHEAD * known / len(names)))
                     if loads[best] <= min(loads.values()) + ahead:
                         return [best, *(each for each in self.by_load(loads) if each != best)]
                     break
@@ -67,12 +75,26 @@ class Router(Generic[R]):
         """Record that a request was sent to a replica."""
         self.turn += 1
         self.chosen_at[replica] = self.turn
+        self.add_owner(names, replica)
+
+    def learn(self, replica: R, held: Iterable[Hashable], evicted: Iterable[Hashable]) -> None:
+        """Record what a replica reports: beginnings that its cache holds, also of requests that other routers sent
+        there, and those that it holds no more."""
+        self.add_owner(held, replica)
+        for name in evicted:
+            if replica in self.owners.get(name, ()):
+                self.evicted[name, replica] = None
+        while len(self.evicted) > self.max_names:
+            self.evicted.popitem(last=False)
+
+    def add_owner(self, names: Iterable[Hashable], replica: R) -> None:
         for name in names:
             owners = self.owners.get(name, ())
             if owners[:1] != (replica,):
                 kept = (owner for owner in owners if owner != replica)
                 self.owners[name] = (replica, *kept)[:MAX_OWNERS]
             self.owners.move_to_end(name)
+            self.evicted.pop((name, replica), None)
         while len(self.owners) > self.max_names:
             self.owners.popitem(last=False)
 
@@ -82,6 +104,8 @@ class Router(Generic[R]):
         for name, owners in list(self.owners.items()):
             if replica in owners:
                 self.owners[name] = tuple(owner for owner in owners if owner != replica)
+        for pair in [pair for pair in self.evicted if pair[1] == replica]:
+            del self.evicted[pair]
 
 
 def parse_replicas(text: str) -> tuple[int, int]:

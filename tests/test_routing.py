@@ -31,6 +31,8 @@ def test_any_trace_keeps_loads_even_and_state_bounded(route: str) -> None:
                 assert loads[chosen] - least <= (MAX_AHEAD if route == "prefix" and names else 0)
             router.sent(names, chosen)
             loads[chosen] += 1
+            if rng.random() < 0.2:  # what a replica reports of requests of other routers
+                router.learn(rng.choice(list(loads)), random_names(rng), random_names(rng))
             busy = [replica for replica, load in loads.items() if load]
             for replica in rng.sample(busy, rng.randrange(len(busy) + 1)):
                 loads[replica] -= 1
@@ -40,7 +42,8 @@ def test_any_trace_keeps_loads_even_and_state_bounded(route: str) -> None:
                 del loads[ended]
                 loads[max(loads) + 10] = 0
                 assert all(ended not in owners for owners in router.owners.values())
-            assert len(router.owners) <= 20
+                assert all(owner != ended for _, owner in router.evicted)
+            assert len(router.owners) <= 20 and len(router.evicted) <= 20
             assert all(len(owners) <= MAX_OWNERS for owners in router.owners.values())
 
 
@@ -93,6 +96,23 @@ def test_a_beginning_that_everybody_sends_spreads_over_all_replicas() -> None:
         assert max(loads.values()) - min(loads.values()) <= MAX_AHEAD
     assert min(loads.values()) >= 40
     assert len(router.owners[("system",)]) == 4
+
+
+def test_what_a_replica_has_evicted_is_no_reason_to_wait_for_it() -> None:
+    router, names = Router[str]("prefix"), ["one", "two", "three", "four"]
+    router.sent(names, "a")
+    for evicted, most in (([], 8), (["four"], 6), (["three", "two"], 2), (["one"], 1)):
+        router.learn("a", [], evicted)
+        assert [router.rank(names, {"a": load, "b": 0})[0] for load in (most, most + 1)] == ["a", "b"]
+    router.learn("a", names[:2], [])
+    assert router.rank(names, {"a": 4, "b": 0})[0] == "a"
+
+
+def test_routers_learn_from_reports_where_the_requests_of_others_are() -> None:
+    router = Router[str]("prefix")
+    router.sent(["one"], "a")
+    router.learn("b", ["one", "two"], ["five"])
+    assert router.rank(["one", "two", "three"], {"a": 0, "b": 5})[0] == "b" and not router.evicted
 
 
 def test_a_bound_request_goes_to_its_owner_whatever_the_load() -> None:

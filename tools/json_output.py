@@ -387,9 +387,10 @@ class Arrangement(TypedDict):
 
 
 class PrefillAdvice(TypedDict):
-    """Processes for prompts beside an engine for answers."""
+    """Engines for prompts apart from those for answers."""
 
-    processes: int  # for prompts
+    prefill: int  # engines for prompts
+    decode: int  # for answers
     requests_per_s: float  # within objectives, simulated
     requests_per_s_together: float  # of as many engines that compute both
     reason: str

@@ -1,6 +1,7 @@
 """`localllm cluster`: the machines on which `localllm serve --cluster` places its replicas."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,7 +59,7 @@ def cluster(
     head, it ends the cluster. Who reaches the machines and has the token can run programs on them as their user.
     The cluster is Ray's, which `pip install "localllm[cluster]"` installs.
     """
-    from localllm.cluster.place import NODE_FILE, RayNode, require_ray
+    from localllm.cluster.place import NODE_FILE, RayNode, own_node, require_ray
 
     if action not in ACTIONS:
         raise UsageError(f"{action} is no action of `localllm cluster`", f"give {', '.join(ACTIONS)}")
@@ -79,13 +80,13 @@ def cluster(
         else:
             join(file, target or "", host, token_file)
         return
-    if node is None:
-        remedy = "run `localllm cluster start`, or `localllm cluster join` on a further machine"
-        raise UsageError("this machine is in no cluster", remedy)
+    node = node or own_node(file.parent)
     if action == "status":
         print_status(node, as_json=as_json)
     elif action == "drain":
         drain(node, target or "")
+    elif node.is_foreign:
+        raise UsageError(f"localllm has not started the Ray at {node.address}", "end it with what has")
     else:
         with status("ending Ray"):
             node.stop()
@@ -153,9 +154,10 @@ def print_status(node: "RayNode", *, as_json: bool) -> None:
     from localllm.cluster.place import machines_of
 
     with status("asking Ray"):
-        machines = machines_of(node)
+        machines, fronts = machines_of(node)
     if as_json:
-        StdoutWriter().write(json.dumps({"head": node.address, "machines": machines}, indent=1) + "\n")
+        content = {"head": node.address, "machines": machines, "fronts": [asdict(front) for front in fronts]}
+        StdoutWriter().write(json.dumps(content, indent=1) + "\n")
         return
 
     def row(machine: dict[str, Any]) -> tuple[str, ...]:
@@ -170,7 +172,10 @@ def print_status(node: "RayNode", *, as_json: bool) -> None:
         )
 
     header = ("NODE", "HOST", "ROLE", "STATE", "CPUS", "GPUS", "IN USE")
-    StdoutWriter().write(format_table([header, *map(row, machines)]) + "\n")
+    out = StdoutWriter()
+    out.write(format_table([header, *map(row, machines)]) + "\n")
+    for front in fronts:
+        out.write(f"{', '.join(front.models)} at {front.url}\n")
 
 
 def drain(node: "RayNode", name: str) -> None:
@@ -178,7 +183,7 @@ def drain(node: "RayNode", name: str) -> None:
 
     with status("asking Ray"):
         machines = [
-            each for each in machines_of(node) if each["node"].startswith(name) and each["state"] != "left"
+            each for each in machines_of(node)[0] if each["node"].startswith(name) and each["state"] != "left"
         ]
     if len(machines) != 1:
         found = "more than one machine begins so" if machines else "there is no such machine"

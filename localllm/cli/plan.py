@@ -271,8 +271,8 @@ def simulate_users(
 def advise_prefill(
     planned: PlannedModel, load_options: LoadOptions, advice: Advice, lengths: Mapping[str, int | None]
 ) -> PrefillAdvice | None:
-    """Return processes for prompts on all GPUs of a machine but one; None unless a simulation says that they serve
-    more than a replica on each, with the load by which `serve` decides and with the given lengths."""
+    """Return engines for prompts on half of a machine's GPUs and for answers on the others; None unless they serve
+    more than a replica on each in a simulation, of the load by which `serve` decides and of the given lengths."""
     from localllm.simulate.apart import IDLE_RATE, compare_apart
     from localllm.simulate.load import LoadPlan
 
@@ -287,11 +287,12 @@ def advise_prefill(
     for drawn in loads[loads[0] == loads[1] :]:
         load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **drawn)
         with status(f"simulating {planned.name} with and without --prefill"):
-            result = compare_apart(target, load, device.count - 1)
+            decode = device.count // 2
+            result = compare_apart(target, load, device.count - decode, decode)
         if not result.pays:
             return None
     assert result
-    return PrefillAdvice(result.prefill, result.apart, result.together, result.sentence())
+    return PrefillAdvice(result.prefill, result.decode, result.apart, result.together, result.sentence())
 
 
 def read_or_fetch_header(

@@ -357,7 +357,8 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
     if chosen.engines == 1:
         return f"it fits one {name}, so no second one is needed:"
     if advice.prefill:
-        return f"it fits one {name}, so run an engine for answers on one, and processes for prompts on the others:"
+        counts = f"{advice.prefill.prefill} for prompts and {advice.prefill.decode} for answers"
+        return f"it fits one {name}, so use {counts}:"
     return f"it fits one {name}, so run an engine on each:"
 
 
@@ -377,7 +378,8 @@ def advised_command(advice: Advice, plan: Plan, model: str) -> str | None:
     given = {"--dtype": options.dtype, "--kv-dtype": options.kv_dtype}
     words += [f"{flag} {dtype}" for flag, dtype in given.items() if dtype != "auto"]
     if advice.prefill:
-        words.append(f"--prefill {advice.prefill.processes}")
+        words.append(f"--prefill {advice.prefill.prefill}")
+        words.append(f"--decode {advice.prefill.decode}" if advice.prefill.decode > 1 else "")
     elif arrangement.parallel.pipeline == 1 and arrangement.engines > 1:
         words.append(f"--replicas {arrangement.engines}" + (" --cluster" if advice.pool.machines > 1 else ""))
     return " ".join(filter(None, words))

@@ -11,7 +11,7 @@ import typer
 
 from localllm.cli import options
 from localllm.cli.background import check_modes, serve_in_background, stop_background_server
-from localllm.cli.io import note, status
+from localllm.cli.io import flag_name, note, status
 from localllm.cli.loading import PULL_FLAGS, is_embedder, load_with_flags, resolve_or_fetch
 from localllm.cli.machine import parse_idle_time
 from localllm.client.background import inherited_record
@@ -26,6 +26,23 @@ if TYPE_CHECKING:
     from localllm.cluster.service import ReplicaOptions  # imports torch
 
 REPLICA_ROUTES = ("prefix", "load")
+REPLICA_FIELDS = (
+    "models",
+    "device",
+    "dtype",
+    "kv_dtype",
+    "activations",
+    "quant",
+    "context",
+    "tensor_parallel",
+    "pipeline_parallel",
+    "expert_parallel",
+    "deterministic",
+    "max_models",
+    "slot_save_path",
+    "token_price",
+    "strict",
+)
 
 
 def serve(
@@ -183,7 +200,7 @@ def serve(
         bool,
         options.switch(
             "--cluster",
-            text="Place the replicas on all machines of this one's cluster (`localllm cluster`).",
+            text="Place the replicas on all machines of the cluster; without --replicas, serve those there.",
             panel=options.Panel.FLEET,
         ),
     ] = False,
@@ -274,7 +291,8 @@ def serve(
 
     With --replicas, this process is the front of N engines in processes of their own, and SIGHUP restarts them one
     after the other. So it is with --prefill N --decode M, where M engines share the N processes that compute
-    prompts. Both need `pip install "localllm[cluster]"`.
+    prompts. Both need `pip install "localllm[cluster]"`. With --cluster and neither MODEL nor --replicas, this
+    process is a further front of the replicas that another server has placed on the cluster.
     """
     match check_modes(ctx.params):
         case "background":
@@ -293,7 +311,7 @@ def serve(
             pass
     from localllm.server.access import access_warnings, load_tls_context, make_access_policy, read_keys
     from localllm.server.logs import LogFormat, configure_logging
-    from localllm.server.serve import bind  # uvicorn takes time to import
+    from localllm.server.serve import bind, listener_url  # uvicorn takes time to import
 
     settings = Settings.from_environment()
     record = inherited_record(settings.home)
@@ -367,13 +385,17 @@ def serve(
                 record.publish(message.removeprefix("listening on "))
 
         pool = restart = None
-        if replica_options:
+        if replica_options or cluster:
             from localllm.cluster.front import create_front
-            from localllm.cluster.service import running_replicas
+            from localllm.cluster.service import attached_front, running_replicas
 
-            service = stack.enter_context(running_replicas(setup, replica_options, settings.home, note))
+            url = listener_url(listener, access.scheme)
+            if replica_options:
+                service = stack.enter_context(running_replicas(setup, replica_options, settings.home, url, note))
+            else:
+                service = stack.enter_context(attached_front(settings.home, url, note))
             app, restart = create_front(service.fleet(), access, log_prompts=log_prompts), service.restart
-            names = list(models or [])
+            names = list(service.models)
         else:
             app, pool = setup.build()
             names = [loaded.name for loaded in pool.loaded.values()]
@@ -407,8 +429,11 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
     """What the flags of `serve` say about replicas; None to serve in this process. Raises UsageError."""
     decode = flags["decode"] or 1
     if flags["replicas"] is None and decode == 1:
-        if flags["cluster"]:
-            raise UsageError("--cluster places replicas", "add --replicas N")
+        given = [name for name in REPLICA_FIELDS if flags[name] not in (None, [], (), False)]
+        if flags["cluster"] and given:
+            name = "MODEL" if given == ["models"] else flag_name(given[-1])
+            message = f"{name} is for replicas, and without --replicas this server uses those that are running"
+            raise UsageError(message, f"add --replicas N to place them on the cluster, or leave out {name}")
         return None
     least, most = parse_replicas(flags["replicas"] or str(decode))
     if flags["route"] not in REPLICA_ROUTES:

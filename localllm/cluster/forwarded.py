@@ -49,11 +49,20 @@ class ForwardedRequest:
     names: tuple[bytes, ...] = ()
     """Of the beginnings of its prompt, the shortest first."""
 
+    share: float = 1.0
+    """Of the prompt that the longest of them covers, roughly."""
+
     is_bound: bool = False
     """Whether only the replica that owns the last name can answer."""
 
     avoid: set[str] = field(default_factory=set[str])
     """Replicas that have failed, by id."""
+
+    chosen: str = ""
+    """Replica that it was sent to, by id, if it has not answered."""
+
+    number: int = 0
+    """By which a router and its front, which has another copy of it, know it."""
 
 
 async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> ForwardedRequest:
@@ -68,7 +77,9 @@ async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: s
     fields = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
     if bound := bound_name(scope["path"], fields, client):
         return ForwardedRequest(sent, body, (bound,), is_bound=True)
-    return ForwardedRequest(sent, body, tuple(prefix_names(fields, scope_of_cache)))
+    names = tuple(prefix_names(fields, scope_of_cache))
+    share = min(1.0, PIECE * MAX_PIECES / len(body)) if len(names) == MAX_PIECES else 1.0
+    return ForwardedRequest(sent, body, names, share)
 
 
 def parse(body: bytes) -> Mapping[str, Any]:

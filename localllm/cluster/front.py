@@ -7,11 +7,12 @@ elsewhere; a stream that has begun ends with an error in the form of its API, ne
 requests for the state of the server are asked of all replicas.
 """
 
+import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,11 +25,12 @@ from starlette.types import Message, Receive, Scope, Send
 from localllm.api.anthropic import responses as anthropic
 from localllm.api.ollama import responses as ollama
 from localllm.api.openai.responses import error_object
-from localllm.cluster.forwarded import RESPONSE_ID, ForwardedRequest, read_request, response_name
+from localllm.cluster.forwarded import ForwardedRequest, read_request, response_name
 from localllm.cluster.merge import FrontMetrics, merge_metrics, merge_state
 from localllm.errors import Busy, LocalLLMError, NotSupported, ReplicaLost
 from localllm.protocol.events import error_to_json
 from localllm.request import CACHE_SCOPE, CLIENT
+from localllm.routing import REPORT_S
 from localllm.server.access import AccessPolicy
 from localllm.server.app import assemble
 from localllm.server.guard import UNAUTHENTICATED, UNLIMITED_PATHS, ConnectionLimits
@@ -45,6 +47,7 @@ LEAVE_S = 0.05  # in which an answer may end whose client has left, as many do o
 MAX_ATTEMPTS = 3  # replicas that a request is sent to, one after the other
 MAX_FAILURES = 3  # in a row, after which a replica gets no requests for a while if others are left
 AVOID_S = 30.0
+IDLE_REPORT_S = 10.0  # between reports to a front without requests
 MERGED_PATHS = ("/localllm/ps", "/localllm/top", "/health")
 SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
@@ -63,6 +66,16 @@ class ReplicaAnswer:
         return json.loads(self.body)
 
 
+@dataclass(frozen=True)
+class ReplicaReport:
+    """What a replica holds more and less than it last reported to a front, by names of `forwarded`."""
+
+    id: str
+    cursor: int  # for its next report
+    held: Sequence[Hashable]
+    evicted: Sequence[Hashable]
+
+
 class Fleet(Protocol):
     """The replicas, as a front sees them."""
 
@@ -77,6 +90,14 @@ class Fleet(Protocol):
 
     def bind(self, name: bytes, replica: str) -> None:
         """Send requests that need this name to this replica."""
+        ...
+
+    def knows(self, name: bytes) -> bool:
+        """Whether a replica is known to have what this name names."""
+        ...
+
+    async def learn(self) -> None:
+        """Ask each replica what it holds by now. Raises nothing if some do not answer."""
         ...
 
 
@@ -112,12 +133,26 @@ class Front:
         self.fleet = fleet
         self.metrics = metrics
         self.failures = Failures()
+        self.has_requests = asyncio.Event()
+        self.learning: asyncio.Task[None] | None = None
+
+    async def keep_learning(self) -> None:
+        """Ask the replicas what they hold, beside the requests, so that all fronts know the same."""
+        while True:
+            await self.fleet.learn()
+            self.has_requests.clear()
+            await asyncio.sleep(REPORT_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.has_requests.wait(), IDLE_REPORT_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises LocalLLMError if no replica could, before anything is sent."""
         if scope["method"] == "POST" and UNLIMITED_PATHS.fullmatch(scope["path"]):
             message = "a server with several replicas accepts no uploads"
             raise NotSupported(message, "send them to a `localllm serve` without --replicas")
+        self.has_requests.set()
+        if self.learning is None:
+            self.learning = asyncio.create_task(self.keep_learning())
         body = await Request(scope, receive).body()
         forwarded = await read_request(scope, body, CACHE_SCOPE.get(), CLIENT.get())
         if self.is_merged(scope):
@@ -155,6 +190,8 @@ class Front:
 
     async def forward(self, forwarded: ForwardedRequest, relay: "Relay") -> None:
         """Pass on the answer of a replica, of another one if it ends before it has sent anything."""
+        if forwarded.is_bound and not self.fleet.knows(forwarded.names[-1]):
+            await self.fleet.learn()  # it may have come through another front
         retries = 1 if forwarded.scope["method"] == "DELETE" else MAX_ATTEMPTS
         tried: set[str] = set()
         for attempt in range(1, retries + 1):
@@ -171,9 +208,10 @@ class Front:
                 if relay.is_complete:
                     await relay.flush()
                     return
-                self.failures.record(relay.replica, failed=True)
+                replica = relay.replica or forwarded.chosen
+                self.failures.record(replica, failed=True)
                 self.metrics.lost.inc()
-                tried.add(relay.replica)
+                tried.add(replica)
                 if relay.has_sent:
                     await relay.fail(error)
                     return
@@ -218,6 +256,7 @@ class Relay:
             if stats := current_request_stats():
                 stats.replica = message["number"]
         elif kind == END:
+            self.response_id = message["response_id"]
             if stats := current_request_stats():
                 stats.add_summary(message["stats"])
         elif kind == START:
@@ -228,9 +267,6 @@ class Relay:
         else:
             self.last = message.get("body") or self.last
             self.is_complete = not message.get("more_body", False)
-            if self.forwarded.scope["path"] == "/v1/responses" and not self.response_id and self.status == 200:
-                match = RESPONSE_ID.search(self.last)
-                self.response_id = match[1].decode() if match else ""
             self.held.append(message)
             if not self.is_complete and self.content_type in (EVENT_STREAM, NDJSON):
                 await self.flush()

@@ -28,14 +28,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
 import localllm
+from localllm.cluster.registry import FrontEntry, fronts_of
 from localllm.errors import LocalLLMError, UsageError
 from localllm.files import write_token
 
@@ -61,6 +62,12 @@ PORT_FLAGS = (
     "runtime-env-agent-port",
     "metrics-export-port",
 )
+CLIENT_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    # Otherwise a late thread of Ray Serve starts another Ray, without a token, when this one has ended.
+    "RAY_ENABLE_AUTO_CONNECT": "0",
+}
 METRIC_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 
 
@@ -72,7 +79,7 @@ def require_ray() -> None:
 
 @dataclass(frozen=True)
 class RayNode:
-    """A Ray node on this machine that localllm has started."""
+    """A Ray node on this machine."""
 
     address: str  # HOST:PORT of the head
     host: str  # of this machine, as the others reach it
@@ -81,15 +88,18 @@ class RayNode:
     pid: int  # of `ray start --block`
     created: float  # when that process was created, as a process id may be used again
     is_head: bool
+    is_foreign: ClassVar[bool] = False  # started by something else
 
     @property
     def is_running(self) -> bool:
         try:
-            return psutil.Process(self.pid).create_time() == self.created
+            process = psutil.Process(self.pid)
+            return process.create_time() == self.created and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
     def environment(self) -> dict[str, str]:
+        """Variables with which Ray is started and used."""
         return ray_environment(self.host, self.token_file)
 
     def stop(self) -> None:
@@ -112,23 +122,45 @@ class RayNode:
     def load(cls, file: Path) -> "RayNode | None":
         """The node that a file describes, if it still runs."""
         try:
-            node = cls(**json.loads(file.read_text()))
-        except (OSError, ValueError, TypeError):
+            saved = json.loads(file.read_text())
+            node = cls(**{each.name: saved[each.name] for each in fields(cls)})  # others: of a later version
+        except (OSError, ValueError, TypeError, KeyError):
             return None
         return node if node.is_running else None
 
 
+class ForeignNode(RayNode):
+    """A node that something else has started and ends, such as KubeRay, which sets Ray's token too."""
+
+    is_foreign = True
+
+    @property
+    def is_running(self) -> bool:
+        return True  # as far as this process can know
+
+    def environment(self) -> dict[str, str]:
+        return CLIENT_ENVIRONMENT
+
+
+def own_node(home: Path) -> RayNode:
+    """The node that this machine is in a cluster: by `localllm cluster`, otherwise the one of RAY_ADDRESS. home:
+    localllm's folder. Raises UsageError."""
+    if node := RayNode.load(home / NODE_FILE):
+        return node
+    if address := os.environ.get("RAY_ADDRESS"):
+        return ForeignNode(address, "", "", "", os.getpid(), 0.0, is_head=False)
+    remedy = "run `localllm cluster start`, or `localllm cluster join` on a further machine"
+    raise UsageError("this machine is in no cluster", remedy)
+
+
 def ray_environment(host: str, token_file: str) -> dict[str, str]:
-    """Variables with which Ray is started and used."""
+    """Variables for Ray on this machine. host, token_file: as of a node"""
     package_folder = str(Path(localllm.__file__).parents[1])
     paths = [package_folder, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     environment = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_file,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        # Otherwise a late thread of Ray Serve starts another Ray, without a token, when this one has ended.
-        "RAY_ENABLE_AUTO_CONNECT": "0",
+        **CLIENT_ENVIRONMENT,
         # Workers do not see an editable install through a nested .pth file.
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
     }
@@ -282,7 +314,7 @@ def connect(node: RayNode) -> Any:
     try:
         ray.init(
             address=node.address,
-            _node_ip_address=node.host,
+            _node_ip_address=node.host or None,
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=True,
@@ -312,8 +344,9 @@ def address_towards(host: str, port: int) -> str:
         raise UsageError(f"{host} cannot be reached ({error.strerror})", "give --host ADDRESS") from None
 
 
-def machines_of(node: RayNode) -> list[dict[str, Any]]:
-    """The machines of a cluster, the head first. Raises LocalLLMError if the head does not answer."""
+def machines_of(node: RayNode) -> tuple[list[dict[str, Any]], list[FrontEntry]]:
+    """The machines of a cluster, the head first, and its fronts. Raises LocalLLMError if the head does not
+    answer."""
     ray = connect(node)
     from ray._private.state import available_resources_per_node
 
@@ -334,8 +367,9 @@ def machines_of(node: RayNode) -> list[dict[str, Any]]:
                 "gpus_in_use": gpus - free.get(each["NodeID"], {}).get("GPU", 0.0),
             }
         )
+    fronts = fronts_of(ray)
     ray.shutdown()
-    return sorted(machines, key=lambda each: (not each["is_head"], each["state"], each["host"]))
+    return sorted(machines, key=lambda each: (not each["is_head"], each["state"], each["host"])), fronts
 
 
 def drain_machine(node: RayNode, machine: str) -> None:

@@ -7,16 +7,19 @@ a process of its own, which listens on nothing but Ray's channel."""
 import asyncio
 import contextvars
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from filelock import FileLock
 from starlette.types import Message
 
-from localllm.cluster.forwarded import ForwardedRequest
-from localllm.cluster.front import BODY, END, REPLICA, START, ReplicaAnswer
+from localllm.cluster.forwarded import RESPONSE_ID, ForwardedRequest, response_name
+from localllm.cluster.front import BODY, END, REPLICA, START, ReplicaAnswer, ReplicaReport
 from localllm.errors import EngineFailed, LocalLLMError
+from localllm.llm.llm import LLM
+from localllm.request import PREFIX_NAMES, PrefixNames
+from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
 from localllm.server.request_stats import CURRENT_REQUEST
 from localllm.server.setup import ServerSetup
 from localllm.settings import Settings
@@ -36,6 +39,8 @@ class Replica:
         with FileLock(home / LOAD_LOCK):
             self.app, self.pool = setup.build()
         self.id, self.number = own_identity()
+        self.bound = PrefixJournal()  # names of what only this replica has
+        self.journals()
 
     async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[list[Message]]:
         """The application's messages, between REPLICA and END. Those that have piled up travel together, as a
@@ -50,7 +55,11 @@ class Replica:
             await left.wait()
             return {"type": "http.disconnect"}
 
+        if forwarded.is_bound:
+            self.bound.hold(forwarded.names)
+        response_id, needs_id = "", forwarded.scope["path"] == "/v1/responses"
         context = contextvars.copy_context()
+        context.run(PREFIX_NAMES.set, PrefixNames(forwarded.names, forwarded.share))
         request = asyncio.create_task(self.app(forwarded.scope, receive, messages.put), context=context)
         request.add_done_callback(lambda _: messages.put_nowait(None))
         try:
@@ -64,9 +73,12 @@ class Replica:
                     batch.append(messages.get_nowait())
                 ended = batch[-1] is None
                 sent = [message for message in batch if message is not None]
+                if needs_id and not response_id and (response_id := find_response_id(sent)):
+                    self.bound.hold([response_name(response_id)])
                 if ended:
                     stats = context.get(CURRENT_REQUEST)
-                    sent.append({"type": END, "stats": stats.summary() if stats else {}})
+                    summary = stats.summary() if stats else {}
+                    sent.append({"type": END, "stats": summary, "response_id": response_id})
                 yield sent
         finally:
             left.set()
@@ -87,10 +99,40 @@ class Replica:
                     body += message.get("body", b"")
         return ReplicaAnswer(self.id, self.number, status, headers, body)
 
+    def journals(self) -> list[PrefixJournal]:
+        """Return the journals of all loaded models, which are begun here."""
+        llms = [loaded.llm for loaded in self.pool.loaded.values()]
+        pools = [llm.worker.engine.pool for llm in llms if isinstance(llm, LLM)]
+        for pool in pools:
+            pool.journal = pool.journal or PrefixJournal()
+        return [pool.journal for pool in pools if pool.journal]
+
+    async def report(self, cursors: Mapping[str, int]) -> ReplicaReport:
+        """What has changed in the prefix caches since the last report to a front. cursors: from that, by replica
+
+        Models that were unloaded are not reported: they are loaded again where they were.
+        """
+        cursor, held, evicted = cursors.get(self.id, 0), list[Hashable](), list[Hashable]()
+        newest = cursor
+        for journal in (self.bound, *self.journals()):
+            changes = journal.since(cursor)
+            newest = max(newest, changes.cursor)
+            held += changes.held
+            evicted += changes.evicted
+        return ReplicaReport(self.id, newest, held, evicted)
+
     def check_health(self) -> None:
         """Called by Ray Serve, which restarts a replica whose check fails. Raises EngineFailed."""
         if any(loaded.has_failed for loaded in self.pool.loaded.values()):
             raise EngineFailed("the engine of a model has failed", "Ray starts the replica again")
+
+
+def find_response_id(messages: Sequence[Message]) -> str:
+    """The id of a response of OpenAI's Responses API that begins in these messages; "" if none does."""
+    for message in messages:
+        if message["type"] == BODY and (match := RESPONSE_ID.search(message.get("body", b""))):
+            return match[1].decode()
+    return ""
 
 
 def is_last(message: Message | None) -> bool:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from localllm import errors
-from localllm.cluster.place import NODE_FILE, RayNode, connect, count_gpus, require_ray, start_node
+from localllm.cluster.place import RayNode, connect, count_gpus, own_node, require_ray, start_node
+from localllm.cluster.registry import FrontEntry, add_front, fronts_of, remove_front
 from localllm.cluster.replica import Replica
 from localllm.disaggregation.supervisor import PrefillSupervisor
 from localllm.errors import DoesNotFit, LocalLLMError, UsageError
@@ -30,6 +32,9 @@ SCALE_TARGET = 8.0  # ongoing requests per replica that autoscaling aims at
 SCALE_UP_S, SCALE_DOWN_S = 5.0, 120.0  # for which more or fewer replicas must be wanted
 HEALTH_PERIOD_S, HEALTH_TIMEOUT_S = 5.0, 60.0  # a check waits for the process, which may be loading another model
 CONSTRUCTOR_TRIES = 2
+CLUSTER_REMEDY = "run `localllm cluster start` or `join`, and start this server again"
+WATCH_S = 0.1  # between looks at Ray's process, which ends this one a moment after its own end
+FRONT_TRIES = 5  # a second apart, until a front that was killed is taken for dead
 RAISED = re.compile(r"localllm\.errors\.(?P<name>\w+): (?P<text>.+)")
 
 
@@ -48,23 +53,20 @@ class ReplicaOptions:
 
 @contextmanager
 def running_replicas(
-    setup: ServerSetup, options: ReplicaOptions, home: Path, notify: Callable[[str], object]
+    setup: ServerSetup, options: ReplicaOptions, home: Path, url: str, notify: Callable[[str], object]
 ) -> Iterator["ReplicaService"]:
     """Start replicas, and end them afterwards.
 
-    home: localllm's folder; notify: called with messages for the operator. Raises UsageError without Ray, without
-    a cluster, or with fewer GPUs than replicas, LocalLLMError if Ray does not start, and the error of a replica
-    that cannot load the models.
+    home: localllm's folder; url: of this front; notify: called with messages for the operator. Raises UsageError
+    without Ray, without a cluster, for a cluster with another front, or with fewer GPUs than replicas,
+    LocalLLMError if Ray does not start, and the error of a replica that cannot load the models.
     """
     require_ray()
     device = resolve_device(options.device or "auto")
     with ExitStack() as stack:
         gpus = count_gpus() if device.type == "cuda" else 0
         if options.cluster:
-            node = RayNode.load(home / NODE_FILE)
-            if node is None:
-                remedy = "run `localllm cluster start`, or `localllm cluster join` on a further machine"
-                raise UsageError("this machine is in no cluster", remedy)
+            node = own_node(home)
         else:
             check_gpus(options, gpus)
             notify(f"starting Ray for {options.most} replicas")
@@ -72,16 +74,80 @@ def running_replicas(
             stack.callback(node.stop)
         ray = connect(node)
         stack.callback(ray.shutdown)
+        remedy = CLUSTER_REMEDY if options.cluster else "start this server again"
+        stack.callback(watch(node, notify, remedy).set)
         if options.cluster:
+            check_alone(ray)
             gpus = int(ray.cluster_resources().get("GPU", 0)) if options.device != "cpu" else 0
             check_gpus(options, gpus)
         has_gpu = gpus > 0
         if not has_gpu and not options.cluster:
             notify("the replicas share this machine's cores: one engine batches better; use them for a test")
         service = ReplicaService(ray, setup, options, has_gpu=has_gpu)
-        stack.callback(service.stop)
+        stack.callback(service.stop, notify)
+        if options.cluster:
+            add_front(ray, FrontEntry(reachable_url(ray, url), setup.models))
         service.deploy()
         yield service
+
+
+@contextmanager
+def attached_front(home: Path, url: str, notify: Callable[[str], object]) -> Iterator["AttachedFront"]:
+    """Use the replicas that another front has started in this machine's cluster.
+
+    home, url, notify: as in `running_replicas`. Raises UsageError without Ray, without a cluster, or if nothing is
+    served in it, and LocalLLMError if Ray does not answer.
+    """
+    require_ray()
+    node = own_node(home)
+    with ExitStack() as stack:
+        ray = connect(node)
+        stack.callback(ray.shutdown)
+        stack.callback(watch(node, notify, CLUSTER_REMEDY).set)
+        fronts = fronts_of(ray)
+        if not fronts:
+            remedy = "start the first server with MODEL and --replicas N"
+            raise UsageError("no server is running in this cluster", remedy)
+        front = AttachedFront(ray, fronts[0].models)
+        stack.callback(front.stop, notify)
+        add_front(ray, FrontEntry(reachable_url(ray, url), front.models))
+        yield front
+
+
+def watch(node: RayNode, notify: Callable[[str], object], remedy: str) -> threading.Event:
+    """End this process with a message when its Ray node ends, as Ray would do without one. Returns the event that
+    ends the watch."""
+    is_over = threading.Event()
+
+    def work() -> None:
+        while node.is_running:
+            if is_over.wait(WATCH_S):
+                return
+        notify(f"error: Ray has ended on this machine; {remedy}")
+        os._exit(LocalLLMError.exit_code)
+
+    threading.Thread(target=work, name="localllm-watch", daemon=True).start()
+    return is_over
+
+
+def reachable_url(ray: Any, url: str) -> str:
+    """The URL at which other machines reach a server of this one, if they do."""
+    host = ray.util.get_node_ip_address()
+    return url.replace("//0.0.0.0:", f"//{host}:").replace("//[::]:", f"//{host}:")
+
+
+def check_alone(ray: Any) -> None:
+    """Raise UsageError if another front runs in the cluster. One that was killed counts for a moment."""
+    fronts = fronts_of(ray)
+    for _ in range(FRONT_TRIES):
+        if not fronts:
+            return
+        time.sleep(1)
+        fronts = fronts_of(ray)
+    raise UsageError(
+        f"this cluster is served at {fronts[0].url} already",
+        "leave out MODEL and --replicas to add a front for its replicas, or stop that server first",
+    )
 
 
 @contextmanager
@@ -111,6 +177,43 @@ def check_gpus(options: ReplicaOptions, gpus: int) -> None:
         raise UsageError(f"{engines} need {needed} GPUs, and there are {gpus}", f"use fewer {flags}")
 
 
+class AttachedFront:
+    """The replicas of a cluster, as a front that has not started them uses them."""
+
+    def __init__(self, ray: Any, models: Sequence[str]):
+        from ray import serve
+
+        self.ray, self.serve, self.models = ray, serve, models
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)  # importing it has set another one
+        self.handle: Any = serve.get_deployment_handle(DEPLOYMENT, APPLICATION)
+
+    def fleet(self) -> Any:
+        """The replicas, as `front.Fleet`."""
+        return fleet_of(self.handle)
+
+    def restart(self, notify: Callable[[str], object]) -> None:
+        notify("the replicas are restarted by SIGHUP to the server that has started them")
+
+    def stop(self, notify: Callable[[str], object]) -> None:
+        self.handle.shutdown()
+        leave_cluster(self.ray, self.serve, notify)
+
+
+def fleet_of(handle: Any) -> Any:
+    from localllm.cluster.request_router import RayFleet
+
+    return RayFleet(handle)
+
+
+def leave_cluster(ray: Any, serve: Any, notify: Callable[[str], object]) -> None:
+    """End the replicas of a cluster, unless another front uses them."""
+    remove_front(ray)
+    if fronts := fronts_of(ray):
+        notify(f"the replicas go on, as they are served at {fronts[0].url} too")
+    else:
+        serve.delete(APPLICATION)
+
+
 class ReplicaService:
     """The replicas of one server as a Ray Serve application."""
 
@@ -119,6 +222,7 @@ class ReplicaService:
 
         self.ray, self.serve = ray, serve
         self.setup, self.options, self.has_gpu = setup, options, has_gpu
+        self.models = setup.models
         self.generation = 0
         self.restarting = threading.Lock()
         self.handle: Any = None
@@ -204,9 +308,7 @@ class ReplicaService:
 
     def fleet(self) -> Any:
         """The replicas, as `front.Fleet`."""
-        from localllm.cluster.request_router import RayFleet
-
-        return RayFleet(self.handle)
+        return fleet_of(self.handle)
 
     def restart(self, notify: Callable[[str], object]) -> None:
         """Replace all replicas by new ones beside the requests, unless that is being done."""
@@ -226,9 +328,9 @@ class ReplicaService:
 
         threading.Thread(target=work, name="localllm-restart", daemon=True).start()
 
-    def stop(self) -> None:
-        """End the replicas of a cluster; those of this process's own Ray end with it."""
+    def stop(self, notify: Callable[[str], object]) -> None:
+        """End the replicas of a cluster if this is its last front; those on this process's own Ray end with it."""
         if self.handle:
             self.handle.shutdown()  # with its thread, which reports to Ray
         if self.options.cluster:
-            self.serve.delete(APPLICATION)
+            leave_cluster(self.ray, self.serve, notify)

@@ -64,6 +64,7 @@ class PrefillTier:
     unless they say otherwise."""
 
     max_loads = MAX_LOADS
+    writes_evicted = False
 
     def __init__(
         self,

@@ -38,6 +38,7 @@ from localllm.receipts import provenance, receipt
 from localllm.request import (
     CACHE_SCOPE,
     CLIENT,
+    PREFIX_NAMES,
     SEED_BITS,
     ChatRequest,
     Completion,
@@ -308,6 +309,7 @@ class LLM:
             cache_scope=CACHE_SCOPE.get(),
             client=CLIENT.get(),
             slot=chat.slot,
+            prefix_names=PREFIX_NAMES.get(),
         )
         self.max_len(request)
         if constraint := tool_constraint or params.grammar:

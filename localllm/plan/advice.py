@@ -105,9 +105,10 @@ class Arrangement:
 
 @dataclass(frozen=True)
 class PrefillAdvice:
-    """Processes for prompts beside an engine for answers, which serve more than engines that compute both."""
+    """Engines for prompts apart from those for answers, which serve more than engines that compute both."""
 
-    processes: int  # for prompts
+    prefill: int  # engines for prompts
+    decode: int  # for answers
     requests_per_s: float  # within objectives, simulated
     requests_per_s_together: float  # of as many engines that compute both
     reason: str  # for people

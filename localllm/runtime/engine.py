@@ -160,6 +160,9 @@ class Engine:
     def replace_caches(self, runner: Runner, pool: BlockPool) -> None:
         """Continue with other caches, and as many sequences per step as the runner allows. No sequence may be
         running."""
+        if journal := self.pool.journal:
+            journal.clear()
+            pool.journal = journal
         self.runner = runner
         self.pool = self.scheduler.pool = pool
         self.scheduler.max_running = runner.max_running

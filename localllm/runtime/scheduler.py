@@ -353,8 +353,11 @@ class Scheduler:
     @staticmethod
     def free_state(sequence: Sequence) -> None:
         sequence.clear_drafts()
-        if sequence.state:
-            sequence.state.free()
+        if state := sequence.state:
+            if journal := state.pool.journal:
+                names, full_blocks = sequence.request.prefix_names, sequence.prompt_len // state.pool.block_size
+                journal.record(names.names, state.block_serials[:full_blocks], names.share)
+            state.free()
             sequence.state = None
 
 

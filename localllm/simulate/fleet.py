@@ -7,13 +7,15 @@ that a router always sees the state of its replicas at that time.
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
 from localllm.plan.parallel import Link
-from localllm.routing import Router
+from localllm.request import NO_NAMES, PrefixNames
+from localllm.routing import REPORT_S, Router
+from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
 from localllm.runtime.kv_cache.sequence_state import OutOfBlocks, SequenceState
 from localllm.simulate.engine import Clock, SimulatedEngine
 from localllm.simulate.load import Load, Turn
@@ -32,6 +34,8 @@ class FleetSetup:
     replicas: int = 1  # at the start, and without autoscaling always
     most_replicas: int = 1  # to which autoscaling goes
     route: str = "load"
+    fronts: int = 1  # that take requests in turn, each with a router of its own
+    report_s: float = REPORT_S  # seconds between reports of what prefix caches hold; 0: none
     scale_target: float = 0.0  # requests per replica that autoscaling aims at
     start_s: float = 0.0  # from the decision to start a replica until it takes requests
     kills: tuple[tuple[int, float], ...] = ()  # numbers of replicas, from 1, and the times at which they fail
@@ -47,6 +51,11 @@ class FleetSetup:
     def is_single(self) -> bool:
         return self.replicas == self.most_replicas == 1 and not self.kills
 
+    @property
+    def reports(self) -> bool:
+        """Whether replicas report to the routers what their prefix caches hold."""
+        return self.route == "prefix" and self.report_s > 0 and not self.prefill
+
 
 class Replica:
     """An engine of a fleet."""
@@ -59,6 +68,7 @@ class Replica:
         self.started_at: float | None = None  # when it began to cost something
         self.requests = 0  # that were sent to it
         self.link_free_at = 0.0  # when the transfers from it have ended
+        self.reported = 0  # cursor of its journal, which all routers have learned up to
 
     @property
     def unfinished(self) -> int:
@@ -75,9 +85,8 @@ class Replica:
             self.started_at = None
 
 
-def choose(router: Router[int], turn: Turn, replicas: list[Replica]) -> Replica:
-    """Choose a replica for a request, and record that it is sent there."""
-    names = prefix_names(turn) if router.route == "prefix" else []
+def choose(router: Router[int], names: Sequence[Hashable], replicas: list[Replica]) -> Replica:
+    """Choose a replica for a request, and record that it is sent there. names: of the beginnings of its prompt"""
     number = router.rank(names, {replica.number: replica.unfinished for replica in replicas})[0]
     router.sent(names, number)
     return next(replica for replica in replicas if replica.number == number)
@@ -100,6 +109,7 @@ class Request:
     turn: Turn
     number: int
     prefilled: SimulatedSequence | None = None  # with its prompt and first token computed elsewhere
+    prefix_names: PrefixNames = NO_NAMES
 
 
 class Fleet:
@@ -121,7 +131,8 @@ class Fleet:
         self.make_engine, self.make_sequence, self.entry_s = make_engine, make_sequence, entry_s
         self.replicas: list[Replica] = []
         self.engines: list[SimulatedEngine] = []  # of all replicas, and of those that have failed
-        self.router, self.decode_router = Router[int](setup.route), Router[int]("load")
+        self.routers = [Router[int](setup.route) for _ in range(setup.fronts)]
+        self.decode_router = Router[int]("load")
         self.events: list[tuple[float, int, Callable[[float], object]]] = []
         self.event_count = self.request_count = self.refused = self.failed = self.retried = 0
         self.transfers, self.transferred_bytes, self.transfer_s = 0, 0.0, 0.0
@@ -136,6 +147,8 @@ class Fleet:
             self.at(at, lambda now, number=number: self.kill(number, now))
         if setup.scales:
             self.at(SCALE_INTERVAL_S, self.scale)
+        if setup.reports and not setup.is_single:
+            self.at(setup.report_s, self.report)
 
     # Events
 
@@ -199,8 +212,13 @@ class Fleet:
     def route(self, request: Request, now: float) -> None:
         """Send a request to a replica, or hold it until one takes requests."""
         if replicas := self.available(now, decode=request.prefilled is not None):
-            router = self.router if request.prefilled is None else self.decode_router
-            self.send(request, choose(router, request.turn, replicas), now)
+            if request.prefilled is None:
+                router = self.routers[request.number % len(self.routers)]
+                if router.route == "prefix":
+                    request.prefix_names = PrefixNames(prefix_names(request.turn))
+            else:
+                router = self.decode_router
+            self.send(request, choose(router, request.prefix_names.names, replicas), now)
         else:
             self.held.append(request)
 
@@ -253,7 +271,7 @@ class Fleet:
         if not (replicas := self.available(now, decode=True)):
             self.held.append(request)
             return
-        replica = choose(self.decode_router, request.turn, replicas)
+        replica = choose(self.decode_router, (), replicas)
         pool, tokens = replica.engine.pool, TokenSpans(request.turn.prompt)
         state = SequenceState(pool, tokens)  # pyright: ignore[reportArgumentType]
         try:
@@ -269,13 +287,29 @@ class Fleet:
     def add_replica(self, now: float, start_s: float) -> Replica:
         number, clock = len(self.replicas) + 1, Clock()
         engine = self.make_engine(number, clock, lambda sequence: self.finish(replica, sequence))
-        self.engines.append(engine)
+        self.follow(engine)
         replica = Replica(number, engine, clock, now + start_s)
         replica.started_at = now
         self.replicas.append(replica)
         if start_s:
             self.at(now + start_s, self.route_held)
         return replica
+
+    def follow(self, engine: SimulatedEngine) -> None:
+        """Count an engine, and have it report what its prefix cache holds."""
+        self.engines.append(engine)
+        if self.setup.reports:
+            engine.pool.journal = PrefixJournal()
+
+    def report(self, now: float) -> None:
+        """Tell all routers what has changed in the prefix caches."""
+        for replica in self.replicas:
+            if journal := replica.engine.pool.journal:
+                replica.reported, held, evicted = journal.since(replica.reported)
+                for router in self.routers:
+                    router.learn(replica.number, held, evicted)
+        if self.requests or self.held or self.load.next_at() < math.inf:
+            self.at(now + self.setup.report_s, self.report)
 
     def route_held(self, now: float) -> None:
         held, self.held = self.held, []
@@ -290,11 +324,11 @@ class Fleet:
         if old.started_at is None:
             return
         old.stop(now)
-        self.router.forget(number)
-        self.decode_router.forget(number)
+        for router in (*self.routers, self.decode_router):
+            router.forget(number)
         clock = Clock()
         engine = self.make_engine(number, clock, lambda sequence: self.finish(new, sequence))
-        self.engines.append(engine)
+        self.follow(engine)
         new = Replica(number, engine, clock, now + self.setup.start_s)
         new.up_s, new.requests, new.started_at = old.up_s, old.requests, now
         self.replicas[number - 1] = new

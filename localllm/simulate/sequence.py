@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from localllm.metrics import Stopwatch
-from localllm.request import Request, SamplingParams
+from localllm.request import NO_NAMES, PrefixNames, Request, SamplingParams
 from localllm.runtime.sequence import Sequence
 
 NO_END_IDS = frozenset[int]()
@@ -65,6 +65,7 @@ class SimulatedSequence(Sequence):
         stopwatch: Stopwatch,
         answer_id: int,
         limited: bool = True,
+        prefix_names: PrefixNames = NO_NAMES,
     ):
         """number: order of arrival; prompt: spans, as in `TokenSpans`; max_len: most tokens of prompt and
         answer, as the request limits them; limited: whether it does"""
@@ -77,7 +78,7 @@ class SimulatedSequence(Sequence):
         self.joined_at = -1  # step after which it joined the group of decoding sequences; -1: not a member
         self.reserved_blocks: int | None = None  # of a member, if they are constant
         self.prompt_spans = tokens
-        request = Request((), LIMITED if limited else UNLIMITED, arrival, id=number)
+        request = Request((), LIMITED if limited else UNLIMITED, arrival, id=number, prefix_names=prefix_names)
         super().__init__(request, 0, NO_END_IDS, max_len, stopwatch)
 
     def __post_init__(self) -> None:

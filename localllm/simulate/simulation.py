@@ -467,6 +467,7 @@ def make_sequence(
         min(prompt_len + limit, capacity),
         Stopwatch(turn.arrival, clock=clock),
         turn.answer_id,
+        prefix_names=request.prefix_names,
     )
 
 

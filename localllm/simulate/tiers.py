@@ -115,6 +115,7 @@ class SimulatedDisk:
     """Connects a pool with the content of a disk. Implements `LowerTier`."""
 
     max_loads = MAX_LOADS
+    writes_evicted = True
 
     def __init__(self, setup: TierSetup, pool: NamedBlockPool, content: DiskContent, clock: Callable[[], float]):
         self.setup, self.pool, self.content, self.clock = setup, pool, content, clock

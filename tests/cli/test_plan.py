@@ -110,25 +110,28 @@ def test_advised_commands_have_flags_of_serve(localllm, llama, arguments, flags)
 def test_processes_for_prompts_are_advised_where_they_pay(localllm, llama, monkeypatch, pays):
     loads = []
 
-    def compare(target, load, prefill):
-        loads.append((load.prompt.median, prefill))
-        return apart.Comparison(target, load, {"ttft": 1.0}, prefill, 1, 2.0, 2.5 if pays else 1.5)
+    def compare(target, load, prefill, decode):
+        loads.append((load.prompt.median, prefill, decode))
+        return apart.Comparison(target, load, {"ttft": 1.0}, prefill, decode, 2.0, 2.5 if pays else 1.5)
 
     monkeypatch.setattr(apart, "compare_apart", compare)
     flags = ("plan", llama, "--gpu", "h100:3", "--users", "8")
     _, out, _ = localllm(*flags, "--json")
     advice = json.loads(out)["advice"]
-    assert loads == [(512, 2)]  # the load by which `serve --prefill` decides
+    assert loads == [(512, 2, 1)]  # the load by which `serve --prefill` decides
     if not pays:
         assert advice["prefill"] is None and advice["command"].endswith("--replicas 3")
         return
     assert advice["command"] == f"localllm serve {llama} --prefill 2"
     prefill = advice["prefill"]
-    assert (prefill["processes"], prefill["requests_per_s"], prefill["requests_per_s_together"]) == (2, 2.5, 2.0)
+    assert (prefill["prefill"], prefill["decode"]) == (2, 1)
+    assert (prefill["requests_per_s"], prefill["requests_per_s_together"]) == (2.5, 2.0)
     loads.clear()
     _, out, _ = localllm(*flags, "--prompt", "900")
-    assert loads == [(512, 2), (900, 2)]
+    assert loads == [(512, 2, 1), (900, 2, 1)]
     assert "3 engines with a GPU each would serve 2.00 requests/s within ttft=1.00 s" in " ".join(out.split())
+    _, out, _ = localllm("plan", llama, "--gpu", "h100:8", "--users", "8")
+    assert out.endswith(f"localllm serve {llama} --prefill 4 --decode 4\n")
     loads.clear()
     for others in (["--machines", "2"], ["--users", "1"], ["--gpu", "h100"], ["--gpu", "rtx 3080:2"]):
         localllm(*flags, *others)

@@ -1,12 +1,14 @@
 """The front with replicas in this process: retries, errors of streams, cancelling, merged answers. Without Ray."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,7 +23,9 @@ from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_
 from localllm.cluster.merge import merge_metrics
 from localllm.cluster.replica import Replica
 from localllm.errors import ReplicaLost, UsageError
+from localllm.request import PREFIX_NAMES
 from localllm.routing import Router
+from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
 from localllm.server.access import make_access_policy
 
 SSE, NDJSON = b"text/event-stream", b"application/x-ndjson"
@@ -48,8 +52,12 @@ def answering(*chunks: bytes, kind: bytes = SSE, status: int = 200, wait: asynci
 class LocalFleet:
     """Replicas of applications in this process; some end after a number of messages, as if they were killed."""
 
-    def __init__(self, *apps: App, lost_after: dict[int, int] | None = None):
-        self.replicas = [self.make(index, app) for index, app in enumerate(apps)]
+    def __init__(
+        self, *apps: App, lost_after: dict[int, int] | None = None, replicas: Sequence[Replica] | None = None
+    ):
+        """replicas: of another front"""
+        self.replicas = replicas or [self.make(index, app) for index, app in enumerate(apps)]
+        self.cursors: dict[str, int] = {}
         self.lost_after = lost_after or {}
         self.router = Router[str]("prefix")
         self.forwarded: list[str] = []
@@ -57,6 +65,7 @@ class LocalFleet:
     def make(self, index: int, app: App) -> Replica:
         replica = Replica.__new__(Replica)
         replica.app, replica.id, replica.number = app, f"id{index}", str(index + 1)  # type: ignore[assignment]
+        replica.bound, replica.pool = PrefixJournal(), SimpleNamespace(loaded={})  # type: ignore[assignment]
         return replica
 
     async def answer(self, forwarded: ForwardedRequest) -> AsyncGenerator[Message]:
@@ -77,7 +86,16 @@ class LocalFleet:
         return [await replica.respond(forwarded) for replica in self.replicas]
 
     def bind(self, name: bytes, replica: str) -> None:
-        self.router.sent([name], replica)
+        self.router.add_owner([name], replica)
+
+    def knows(self, name: bytes) -> bool:
+        return bool(self.router.owners.get(name))
+
+    async def learn(self) -> None:
+        for replica in self.replicas:
+            report = await replica.report(self.cursors)
+            self.cursors[report.id] = report.cursor
+            self.router.learn(report.id, report.held, report.evicted)
 
 
 def post(fleet: LocalFleet, path: str, body: Any, **headers: str) -> httpx2.Response:
@@ -221,6 +239,53 @@ def test_a_conversation_by_response_id_stays_where_the_response_is() -> None:
         post(fleet, "/v1/responses", {"input": "y", "previous_response_id": "resp_0a1b"})
         ask(fleet, "GET", "/v1/responses/resp_0a1b")
     assert set(fleet.forwarded) == {first} and len(fleet.forwarded) == 9
+
+
+def test_a_second_front_learns_where_a_response_and_a_slot_are() -> None:
+    body = b'{"id": "resp_0a1b", "object": "response"}'
+    first = LocalFleet(*[answering(body, kind=b"application/json")] * 3)
+    post(first, "/completion", {"prompt": "x"})
+    post(first, "/completion", {"prompt": "x", "id_slot": 5})
+    post(first, "/v1/responses", {"input": "x"})
+    assert first.forwarded == ["id0", "id1", "id2"]
+    for path, fields, home in (
+        ("/v1/responses", {"input": "y", "previous_response_id": "resp_0a1b"}, "id2"),
+        ("/completion", {"prompt": "y", "id_slot": 5}, "id1"),
+    ):
+        second = LocalFleet(replicas=first.replicas)
+        post(second, path, fields)
+        assert second.forwarded == [home]
+
+
+def test_a_second_front_learns_which_prompts_are_cached_and_which_are_evicted() -> None:
+    numbers, journals = itertools.count(), [PrefixJournal(), PrefixJournal()]
+
+    def caching(journal: PrefixJournal) -> App:
+        """An application in whose prefix cache each prompt takes ten blocks."""
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            journal.record(PREFIX_NAMES.get().names, [next(numbers) for _ in range(10)])
+            await answering(CHUNK)(scope, receive, send)
+
+        return app
+
+    first = LocalFleet(*map(caching, journals))
+    for replica, journal in zip(first.replicas, journals, strict=True):
+        replica.journals = lambda journal=journal: [journal]  # type: ignore[method-assign]
+    chats = [{"prompt": name * PIECE * 3} for name in "abcd"]
+    for chat in chats:
+        post(first, "/v1/completions", chat)
+    assert first.forwarded == ["id0", "id1", "id0", "id1"]
+    second = LocalFleet(replicas=first.replicas)
+    asyncio.run(second.learn())
+    for chat in reversed(chats):
+        post(second, "/v1/completions", chat)
+    assert second.forwarded == ["id1", "id0", "id1", "id0"]
+    journals[0].dropped(5)  # the block in the middle of the first prompt
+    for fleet in (first, second):
+        asyncio.run(fleet.learn())
+        evicted = [(name, "id0") in fleet.router.evicted for name in prefix_names(chats[0], "")]
+        assert evicted == [False, True, True]
 
 
 def test_replicas_that_fail_are_avoided_for_a_while() -> None:

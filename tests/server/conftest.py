@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # until it ends, this thread has a running event loop
 def browser() -> "Iterator[Browser]":
     from playwright.sync_api import sync_playwright
 

@@ -22,7 +22,8 @@ from tests.server.conftest import serving
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 COMMANDS = json.loads(COMMAND_TABLE.read_text(encoding="utf-8"))["commands"]
-MANIFESTS = sorted(DEPLOY.glob("kubernetes*.yaml"))
+KUBERAY = DEPLOY / "kuberay.yaml"
+MANIFESTS = [*sorted(DEPLOY.glob("kubernetes*.yaml")), KUBERAY]
 COMMAND_LINE = re.compile(r"\blocalllm (?P<arguments>(?:serve|pull|cluster)\b[^;|>)\n]*)")
 
 
@@ -34,8 +35,17 @@ def documents(file: Path) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
 
 
+def pod_templates(file: Path) -> list[dict[str, Any]]:
+    found = []
+    for each in documents(file):
+        spec = each["spec"]
+        groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]] if each["kind"] == "RayCluster" else [spec]
+        found += [group["template"] for group in groups if "template" in group]
+    return found
+
+
 def pods(file: Path) -> list[dict[str, Any]]:
-    return [each["spec"]["template"]["spec"] for each in documents(file) if "template" in each["spec"]]
+    return [template["spec"] for template in pod_templates(file)]
 
 
 def containers() -> list[dict[str, Any]]:
@@ -75,12 +85,29 @@ def test_commands_and_flags_exist() -> None:
 def test_manifests_match_the_schemas_of_kubernetes() -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra `test`")
     for file in MANIFESTS:
-        for document in documents(file):
+        pod_documents = [{"apiVersion": "v1", "kind": "Pod", **template} for template in pod_templates(file)]
+        own = [
+            document for document in documents(file) if document["kind"] != "RayCluster"
+        ]  # which it does not know
+        for document in (*own, *pod_documents):
             kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
     broken = next(each for each in documents(DEPLOY / "kubernetes.yaml") if each["kind"] == "Deployment")
     broken["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpGet"]["pat"] = "/"
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(broken, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_the_ray_cluster_has_the_fields_of_kuberay() -> None:
+    """By the reference of KubeRay 1.6, whose schema is in no package."""
+    [cluster] = [each for each in documents(KUBERAY) if each["kind"] == "RayCluster"]
+    assert cluster["apiVersion"] == "ray.io/v1" and cluster["spec"]["authOptions"] == {"mode": "token"}
+    assert cluster["spec"].keys() == {"rayVersion", "authOptions", "headGroupSpec", "workerGroupSpecs"}
+    head, [workers] = cluster["spec"]["headGroupSpec"], cluster["spec"]["workerGroupSpecs"]
+    assert head.keys() == {"rayStartParams", "template"}
+    assert workers.keys() - head.keys() == {"groupName", "replicas", "minReplicas", "maxReplicas"}
+    assert head["template"]["spec"]["containers"][0]["name"] == "ray-head"
+    version = re.search(r'"ray\[serve\](?P<pin>[^"]*)"', (DEPLOY.parent / "pyproject.toml").read_text())
+    assert version and cluster["spec"]["rayVersion"].startswith(re.findall(r"\d+\.\d+", version["pin"])[0])
 
 
 def test_the_compose_file_matches_the_schema_of_compose() -> None:
@@ -157,6 +184,8 @@ def test_probes_and_ports_are_those_of_a_server(demo: LLM) -> None:
     paths = set(re.findall(r"http://127\.0\.0\.1:(?:\d+)(/\w+)", dockerfile))
     for container in (each for each in containers() if "ports" in each):
         assert [each["containerPort"] for each in container["ports"]] == [port]
+        if container["name"].startswith("ray-"):
+            continue  # KubeRay adds its own
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             probed = container[probe].get("httpGet") or container[probe]["tcpSocket"]
             assert probed["port"] in [each["name"] for each in container["ports"]]

@@ -64,6 +64,19 @@ def test_prefix_routing_finds_more_in_the_caches() -> None:
     assert max(replica.requests for replica in prefix.replicas) < 300  # although all begin alike
 
 
+def test_two_fronts_find_as_much_as_one_if_replicas_report() -> None:
+    """In caches that hold a part of the conversations."""
+    small, chats = replace(SETUP, blocks=900), replace(CHATS, rate=4.0, think_s=8.0)
+
+    def share(**fleet: Any) -> float:
+        ran = run(chats, small, route="prefix", replicas=4, **fleet)
+        return ran.cached_tokens / ran.prompt_tokens
+
+    one, alone, told = share(report_s=0.0), share(fronts=2, report_s=0.0), share(fronts=2)
+    assert told > 0.98 * one > alone / 0.95
+    assert share() > 0.98 * one  # what replicas have evicted makes one front no worse
+
+
 def test_more_replicas_wait_less() -> None:
     busy = replace(LOAD, rate=200.0)
     waits = [run(busy, replicas=count).percentiles("queue")[1] for count in (1, 2, 4)]

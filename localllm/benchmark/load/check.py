@@ -152,8 +152,8 @@ async def run_check(
         )
     answered = [(turn, outcome) for turn, outcome in outcomes if outcome.ok and outcome.output_tokens]
     if not answered:
-        errors = {outcome.error for _, outcome in outcomes}
-        raise NetworkError(f"{client.url} answered no request ({', '.join(map(str, errors))})", "check its log")
+        reason = next((outcome.error for _, outcome in outcomes if outcome.error), "no tokens")
+        raise NetworkError(f"{client.url} answered none of {len(outcomes)} requests: {reason}", "check its log")
     simulated = simulate(trace_of(load, answered, load_round.start), target.setup, target.cost)
     measures = LoadMeasures([load_round])
     rows = [

@@ -12,6 +12,7 @@ redirects are ignored.
 
 import asyncio
 import json
+import textwrap
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -261,7 +262,7 @@ class LoadClient:
             async for message in read_sse(response) if wire.uses_sse else read_lines(response):
                 received_at, piece = self.clock(), wire.parse_message(parse_message(message))
                 if piece.error is not None:
-                    raise RequestError(f"in the stream: {piece.error[:MAX_REASON_CHARACTERS]}")
+                    raise RequestError(f"in the stream: {shorten_reason(piece.error)}")
                 messages.append((received_at, piece))
         if not any(piece.finish_reason for _, piece in messages):
             raise RequestError("the answer was cut off")
@@ -336,7 +337,12 @@ def http_error(status: int, body: bytes) -> str:
         message = error.get("message") if isinstance(error, Mapping) else error
     except RequestError:
         message = None
-    return f"HTTP {status}" + (f": {message[:MAX_REASON_CHARACTERS]}" if isinstance(message, str) else "")
+    return f"HTTP {status}" + (f": {shorten_reason(message)}" if isinstance(message, str) else "")
+
+
+def shorten_reason(text: str) -> str:
+    """Return the beginning of a message, in whole words."""
+    return textwrap.shorten(text, MAX_REASON_CHARACTERS, placeholder=" ...")
 
 
 def error_reason(error: Exception) -> str:
@@ -351,7 +357,7 @@ def error_reason(error: Exception) -> str:
         case httpx2.RemoteProtocolError() | httpx2.ReadError():
             return "the connection was lost"
         case _:
-            return f"{type(error).__name__}: {str(error)[:MAX_REASON_CHARACTERS]}"
+            return f"{type(error).__name__}: {shorten_reason(str(error))}"
 
 
 def normalize_url(url: str) -> str:

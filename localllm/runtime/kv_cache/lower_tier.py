@@ -56,6 +56,7 @@ class LowerTier(Protocol):
     """A tier below the block pool, which receives its cached blocks and returns them to it."""
 
     max_loads: int  # sequences of the queue whose prefixes are loaded at once
+    writes_evicted: bool  # whether it stores blocks that leave the pool
 
     @property
     def counts(self) -> DiskStats | None:

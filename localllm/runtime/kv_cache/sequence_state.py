@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from localllm.runtime.kv_cache.blocks import ZERO_SOURCE, BlockAllocator, OutOfBlocks
 from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, CachedPrefix, LowerTier, PrefixLoad
+from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
 from localllm.runtime.kv_cache.tiers import CopyRun, TieredBlockAllocator, merge_copies
 
 __all__ = ["NO_COPIES", "BlockPool", "CacheCopies", "OutOfBlocks", "SequenceState", "Snapshot"]
@@ -50,6 +51,7 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         self.serial_of: dict[tuple[int, ...], int] = {}  # of cached blocks, by their keys
         self.roots = {"": 0}  # serial of the empty prefix, by scope
         self.lower: LowerTier | None = None
+        self.journal: PrefixJournal | None = None
         # For the lower tier, by serial: cached prefixes, and the serials of the blocks that follow.
         self.prefixes: dict[int, CachedPrefix] = {}
         self.successors: dict[int, dict[int, None]] = {}
@@ -106,6 +108,8 @@ class BlockPool(TieredBlockAllocator[tuple[int, ...]]):
         if key is None:
             return
         serial = self.serial_of.pop(key)
+        if self.journal and not (self.lower and self.lower.writes_evicted):
+            self.journal.dropped(serial)
         if serial in self.state_slots.cached:
             self.state_slots.remove_from_index(self.state_slots.cached[serial])
         if self.prefixes.pop(serial, None):
