@@ -208,7 +208,7 @@ class CacheAllocation:
     @property
     def division(self) -> str:
         """How processes divide the model where that affects the bits of results; stages have those of one."""
-        size, experts = self.position.tensor_size, " with whole experts" * self.position.whole_experts
+        size, experts = self.position.tensor_size, " with whole experts" if self.position.whole_experts else ""
         return f"{size} ranks{experts}" if size > 1 else ""
 
     def gpu_names(self) -> list[str]:
