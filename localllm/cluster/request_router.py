@@ -143,6 +143,7 @@ class RayFleet:
         Raises Busy if there is no replica for START_WAIT_S, and ReplicaLost for one that hangs.
         """
         first, waited_s = asyncio.ensure_future(anext(messages)), 0
+        first.add_done_callback(lambda task: task.cancelled() or task.exception())  # of one that is given up
         try:
             while not (await asyncio.wait([first], timeout=1.0))[0]:
                 waited_s += 1

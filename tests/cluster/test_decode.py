@@ -26,7 +26,7 @@ BYTES, CONNECTED, WANTED = "kv_prefill_to_decode_bytes_total", "prefill_processe
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     flags = ("--prefill", "1", "--decode", "2", "--force", "--deterministic", "--device", "cpu")
-    with serving(tmp_path_factory.mktemp("decode"), *flags) as running:
+    with serving(tmp_path_factory.mktemp("decode"), "demo", *flags) as running:
         yield running
 
 
