@@ -48,6 +48,7 @@ NODE_FILE = (
 TOKEN_FILE = "cluster-token"
 DRAIN_S = 600  # for answers of replicas on a machine that is drained
 STARTED = "Ray runtime started"
+TOO_SLOW = "timed out during startup"  # as Ray says of one of its processes
 START_ATTEMPTS = 3
 START_TIMEOUT_S = 240.0  # 10 s on an idle machine; Ray's own limits are far below
 STOP_TIMEOUT_S = 20.0
@@ -260,17 +261,18 @@ def remove_old_folders() -> None:
 
 def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callable[[str], object]) -> None:
     """Wait until Ray says that it has started. Raises LocalLLMError and StartTimeout."""
-    began, told = time.monotonic(), False
+    began, notified = time.monotonic(), False
     while STARTED not in (text := log.read_text(errors="replace")):
         seconds = time.monotonic() - began
         if process.poll() is not None or seconds > START_TIMEOUT_S:
             lines = [line for line in text.splitlines() if line.strip()] or ["no output"]
             state = "has ended" if process.poll() is not None else f"is not ready after {seconds:.0f} s"
-            raise LocalLLMError(
+            is_slow = process.poll() is None or TOO_SLOW in text
+            raise (StartTimeout if is_slow else LocalLLMError)(
                 f"Ray {state}: {lines[-1].strip()[:300]}", "try again when the machine is less busy"
             )
-        if seconds > 15 and not told:
-            told = True
+        if seconds > 15 and not notified:
+            notified = True
             notify("Ray is still starting; this takes up to a minute on a busy machine")
         time.sleep(0.1)
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -22,7 +23,7 @@ from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, boun
 from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front
 from localllm.cluster.merge import merge_metrics
 from localllm.cluster.replica import Replica
-from localllm.errors import ReplicaLost, UsageError
+from localllm.errors import LocalLLMError, ReplicaLost, UsageError
 from localllm.request import PREFIX_NAMES
 from localllm.routing import Router
 from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
@@ -371,6 +372,27 @@ def test_ray_gets_a_token_and_every_port_on_loopback(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(place.subprocess, "Popen", start)
     with pytest.raises(Started):
         place.launch_node(pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("log", "attempts"),
+    [("Exception: The current node timed out during startup. This ", 3), ("ValueError: port", 1)],
+)
+def test_ray_is_started_again_if_it_was_too_slow(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str, attempts: int
+) -> None:
+    (tmp_path / "log").write_text(f"starting\n{log}\n")
+    notices, started = list[str](), list[Path]()
+
+    def launch(notify: Callable[[str], object], **options: Any) -> None:
+        started.append(tmp_path)
+        place.wait_for_start(Mock(poll=lambda: 1), tmp_path / "log", notify)
+
+    monkeypatch.setattr(place, "require_ray", lambda: None)
+    monkeypatch.setattr(place, "launch_node", launch)
+    with pytest.raises(LocalLLMError, match=f"Ray has ended: {re.escape(log.strip())}"):
+        place.start_node(notices.append)
+    assert (len(started), len(notices)) == (attempts, attempts - 1)
 
 
 def test_the_last_gpus_compute_the_prompts_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
