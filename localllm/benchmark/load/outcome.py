@@ -89,7 +89,8 @@ class LatencyObjective:
                 )
             match = TIME.fullmatch(time)
             if not match or not float(match[1]):
-                raise UsageError(f"--slo {name} is {time!r}", "use a time such as 500ms or 2s")
+                state = f"is {time!r}" if time else "has no time"
+                raise UsageError(f"--slo {name} {state}", f"write for example {name}=500ms or {name}=2s")
             limits[name] = float(match[1]) * TIME_UNITS[match[2]]
         return cls(limits)
 
