@@ -130,7 +130,12 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
     name, _, number = head.rpartition(":")
     if not (name and number.isdecimal()):
         raise UsageError(f"{head!r} is not HOST:PORT", "give what `localllm cluster start` printed")
-    if parse_ip_address(name).is_loopback:
+    try:
+        address = parse_ip_address(name)
+    except UsageError as error:
+        remedy = "give the head's address as `localllm cluster start` printed it"
+        raise UsageError(error.message, remedy) from None
+    if address.is_loopback:
         raise UsageError(f"{name} is this machine", "start the head with --host ADDRESS, and join at that address")
     if token_file is None:
         raise UsageError("joining needs the head's token", "copy its file here, and add --token-file FILE")

@@ -65,8 +65,8 @@ class ForwardedRequest:
     """By which a router and its front, which has another copy of it, know it."""
 
 
-async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: str) -> ForwardedRequest:
-    """Prepare a request. scope_of_cache: requests with another one find nothing in its replica's prefix cache;
+async def read_request(scope: Scope, body: bytes, cache_scope: str, client: str) -> ForwardedRequest:
+    """Prepare a request. cache_scope: requests with another one find nothing in its replica's prefix cache;
     client: whose slots it may name"""
     sent = {name: scope[name] for name in SCOPE_FIELDS if name in scope}
     sent |= {"root_path": "", "asgi": {"version": "3.0"}, "headers": [tuple(pair) for pair in scope["headers"]]}
@@ -77,7 +77,7 @@ async def read_request(scope: Scope, body: bytes, scope_of_cache: str, client: s
     fields = await asyncio.to_thread(parse, body) if len(body) > THREAD_BYTES else parse(body)
     if bound := bound_name(scope["path"], fields, client):
         return ForwardedRequest(sent, body, (bound,), is_bound=True)
-    names = tuple(prefix_names(fields, scope_of_cache))
+    names = tuple(prefix_names(fields, cache_scope))
     share = min(1.0, PIECE * MAX_PIECES / len(body)) if len(names) == MAX_PIECES else 1.0
     return ForwardedRequest(sent, body, names, share)
 
@@ -91,37 +91,37 @@ def parse(body: bytes) -> Mapping[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def prefix_names(fields: Mapping[str, Any], scope_of_cache: str) -> list[bytes]:
+def prefix_names(fields: Mapping[str, Any], cache_scope: str) -> list[bytes]:
     """Names of all beginnings of a prompt in whole pieces, each hashed with the one before.
 
     A beginning shorter than a piece has none: it is computed faster than it is found.
     """
-    text, room = "", PIECE * MAX_PIECES
+    text, max_chars = "", PIECE * MAX_PIECES
     for name in PROMPT_FIELDS:
-        if fields.get(name) and len(text) < room:
-            text += f"{name}:{flatten(fields[name], room - len(text))}"
-    names, last = list[bytes](), scope_of_cache.encode()
-    for at in range(0, min(len(text), room) - PIECE + 1, PIECE):
+        if fields.get(name) and len(text) < max_chars:
+            text += f"{name}:{flatten(fields[name], max_chars - len(text))}"
+    names, digest = list[bytes](), cache_scope.encode()
+    for at in range(0, min(len(text), max_chars) - PIECE + 1, PIECE):
         piece = text[at : at + PIECE].encode(errors="surrogatepass")
-        last = blake2b(last + piece, digest_size=DIGEST_BYTES).digest()
-        names.append(last)
+        digest = blake2b(digest + piece, digest_size=DIGEST_BYTES).digest()
+        names.append(digest)
     return names
 
 
-def flatten(value: Any, room: int) -> str:
-    """The beginning of a value as text of about `room` characters, such that a longer list begins as a shorter
+def flatten(value: Any, max_chars: int) -> str:
+    """The beginning of a value as text of about `max_chars`, such that a longer list begins as a shorter
     one."""
     if isinstance(value, str):
-        return value[:room]
+        return value[:max_chars]
     if isinstance(value, list):
         text = ""
         for item in value:
-            if len(text) >= room:
+            if len(text) >= max_chars:
                 break
-            text += flatten(item, room - len(text)) + ","
+            text += flatten(item, max_chars - len(text)) + ","
         return text
     if isinstance(value, dict):
-        return "".join(f"{name}:{flatten(item, room)};" for name, item in value.items())[:room]
+        return "".join(f"{name}:{flatten(item, max_chars)};" for name, item in value.items())[:max_chars]
     return str(value)
 
 

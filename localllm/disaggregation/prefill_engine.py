@@ -171,9 +171,9 @@ class PrefillEngine:
         if copied is None:
             return False
         tokens, blocks = copied
-        place = prompt.peer.sender.put(blocks.wait())
+        location = prompt.peer.sender.put(blocks.wait())
         prompt.tokens = tokens.end
-        fields = {"number": prompt.number, "start": tokens.start, "end": tokens.end, "place": place}
+        fields = {"number": prompt.number, "start": tokens.start, "end": tokens.end, "location": location}
         self.send(prompt.peer, SEGMENT, Message(fields | {"states": sorted(tokens.states)}))
         return True
 

@@ -270,7 +270,7 @@ class PrefillTier:
             if load and not self.install(load, process, fields):
                 self.give_up(load)
             with contextlib.suppress(OSError):
-                process.channel.send(TAKEN, Message({"slot": fields["place"]["slot"]}).encode())
+                process.channel.send(TAKEN, Message({"slot": fields["location"]["slot"]}).encode())
 
     def install(self, load: RemotePrompt, process: PrefillProcess, fields: dict[str, Any]) -> bool:
         """Copy a segment into the caches. Returns whether more of the prompt can follow."""
@@ -279,7 +279,7 @@ class PrefillTier:
             return False
         end = min(fields["end"] // pool.block_size, load.end)
         tokens = SnapshotTokens(NO_IDENTITY, fields["start"], b"", frozenset(fields["states"]))
-        snapshot = KVSnapshot(tokens, process.receiver.get(fields["place"]))
+        snapshot = KVSnapshot(tokens, process.receiver.get(fields["location"]))
         states = [length for length in tokens.states if length <= end * pool.block_size]
         try:
             load.serial, _ = copy_in(
@@ -289,7 +289,7 @@ class PrefillTier:
             return False
         load.position = end
         nbytes, seconds = self.move
-        self.move = TierMove(nbytes + fields["place"]["bytes"], seconds + time.perf_counter() - began)
+        self.move = TierMove(nbytes + fields["location"]["bytes"], seconds + time.perf_counter() - began)
         return True
 
     def replace(self, process: PrefillProcess) -> None:

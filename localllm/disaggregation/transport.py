@@ -55,7 +55,7 @@ class Sender(Protocol):
         """Make tensors of the host available, and return where, as JSON."""
         ...
 
-    def release(self, place: Mapping[str, Any]) -> None:
+    def release(self, location: Mapping[str, Any]) -> None:
         """Free what `put` has returned, which was taken."""
         ...
 
@@ -76,7 +76,7 @@ class Receiver(Protocol):
         """What the sender has reported last."""
         ...
 
-    def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
+    def get(self, location: Mapping[str, Any]) -> dict[str, Part]:
         """Return the tensors that a sender has put there. They are valid until it hears that they were taken."""
         ...
 
@@ -108,8 +108,8 @@ class SharedMemory:
             offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
         return {"slot": slot, "parts": parts, "bytes": offset - begin}
 
-    def release(self, place: Mapping[str, Any]) -> None:
-        self.free_slots.append(place["slot"])
+    def release(self, location: Mapping[str, Any]) -> None:
+        self.free_slots.append(location["slot"])
 
     def report(self, tokens: int) -> None:
         TOKENS.pack_into(self.memory, 0, tokens)
@@ -121,9 +121,9 @@ class SharedMemory:
     def close(self) -> None:
         self.memory.close()
 
-    def get(self, place: Mapping[str, Any]) -> dict[str, Part]:
+    def get(self, location: Mapping[str, Any]) -> dict[str, Part]:
         view, parts = memoryview(self.memory), dict[str, Part]()
-        for name, (dtype, shape, offset) in place["parts"].items():
+        for name, (dtype, shape, offset) in location["parts"].items():
             part = Part(dtype, tuple(shape), b"")
             parts[name] = part._replace(data=view[offset : offset + part.nbytes])
         return parts
