@@ -18,7 +18,7 @@ from tests.server.conftest import demo, serving  # noqa: F401 (a fixture)
 from tools.json_docs import FOLDER, comments, schemas
 from tools.json_output import JSON_OUTPUTS
 
-WITHOUT = {"serve", "completion"}  # a log, which has --log-format json, and a script
+WITHOUT = {"serve", "worker", "completion"}  # logs, of which serve has --log-format json, and a script
 
 
 def validator(command):
