@@ -4,7 +4,6 @@ import errno
 import json
 import math
 import os
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -94,7 +93,7 @@ def write_token(file: Path) -> None:
     """Write a new token that only this user can read, unless the file exists."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with suppress(FileExistsError), open(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
-        out.write(secrets.token_hex(TOKEN_BYTES))
+        out.write(os.urandom(TOKEN_BYTES).hex())  # as `secrets` does, without what it imports
 
 
 def read_token(file: Path) -> bytes:

@@ -355,7 +355,8 @@ def fit_model(
     check_context(config.max_context, options.context)
     borders: tuple[int, ...] = ()
     if options.pipeline_parallel > 1:
-        shares = options.stage_shares or device.stage_bytes or (1.0,) * options.pipeline_parallel
+        stage_bytes = tuple(max(each, 1) for each in device.stage_bytes)  # a machine may have nothing left
+        shares = options.stage_shares or stage_bytes or (1.0,) * options.pipeline_parallel
         borders = divide_model(header, config, shares)
     position = Position(0, options.tensor_parallel, borders, options.expert_parallel)
     memory_bytes = device.memory_bytes

@@ -296,11 +296,11 @@ def test_rolling_restart_under_load_loses_no_request(server: Running) -> None:
 def test_a_router_with_waiting_requests_does_not_prevent_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.serve.config import RequestRouterConfig
 
-    from localllm.cluster.request_router import LocalRequestRouter
+    from localllm.cluster import request_router
 
-    router = LocalRequestRouter.__new__(LocalRequestRouter)
+    router: Any = request_router.LocalRequestRouter.__new__(request_router.LocalRequestRouter)
     router.waiting = threading.Lock()  # cannot be pickled, as the futures of a live one
-    monkeypatch.setattr(LocalRequestRouter, "current", router)
+    monkeypatch.setattr(request_router, "current", router)
     path: Any = "localllm.cluster.request_router.LocalRequestRouter"
     assert RequestRouterConfig(request_router_class=path).get_serialized_request_router_cls()
 
