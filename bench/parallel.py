@@ -64,9 +64,11 @@ def running_worker(token: Path) -> Iterator[str]:
     ]
     environment = os.environ | {"LOCALLLM_THREADS": str(CORES)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout
-        yield process.stdout.readline().split("--workers ")[1].split()[0]
-        process.terminate()
+        try:
+            assert process.stdout
+            yield process.stdout.readline().split("--workers ")[1].split()[0]
+        finally:
+            process.terminate()
 
 
 def leader_of(llm: LLM) -> ProcessLeader:

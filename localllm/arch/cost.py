@@ -267,20 +267,11 @@ def busiest_rank_experts(experts: int, selected: int, ranks: int) -> float:
     own, choices = experts // ranks, math.comb(experts, selected)
     expected = 0.0
     for limit in range(min(own, selected)):  # the mean of a count is the sum of P(count > limit)
-        within = [math.comb(own, count) for count in range(limit + 1)]  # by the experts of one rank
-        ways = [1]  # to select so many experts, of which no rank has more than the limit
-        for _ in range(ranks):
-            ways = polynomial_product(ways, within)[: selected + 1]
-        expected += 1 - (ways[selected] if selected < len(ways) else 0) / choices
+        # Ways to select each number of a rank's experts, as digits of `experts` bits: powers add the numbers.
+        within = sum(math.comb(own, count) << experts * count for count in range(limit + 1))
+        ways = within**ranks >> experts * selected & (1 << experts) - 1
+        expected += 1 - ways / choices
     return expected
-
-
-def polynomial_product(a: list[int], b: list[int]) -> list[int]:
-    product = [0] * (len(a) + len(b) - 1)
-    for i, x in enumerate(a):
-        for j, y in enumerate(b):
-            product[i + j] += x * y
-    return product
 
 
 def elements_read_per_token(c: Mixer) -> int:

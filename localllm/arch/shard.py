@@ -126,14 +126,15 @@ def shard_mlp(c: MLPConfig, shard: Shard) -> MLPConfig:
 
 
 def divide(count: int, shard: Shard, what: str, flag: str | None = None) -> int:
-    """Return the share of each rank. Raises UnsupportedModel for an uneven one; flag: divides something else"""
+    """Return the share of each rank. Raises UnsupportedModel for an uneven one; flag: divides it another way"""
     if count % shard.size:
         raise refusal(f"a model with {count} {what}", shard, flag=flag)
     return count // shard.size
 
 
 def refusal(what: str, shard: Shard, *, never: bool = False, flag: str | None = None) -> UnsupportedModel:
-    """Return the error for a model that cannot be divided. never: among no number of processes; flag: to add"""
+    """Return the error for a model that cannot be divided. never: among no number of processes; flag: to suggest,
+    too"""
     remedy = "leave out --tensor-parallel" if never else "use another number with --tensor-parallel"
     remedy += f", or add {flag}" if flag else ""
     return UnsupportedModel(f"{what} cannot be divided among {shard.size} processes", remedy)

@@ -83,7 +83,7 @@ def parse_stages(
     stages, shares = parse_shares(pipeline_parallel)
     if workers and stages != 1 + workers:
         raise UsageError(
-            f"--workers and this machine are {1 + workers} stages, and --pipeline-parallel names {stages}",
+            f"--workers and this machine make {1 + workers} stages, and --pipeline-parallel asks for {stages}",
             "leave out --pipeline-parallel, or give a share for each; start a worker for each further GPU",
         )
     return stages, shares

@@ -116,16 +116,16 @@ class CacheAllocation:
         device, needs, memory = self.target.device, self.target.needs, self.memory
         if self.position.stage_count > 1 and self.own_memories:  # of which others may have less room than this one
             kept = memory.cache_bytes * 100 // CACHE_SHARE[device.type]
-            free = memory.total - memory.cache_bytes + kept + memory.workspace
-            resized = allocate(needs, free, context)
-            return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
-        if device.type == "cpu":  # the operating system allocates memory as caches are written
+            free = memory.total - memory.cache_bytes + kept
+        elif device.type == "cpu":  # the operating system allocates memory as caches are written
             pool = engine.pool
             written = min(pool.count, pool.count - pool.free_count + len(pool.cached))
             # All ranks of a stage, and all engines, have as much as this one.
             free = free_bytes(device) // (self.position.tensor_size * self.engines)
             return allocate(needs, free + self.weight_bytes + written * memory.block_bytes, context)
-        resized = allocate(needs, free_bytes(device) + memory.total + memory.workspace, context)
+        else:
+            free = free_bytes(device) + memory.total
+        resized = allocate(needs, free + memory.workspace, context)
         return replace(resized, host_blocks=host_blocks(resized, free_host_bytes() + memory.host_bytes))
 
     def resize(self, engine: Engine, plan: MemoryPlan, params: SamplingParams) -> None:

@@ -97,7 +97,7 @@ class LoadRequest:
         """
         size = self.options.tensor_parallel
         threads = threads_for(rank_weight_bytes * size, self.settings.threads)
-        # Who has started the others has divided the threads.
+        # The process that started the others has already divided the threads.
         return max(1, threads // (size if self.prefill_sockets else size * self.engines))
 
 

@@ -123,7 +123,8 @@ def load(
         check_workers(tensor_parallel, prefill=bool(prefill))
     elif token_file is not None:
         raise UsageError("--token-file is for workers", "add --workers, or leave it out")
-    if (processes := tensor_parallel * stages) > 1:
+    processes = tensor_parallel * stages
+    if processes > 1:
         if not workers:
             resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
         if settings.keep_layout:
@@ -133,7 +134,7 @@ def load(
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
     sockets = () if isinstance(prefill, int) else tuple(map(Path, prefill))
     if prefill:
-        check_prefill(prefill, tensor_parallel * stages, torch_device, settings)
+        check_prefill(prefill, processes, torch_device, settings)
     options = LoadOptions(
         context,
         quant=quant,
@@ -217,8 +218,8 @@ def open_workers(
             for each in workers:
                 each.channel.close()
             raise UsageError(
-                f"{worker.title} computes on {worker.device}, and this machine on {device}",
-                "give --device cpu on both, or the GPU of each",
+                f"{worker.title} uses {worker.device}, and this machine {device}",
+                "give --device cpu on both, or a GPU on both",
             )
     return workers
 
@@ -243,13 +244,13 @@ def check_worker_dtypes(load_plan: LoadPlan, request: LoadRequest) -> None:
 
 
 def check_prefill(
-    prefill: int | Sequence[str | Path], tensor_parallel: int, device: torch.device, settings: Settings
+    prefill: int | Sequence[str | Path], processes: int, device: torch.device, settings: Settings
 ) -> None:
     """Raise UsageError for what cannot be combined with processes that compute prompts."""
     count = require_int("prefill", prefill, minimum=1) if isinstance(prefill, int) else len(prefill)
     if count > MAX_PREFILL:
         raise UsageError(f"prefill is {count}", f"give at most {MAX_PREFILL} processes")
-    if tensor_parallel > 1:
+    if processes > 1:
         raise UsageError(
             "a model that several processes divide does not hand over prompts",
             "leave out --prefill or --tensor-parallel",

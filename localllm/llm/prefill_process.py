@@ -4,7 +4,6 @@ It loads the whole model, hands over keys and values through a file that each of
 process at the other end of CONTROL, which has started it (`disaggregation/supervisor.py`).
 """
 
-import contextlib
 import json
 import os
 import queue
@@ -112,7 +111,7 @@ class PromptServer:
                 loaded.engine.run()
         except Exception as error:
             cause = error if isinstance(error, LocalLLMError) else unexpected(error)
-            report_failure(self.control, cause)
+            self.control.send_failure(cause, FAILED)
             if not self.loaded.done():
                 self.loaded.set_exception(cause)
                 for thread in self.threads:  # which report it too
@@ -136,7 +135,7 @@ class PromptServer:
             engine, peer = self.admit(channel)
         except (LocalLLMError, OSError) as error:
             if isinstance(error, LocalLLMError):
-                report_failure(channel, error)
+                channel.send_failure(error, FAILED)
             channel.close()
         else:
             engine.serve(peer)
@@ -186,12 +185,6 @@ def load(setup: Setup, device: torch.device) -> Loaded:
 
 def unexpected(error: Exception) -> LocalLLMError:
     return LocalLLMError(f"{type(error).__name__}: {error}")
-
-
-def report_failure(channel: Channel, error: LocalLLMError) -> None:
-    """Report an error, unless the other process has ended."""
-    with contextlib.suppress(OSError):
-        channel.send(FAILED, json.dumps({"message": error.message, "remedy": error.remedy}).encode())
 
 
 if __name__ == "__main__":

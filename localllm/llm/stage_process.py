@@ -96,7 +96,7 @@ def compare_files(name: str, wanted: Sequence[Sequence[Any]], own: Sequence[File
         file = FileDigest(*fields)
         if file.path not in here or not file.matches(here.pop(file.path)):
             raise UsageError(
-                f"{file.path} of {name} is another file than on the first machine", "use the same revision on both"
+                f"{file.path} of {name} differs from that of the first machine", "use the same revision on both"
             )
     if here:
         raise UsageError(

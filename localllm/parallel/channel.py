@@ -66,14 +66,14 @@ class Channel:
             for view in views:
                 self.connection.sendall(view)
 
-    def send_failure(self, error: Exception) -> None:
-        """Report the error for which this process ends, unless the other one has ended."""
+    def send_failure(self, error: Exception, kind: int = FAILED) -> None:
+        """Report an error, as a message of this kind, unless the other process has ended."""
         if isinstance(error, LocalLLMError):
             fields = {"error": type(error).__name__, "message": error.message, "remedy": error.remedy}
         else:
             fields = {"error": None, "message": f"{type(error).__name__}: {error}", "remedy": None}
         with contextlib.suppress(OSError):
-            self.send(FAILED, json.dumps(fields).encode())
+            self.send(kind, json.dumps(fields).encode())
 
     def receive(self) -> tuple[int, bytearray] | None:
         """Return the next message; None if the other process has ended, or its message is too large."""

@@ -187,9 +187,12 @@ class Leader(ABC):
     def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
         """Return the error for a rank that has ended. message: its last one"""
 
-    @abstractmethod
     def close(self) -> None:
-        """End the other ranks."""
+        """End the other ranks, or leave workers, which are then free for others."""
+        with self.lock:
+            self.closing = True
+        for channel in self.channels:
+            channel.close()
 
     def send_setup(self, rank: int, setup: dict[str, Any]) -> None:
         """Have a rank load its part. setup: fields of `rank.Setup` without its position"""
@@ -340,32 +343,23 @@ class ProcessLeader(Collectives, Leader):
         return f"process {rank + 1} of {self.position.size}"
 
     def close(self) -> None:
-        with self.lock:
-            self.closing = True
-        for channel in self.channels:
-            channel.close()
+        super().close()
         for process in self.processes:
             end_process(process)
         self.tensor_group = self.pipeline_group = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Follower(Collectives):
+class Follower:
     """Another rank than 0, which runs what rank 0 sends."""
 
-    def __init__(self, position: Position, folder: Path, device: torch.device, channel: Channel):
+    def __init__(self, channel: Channel):
         """channel: to rank 0"""
-        super().__init__(position, folder, device)
         self.channel = channel
 
     def next_message(self) -> tuple[int, bytearray] | None:
         """Return the next message of rank 0; None when it has ended."""
         return self.channel.receive()
-
-    def check_others(self, waited_s: float) -> None:
-        if self.channel.is_closed:
-            raise ConnectionError("process 1 has ended")
-        super().check_others(waited_s)
 
     def send_step(self, *arguments: Any, **fields: Any) -> None:
         raise AssertionError("only rank 0 schedules")
@@ -378,3 +372,17 @@ class Follower(Collectives):
 
     def step_failed(self, error: Exception) -> Exception:
         return error
+
+
+class ProcessFollower(Follower, Collectives):
+    """A rank that rank 0 has started on its machine."""
+
+    def __init__(self, position: Position, folder: Path, device: torch.device, channel: Channel):
+        """As of `Collectives` and `Follower`."""
+        Collectives.__init__(self, position, folder, device)
+        Follower.__init__(self, channel)
+
+    def check_others(self, waited_s: float) -> None:
+        if self.channel.is_closed:
+            raise ConnectionError("process 1 has ended")
+        super().check_others(waited_s)

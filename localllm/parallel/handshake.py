@@ -49,7 +49,9 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or host.endswith(":") or (":" in host and not host.startswith("[")):
         host, port = text.strip(), str(PORT)
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise UsageError(f"{text!r} is no address of a worker", "give HOST:PORT, as `localllm worker` prints it")
+        raise UsageError(
+            f"{text!r} is not the address of a worker", "give HOST:PORT, as `localllm worker` prints it"
+        )
     return host.strip("[]"), int(port)
 
 
@@ -120,7 +122,7 @@ def open_connection(address: str, token: bytes) -> Channel:
 def check_versions(title: str, message: tuple[int, bytearray] | None) -> None:
     """Check a worker's versions. Raises UsageError if they differ, ServerTooSlow without an answer."""
     if message is None or message[0] != VERSIONS:
-        raise ServerTooSlow(f"{title} does not answer", "see its messages")
+        raise ServerTooSlow(f"{title} does not answer", "check the output of `localllm worker` there")
     if difference := why_versions_differ(json.loads(message[1])):
         raise UsageError(f"{title}: {difference}", "install the same versions on both")
 

@@ -89,7 +89,7 @@ class WorkerListener:
             if channel is None:
                 return
             if not self.in_use.acquire(timeout=LEAVE_S):
-                channel.send_failure(Busy(f"it computes for {self.user}", "wait, or end the server there"))
+                channel.send_failure(Busy(f"it computes for {self.user}", "wait, or stop the server that uses it"))
                 return
             try:
                 self.user = peer

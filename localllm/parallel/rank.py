@@ -24,7 +24,7 @@ from localllm.checkpoint.stages import part_of_model
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
 from localllm.parallel.channel import CACHES, CONNECTED, COPIED, COPY_IN, COPY_OUT, LOADED, SETUP, STEP, Channel
-from localllm.parallel.group import Follower
+from localllm.parallel.group import ProcessFollower
 from localllm.parallel.remote import StageFollower
 from localllm.parallel.remote_caches import answer_copy_in, answer_copy_out
 from localllm.parallel.steps import StepDecoder
@@ -77,7 +77,7 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
     setup = Setup.from_fields(json.loads(content))
     device = rank_device(torch.device(setup.device), setup.position.rank)
     try:
-        ranks = Follower(setup.position, Path(setup.folder), device, channel)
+        ranks = ProcessFollower(setup.position, Path(setup.folder), device, channel)
         if memory:
             ranks.share_sums(*memory)
         run_rank(setup, device, ranks)
@@ -85,7 +85,7 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
         channel.send_failure(error)
 
 
-def run_rank(setup: Setup, device: torch.device, ranks: Follower | StageFollower) -> None:
+def run_rank(setup: Setup, device: torch.device, ranks: ProcessFollower | StageFollower) -> None:
     """Load a part of the model, report that, and run what rank 0 sends until it ends. ranks: of this process"""
     torch.set_num_threads(setup.threads)
     with torch.inference_mode(), device_context(device):
@@ -151,7 +151,7 @@ def make_runner(
     return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
 
 
-def follow(ranks: Follower | StageFollower, runner: Runner, setup: Setup) -> None:
+def follow(ranks: ProcessFollower | StageFollower, runner: Runner, setup: Setup) -> None:
     """Run what rank 0 sends, until it ends. ranks: of this process"""
     decoder, steps = runner.model, StepDecoder()
     copies: SimpleQueue[HostCopy] = SimpleQueue()

@@ -6,6 +6,7 @@ and nothing listens that does not ask for the token, as gloo's connections would
 step go one way more than between neighbours.
 """
 
+import contextlib
 import json
 import queue
 from collections import deque
@@ -13,17 +14,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from localllm.arch.stages import Position
 from localllm.checkpoint.digest import FileDigest
 from localllm.errors import LocalLLMError, RankFailed, ServerTooSlow, UsageError
 from localllm.parallel.channel import FACTS, FAILED, HIDDEN, MAX_MESSAGE_BYTES, MODEL, Channel, reported_error
-from localllm.parallel.group import REMEDY, Leader
+from localllm.parallel.group import REMEDY, Follower, Leader
 from localllm.parallel.handshake import open_connection
-from localllm.parallel.remote_caches import RemoteCaches
+from localllm.parallel.remote_caches import tensor_at
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
+from localllm.runtime.kv_cache.host_copies import to_part
 
 FACTS_S = 60.0  # in which a worker has imported torch
 STEP_S = 600.0  # in which a step comes back from the last stage; a lost connection shows earlier
@@ -53,7 +54,7 @@ class RemoteWorker:
 def receive_fields(title: str, channel: Channel, kind: int) -> dict[str, Any]:
     message = channel.receive()
     if message is None:
-        raise ServerTooSlow(f"{title} has ended, or does not answer", "see its messages")
+        raise ServerTooSlow(f"{title} has ended, or does not answer", "check what the worker printed")
     if message[0] == FAILED:
         raise reported_error(title, message[1])
     if message[0] != kind:
@@ -94,16 +95,11 @@ def send_model(workers: Sequence[RemoteWorker], name: str, quant: str | None, fi
         worker.receive(MODEL)
 
 
-def to_bytes(x: Tensor) -> memoryview:
-    """Return the bytes of a tensor with at least one element."""
-    return x.contiguous().cpu().view(torch.uint8).numpy().data.cast("B")
-
-
 def fill(x: Tensor, content: bytearray) -> Tensor:
     """Fill a tensor with the bytes of one of its shape and dtype. Raises ValueError for another number."""
     if len(content) != x.nbytes:
         raise ValueError(f"hidden states of {len(content)} bytes, and {x.nbytes} were expected")
-    return x.copy_(torch.frombuffer(content, dtype=torch.uint8).view(x.dtype).view(x.shape))
+    return x.copy_(tensor_at(content, 0, (x.dtype, tuple(x.shape))))
 
 
 class WholeLayers:
@@ -149,19 +145,16 @@ class RemoteLeader(WholeLayers, Leader):
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
         if kind != HIDDEN:
-            return super().handle(rank, kind, content)
-        if rank == self.position.size - 1:
+            super().handle(rank, kind, content)
+        elif rank == self.position.size - 1:
             self.arrived.put(content)
-            return None
-        try:
-            self.channels[rank].send(HIDDEN, content)
-        except OSError:
-            return None  # its own thread reports that it has ended
-        return None
+        else:
+            with contextlib.suppress(OSError):  # its own thread reports that it has ended
+                self.channels[rank].send(HIDDEN, content)
 
     def send_to_next_stage(self, x: Tensor) -> None:
         if COMPILE_ONLY.get() is None:
-            self.channels[0].send(HIDDEN, to_bytes(x))
+            self.channels[0].send_parts(HIDDEN, [to_part(x.cpu()).data])
 
     def receive_from_previous_stage(self, x: Tensor) -> Tensor:
         if COMPILE_ONLY.get() is not None:
@@ -182,32 +175,24 @@ class RemoteLeader(WholeLayers, Leader):
             return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
         return RankFailed(f"{self.title(rank)} has ended, or the network to it is cut", REMEDY)
 
-    def close(self) -> None:
-        """Leave the workers, which are then free for others."""
-        with self.lock:
-            self.closing = True
-        for channel in self.channels:
-            channel.close()
 
-
-class StageFollower(WholeLayers):
-    """A worker's stage, which runs what rank 0 sends."""
+class StageFollower(Follower, WholeLayers):
+    """A worker's stage."""
 
     def __init__(self, position: Position, channel: Channel):
-        super().__init__(position)
-        self.channel = channel
+        WholeLayers.__init__(self, position)
+        Follower.__init__(self, channel)
         self.later = deque[tuple[int, bytearray]]()  # messages that came before the hidden states of a step
 
     def connect(self) -> None:
         """Nothing: all messages go through the connection to rank 0."""
 
     def next_message(self) -> tuple[int, bytearray] | None:
-        """Return the next message of rank 0; None when it has ended."""
-        return self.later.popleft() if self.later else self.channel.receive()
+        return self.later.popleft() if self.later else super().next_message()
 
     def send_to_next_stage(self, x: Tensor) -> None:
         if COMPILE_ONLY.get() is None:
-            self.channel.send(HIDDEN, to_bytes(x))
+            self.channel.send_parts(HIDDEN, [to_part(x.cpu()).data])
 
     def receive_from_previous_stage(self, x: Tensor) -> Tensor:
         if COMPILE_ONLY.get() is not None:
@@ -217,15 +202,3 @@ class StageFollower(WholeLayers):
                 return fill(x, message[1])
             self.later.append(message)
         raise ConnectionError("rank 0 has ended")
-
-    def send_step(self, *arguments: Any, **fields: Any) -> None:
-        raise AssertionError("only rank 0 schedules")
-
-    send_caches = send_step
-
-    @property
-    def other_caches(self) -> RemoteCaches:
-        raise AssertionError("only rank 0 copies blocks of others")
-
-    def step_failed(self, error: Exception) -> Exception:
-        return error

@@ -113,7 +113,7 @@ class SharedSums:
         """
         x = x.contiguous()
         for piece in x.view(-1).split(PART_BYTES // x.element_size()):
-            self.add(piece)
+            torch.sum(self.share(piece), 0, out=piece)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
@@ -124,9 +124,6 @@ class SharedSums:
             parts = self.share(piece.reshape(-1))
             target.copy_(parts.view(self.ranks, *piece.shape).transpose(0, 1))
         return gathered.flatten(1)
-
-    def add(self, x: Tensor) -> None:
-        torch.sum(self.share(x), 0, out=x)
 
     def share(self, x: Tensor) -> Tensor:
         """Return x [N] of all ranks, [ranks, N], which the next but one call overwrites."""

@@ -222,7 +222,7 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", ":80", "host:", "host:0", "host:65536", "host:a"])
 def test_other_addresses_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no address of a worker"):
+    with pytest.raises(UsageError, match="not the address of a worker"):
         parse_address(text)
 
 
@@ -284,7 +284,7 @@ def test_another_revision_is_refused(tmp_path: Path) -> None:
         return [[f.path, f.size, f.sha256, f.samples] for f in files if f.affects_logits]
 
     compare_files("m", fields(one), one)
-    with pytest.raises(UsageError, match=r"model.safetensors of m is another file than on the first machine"):
+    with pytest.raises(UsageError, match=r"model.safetensors of m differs from that of the first machine"):
         compare_files("m", fields(one), other)
     with pytest.raises(UsageError, match=r"m has model.safetensors, which the first machine lacks"):
         compare_files("m", [each for each in fields(one) if "json" in each[0]], one)
@@ -494,7 +494,7 @@ def test_the_command_answers_as_with_one_process(process: tuple[str, Path, Any])
     [
         ({"tensor_parallel": 2}, "cannot be combined with --tensor-parallel yet"),
         ({"prefill": 1}, "cannot be combined with --prefill yet"),
-        ({"pipeline_parallel": 3}, "are 2 stages, and --pipeline-parallel names 3"),
+        ({"pipeline_parallel": 3}, "make 2 stages, and --pipeline-parallel asks for 3"),
         ({"keep_layout": True}, "layout of divided weights"),
         ({"workers": ()}, "--token-file is for workers"),
     ],
@@ -579,7 +579,7 @@ def test_other_files_at_the_same_path_are_refused(tmp_path: Path) -> None:
     (model, other), folder = two_revisions(tmp_path), tmp_path / "worker"
     folder.mkdir()
     mount = f'mount --bind {other} {model} && exec "$@"'
-    refused = pytest.raises(UsageError, match=r"model.safetensors of .* is another file than on the first machine")
+    refused = pytest.raises(UsageError, match=r"model.safetensors of .* differs from that of the first machine")
     with running_worker(folder, "unshare", "-rm", "sh", "-c", mount, "sh") as (address, token, _), refused:
         localllm.load(model, device="cpu", context=64, workers=[address], token_file=token)
 

@@ -68,8 +68,7 @@ class PrefixJournal:
                     self.add(name, held)
                 self.held.move_to_end(name)
                 parent, begin = name, held.end
-            while len(self.held) > self.max_names:
-                self.remove(next(iter(self.held)))
+            self.trim()
 
     def hold(self, names: ListLike[Hashable]) -> None:
         """Record that names are held that depend on no block."""
@@ -78,8 +77,11 @@ class PrefixJournal:
                 self.held[name] = HeldPrefix(None, 0, ())
                 self.held.move_to_end(name)
                 self.note_change(name)
-            while len(self.held) > self.max_names:
-                self.remove(next(iter(self.held)))
+            self.trim()
+
+    def trim(self) -> None:
+        while len(self.held) > self.max_names:
+            self.remove(next(iter(self.held)))
 
     def add(self, name: Hashable, held: HeldPrefix) -> None:
         self.held[name] = held
