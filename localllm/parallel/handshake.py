@@ -122,7 +122,7 @@ def open_connection(address: str, token: bytes) -> Channel:
 def check_versions(title: str, message: tuple[int, bytearray] | None) -> None:
     """Check a worker's versions. Raises UsageError if they differ, ServerTooSlow without an answer."""
     if message is None or message[0] != VERSIONS:
-        raise ServerTooSlow(f"{title} does not answer", "check the output of `localllm worker` there")
+        raise ServerTooSlow(f"{title} does not answer", "check what the worker printed")
     if difference := why_versions_differ(json.loads(message[1])):
         raise UsageError(f"{title}: {difference}", "install the same versions on both")
 
