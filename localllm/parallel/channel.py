@@ -32,7 +32,7 @@ SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = rang
 HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 MAX_MESSAGE_BYTES = 2**30  # hidden states of a chunk of a prompt take up to 0.1 GB
-JOINED_BYTES = 2**16  # of a message up to which it is copied behind its frame, for a single packet
+JOINED_BYTES = 2**16  # up to which a message is sent at once: of a process killed meanwhile, all or none arrives
 EXIT_WAIT_S = 5.0  # for a process that was told to end
 REPORTED = {
     each.__name__: each for each in (Busy, DamagedModel, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError)
@@ -59,10 +59,13 @@ class Channel:
                 self.connection.sendall(content)
 
     def send_parts(self, kind: int, parts: Iterable[Buffer]) -> None:
-        """Send a message whose content is large, in parts, without copying them. Raises as `send`."""
+        """Send a message in parts, without copying them where it is large. Raises as `send`."""
         views = [memoryview(part).cast("B") for part in parts]
+        size = sum(map(len, views))
+        if size <= JOINED_BYTES:
+            return self.send(kind, b"".join(views))
         with self.lock:
-            self.connection.sendall(FRAME.pack(kind, sum(map(len, views))))
+            self.connection.sendall(FRAME.pack(kind, size))
             for view in views:
                 self.connection.sendall(view)
 

@@ -127,7 +127,7 @@ class WorkerListener:
             while message := control.receive():
                 self.report(message[1].decode())
             end = describe_end(process)
-            if process.returncode:
+            if process.returncode != 0:  # None: it does not end
                 self.report(f"the stage for {peer} {end}")
                 channel.send_failure(LocalLLMError(f"its process {end}"))
             else:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -188,6 +189,14 @@ def test_large_messages_are_refused(worker: WorkerListener) -> None:
             assert one.receive() == (STEP, b"x" * 100)
             far.sendall(FRAME.pack(STEP, count))
             assert one.receive() is None
+
+
+def test_hidden_states_of_a_decode_step_arrive_whole_or_not_at_all() -> None:
+    """What a process killed between two writes has begun would swallow the message about its end."""
+
+    connection = Mock()
+    Channel(connection).send_parts(HIDDEN, [b"ab", memoryview(b"c")])
+    connection.sendall.assert_called_once_with(FRAME.pack(HIDDEN, 3) + b"abc")
 
 
 def test_what_is_no_worker_is_named() -> None:
