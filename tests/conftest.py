@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
         from hypothesis import HealthCheck, settings
 
-        count = 30 if config.getoption("markexpr") == "not slow" else 100
+        count = 15 if config.getoption("markexpr") == "not slow" else 100
         slow = [HealthCheck.too_slow]
         settings.register_profile("of a lane", max_examples=count, deadline=None, suppress_health_check=slow)
         settings.load_profile("of a lane")

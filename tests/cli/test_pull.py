@@ -254,6 +254,7 @@ def test_a_pull_killed_repeatedly_resumes(big, start, localllm):
     assert big.sent("model.safetensors") - len(weights(BIG)) < times * PART_BYTES
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_work(big, start):
     big.rate = RATE // 20  # not finished before the other process has started, however busy the machine
     first = start("pull", "org/big")

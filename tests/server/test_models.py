@@ -119,6 +119,7 @@ def test_a_loaded_model_answers_while_another_loads():
     in_loop(scenario)
 
 
+@pytest.mark.slow
 def test_full_collections_skip_loaded_models_and_free_unloaded_ones(monkeypatch):
     monkeypatch.setattr(garbage, "gc", gc)  # as it is outside tests
     gc.unfreeze()

@@ -30,7 +30,7 @@ def lines(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-@pytest.mark.quick_every(3)
+@pytest.mark.quick_every(7)
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.title)
 def test_presets_have_the_numbers_of_the_command(demo_url: str, preset: Any, capsys: Any) -> None:
     body = {"model": preset.model, "options": preset.options}
@@ -102,6 +102,7 @@ def long_simulation(url: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_two_at_a_time_and_none_after_their_clients_leave(demo_url: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(simulation, "SLOT_TIMEOUT_S", 0.2)
     with long_simulation(demo_url), long_simulation(demo_url):

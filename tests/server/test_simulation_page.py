@@ -129,6 +129,7 @@ def test_it_plays_and_pauses(page: Page) -> None:
     assert page.evaluate(position) == 1000
 
 
+@pytest.mark.slow
 def test_all_can_be_done_with_keys(page: Page) -> None:
     names = []
     for _ in range(60):

@@ -86,6 +86,7 @@ assert (numbers == 3).all()
     assert run_script(script) == [2, 0, 2, 0]
 
 
+@pytest.mark.slow
 @needs_openmp
 def test_a_loaded_model_without_work_keeps_no_openmp_threads() -> None:
     # More threads than processors would wake up for each operation instead of spinning.

@@ -49,6 +49,7 @@ def test_the_npm_package_of_ollama(demo_url: str, story: str) -> None:
 
 
 @needs_node
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("provider", ["ollama-ai-provider-v2", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic"])
 def test_a_provider_of_the_ai_sdk(demo_url: str, story: str, provider: str) -> None:
     told = by_node(provider, demo_url)
@@ -70,6 +71,7 @@ def test_langchain_ollama(demo_url: str, story: str) -> None:
     assert told["object"].keys() == {"name", "says", "happy"} and told["vectors"] == [256, 256]
 
 
+@pytest.mark.slow
 @needs_packages
 def test_instructor(demo_url: str) -> None:
     """Instructor validates responses against the requested class."""
@@ -78,6 +80,7 @@ def test_instructor(demo_url: str) -> None:
     assert all(cat["says"] in ("meow", "purr") for cat in told.values())
 
 
+@pytest.mark.slow
 @needs_packages
 def test_pydantic_ai(demo_url: str, story: str) -> None:
     told = ask(PYTHON, "clients.py", "pydantic_ai", demo_url, "demo")
@@ -86,6 +89,7 @@ def test_pydantic_ai(demo_url: str, story: str) -> None:
     assert all(cat.keys() == {"name", "says", "happy"} for cat in objects)
 
 
+@pytest.mark.slow
 @needs_packages
 def test_litellm(demo_url: str, story: str) -> None:
     told = ask(PYTHON, "clients.py", "litellm", demo_url, "demo")
@@ -95,6 +99,7 @@ def test_litellm(demo_url: str, story: str) -> None:
     assert told["ollama"] == told["ollama streamed"] and told["vector"] == 256
 
 
+@pytest.mark.slow
 @needs_packages
 def test_the_program_llm_with_its_plug_in_for_ollama(demo_url: str, story: str) -> None:
     told = ask(PYTHON, "clients.py", "llm", demo_url, "demo")
