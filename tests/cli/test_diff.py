@@ -41,7 +41,7 @@ def test_a_model_in_two_types_as_json(diff, tmp_path):
     assert found.recipe is None
 
 
-@pytest.mark.quick_every(2)
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize(("kv_dtype", "most"), [("int8", 0.005), ("k8v4", 0.03), ("int4", 0.1)])
 def test_a_model_with_itself_over_a_quantized_cache(diff, kv_dtype, most):
     code, out, _ = diff("demo", "demo", "--dtype", "float32", "--kv-dtype-b", kv_dtype, "--tokens", 300, "--json")

@@ -14,6 +14,7 @@ from tools.step_estimate import CONTEXT, MODELS, record_step, work_of
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     ("name", "nodes_per_layer", "others"),
     # Others: angles, the last norm, the head, and the first norm where products prepare those of the layers.

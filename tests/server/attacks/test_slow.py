@@ -122,6 +122,7 @@ def test_idle_keep_alive(url):
         assert_at(QUICK.keep_alive_s, time.monotonic() - began)
 
 
+@pytest.mark.slow
 def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
     """No data is sent for longer than every limit."""
     with connect(url) as connection:

@@ -121,6 +121,7 @@ def test_a_client_brings_no_template_of_its_own(demo_url, arguments):
 PATTERNS = ("(a+)+$", "(a|a)*b", "(.*)*(.*)*(.*)*x", "((a{1,999}){1,999}){1,999}", "a{1000000000}", "(?=a)b")
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("pattern", [*PATTERNS, r"(a)\1", "("])
 def test_regular_expressions_that_explode(demo_url, pattern):
     schema = {"type": "string", "pattern": pattern}
