@@ -146,6 +146,7 @@ def test_an_invalid_setting_is_reported(doctor) -> None:
     assert "does not run (there is no dtype 'int3'" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_self_test_without_a_gpu_is_one_sentence_and_exit_code_3(doctor) -> None:
     done = doctor("--gpu-selftest")

@@ -45,6 +45,7 @@ def test_a_model_that_fits_a_gpu(localllm, llama):
 SLO = ("--slo", "ttft=1s,tpot=25ms", "--think", "5s")
 
 
+@pytest.mark.slow
 def test_users_within_objectives(localllm, llama):
     code, out, err = localllm("plan", llama, "--gpu", "h100:2", "--users", "20", *SLO, "--json")
     assert (code, err) == (0, "")

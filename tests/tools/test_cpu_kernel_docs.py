@@ -1,8 +1,11 @@
 """The instruction counts of docs/kernels.md are those of the kernels."""
 
+import pytest
+
 from tools.cpu_kernel_docs import largest_block, main
 
 
+@pytest.mark.slow
 def test_the_page_has_the_counts_of_these_kernels() -> None:
     assert main(["--check"]) == 0
 

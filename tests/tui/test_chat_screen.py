@@ -434,6 +434,7 @@ async def test_an_empty_conversation_shows_three_things_to_try(tmp_path, opened,
         assert not app.screen.transcript.views
 
 
+@pytest.mark.slow
 async def test_a_long_question_is_folded_into_one_line_and_can_be_opened(tmp_path, opened, talk):
     log = "\n".join(f"line {number} of a log" for number in range(5000))
     app = app_with(ScriptedModel(saying("A log.", thoughts="Let me see.")), tmp_path)

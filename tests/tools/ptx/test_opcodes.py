@@ -274,6 +274,7 @@ def test_logic() -> None:
     check("shf.r.clamp.b32", [WORDS, WORDS, AMOUNTS], lambda a, b, n: (b << 32 | a) >> min(n, 32) & 0xFFFFFFFF)
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_fma_rounds_once(mode: str) -> None:
     few = [*FLOATS[::2], 0x3F800001, 0x34000001]

@@ -119,6 +119,7 @@ def test_bits_are_those_of_plain_torch(form: str, dtype: torch.dtype, head_dim: 
         assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8)), name
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("form", KV_DTYPES)
 @pytest.mark.parametrize("name", ["normed", "keys as values", "partial, interleaved", "growing", "wide"])
 def test_bits_of_turned_heads(name: str, form: str) -> None:
