@@ -326,7 +326,7 @@ class TestDisks:
     [
         pytest.param("verify org/tiny", "hf/hub/models--org--tiny", "HF_HUB_CACHE", marks=pytest.mark.slow),
         ("cp demo mine", "home", "LOCALLLM_HOME"),
-        ("create mine -f {folder}/Modelfile", "home/made", "LOCALLLM_HOME"),
+        pytest.param("create mine -f {folder}/Modelfile", "home/made", "LOCALLLM_HOME", marks=pytest.mark.slow),
     ],
 )
 def test_a_disk_that_became_read_only_is_a_sentence_and_exit_code_3(

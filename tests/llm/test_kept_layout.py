@@ -259,6 +259,7 @@ def test_an_interrupted_load_leaves_nothing(model: Path, load: Load, tmp_path: P
     assert load(model).file == only_file(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(model: Path, load: Load, tmp_path: Path) -> None:
     expected = load(model)
     command = [sys.executable, "-m", "localllm", "run", str(model), "--raw", "--keep-layout", "--quiet"]

@@ -81,7 +81,7 @@ def test_stages_and_one_process_continue_each_other(tmp_path: Path, family: str)
         again.close()
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("division", DIVISIONS)
 @pytest.mark.parametrize("family", ["Qwen3.5", "Qwen3"])
 def test_sequences_that_evict_each_other_have_their_tokens(tmp_path: Path, family: str, division: str) -> None:

@@ -111,7 +111,7 @@ def with_experts(changes: dict[str, Any], count: int) -> dict[str, Any]:
     return changes | {key: count for key in EXPERT_COUNTS if key in changes}
 
 
-@pytest.mark.quick_every(4)
+@pytest.mark.quick_every(8)
 @pytest.mark.parametrize("family", MIXTURES)
 @pytest.mark.parametrize("shares", [(), (1.0, 1.0)], ids=["ranks", "ranks of stages"])
 def test_logits_of_whole_experts(tmp_path: Path, family: str, shares: tuple[float, ...]) -> None:
@@ -277,7 +277,7 @@ def answers(engine: Engine, known: list[list[int]] | None = None) -> list[list[i
     return [tokens(events[one.request.id]) for one in asked]
 
 
-@pytest.mark.quick_every(7)
+@pytest.mark.quick_every(14)
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen3.5", "DeepSeek-V3", "LFM2"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["read at once", "one step ahead"])
 @pytest.mark.parametrize("division", DIVISIONS)

@@ -178,7 +178,7 @@ def test_sequences_that_evict_each_other_are_found(model: Path, tmp_path: Path) 
     engine.close()
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(9)
 @pytest.mark.parametrize("seed", range(9))
 def test_any_mix_has_the_answers_without_a_disk(model: Path, tmp_path: Path, seed: int) -> None:
     """Prompts with shared beginnings arrive at random, in a cache that is too small."""
