@@ -78,6 +78,7 @@ def test_the_output_of_run_is_a_receipt_and_comes_through_a_pipe(real):
     }
 
 
+@pytest.mark.slow
 def test_another_thread_count_is_noted_and_changes_nothing(receipt, replay, monkeypatch):
     monkeypatch.setenv("LOCALLLM_THREADS", "2")
     assert replay(receipt) == (0, "identical: 24 tokens\n", "note: threads: 1 then, 2 now\n")

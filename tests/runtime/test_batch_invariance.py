@@ -154,6 +154,7 @@ def test_deterministic_packed_weights_too(tmp_path: Path) -> None:
     assert torch.equal(verified(engine, TEXT[:1], TEXT[1:]), one_by_one(engine, TEXT[:1], TEXT[1:]))
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("family", ["Qwen3.5", "DeepSeek-V3"])
 def test_two_threads_compute_what_one_does(tmp_path: Path, family: str) -> None:

@@ -51,7 +51,7 @@ def test_logits_are_near_those_of_the_models_own_dtype(
     assert 0 < off < MOST_OFF[form]
 
 
-@pytest.mark.quick_every(5)
+@pytest.mark.quick_every(11)
 @pytest.mark.parametrize(("family", "form"), CASES)
 def test_any_mix_gives_each_sequence_the_tokens_it_gets_alone(
     folders: functools.partial[Path], family: str, form: str

@@ -107,6 +107,7 @@ def test_means_are_subtracted() -> None:
     torch.testing.assert_close(cache.k, expected.k, atol=1e-6, rtol=1e-6, equal_nan=True)
 
 
+@pytest.mark.quick_every(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("form", KV_DTYPES)
 @pytest.mark.parametrize("head_dim", [12, 16])
