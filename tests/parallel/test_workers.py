@@ -48,14 +48,14 @@ from localllm.parallel.channel import FACTS, FRAME, HIDDEN, STEP, VERSIONS, Chan
 from localllm.parallel.handshake import format_address, open_connection, parse_address, prove_as_first
 from localllm.parallel.listener import WorkerListener
 from localllm.parallel.rank import Setup, follow
-from localllm.parallel.remote import RemoteLeader, RemoteWorker, StageFollower, connect_workers
+from localllm.parallel.remote import RemoteLeader, RemoteWorker, StageLeader, connect_workers
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
 from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.settings import Settings
 from tests.models.families import FAMILIES
 from tests.models.proofs import token_ids
-from tests.parallel.ranks_in_threads import BLOCK_SIZE, BLOCKS, STATE_SLOTS, make_runner
+from tests.parallel.ranks_in_threads import BLOCK_SIZE, BLOCKS, CPU, STATE_SLOTS, make_runner
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
 
@@ -73,7 +73,9 @@ LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerListener]:
     """A worker whose processes say what their device has, and nothing more."""
 
-    def run_stage(self: WorkerListener, connection: socket.socket, channel: Channel, peer: str) -> None:
+    def run_stage(
+        self: WorkerListener, connection: socket.socket, channel: Channel, peer: str, processes: int
+    ) -> None:
         facts = {"device": "cpu", "device_type": "cpu", "free_bytes": 2**30, "auto_dtype": "float32"}
         facts["processor"] = "AVX2"
         channel.send(FACTS, json.dumps(facts).encode())
@@ -316,7 +318,7 @@ def stages_over_tcp(path: Path, shares: Sequence[float], context: int = 256) -> 
     header = read_header(path)
     borders = divide_model(header, parse_config(header.config), shares)
     positions = [Position(rank, 1, borders) for rank in range(len(shares))]
-    workers, followers = [], list[StageFollower]()
+    workers, followers = [], list[StageLeader]()
     for position in positions[1:]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             near = socket.create_connection(server.getsockname())
@@ -324,15 +326,15 @@ def stages_over_tcp(path: Path, shares: Sequence[float], context: int = 256) -> 
         for end in (near, far):
             handshake.prepare(end)
         workers.append(RemoteWorker(f"rank {position.rank}", Channel(near), "cpu", "cpu", 0, "float32", ""))
-        followers.append(StageFollower(position, Channel(far)))
-    leader = RemoteLeader(positions[0], workers)
+        followers.append(StageLeader(position, Channel(far), CPU))
+    leader = RemoteLeader(positions[0], CPU, workers)
     made = [
         make_runner(path, ranks, torch.float32, context, BLOCKS)[0]  # type: ignore[arg-type]
         for ranks in (leader, *followers)
     ]
     errors = queue.SimpleQueue[BaseException]()
 
-    def run(follower: StageFollower, runner: Any) -> None:
+    def run(follower: StageLeader, runner: Any) -> None:
         try:
             with torch.inference_mode():
                 follow(follower, runner, None)  # type: ignore[arg-type]
@@ -341,7 +343,7 @@ def stages_over_tcp(path: Path, shares: Sequence[float], context: int = 256) -> 
 
     threads = [
         *(threading.Thread(target=run, args=pair) for pair in zip(followers, made[1:], strict=True)),
-        *(threading.Thread(target=leader.watch, args=pair) for pair in enumerate(leader.channels, 1)),
+        *(threading.Thread(target=leader.watch, args=pair) for pair in leader.channels.items()),
     ]
     for thread in threads:
         thread.start()
@@ -501,7 +503,6 @@ def test_the_command_answers_as_with_one_process(process: tuple[str, Path, Any])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel": 2}, "cannot be combined with --tensor-parallel yet"),
         ({"prefill": 1}, "cannot be combined with --prefill yet"),
         ({"pipeline_parallel": 3}, "make 2 stages, and --pipeline-parallel asks for 3"),
         ({"keep_layout": True}, "layout of divided weights"),
