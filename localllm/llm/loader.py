@@ -82,7 +82,7 @@ def load(
     keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
         the settings.
     tensor_parallel: number of processes among which each layer is divided, on a CPU by its cores, otherwise a GPU
-        each (docs/parallel.md).
+        each; with workers, so many on each machine (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs or machines.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.

@@ -95,6 +95,7 @@ class Collectives:
             options._timeout = COLLECTIVE_TIMEOUT
             options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]  # no other machine connects
             return ProcessGroupGloo(store, rank, size, options)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # no other machine connects
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, options)
