@@ -6,6 +6,7 @@ stages, goes through torch.distributed, by gloo on CPUs and by NCCL on GPUs; `re
 machines. NCCL has not been measured yet: no test here has two GPUs.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -225,6 +226,9 @@ class Leader(ABC):
 
     def connect_and_watch(self) -> None:
         """Connect with the other ranks, and start a thread for what each sends. Raises as `receive_from_all`."""
+        for channel in self.channels.values():
+            with contextlib.suppress(OSError):  # it has ended, which is noticed below
+                channel.send(CONNECTED, b"{}")
         self.connect()
         self.receive_from_all()
         for rank, channel in self.channels.items():
@@ -387,6 +391,8 @@ class Follower(ABC):
     def finish_load(self, loaded: dict[str, Any]) -> None:
         """Report that the part of this rank is loaded, and connect with the others. loaded: as of `LOADED`"""
         self.channel.send(LOADED, json.dumps([loaded]).encode())
+        if self.channel.receive() is None:  # until all are loaded, which takes longer than connecting may
+            raise ConnectionError("process 1 has ended")
         self.connect()
         self.channel.send(CONNECTED, b"{}")
 

@@ -247,6 +247,8 @@ class StageLeader(FromOneConnection, ProcessLeader):
     def finish_load(self, loaded: dict[str, Any]) -> None:
         """As of `Follower`, for all processes of the stage. Raises as `receive_from_all`."""
         self.channel.send(LOADED, json.dumps([loaded, *self.receive_loaded()]).encode())
+        if self.channel.receive() is None:
+            raise ConnectionError("rank 0 has ended")
         self.connect_and_watch()
         self.channel.send(CONNECTED, b"{}")
 
