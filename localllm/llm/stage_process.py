@@ -85,8 +85,10 @@ class StageProcess:
         stage, size = setup.position.stage, setup.position.tensor_size
         assert stage
         layers = f"layers {stage.first + 1} to {stage.end} of {stage.total} of {wanted['name']}"
-        among = f" in {size} processes from {device} on" if size > 1 else f" on {device}"
-        self.control.send(SETUP, f"computing {layers}{among} for {self.peer}".encode())
+        among = f" in {size} processes" if device.type == "cpu" else f" to {rank_device(device, size - 1)}"
+        self.control.send(
+            SETUP, f"computing {layers} on {device}{among if size > 1 else ''} for {self.peer}".encode()
+        )
         self.ranks = StageLeader(setup.position, channel, device)
         self.ranks.on_failure = self.fail
         self.ranks.start(asdict(setup))

@@ -79,7 +79,8 @@ class Collectives:
 
     def connect(self) -> None:
         """Connect with all other ranks of this machine, which do the same."""
-        if len(self.members) == 1:
+        sums_are_all = self.apart and self.position.rank >= self.shard.size and self.sums is not None
+        if len(self.members) == 1 or sums_are_all:  # of a worker: logits are gathered in the first stage alone
             return
         position, path = self.position, str(self.folder / "addresses")
         store = dist.FileStore(path, len(self.members))  # pyright: ignore[reportPrivateImportUsage]

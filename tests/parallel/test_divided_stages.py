@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ import torch
 import localllm
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
-from localllm.errors import RankFailed, UnsupportedModel
-from localllm.parallel.remote import RemoteLeader
+from localllm.errors import NoSuchDevice, RankFailed, UnsupportedModel
+from localllm.llm import find, stage_process
+from localllm.parallel.remote import RemoteLeader, RemoteWorker
 from localllm.request import Grammar, GrammarKind
 from tests.models.families import FAMILIES
 from tests.models.proofs import token_ids
@@ -97,6 +99,35 @@ def test_stored_prompts_go_through_the_first_process_of_a_machine(tmp_path: Path
         ranks.engine.close()
 
 
+def test_the_memory_of_a_machine_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of a CPU's, or that of the fullest of so many GPUs behind the first."""
+    free = {"cpu": 24, "cuda:2": 80, "cuda:3": 70, "cuda:4": 75}
+    for module in (stage_process, find):
+        monkeypatch.setattr(module, "free_bytes", lambda device: free[str(device)])
+
+    def resolve(name: str) -> torch.device:
+        if name not in free:
+            raise NoSuchDevice(f"there is no device {name}")
+        return torch.device(name)
+
+    monkeypatch.setattr(stage_process, "resolve_device", resolve)
+    names = {"cuda:2": "A", "cuda:3": "A", "cuda:4": "B"}
+    monkeypatch.setattr(stage_process, "processor_features", lambda device: names.get(str(device), "AVX2"))
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 2)
+    facts = [stage_process.facts_of(*arguments) for arguments in ((cpu, 3), (gpu, 1), (gpu, 2), (gpu, 3))]
+    assert [(each["free_bytes"], each["processor"]) for each in facts] == [
+        (8, "AVX2"),
+        (80, "A"),
+        (70, "A"),
+        (70, "A, B"),
+    ]
+    with pytest.raises(NoSuchDevice, match="cuda:5"):
+        stage_process.facts_of(gpu, 4)
+    worker = RemoteWorker("host", Mock(), "cpu", "cpu", 7, "float32", "")
+    assert find.memory_of_stages(cpu, [worker], 3).stage_bytes == (8, 7)
+    assert find.memory_of_stages(gpu, [worker], 2).stage_bytes == (70, 7)
+
+
 # Processes
 
 
@@ -110,6 +141,13 @@ def processes_of(worker: Any) -> list[int]:
     """Return all processes of a worker's stage, the first one first."""
     first = stage_of(worker)
     return [first, *children_of(first)]
+
+
+def listens(pid: int) -> bool:
+    """Return whether a process listens for connections of TCP."""
+    sockets = {os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return any(fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets for fields in lines)
 
 
 @pytest.mark.slow
@@ -162,6 +200,7 @@ def test_a_killed_process_of_a_worker_ends_the_model_with_an_error(
     address, token, worker = process
     with contextlib.closing(load("demo", address, token, tensor_parallel=2)) as llm:
         started = processes_of(worker)
+        assert listens(worker.pid) and not any(map(listens, started))
         events = llm.stream(PROMPT, LONG)
         next(events)
         os.kill(started[index], signal.SIGKILL)

@@ -73,7 +73,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerListener]:
         self: WorkerListener, connection: socket.socket, channel: Channel, peer: str, processes: int
     ) -> None:
         facts = {"device": "cpu", "device_type": "cpu", "free_bytes": 2**30, "auto_dtype": "float32"}
-        facts["processor"] = "AVX2"
+        facts["processor"] = f"AVX2 for {processes}"
         channel.send(FACTS, json.dumps(facts).encode())
         channel.receive()
 
@@ -100,8 +100,8 @@ def connect(worker: WorkerListener, token: bytes = TOKEN) -> RemoteWorker:
 
 
 def test_a_worker_says_what_it_has_and_is_in_use_until_its_user_leaves(worker: WorkerListener) -> None:
-    first = connect(worker)
-    assert first.free_bytes == 2**30
+    [first] = connect_workers([worker.address], TOKEN, 3)
+    assert (first.free_bytes, first.processor) == (2**30, "AVX2 for 3")
     with pytest.raises(Busy, match=f"the worker at {worker.address}: it computes for 127.0.0.1:"):
         connect(worker)
     first.channel.close()
