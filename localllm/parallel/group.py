@@ -174,9 +174,7 @@ class Leader(ABC):
     def __init__(self, position: Position):
         """position: of this process, whose rank is 0"""
         self.position = position
-        self.channels: dict[
-            int, Channel
-        ] = {}  # to other ranks; the first one of a worker passes on messages there
+        self.channels: dict[int, Channel] = {}  # to other ranks; a worker's first one passes on messages there
         self.encoder = StepEncoder()
         self.block_size = 0
         self.failure: RankFailed | None = None
