@@ -32,9 +32,7 @@ from localllm.errors import (
 # Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
 SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
 HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
-PASSED_ON = (
-    13  # to or from another process of a worker than the first, which passes it on: an address, and its content
-)
+PASSED_ON = 13  # an ADDRESS and a message, which a worker's first process passes on to or from another one there
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 ADDRESS = struct.Struct("<ii")  # rank of the process in its stage, and the kind for it; keeps tensors aligned
 HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last on Linux, of one direction
