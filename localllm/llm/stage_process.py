@@ -1,7 +1,8 @@
-"""A worker's process for one stage of a pipeline: `python -m localllm.llm.stage_process SOCKET CONNECTION`.
+"""A worker's process for another machine: `python -m localllm.llm.stage_process SOCKET CONNECTION`.
 
 It says what its device has, finds the model here, compares its files with those of the first machine, and computes
-what that sends. It ends with the connection, and with the worker that has started it.
+a stage of a pipeline for it, or prompts (`prefill_process.py`). It ends with the connection, and with the worker
+that has started it.
 """
 
 import json
@@ -26,7 +27,7 @@ from localllm.errors import ModelNotFound, UsageError
 from localllm.hardware.device import DTYPES, dtype_for, free_bytes, processor_features, resolve_device
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve_model
-from localllm.parallel.channel import FACTS, FAILED, MODEL, SETUP, Channel
+from localllm.parallel.channel import FACTS, FAILED, MODEL, PREFILL, SETUP, Channel
 from localllm.parallel.rank import Setup, run_rank
 from localllm.parallel.remote import StageFollower
 from localllm.quantize.quantizer import find_or_quantize
@@ -58,6 +59,8 @@ def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str)
         compare_files(wanted["name"], wanted["files"], digest_model(path))
         channel.send(MODEL, b"{}")
         message = channel.receive()
+        if message and message[0] == PREFILL:
+            return serve_prompts(json.loads(message[1]), path, device, settings, channel, control, peer)
         if message is None or message[0] != SETUP:
             return
         setup = complete_setup(json.loads(message[1]), path, device, settings)
@@ -69,8 +72,28 @@ def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str)
     except ConnectionError:
         return  # the first machine has left
     except Exception as error:
-        control.send(FAILED, f"the stage for {peer} failed: {error}".encode())
+        control.send(FAILED, f"computing for {peer} failed: {error}".encode())
         channel.send_failure(error)
+
+
+def serve_prompts(
+    fields: dict[str, Any],
+    path: Path,
+    device: torch.device,
+    settings: Settings,
+    channel: Channel,
+    control: Channel,
+    peer: str,
+) -> None:
+    """Compute prompts for a server, with its number of threads if results are deterministic. Raises as
+    `serve_server`."""
+    from localllm.llm import prefill_process  # a stage does not need an engine
+
+    setup = replace(prefill_process.Setup(**fields), path=str(path))
+    if not setup.deterministic:
+        setup = replace(setup, threads=threads_for(read_header(path).stored_bytes, settings.threads))
+    control.send(SETUP, f"computing prompts of {setup.name} on {device} for {peer}".encode())
+    prefill_process.serve_server(channel, setup, device)
 
 
 def find_files(name: str, quant: str | None, settings: Settings) -> Path:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from localllm.errors import (
 # Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
 SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
 HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
+PREFILL = 31  # instead of SETUP: compute prompts; what follows is in `disaggregation/transport.py`
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 MAX_MESSAGE_BYTES = 2**30  # hidden states of a chunk of a prompt take up to 0.1 GB
 JOINED_BYTES = 2**16  # up to which a message is sent at once: of a process killed meanwhile, all or none arrives
@@ -46,6 +48,7 @@ class Channel:
         """limit: bytes of a message that is received; a larger one ends the connection"""
         self.connection = connection
         self.limit = limit
+        self.began_at = self.heard_at = time.monotonic()  # of the last message that began, and the last bytes
         self.lock = threading.Lock()  # so that messages of several threads do not mix
 
     def send(self, kind: int, content: bytes | bytearray | memoryview) -> None:
@@ -83,6 +86,7 @@ class Channel:
         frame = self.read(FRAME.size)
         if frame is None:
             return None
+        self.began_at = self.heard_at
         kind, count = FRAME.unpack(frame)
         content = self.read(count) if 0 <= count <= self.limit else None
         return None if content is None else (kind, content)
@@ -97,6 +101,7 @@ class Channel:
                 return None
             if not received:
                 return None
+            self.heard_at = time.monotonic()
             view = view[received:]
         return content
 
