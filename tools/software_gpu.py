@@ -119,16 +119,17 @@ def table(records: list[Record]) -> str:
         rows.append(f"| `{kernel}` | {len(each)} | {len(opcodes)} | {size} | {error} | 0 |")
     every = {opcode for each in launches.values() for launch in each for opcode in launch["opcodes"]}
     count = sum(len(each) for each in launches.values())
-    summary = f"{len(records)} tests, {count} launches of {len(launches)} kernels, {len(every)} opcodes."
     ids = collected(FEWER)
     fewer = [record for record in records if record["test"] in ids]
     pairs, reached = opcodes_of_kernels(records), opcodes_of_kernels(fewer)
     if pairs - reached:
         print(f"executed by no test of --fewer: {sorted(pairs - reached)}")
-    part = (
-        f"`--fewer` runs {len(fewer)} of the tests, in which {len(reached)} of {len(pairs)} pairs of a kernel and"
-    )
-    return "\n".join([summary, part, "an opcode occur.", "", *rows]) + "\n"
+    summary = [
+        f"{len(records)} tests, {count} launches of {len(launches)} kernels, {len(every)} opcodes. "
+        f"`--fewer` runs {len(fewer)} of the tests, in which",
+        f"{len(reached)} of {len(pairs)} pairs of a kernel and an opcode occur.",
+    ]
+    return "\n".join([*summary, "", *rows]) + "\n"
 
 
 def opcodes_of_kernels(records: list[Record]) -> set[tuple[str, str]]:
