@@ -484,9 +484,8 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
             )
         if flags["link"]:
             parse_link(flags["link"])
-        worker_token(
-            flags["token_file"], Settings.from_environment().home
-        )  # before a simulation, which takes time
+        # Before a simulation, which takes time.
+        worker_token(flags["token_file"], Settings.from_environment().home)
     elif flags["link"] is not None:
         raise UsageError("--link is for workers that compute prompts", "give --prefill HOST:PORT, or leave it out")
     if decode is not None and not 1 <= decode <= MAX_REPLICAS:
