@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from localllm.cli import simulate
+from localllm.cli import simulate_setup
 from localllm.cluster import place
 from localllm.simulate import apart
 
@@ -35,7 +35,7 @@ from localllm.simulate import apart
 def test_processes_for_prompts_that_would_not_help_are_refused(real, monkeypatch, words, message):
     setup = SimpleNamespace(asynchronous=False, context=1024, capacity=1000)
     target = SimpleNamespace(setup=setup, device="CPU", cost=SimpleNamespace(source="steps of a test"))
-    monkeypatch.setattr(simulate, "target_of", lambda *given: target)
+    monkeypatch.setattr(simulate_setup, "target_of", lambda *given: target)
     monkeypatch.setattr(place, "find_spec", lambda name: None if "without-ray" in words else name)
     monkeypatch.setattr(
         apart,
