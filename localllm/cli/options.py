@@ -168,7 +168,7 @@ TokenFile = Annotated[
     str | None,
     option(
         "--token-file",
-        text="With --workers: copy of their token file; default: that of localllm's settings.",
+        text="With --workers: copy of their token file; default: worker-token in localllm's home.",
         metavar="FILE",
         panel=Panel.LOADING,
     ),
