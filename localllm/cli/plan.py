@@ -282,9 +282,11 @@ def advise_prefill(
     if chosen is None or chosen.parallel.devices > 1 or parse_config(planned.header.config).encoder:
         return None
     target = planned.target(replace(load_options.in_one_process(), users=1))
-    loads = [drawn_lengths(target, {}), drawn_lengths(target, lengths)]
+    loads = [drawn_lengths(target, {})]
+    if (given := drawn_lengths(target, lengths)) not in loads:
+        loads.append(given)
     result = None
-    for drawn in loads[loads[0] == loads[1] :]:
+    for drawn in loads:
         load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **drawn)
         with status(f"simulating {planned.name} with and without --prefill"):
             decode = device.count // 2

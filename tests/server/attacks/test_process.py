@@ -96,7 +96,7 @@ def test_a_port_is_free_as_soon_as_its_server_is_killed():
         stream.sendall(completion_request(max_tokens=800, stream=True))
         stream.recv(1, 2)
         process.kill()
-        process.wait(10)
+        process.wait(60)
         with started("--port", port) as (_, again):
             assert again == url
             assert exchange(again, completion_request()).status == 200
