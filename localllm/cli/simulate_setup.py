@@ -94,16 +94,9 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     name, header, gpu, device = find_model(flags["model"], load_options, flags["device"], settings)
 
     def make_target(options: LoadOptions) -> "Target":
-        target = target_of(
-            name,
-            header,
-            options,
-            gpu,
-            device,
-            settings,
-            flags["efficiency"],
-            parse_division(flags) if gpu else None,
-        )
+        division = parse_division(flags) if gpu else None
+        efficiency = flags["efficiency"]
+        target = target_of(name, header, options, gpu, device, settings, efficiency=efficiency, division=division)
         return configure(target, flags)
 
     target, cache_tokens = make_target(load_options), flags["cache_tokens"]
@@ -363,6 +356,7 @@ def target_of(
     gpu: str | None,
     chosen: str,
     settings: Settings,
+    *,
     efficiency: str | None = None,
     division: "Parallel | None" = None,
 ) -> "Target":
