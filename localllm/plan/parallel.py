@@ -110,10 +110,7 @@ class Parallel:
         within, passed = self.exchanged_bytes(config, tokens, sequences)
         seconds = 0.0
         if self.pipeline > 1:
-            apart = self.stage_link not in (
-                None,
-                self.link,
-            )  # then the first machine passes on what the others send
+            apart = self.stage_link not in (None, self.link)  # the first machine passes on what others send
             hops = 2 * (self.pipeline - 1) if apart else self.pipeline
             seconds += hops * (self.stage_link or self.link).seconds(passed)
         if self.tensor > 1:
