@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from localllm.checkpoint.header import Header
 from localllm.cli.io import flag_name, note, status
+from localllm.cli.loading import free_memory, parse_load_options
 from localllm.errors import UsageError
 from localllm.formatting import parse_duration
 from localllm.hardware.catalog import find_device
@@ -82,13 +83,8 @@ def prepare_simulation(flags: Mapping[str, Any]) -> PreparedSimulation:
     sense, DoesNotFit, and as `read_or_fetch_header`."""
     settings = Settings.from_environment()
     check_flags(flags)
-    load_options = LoadOptions(
-        flags["context"],
-        1,
-        flags["quant"],
-        flags["dtype"] or settings.dtype,
-        flags["kv_dtype"] or settings.kv_dtype,
-    )
+    load_flags = {name: flags[name] for name in ("context", "quant", "dtype", "kv_dtype")}
+    load_options = parse_load_options(settings, **load_flags)
     objective = parse_objective(flags)
     trace_format, load_fields = parse_load(flags)
     name, header, gpu, device = find_model(flags["model"], load_options, flags["device"], settings)
@@ -382,7 +378,6 @@ def target_of(
         gpus = division or ONE_DEVICE
         gpus = replace(gpus, link=gpus.link or default_link(spec))
         return roofline_target(header, spec, load_options, name=name, shares=shares, parallel=gpus)
-    from localllm.cli.loading import free_memory
     from localllm.plan.expected import expect_on_device, step_setup
 
     memory = free_memory(chosen)
