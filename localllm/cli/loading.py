@@ -394,9 +394,10 @@ def free_memory_for(load_options: LoadOptions, device: str, settings: Settings) 
     from localllm.llm.loader import open_workers
 
     resolved = resolve_device(device)
-    workers = open_workers(load_options.workers, load_options.token_file, resolved, settings)
+    size = load_options.tensor_parallel
+    workers = open_workers(load_options.workers, load_options.token_file, resolved, size, settings)
     try:
-        return memory_of_stages(resolved, workers)
+        return memory_of_stages(resolved, workers, size)
     finally:
         for worker in workers:
             worker.channel.close()

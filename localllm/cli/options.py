@@ -133,7 +133,7 @@ TensorParallel = Annotated[
     int | None,
     option(
         "--tensor-parallel",
-        text="Divide each layer among N processes, on a CPU with a share of its cores each.",
+        text="Divide each layer among N processes: a GPU each, or cores of a CPU; with --workers on each machine.",
         metavar="N",
         panel=Panel.LOADING,
     ),

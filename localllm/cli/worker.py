@@ -46,11 +46,12 @@ def worker(
     """Compute layers of a model for another machine.
 
     A model too large for one machine is divided among several: each runs `localllm worker`, and the first one
-    `localllm serve MODEL --workers HOST:PORT,HOST:PORT`. A worker has one device; a machine with several GPUs runs
-    one for each. It computes for one first machine at a time, and waits for the next when that leaves. It needs
-    the model (`localllm pull`), the same versions of localllm and torch, and the token. Who has the token can load
-    each model that this user can read. Traffic is not encrypted: use a private network, or a tunnel of ssh or
-    WireGuard.
+    `localllm serve MODEL --workers HOST:PORT,HOST:PORT`. A worker has one device, and a machine with several GPUs
+    runs one for each, or divides each layer among them: with `--tensor-parallel N` of the first machine, a worker
+    takes N GPUs, from that of --device on. It computes for one first machine at a time, and waits for the next
+    when that leaves. It needs the model (`localllm pull`), the same versions of localllm and torch, and the token.
+    Who has the token can load each model that this user can read. Traffic is not encrypted: use a private network,
+    or a tunnel of ssh or WireGuard.
     """
     from localllm.parallel.listener import WorkerListener
     from localllm.server.access import parse_ip_address

@@ -172,7 +172,9 @@ def start_ranks(
     from localllm.parallel.remote import RemoteLeader
 
     leader = (
-        RemoteLeader(position, request.workers) if request.workers else ProcessLeader(position, request.device)
+        RemoteLeader(position, request.device, request.workers)
+        if request.workers
+        else ProcessLeader(position, request.device)
     )
     leader.start(
         {

@@ -82,7 +82,7 @@ def load(
     keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
         the settings.
     tensor_parallel: number of processes among which each layer is divided, on a CPU by its cores, otherwise a GPU
-        each (docs/parallel.md).
+        each; with workers, so many on each machine (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs or machines.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
@@ -120,13 +120,13 @@ def load(
     stages, shares = parse_stages(pipeline_parallel, len(workers))
     check_processes(tensor_parallel, stages)
     if workers:
-        check_workers(tensor_parallel, prefill=bool(prefill))
+        check_workers(prefill=bool(prefill))
     elif token_file is not None:
         raise UsageError("--token-file is for workers", "add --workers, or leave it out")
     processes = tensor_parallel * stages
     if processes > 1:
-        if not workers:
-            resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
+        own = tensor_parallel if workers else processes
+        resolve_device(str(rank_device(torch_device, own - 1)))  # raises if there are too few GPUs
         if settings.keep_layout:
             flag = (
                 "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
@@ -152,7 +152,7 @@ def load(
         connected: Sequence[RemoteWorker] = ()
         if workers:
             with phases("workers"):
-                connected = open_workers(workers, token_file, torch_device, settings)
+                connected = open_workers(workers, token_file, torch_device, tensor_parallel, settings)
         for worker in connected:
             undo.callback(worker.channel.close)
 
@@ -195,24 +195,25 @@ def load(
         return start(local_model, load_plan, built, request)
 
 
-def check_workers(tensor_parallel: int, *, prefill: bool) -> None:
+def check_workers(*, prefill: bool) -> None:
     """Raise UsageError for what cannot be combined with workers."""
-    for flag, is_given in (("--tensor-parallel", tensor_parallel > 1), ("--prefill", prefill)):
-        if is_given:
-            raise UsageError(
-                f"stages on other machines cannot be combined with {flag} yet", "leave one of them out"
-            )
+    if prefill:
+        raise UsageError("stages on other machines cannot be combined with --prefill yet", "leave one of them out")
 
 
 def open_workers(
-    addresses: Sequence[str], token_file: str | Path | None, device: torch.device, settings: Settings
+    addresses: Sequence[str],
+    token_file: str | Path | None,
+    device: torch.device,
+    tensor_parallel: int,
+    settings: Settings,
 ) -> "list[RemoteWorker]":
-    """Connect to workers. device: of this machine. Raises UsageError for a worker with another type of device, or
-    without a token, and as `connect_workers`."""
+    """Connect to workers. device: of this machine; tensor_parallel: processes of each machine. Raises UsageError
+    for a worker with another type of device, or without a token, and as `connect_workers`."""
     from localllm.parallel.remote import connect_workers  # imports torch.distributed
 
     file = settings.home / TOKEN_FILE if token_file is None else expand_path(str(token_file))
-    workers = connect_workers(addresses, read_token(file))
+    workers = connect_workers(addresses, read_token(file), tensor_parallel)
     for worker in workers:
         if worker.device_type != device.type:
             for each in workers:
