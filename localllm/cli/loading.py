@@ -61,7 +61,7 @@ def load_model(
     expert_parallel: bool = False,
     workers: str | None = None,
     token_file: str | None = None,
-    prefill: int | Sequence[Path] | None = None,
+    prefill: int | Sequence[str | Path] | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -240,8 +240,10 @@ def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int
     if isinstance(prefill, Mapping):
         prefill = prefill[name]
     changes: dict[str, Any] = {"context": context or flags["context"], "prefill": prefill}
+    if not isinstance(name, str) and flags["token_file"]:
+        changes["token_file"] = None
     if not isinstance(name, str) and flags["workers"]:
-        changes |= {"workers": None, "token_file": None, "pipeline_parallel": None}
+        changes |= {"workers": None, "pipeline_parallel": None}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 

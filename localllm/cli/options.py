@@ -168,17 +168,26 @@ TokenFile = Annotated[
     str | None,
     option(
         "--token-file",
-        text="With --workers: copy of their token file; default: worker-token in localllm's home.",
+        text="Copy of the token file of workers; default: worker-token in localllm's home.",
         metavar="FILE",
         panel=Panel.LOADING,
     ),
 ]
 Prefill = Annotated[
-    int | None,
+    str | None,
     option(
         "--prefill",
-        text="On one machine: let N further processes compute prompts, so that they do not delay answers.",
-        metavar="N",
+        text="Let N more processes, or workers at HOST:PORT,..., compute prompts, so as not to delay answers.",
+        metavar="N|HOST:PORT",
+        panel=Panel.LOADING,
+    ),
+]
+PrefillLink = Annotated[
+    str | None,
+    option(
+        "--link",
+        text="With --prefill HOST:PORT: bandwidth to the workers and latency, for the check whether they pay.",
+        metavar="B[,L]",
         panel=Panel.LOADING,
     ),
 ]

@@ -56,6 +56,8 @@ class LoadRequest:
     prefill: int = 0  # further processes to start, which compute prompts
     prefill_sockets: tuple[Path, ...] = ()  # of such processes that run already
     workers: "ListLike[RemoteWorker]" = ()  # of other machines, which compute the stages behind the first
+    prefill_workers: tuple[str, ...] = ()  # HOST:PORT of other machines that compute prompts
+    token: bytes = field(default=b"", repr=False)  # of these
     max_memory: int | None = None  # bytes that this process may plan with; None: what is free
     started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
 

@@ -1,8 +1,8 @@
-"""A worker's process for one stage of a pipeline: `python -m localllm.llm.stage_process SOCKET CONNECTION`.
+"""A worker's process for another machine: `python -m localllm.llm.stage_process SOCKET CONNECTION`.
 
 It says what its device has, finds the model here, compares its files with those of the first machine, and computes
-what that sends, with further processes if tensor parallelism divides the stage. It ends with the connection, and
-with the worker that has started it.
+a stage of a pipeline for it, with further processes if tensor parallelism divides that, or prompts
+(`prefill_process.py`). It ends with the connection, and with the worker that has started it.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from localllm.hardware.device import (
 )
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve_model
-from localllm.parallel.channel import FACTS, FAILED, MODEL, SETUP, Channel, wait_for_hangup
+from localllm.parallel.channel import FACTS, FAILED, MODEL, PREFILL, SETUP, Channel, wait_for_hangup
 from localllm.parallel.rank import Setup, run_rank
 from localllm.parallel.remote import StageLeader
 from localllm.quantize.quantizer import find_or_quantize
@@ -79,6 +79,8 @@ class StageProcess:
         compare_files(wanted["name"], wanted["files"], digest_model(path))
         channel.send(MODEL, b"{}")
         message = channel.receive()
+        if message and message[0] == PREFILL:
+            return self.compute_prompts(json.loads(message[1]), path, device, settings)
         if message is None or message[0] != SETUP:
             return
         setup = complete_setup(json.loads(message[1]), path, device, settings)
@@ -94,11 +96,24 @@ class StageProcess:
         self.ranks.start(asdict(setup))
         run_rank(setup, device, self.ranks)
 
+    def compute_prompts(
+        self, fields: dict[str, Any], path: Path, device: torch.device, settings: Settings
+    ) -> None:
+        """Compute prompts for a server, with its number of threads if results are deterministic. Raises as
+        `serve_server`."""
+        from localllm.llm import prefill_process  # a stage does not need an engine
+
+        setup = replace(prefill_process.Setup(**fields), path=str(path))
+        if not setup.deterministic:
+            setup = replace(setup, threads=threads_for(read_header(path).stored_bytes, settings.threads))
+        self.control.send(SETUP, f"computing prompts of {setup.name} on {device} for {self.peer}".encode())
+        prefill_process.serve_server(self.channel, setup, device)
+
     def fail(self, error: Exception) -> None:
         """Report an error to the first machine and the worker, and end."""
         with self.ending:
             with contextlib.suppress(OSError):
-                self.control.send(FAILED, f"the stage for {self.peer} failed: {error}".encode())
+                self.control.send(FAILED, f"computing for {self.peer} failed: {error}".encode())
             self.channel.send_failure(error)
             self.end_at_once()
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from localllm.errors import (
 # Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
 SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
 HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
+PREFILL = 31  # instead of SETUP: compute prompts; what follows is in `disaggregation/transport.py`
 PASSED_ON = 13  # an ADDRESS and a message, which a worker's first process passes on to or from another one there
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 ADDRESS = struct.Struct("<ii")  # rank of the process in its stage, and the kind for it; keeps tensors aligned
@@ -52,6 +54,7 @@ class Channel:
         """limit: bytes of a message that is received; a larger one ends the connection"""
         self.connection = connection
         self.limit = limit
+        self.began_at = self.heard_at = time.monotonic()  # of the last message that began, and the last bytes
         self.lock = threading.Lock()  # so that messages of several threads do not mix
 
     def send(self, kind: int, content: bytes | bytearray | memoryview) -> None:
@@ -89,6 +92,7 @@ class Channel:
         frame = self.read(FRAME.size)
         if frame is None:
             return None
+        self.began_at = self.heard_at
         kind, count = FRAME.unpack(frame)
         content = self.read(count) if 0 <= count <= self.limit else None
         return None if content is None else (kind, content)
@@ -103,6 +107,7 @@ class Channel:
                 return None
             if not received:
                 return None
+            self.heard_at = time.monotonic()
             view = view[received:]
         return content
 

@@ -135,7 +135,7 @@ class WorkerListener:
                 self.report(message[1].decode())
             end = describe_end(process)
             if process.returncode != 0:  # None: it does not end
-                self.report(f"the stage for {peer} {end}")
+                self.report(f"the process for {peer} {end}")
                 channel.send_failure(LocalLLMError(f"its process {end}"))
             else:
                 self.report(f"{peer} has left; waiting for the next machine")

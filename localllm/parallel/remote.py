@@ -67,6 +67,23 @@ class RemoteWorker:
     def title(self) -> str:
         return f"the worker at {self.address}"
 
+    def check_device(self, device: torch.device) -> None:
+        """Raise UsageError if it has another type of device than this machine."""
+        if self.device_type != device.type:
+            raise UsageError(
+                f"{self.title} uses {self.device}, and this machine {device}",
+                "give --device cpu on both, or a GPU on both",
+            )
+
+    def check_dtype(self, requested: str, computed: str) -> None:
+        """Raise UsageError if it would compute in another dtype by itself, and none was requested. computed: in
+        which this machine computes"""
+        if requested == "auto" and computed == "bfloat16" != self.auto_dtype:
+            raise UsageError(
+                f"{self.title} has no fast bfloat16, in which this machine computes",
+                "give --dtype float32, or --dtype bfloat16, which is slow there",
+            )
+
     def receive(self, kind: int) -> dict[str, Any]:
         """Return its next message, of this kind. Raises the error that it reports instead."""
         return receive_fields(self.title, self.channel, kind)

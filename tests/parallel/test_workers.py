@@ -336,11 +336,13 @@ def test_stages_of_a_gguf_file_have_the_bits_of_one_process() -> None:
 
 
 @contextlib.contextmanager
-def running_worker(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[tuple[str, Path, Any]]:
+def running_worker(
+    folder: Path, *prefix: str, host: str = "127.0.0.1", port: str = "0"
+) -> Iterator[tuple[str, Path, Any]]:
     """The command `localllm worker`; yields its address, its token file and its process."""
     token, log = folder / "token", folder / "log"
     write_token(token)
-    command = [*prefix, sys.executable, "-m", "localllm", "worker", "--host", host, "--port", "0"]
+    command = [*prefix, sys.executable, "-m", "localllm", "worker", "--host", host, "--port", port]
     with (
         log.open("w") as err,
         subprocess.Popen(
@@ -557,8 +559,10 @@ def test_two_network_namespaces_whose_link_is_cut(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def use_a_link(folder: Path) -> None:
-    """The first machine of the test above, in a network namespace without any link."""
+@contextlib.contextmanager
+def other_namespace() -> Iterator[tuple[tuple[str, ...], Callable[..., None]]]:
+    """A second network namespace, 10.9.0.2, linked to this one, 10.9.0.1, by `near`; yields a command's beginning
+    that runs it there, and `ip` here."""
 
     def ip(*arguments: str, inside: Sequence[str] = ()) -> None:
         subprocess.run([*inside, "ip", *arguments], check=True)
@@ -573,6 +577,13 @@ def use_a_link(folder: Path) -> None:
         ip("link", "set", "near", "up")
         ip("address", "add", "10.9.0.2/24", "dev", "far", inside=inside)
         ip("link", "set", "far", "up", inside=inside)
+        yield inside, ip
+        other.kill()
+
+
+def use_a_link(folder: Path) -> None:
+    """The first machine of the test above, in a network namespace without any link."""
+    with other_namespace() as (inside, ip):
         with contextlib.closing(localllm.load("demo", device="cpu", context=512)) as one:
             expected = one.generate(PROMPT, GREEDY).text
         with running_worker(folder, *inside, host="10.9.0.2") as (address, token, _):
@@ -589,7 +600,6 @@ def use_a_link(folder: Path) -> None:
             ip("link", "set", "near", "up")
             with contextlib.closing(load("demo", address, token)) as llm:
                 assert llm.generate(PROMPT, GREEDY).text == expected
-        other.kill()
 
 
 def test_setups_come_as_json() -> None:
