@@ -511,7 +511,7 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
     """Return why processes for prompts would not pay, None if they serve more in a simulation. Downloads the model
     if needed."""
     from localllm.checkpoint.header import read_header
-    from localllm.cli.simulate import default_lengths, target_of
+    from localllm.cli.simulate_setup import default_lengths, target_of
     from localllm.simulate.apart import IDLE_RATE, SHARED_MEMORY, compare_apart
     from localllm.simulate.load import LoadPlan
 
