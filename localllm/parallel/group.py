@@ -62,6 +62,7 @@ class Collectives:
         """folder: private to the ranks, where they exchange their addresses; device: of this rank"""
         self.position = position
         self.shard = position.shard
+        self.concurrent_steps = 1  # as stages share a CPU; on GPUs, see `Collectives.send_to_next_stage`
         self.folder = folder
         self.device = device
         self.tensor_group: Any = None  # the ranks of the same stage
@@ -124,6 +125,7 @@ class Collectives:
             self.tensor_group.broadcast([x], self.broadcast_options).wait()
 
     def send_to_next_stage(self, x: Tensor) -> None:
+        """See `Ranks`. It may wait until the next stage receives, so that no further step can be sent before."""
         if COMPILE_ONLY.get() is None:
             self.pipeline_group.send([x.contiguous()], self.rank_in_stage(1), 0).wait()
 
@@ -164,7 +166,7 @@ class Leader(ABC):
         """position: of this process, whose rank is 0"""
         self.position = position
         self.channels: list[Channel] = []  # to each other rank
-        self.encoder = StepEncoder()
+        self.encoder = StepEncoder(position.stage_count)
         self.block_size = 0
         self.failure: RankFailed | None = None
         self.failed = threading.Event()

@@ -108,6 +108,7 @@ class WholeLayers:
     def __init__(self, position: Position):
         self.position = position
         self.shard = position.shard
+        self.concurrent_steps = position.stage_count
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
