@@ -61,7 +61,7 @@ def load_model(
     expert_parallel: bool = False,
     workers: str | None = None,
     token_file: str | None = None,
-    prefill: int | Sequence[Path] | None = None,
+    prefill: int | Sequence[str | Path] | None = None,
     verbose: bool = False,
     draft: str | None = None,
     grammar: Grammar | None = None,
@@ -242,8 +242,10 @@ def load_with_flags(flags: Mapping[str, Any], name: str | ModelRef, context: int
     if isinstance(prefill, Mapping):
         prefill = prefill[name]
     changes: dict[str, Any] = {"context": context or flags["context"], "prefill": prefill}
+    if not isinstance(name, str) and flags["token_file"]:
+        changes["token_file"] = None
     if not isinstance(name, str) and flags["workers"]:
-        changes |= {"workers": None, "token_file": None, "pipeline_parallel": None}
+        changes |= {"workers": None, "pipeline_parallel": None}
     return cast("LLM | Embedder", load_for_server(name, **{**flags, **changes}))
 
 
@@ -415,9 +417,10 @@ def free_memory_for(load_options: LoadOptions, device: str, settings: Settings) 
     from localllm.llm.loader import open_workers
 
     resolved = resolve_device(device)
-    workers = open_workers(load_options.workers, load_options.token_file, resolved, settings)
+    size = load_options.tensor_parallel
+    workers = open_workers(load_options.workers, load_options.token_file, resolved, size, settings)
     try:
-        return memory_of_stages(resolved, workers)
+        return memory_of_stages(resolved, workers, size)
     finally:
         for worker in workers:
             worker.channel.close()

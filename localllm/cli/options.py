@@ -133,7 +133,7 @@ TensorParallel = Annotated[
     int | None,
     option(
         "--tensor-parallel",
-        text="Divide each layer among N processes, on a CPU with a share of its cores each.",
+        text="Divide each layer among N processes: a GPU each, or cores of a CPU; with --workers on each machine.",
         metavar="N",
         panel=Panel.LOADING,
     ),
@@ -168,17 +168,26 @@ TokenFile = Annotated[
     str | None,
     option(
         "--token-file",
-        text="With --workers: copy of their token file; default: that of localllm's settings.",
+        text="Copy of the token file of workers; default: that of localllm's settings.",
         metavar="FILE",
         panel=Panel.LOADING,
     ),
 ]
 Prefill = Annotated[
-    int | None,
+    str | None,
     option(
         "--prefill",
-        text="On one machine: let N further processes compute prompts, so that they do not delay answers.",
-        metavar="N",
+        text="Let N more processes, or workers at HOST:PORT,..., compute prompts, so as not to delay answers.",
+        metavar="N|HOST:PORT",
+        panel=Panel.LOADING,
+    ),
+]
+PrefillLink = Annotated[
+    str | None,
+    option(
+        "--link",
+        text="With --prefill HOST:PORT: bandwidth to the workers and latency, for the check whether they pay.",
+        metavar="B[,L]",
         panel=Panel.LOADING,
     ),
 ]

@@ -134,8 +134,8 @@ def plan(
         workers=workers,
         token_file=token_file,
     )
-    if workers and (gpu or machines > 1 or load_options.tensor_parallel > 1):
-        flag = "--gpu" if gpu else "--machines" if machines > 1 else "--tensor-parallel"
+    if workers and (gpu or machines > 1):
+        flag = "--gpu" if gpu else "--machines"
         raise UsageError(f"--workers plans for this machine and others, not with {flag}", "leave one of them out")
     if slo and load_options.processes > 1:
         raise UsageError("--slo plans for one device", "use `localllm simulate` with --tensor-parallel")
@@ -158,9 +158,10 @@ def plan(
                 header, load_options, device or "auto", settings, name=name, note=note
             )
     if workers_bytes:
-        machines, hardware = len(workers_bytes), replace(hardware, count=1)
-    elif load_options.processes > hardware.count * machines:
-        hardware = replace(hardware, count=load_options.processes)  # as requested
+        machines = len(workers_bytes)
+        hardware = replace(hardware, count=Pool(hardware).stage_devices(load_options))
+    elif (requested := Pool(hardware).devices_of(load_options)) > hardware.count * machines:
+        hardware = replace(hardware, count=requested)
     pool = Pool(hardware, machines, *links)
     hardware = replace(hardware, stage_bytes=workers_bytes) if workers_bytes else pool.device_of(load_options)
     parallel = pool.divide(load_options)

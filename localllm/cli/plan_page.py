@@ -348,6 +348,7 @@ def advice_sentence(advice: Advice, plan: Plan) -> str:
         among = (
             f"{chosen.parallel.pipeline} machines" if name == "machine" else f"{chosen.parallel.devices} x {name}"
         )
+        among += f", {chosen.parallel.tensor} in each stage" if chosen.parallel.tensor > 1 else ""
         other = f"use {needed.parallel.devices} x {name} in one machine, or " if needed else ""
         return (
             f"it does not fit one machine, so {other}divide it among {among}, with a worker for each further one:"

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from functools import partial
@@ -18,7 +19,10 @@ from localllm.client.background import inherited_record
 from localllm.errors import UsageError
 from localllm.files import expand_path
 from localllm.formatting import parse_duration
+from localllm.parallel.handshake import split_addresses, worker_token
+from localllm.plan.advice import ASSUMED_NETWORK
 from localllm.plan.fit import LoadOptions
+from localllm.plan.parallel import parse_link
 from localllm.routing import MAX_REPLICAS, parse_replicas
 from localllm.settings import Settings
 
@@ -140,6 +144,7 @@ def serve(
     token_file: options.TokenFile = None,
     prefill: options.Prefill = None,
     decode: options.Decode = None,
+    link: options.PrefillLink = None,
     deterministic: options.Deterministic = False,
     force: options.ForceLoad = False,
     cache_dir: options.CacheDir = None,
@@ -323,8 +328,9 @@ def serve(
         raise UsageError(
             f"--max-models is {max_models}", "give at least 1, and at least the number of models named"
         )
-    if prefill is not None or decode is not None:
+    if prefill is not None or decode is not None or link is not None:
         check_prefill(ctx.params)
+    prefill_count = parse_prefill(prefill)
     if workers and (replicas is not None or len(models or []) != 1):
         raise UsageError("--workers are for one engine", "name one model, and leave out --replicas")
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
@@ -350,7 +356,7 @@ def serve(
             "expert_parallel": expert_parallel,
             "workers": workers,
             "token_file": token_file,
-            "prefill": prefill,
+            "prefill": prefill_count,
             "deterministic": deterministic,
             "force": force,
             "cache_dir": cache_dir,
@@ -449,18 +455,40 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
         cluster=flags["cluster"],
         device=flags["device"],
         gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
-        prefill=flags["prefill"] or 0,
+        prefill=int(flags["prefill"] or 0),
     )
 
 
+def parse_prefill(text: str | None) -> int | list[str] | None:
+    """Return the number of processes that --prefill asks for, or the addresses of workers. Raises UsageError."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[+-]?\d+", text.strip()):
+        return split_addresses(text)
+    if (count := int(text)) < 1:
+        raise UsageError(f"--prefill is {count}", "give a whole number from 1, or HOST:PORT of workers")
+    return count
+
+
 def check_prefill(flags: Mapping[str, Any]) -> None:
-    """Check --prefill and --decode. Raises UsageError, without --force also if processes for prompts would not
-    pay."""
-    prefill, decode, models = flags["prefill"], flags["decode"], flags["models"]
+    """Check --prefill, --decode and --link. Raises UsageError, without --force also if processes for prompts would
+    not pay."""
+    prefill, decode, models = parse_prefill(flags["prefill"]), flags["decode"], flags["models"]
     if prefill is None:
-        raise UsageError("--decode needs --prefill", "give the number of processes that compute prompts")
-    if prefill < 1:
-        raise UsageError(f"--prefill is {prefill}", "give a whole number from 1")
+        flag = "--decode" if decode is not None else "--link"
+        raise UsageError(f"{flag} needs --prefill", "give the number of processes that compute prompts")
+    if isinstance(prefill, list):
+        if len(models or []) != 1 or (decode or 1) > 1 or flags["replicas"] is not None:
+            raise UsageError(
+                "workers compute prompts for one engine", "name one model, and leave out --decode and --replicas"
+            )
+        if flags["link"]:
+            parse_link(flags["link"])
+        worker_token(
+            flags["token_file"], Settings.from_environment().home
+        )  # before a simulation, which takes time
+    elif flags["link"] is not None:
+        raise UsageError("--link is for workers that compute prompts", "give --prefill HOST:PORT, or leave it out")
     if decode is not None and not 1 <= decode <= MAX_REPLICAS:
         raise UsageError(f"--decode is {decode}", f"give 1 to {MAX_REPLICAS} engines")
     if not models:
@@ -485,7 +513,7 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
     if needed."""
     from localllm.checkpoint.header import read_header
     from localllm.cli.simulate import default_lengths, target_of
-    from localllm.simulate.apart import IDLE_RATE, compare_apart
+    from localllm.simulate.apart import IDLE_RATE, SHARED_MEMORY, compare_apart
     from localllm.simulate.load import LoadPlan
 
     settings = Settings.from_environment()
@@ -502,6 +530,16 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
     target = target_of(ref.name, read_header(ref.path), load_options, None, device, settings)
     lengths = default_lengths(target.setup.context)
     load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **lengths)
+    prefill, link = parse_prefill(flags["prefill"]), SHARED_MEMORY
+    if isinstance(prefill, list):
+        link = parse_link(flags["link"]) if flags["link"] else ASSUMED_NETWORK
     with status(f"simulating {ref.name} with and without --prefill"):
-        comparison = compare_apart(target, load, flags["prefill"], flags["decode"] or 1)
+        comparison = compare_apart(
+            target,
+            load,
+            len(prefill) if isinstance(prefill, list) else prefill or 0,
+            flags["decode"] or 1,
+            link=link,
+            on_machines=isinstance(prefill, list),
+        )
     return None if comparison.pays else comparison.sentence()

@@ -1,4 +1,4 @@
-"""`localllm worker`: this machine computes a pipeline stage for another one."""
+"""`localllm worker`: this machine computes a pipeline stage, or prompts, for another one."""
 
 import signal
 from typing import TYPE_CHECKING, Annotated
@@ -43,14 +43,16 @@ def worker(
         ),
     ] = None,
 ) -> None:
-    """Compute layers of a model for another machine.
+    """Compute layers or prompts of a model for another machine.
 
     A model too large for one machine is divided among several: each runs `localllm worker`, and the first one
-    `localllm serve MODEL --workers HOST:PORT,HOST:PORT`. A worker has one device; a machine with several GPUs runs
-    one for each. It computes for one first machine at a time, and waits for the next when that leaves. It needs
-    the model (`localllm pull`), the same versions of localllm and torch, and the token. Who has the token can load
-    each model that this user can read. Traffic is not encrypted: use a private network, or a tunnel of ssh or
-    WireGuard.
+    `localllm serve MODEL --workers HOST:PORT,HOST:PORT`. A worker has one device, and a machine with several
+    GPUs runs one for each, or divides each layer among them: with `--tensor-parallel N` of the first machine, a
+    worker takes N GPUs, from that of --device on. With `serve MODEL --prefill HOST:PORT` instead, it has the
+    whole model and computes prompts, so that they do not delay answers. It computes for one first machine at a
+    time, and waits for the next when that leaves. It needs the model (`localllm pull`), the same versions of
+    localllm and torch, and the token. Who has the token can load each model that this user can read. Traffic is
+    not encrypted: use a private network, or a tunnel of ssh or WireGuard.
     """
     from localllm.parallel.listener import WorkerListener
     from localllm.server.access import parse_ip_address

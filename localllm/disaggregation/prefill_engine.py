@@ -6,15 +6,18 @@ on one thread.
 """
 
 import contextlib
+import math
 import queue
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
 
-from localllm.disaggregation.transport import CANCEL, DONE, PROMPT, SEGMENT, SETUP, TAKEN, Message, Sender
+from localllm.disaggregation.tensor_stream import TensorStream
+from localllm.disaggregation.transport import CANCEL, DONE, PING, PONG, PROMPT, SEGMENT, TAKEN, Message, Sender
 from localllm.metrics import Stopwatch
-from localllm.parallel.channel import Channel
+from localllm.parallel.channel import SETUP, Channel
 from localllm.request import Request, SamplingParams
 from localllm.runtime.device_errors import is_engine_failure
 from localllm.runtime.engine import Engine
@@ -24,14 +27,15 @@ from localllm.runtime.kv_cache.snapshot import CacheIdentity
 from localllm.runtime.sequence import Sequence
 
 ONLY_PROMPT = SamplingParams(max_tokens=0)
-NO_IDENTITY = CacheIdentity("", "", "", "", 0, 0, 0, ())  # both processes were started with the same model
+HANG_S = 600.0  # that a step may take, as one of a stage on another machine; then pings are not answered any more
+NO_IDENTITY = CacheIdentity("", "", "", "", 0, 0, 0, ())  # both processes have the same model
 
 
 @dataclass(eq=False)
 class Peer:
     """A process that answers, whose prompts are computed here."""
 
-    channel: Channel
+    channel: Channel | TensorStream
     sender: Sender
     prompts: dict[int, "Prompt"] = field(default_factory=dict)  # that are not handed over, by number
 
@@ -58,6 +62,7 @@ class PrefillEngine:
         self.exporting: list[Prompt] = []
         self.inbox: queue.SimpleQueue[tuple[Peer, tuple[int, bytearray] | None] | None] = queue.SimpleQueue()
         self.stopped = False
+        self.step_began = math.inf  # of `time.monotonic`, while there is a step
         engine.prefer_throughput()
 
     def run(self) -> None:
@@ -65,6 +70,7 @@ class PrefillEngine:
         with torch.inference_mode():
             while not self.stopped:
                 self.read_inbox()
+                self.step_began = time.monotonic()
                 try:
                     self.step()
                 except Exception as error:
@@ -73,12 +79,16 @@ class PrefillEngine:
                     self.fail_all(error)
                 self.hand_over()
                 self.report()
+                self.step_began = math.inf
 
     def serve(self, peer: Peer) -> None:
         """Add a peer, and read its messages until it ends: the body of a thread."""
         self.inbox.put((peer, (SETUP, bytearray())))
         while message := peer.channel.receive():
-            self.inbox.put((peer, message))
+            if message[0] != PING:
+                self.inbox.put((peer, message))
+            elif time.monotonic() - self.step_began < HANG_S:
+                self.send(peer, PONG, Message({}))
         self.inbox.put((peer, None))
 
     def stop(self) -> None:

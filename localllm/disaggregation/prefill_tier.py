@@ -8,7 +8,7 @@ computed here.
 """
 
 import contextlib
-import logging
+import json
 import threading
 import time
 from collections import deque
@@ -21,8 +21,8 @@ from typing import Any
 from localllm.disaggregation.connection import PrefillProcess, pieces_of
 from localllm.disaggregation.prefill_engine import NO_IDENTITY
 from localllm.disaggregation.transport import CANCEL, DONE, PROMPT, SEGMENT, TAKEN, Message
-from localllm.errors import LocalLLMError
 from localllm.metrics import TierMove
+from localllm.parallel.channel import FAILED
 from localllm.runtime.kv_cache.blocks import OutOfBlocks
 from localllm.runtime.kv_cache.lower_tier import NOTHING_TO_LOAD, PrefixLoad
 from localllm.runtime.kv_cache.prefix_copy import copy_in, frequencies_digest
@@ -35,9 +35,6 @@ MAX_LOCAL_TOKENS = 128  # of a prompt that are computed next to the answers: the
 MAX_SURPLUS = 2  # times the tokens that are missing here, up to which a process computes tokens again
 MAX_OUTSTANDING_TOKENS = 4096  # that a process is sent, so that it has work, and others get the next prompt
 WAIT_S = 0.005  # that an idle engine waits for keys and values before it looks for other requests
-RECONNECT_S = 5.0  # after a process that was started again could not load the model
-
-log = logging.getLogger("localllm.prefill")
 
 
 @dataclass(eq=False)
@@ -81,6 +78,7 @@ class PrefillTier:
         self.on_close = on_close
         self.counts = None
         self.move = TierMove()
+        self.received = TierMove()  # over networks, from processes that have ended
         self.last_number = 0
         self.queue = deque[RemotePrompt]()  # that no process computes yet
         self.loads: dict[int, RemotePrompt] = {}  # not done, by number
@@ -101,7 +99,12 @@ class PrefillTier:
 
     @property
     def moves(self) -> dict[str, TierMove]:
-        return {"prefill_to_decode": self.move}
+        moves = {"prefill_to_decode": self.move}
+        received = self.received
+        for process in self.processes:
+            if process.is_alive:
+                received = add_moves(received, process.receiver.received)
+        return moves | {"worker_to_host": received} if received.bytes else moves
 
     @property
     def process_counts(self) -> tuple[int, int]:
@@ -112,11 +115,18 @@ class PrefillTier:
         """Read the messages of a process, and of those that replace it: the body of a thread."""
         current: PrefillProcess | None = process
         while current:
+            reason = None
             while message := current.channel.receive():
+                if message[0] == FAILED:
+                    reason = f"failed: {json.loads(message[1])['message']}"
+                    break
                 self.arrive(partial(self.handle, current, message))
+            current.channel.close()  # also while this engine is idle: a worker is in use until then
             self.connected.discard(current.number)
             self.arrive(partial(self.end, current))
-            current = self.reconnect(current)
+            current = current.address and current.address.connect_again(reason or current.end_reason, self.closed)
+            if current and self.closed.is_set():
+                return current.channel.close()
             if current:
                 self.connected.add(current.number)
                 self.arrive(partial(self.replace, current))
@@ -125,25 +135,6 @@ class PrefillTier:
         with self.changed:
             self.arrived.append(work)
             self.changed.notify_all()
-
-    def reconnect(self, ended: PrefillProcess) -> PrefillProcess | None:
-        """Wait until a process has been started again and has loaded the model; None if it will not be."""
-        while ended.address and not self.closed.is_set():
-            try:
-                process = ended.address.connect()
-            except OSError:
-                break
-            try:
-                process.wait_until_loaded()
-            except LocalLLMError as error:
-                log.info("%s", error)  # its supervisor counts such failures and reports them
-                process.channel.close()
-                self.closed.wait(RECONNECT_S)
-                continue
-            if not self.closed.is_set():
-                return process
-            process.channel.close()
-        return None
 
     # Sending prompts
 
@@ -279,9 +270,9 @@ class PrefillTier:
             return False
         end = min(fields["end"] // pool.block_size, load.end)
         tokens = SnapshotTokens(NO_IDENTITY, fields["start"], b"", frozenset(fields["states"]))
-        snapshot = KVSnapshot(tokens, process.receiver.get(fields["location"]))
         states = [length for length in tokens.states if length <= end * pool.block_size]
         try:
+            snapshot = KVSnapshot(tokens, process.receiver.get(fields["location"]))
             load.serial, _ = copy_in(
                 self.runner, pool, snapshot, load.token_ids, end, load.serial, load.scope, states
             )
@@ -299,7 +290,7 @@ class PrefillTier:
     def end(self, process: PrefillProcess) -> None:
         """Give the prompts of a process that has ended to another, or compute them here."""
         process.is_alive = False
-        process.channel.close()
+        self.received = add_moves(self.received, process.receiver.received)
         for load in reversed(list(process.loads)):
             if load.position == load.end:
                 self.finish(load)
@@ -323,3 +314,7 @@ class PrefillTier:
         for process in self.processes:
             process.channel.close()
         self.on_close()
+
+
+def add_moves(one: TierMove, other: TierMove) -> TierMove:
+    return TierMove(one.bytes + other.bytes, one.seconds + other.seconds)

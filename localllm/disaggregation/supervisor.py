@@ -18,9 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from localllm.disaggregation.transport import FAILED, LOADED, SETUP
 from localllm.errors import UsageError
-from localllm.parallel.channel import describe_end, end_process, start_process
+from localllm.parallel.channel import FAILED, LOADED, SETUP, describe_end, end_process, start_process
 
 MODULE = "localllm.llm.prefill_process"
 FOLDER_PREFIX = "localllm-prefill-"

@@ -1,6 +1,6 @@
 """Messages between the processes that compute prompts and those that answer, and how keys and values get from one
-to the other: on one machine through memory that both map. Another transport, such as NIXL between GPUs or an
-object store between machines, implements Sender and Receiver.
+to the other: on one machine through memory that both map, between machines over a connection
+(`tensor_stream.py`). Another transport, such as NIXL between GPUs, implements Sender and Receiver.
 """
 
 import json
@@ -14,12 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from localllm.metrics import TierMove
 from localllm.parallel.channel import open_memory
 from localllm.runtime.kv_cache.host_copies import to_part
-from localllm.runtime.kv_cache.snapshot import Part
+from localllm.runtime.kv_cache.snapshot import DamagedSnapshot, Part
 
-# Kinds of messages. A process that ends sends none: its socket is closed.
-SETUP, LOADED, FAILED, PROMPT, CANCEL, SEGMENT, TAKEN, DONE = range(8)
+# Kinds of messages, besides SETUP, LOADED and FAILED. A process that ends sends none: its socket is closed.
+PROMPT, CANCEL, SEGMENT, TAKEN, DONE = range(32, 37)
+TENSORS, PING, PONG = range(37, 40)  # between machines
 ALIGNMENT = 64  # bytes, of tensors in a slot
 SLOTS = 4  # segments on their way to one process
 MAX_TENSORS = 4096  # of a segment, for whose alignment a slot has room
@@ -77,7 +79,13 @@ class Receiver(Protocol):
         ...
 
     def get(self, location: Mapping[str, Any]) -> dict[str, Part]:
-        """Return the tensors that a sender has put there. They are valid until it hears that they were taken."""
+        """Return the tensors that a sender has put there. They are valid until it hears that they were taken.
+        Raises DamagedSnapshot if they are not there."""
+        ...
+
+    @property
+    def received(self) -> TierMove:
+        """What came over a network, and the time from its first byte to the last."""
         ...
 
 
@@ -96,17 +104,15 @@ class SharedMemory:
 
     def put(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         slot = self.free_slots.pop()
-        begin = offset = HEADER_BYTES + slot * self.slot_bytes
-        parts: dict[str, Any] = {}
+        begin = HEADER_BYTES + slot * self.slot_bytes
+        parts, end = lay_out(tensors, begin)
+        assert end <= begin + self.slot_bytes
         for name, tensor in tensors.items():
-            part = to_part(tensor)
-            assert offset + part.nbytes <= begin + self.slot_bytes
-            if part.nbytes:
-                target = torch.frombuffer(self.memory, dtype=torch.uint8, count=part.nbytes, offset=offset)
+            if tensor.nbytes:
+                _, _, offset = parts[name]
+                target = torch.frombuffer(self.memory, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
                 target.copy_(tensor.reshape(-1).view(torch.uint8))
-            parts[name] = [part.dtype, part.shape, offset]
-            offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
-        return {"slot": slot, "parts": parts, "bytes": offset - begin}
+        return {"slot": slot, "parts": parts, "bytes": end - begin}
 
     def release(self, location: Mapping[str, Any]) -> None:
         self.free_slots.append(location["slot"])
@@ -122,11 +128,32 @@ class SharedMemory:
         self.memory.close()
 
     def get(self, location: Mapping[str, Any]) -> dict[str, Part]:
-        view, parts = memoryview(self.memory), dict[str, Part]()
-        for name, (dtype, shape, offset) in location["parts"].items():
-            part = Part(dtype, tuple(shape), b"")
-            parts[name] = part._replace(data=view[offset : offset + part.nbytes])
-        return parts
+        return parts_in(memoryview(self.memory), location["parts"])
+
+    @property
+    def received(self) -> TierMove:
+        return TierMove()
+
+
+def lay_out(tensors: Mapping[str, Tensor], begin: int) -> tuple[dict[str, Any], int]:
+    """Return dtype, shape and offset of each tensor behind a beginning, one after the other, and the end."""
+    parts, offset = dict[str, Any](), begin
+    for name, tensor in tensors.items():
+        part = to_part(tensor)
+        parts[name] = [part.dtype, part.shape, offset]
+        offset += -(-part.nbytes // ALIGNMENT) * ALIGNMENT
+    return parts, offset
+
+
+def parts_in(content: memoryview, places: Mapping[str, Any]) -> dict[str, Part]:
+    """Return the tensors at places as of `lay_out`. Raises DamagedSnapshot if one is not within the content."""
+    parts = dict[str, Part]()
+    for name, (dtype, shape, offset) in places.items():
+        part = Part(dtype, tuple(shape), b"")
+        if not 0 <= offset <= offset + part.nbytes <= len(content):
+            raise DamagedSnapshot("its tensors are incomplete")
+        parts[name] = part._replace(data=content[offset : offset + part.nbytes])
+    return parts
 
 
 def open_slots(segment_bytes: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable
+from collections.abc import Sequence as ListLike
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -12,18 +13,20 @@ from typing import TYPE_CHECKING
 import torch
 
 from localllm.arch.stages import Position
+from localllm.checkpoint.digest import digest_model
 from localllm.checkpoint.stages import part_of_model
-from localllm.disaggregation.connection import PrefillAddress, PrefillProcess
+from localllm.disaggregation.connection import PrefillAddress, PrefillProcess, WorkerAddress
 from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.disaggregation.supervisor import PrefillSupervisor
 from localllm.errors import LocalLLMError, UsageError
-from localllm.hardware.device import anonymous_bytes, device_context, rank_device
+from localllm.hardware.device import anonymous_bytes, device_context, processor_features, rank_device
 from localllm.llm.cache_allocation import CacheAllocation, CacheSpec, measured_growth
 from localllm.llm.find import LoadRequest, LocalModel
 from localllm.llm.kept_layout import LayoutUse, open_layout
 from localllm.llm.load_plan import LoadPlan
 from localllm.plan.fit import shortage_error
 from localllm.plan.memory import BLOCK_SIZE, MAX_VERIFIED_TOKENS, TOKEN_BUDGET, MemoryPlan
+from localllm.receipts import provenance
 from localllm.runtime.device_errors import translate_device_errors
 from localllm.runtime.engine import Engine
 from localllm.runtime.kernels import triton_unsupported
@@ -36,7 +39,7 @@ from localllm.runtime.speculation.step_cost import StepCost, estimate_cpu_cost, 
 
 if TYPE_CHECKING:
     from localllm.parallel.group import ProcessLeader  # imports torch.distributed
-    from localllm.parallel.remote import RemoteLeader
+    from localllm.parallel.remote import RemoteLeader, RemoteWorker
 
 log = logging.getLogger("localllm.prefill")
 
@@ -88,8 +91,9 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         sockets = supervisor.sockets if supervisor else request.prefill_sockets
         prefill = list[PrefillProcess]()
         undo.callback(lambda: [process.channel.close() for process in prefill])
-        for number, path in enumerate(sockets, 1):
-            if process := connect_prefill(number, path, model, plan, request, threads):
+        addresses = prefill_addresses(sockets, model, plan, request, threads)
+        for address in addresses:
+            if process := connect_prefill(address):
                 prefill.append(process)
         with (
             torch.inference_mode(),
@@ -156,9 +160,9 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
         engines=request.engines,
         name=model.ref.name,
     )
-    if sockets:
+    if addresses:
         on_close = supervisor.close if supervisor else lambda: None
-        caches.prefill_tier = PrefillTier(prefill, len(sockets), on_close=on_close)
+        caches.prefill_tier = PrefillTier(prefill, len(addresses), on_close=on_close)
         caches.prefill_tier.attach(engine.runner, engine.pool)
     return BuiltModel(engine, caches, read_bytes_per_s, kept, leader)
 
@@ -172,7 +176,9 @@ def start_ranks(
     from localllm.parallel.remote import RemoteLeader
 
     leader = (
-        RemoteLeader(position, request.workers) if request.workers else ProcessLeader(position, request.device)
+        RemoteLeader(position, request.device, request.workers)
+        if request.workers
+        else ProcessLeader(position, request.device)
     )
     leader.start(
         {
@@ -193,11 +199,11 @@ def start_ranks(
     return leader
 
 
-def connect_prefill(
-    number: int, path: Path, model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
-) -> PrefillProcess | None:
-    """Connect to a process that computes prompts, which loads the model while this one does; None if it has been
-    given up. path: of its socket. Raises UsageError if there is none."""
+def prefill_addresses(
+    sockets: ListLike[Path], model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
+) -> "list[PrefillAddress | WorkerAddress]":
+    """Return the processes that compute prompts, with what they are told of the model. sockets: of those on this
+    machine"""
     needs = plan.fit.needs
     setup = {
         "name": model.ref.name,
@@ -209,16 +215,53 @@ def connect_prefill(
         "context": plan.memory.context,
         "deterministic": plan.deterministic,
         "force": request.force,
-        "max_memory": request.free_memory.memory_bytes if request.device.type == "cpu" else None,
+        "max_memory": None,
     }
     segment_bytes = SEGMENT_BLOCKS * needs.block_bytes + needs.own_state_slot_bytes
+    if not request.prefill_workers:
+        on_cpu = request.device.type == "cpu"
+        own = setup | {"max_memory": request.free_memory.memory_bytes if on_cpu else None}
+        return [PrefillAddress(number, path, own, segment_bytes) for number, path in enumerate(sockets, 1)]
+    files = digest_model(model.header.path)
+    return [
+        WorkerAddress(
+            number,
+            address,
+            request.token,
+            partial(check_worker, request, plan),
+            provenance.source_name(model.source),
+            request.options.quant,
+            files,
+            setup,
+            segment_bytes,
+        )
+        for number, address in enumerate(request.prefill_workers, 1)
+    ]
+
+
+def check_worker(request: LoadRequest, plan: LoadPlan, worker: "RemoteWorker") -> None:
+    """Raise UsageError if a worker would not compute the keys and values of this machine."""
+    worker.check_device(request.device)
+    worker.check_dtype(request.options.dtype, plan.fit.dtype)
+    own = processor_features(request.device)
+    if plan.deterministic and worker.processor != own:
+        raise UsageError(
+            f"{worker.title} has another processor ({worker.processor}, not {own}), so that bits would differ",
+            "leave out --deterministic",
+        )
+
+
+def connect_prefill(address: "PrefillAddress | WorkerAddress") -> PrefillProcess | None:
+    """Connect to a process that computes prompts, which loads the model while this one does; None if it has been
+    given up. Raises UsageError if there is none, and as `WorkerAddress.connect`."""
     try:
-        return PrefillAddress(number, path, setup, segment_bytes).connect()
+        return address.connect()
     except ConnectionRefusedError:
-        log.warning("prefill process %d has been given up; others compute its prompts", number)
+        log.warning("%s has been given up; others compute its prompts", address.title)
         return None
     except OSError as error:
-        message = f"no process for prompts listens at {path} ({error.strerror})"
+        where = address.path if isinstance(address, PrefillAddress) else address.address
+        message = f"no process for prompts listens at {where} ({error.strerror})"
         raise UsageError(message, "restart the server") from None
 
 

@@ -213,7 +213,7 @@ class CacheAllocation:
 
     def gpu_names(self) -> list[str]:
         """Return the name of the GPUs; if they differ, those of all ranks and where stages begin."""
-        own = 1 if self.worker_processors else self.ranks
+        own = self.position.tensor_size if self.worker_processors else self.ranks
         names = [device_name(rank_device(self.target.device, rank)) for rank in range(own)]
         return names[:1] if len(set(names)) == 1 else [*names, str(self.position.borders)]
 

@@ -56,6 +56,8 @@ class LoadRequest:
     prefill: int = 0  # further processes to start, which compute prompts
     prefill_sockets: tuple[Path, ...] = ()  # of such processes that run already
     workers: "ListLike[RemoteWorker]" = ()  # of other machines, which compute the stages behind the first
+    prefill_workers: tuple[str, ...] = ()  # HOST:PORT of other machines that compute prompts
+    token: bytes = field(default=b"", repr=False)  # of these
     max_memory: int | None = None  # bytes that this process may plan with; None: what is free
     started: float = field(default_factory=time.perf_counter)  # in seconds, of `perf_counter`
 
@@ -66,7 +68,7 @@ class LoadRequest:
         if self.max_memory is not None:
             return FreeMemory(self.device.type, self.max_memory)
         if self.workers:
-            return memory_of_stages(self.device, self.workers)
+            return memory_of_stages(self.device, self.workers, self.options.tensor_parallel)
         if self.device.type == "cpu":
             return FreeMemory("cpu", free_bytes(self.device) // self.engines)
         options = self.options
@@ -101,9 +103,12 @@ class LoadRequest:
         return max(1, threads // (size if self.prefill_sockets else size * self.engines))
 
 
-def memory_of_stages(device: torch.device, workers: "ListLike[RemoteWorker]") -> FreeMemory:
-    """Return the free memory of a stage on this machine, and of one on each worker."""
-    stage_bytes = (free_bytes(device), *(worker.free_bytes for worker in workers))
+def memory_of_stages(device: torch.device, workers: "ListLike[RemoteWorker]", tensor_parallel: int) -> FreeMemory:
+    """Return the free memory of a process of the stage on this machine, and of one on each worker: a share of a
+    CPU's, or that of the fullest GPU."""
+    own = min(free_bytes(rank_device(device, rank)) for rank in range(tensor_parallel))
+    own //= tensor_parallel if device.type == "cpu" else 1
+    stage_bytes = (own, *(worker.free_bytes for worker in workers))
     return FreeMemory(device.type, min(stage_bytes), stage_bytes=stage_bytes)
 
 
@@ -126,7 +131,7 @@ def resolve_or_fetch(
 
     def measure() -> FreeMemory:
         if workers:
-            return memory_of_stages(device, workers)
+            return memory_of_stages(device, workers, options.tensor_parallel)
         return memory_of(device, free_bytes(device), settings)
 
     fetch(located, LogProgress(), measure, options, force=force)

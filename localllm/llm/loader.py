@@ -12,7 +12,7 @@ import torch
 from localllm.arch.stages import check_processes, parse_stages
 from localllm.checkpoint.digest import digest_model
 from localllm.errors import UsageError
-from localllm.files import expand_path, read_token
+from localllm.files import expand_path
 from localllm.hardware.device import rank_device, resolve_device
 from localllm.hub.resolve import ModelRef
 from localllm.llm.build import BuiltModel, build
@@ -21,7 +21,7 @@ from localllm.llm.llm import LLM, ModelOrigin, ModelParts
 from localllm.llm.load_plan import LoadPlan, plan
 from localllm.llm.worker import MAX_QUEUE, Worker
 from localllm.metrics import PhaseTimer
-from localllm.parallel.handshake import TOKEN_FILE
+from localllm.parallel.handshake import split_addresses, worker_token
 from localllm.plan import expected
 from localllm.plan.fit import LoadOptions
 from localllm.quantize.store import recipe_of
@@ -57,7 +57,7 @@ def load(
     expert_parallel: bool = False,
     workers: Sequence[str] = (),
     token_file: str | Path | None = None,
-    prefill: int | Sequence[str | Path] = 0,
+    prefill: int | str | Sequence[str | Path] = 0,
     max_queue: int = MAX_QUEUE,
     cache_dir: str | Path | None = None,
     cache_size: int = DISK_CACHE_BYTES,
@@ -82,15 +82,15 @@ def load(
     keep_layout: keep quantized weights on disk as a CPU reads them, for later loads (docs/kernels.md); None: as in
         the settings.
     tensor_parallel: number of processes among which each layer is divided, on a CPU by its cores, otherwise a GPU
-        each (docs/parallel.md).
+        each; with workers, so many on each machine (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs or machines.
     expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
     workers: HOST:PORT of `localllm worker` on another machine, for each stage but the first (docs/parallel.md).
     token_file: file with the token of the workers; None: `worker-token` in the home folder of the settings.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
-        share of its cores, otherwise with a GPU each; or the sockets of such processes that run already, which
-        several engines share (docs/disaggregation.md).
+        share of its cores, otherwise with a GPU each; or HOST:PORT of `localllm worker` on other machines; or the
+        sockets, as Paths, of such processes that run already, shared by several engines (docs/disaggregation.md).
     max_queue: when so many requests wait, further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.
@@ -120,19 +120,21 @@ def load(
     stages, shares = parse_stages(pipeline_parallel, len(workers))
     check_processes(tensor_parallel, stages)
     if workers:
-        check_workers(tensor_parallel, prefill=bool(prefill))
-    elif token_file is not None:
-        raise UsageError("--token-file is for workers", "add --workers, or leave it out")
+        check_workers(prefill=bool(prefill))
+    if isinstance(prefill, str):
+        prefill = split_addresses(prefill)
+    sockets, addresses = split_prefill(prefill)
+    if token_file is not None and not (workers or addresses):
+        raise UsageError("--token-file is for workers", "add --workers or --prefill HOST:PORT, or leave it out")
     processes = tensor_parallel * stages
     if processes > 1:
-        if not workers:
-            resolve_device(str(rank_device(torch_device, processes - 1)))  # raises if there are too few GPUs
+        own = tensor_parallel if workers else processes
+        resolve_device(str(rank_device(torch_device, own - 1)))  # raises if there are too few GPUs
         if settings.keep_layout:
             flag = (
                 "--workers" if workers else "--tensor-parallel" if tensor_parallel > 1 else "--pipeline-parallel"
             )
             raise UsageError("the layout of divided weights is not kept", f"leave out --keep-layout or {flag}")
-    sockets = () if isinstance(prefill, int) else tuple(map(Path, prefill))
     if prefill:
         check_prefill(prefill, processes, torch_device, settings)
     options = LoadOptions(
@@ -152,7 +154,7 @@ def load(
         connected: Sequence[RemoteWorker] = ()
         if workers:
             with phases("workers"):
-                connected = open_workers(workers, token_file, torch_device, settings)
+                connected = open_workers(workers, token_file, torch_device, tensor_parallel, settings)
         for worker in connected:
             undo.callback(worker.channel.close)
 
@@ -180,6 +182,8 @@ def load(
             on_part=on_part,
             prefill=prefill if isinstance(prefill, int) else 0,
             prefill_sockets=sockets,
+            prefill_workers=addresses,
+            token=worker_token(token_file, settings.home) if addresses else b"",
             workers=connected,
             started=started,
         )
@@ -187,40 +191,39 @@ def load(
         if connected:
             send_model_to_workers(local_model, request)
         load_plan = plan(local_model, request)
-        if connected:
-            check_worker_dtypes(load_plan, request)
+        for worker in connected:
+            worker.check_dtype(options.dtype, load_plan.fit.dtype)
         built = build(local_model, load_plan, request)
         end_openmp_threads()  # of this thread, which would slow down the engine's
         undo.pop_all()
         return start(local_model, load_plan, built, request)
 
 
-def check_workers(tensor_parallel: int, *, prefill: bool) -> None:
+def check_workers(*, prefill: bool) -> None:
     """Raise UsageError for what cannot be combined with workers."""
-    for flag, is_given in (("--tensor-parallel", tensor_parallel > 1), ("--prefill", prefill)):
-        if is_given:
-            raise UsageError(
-                f"stages on other machines cannot be combined with {flag} yet", "leave one of them out"
-            )
+    if prefill:
+        raise UsageError("stages on other machines cannot be combined with --prefill yet", "leave one of them out")
 
 
 def open_workers(
-    addresses: Sequence[str], token_file: str | Path | None, device: torch.device, settings: Settings
+    addresses: Sequence[str],
+    token_file: str | Path | None,
+    device: torch.device,
+    tensor_parallel: int,
+    settings: Settings,
 ) -> "list[RemoteWorker]":
-    """Connect to workers. device: of this machine. Raises UsageError for a worker with another type of device, or
-    without a token, and as `connect_workers`."""
+    """Connect to workers. device: of this machine; tensor_parallel: processes of each machine. Raises UsageError
+    for a worker with another type of device, or without a token, and as `connect_workers`."""
     from localllm.parallel.remote import connect_workers  # imports torch.distributed
 
-    file = settings.home / TOKEN_FILE if token_file is None else expand_path(str(token_file))
-    workers = connect_workers(addresses, read_token(file))
-    for worker in workers:
-        if worker.device_type != device.type:
-            for each in workers:
-                each.channel.close()
-            raise UsageError(
-                f"{worker.title} uses {worker.device}, and this machine {device}",
-                "give --device cpu on both, or a GPU on both",
-            )
+    workers = connect_workers(addresses, worker_token(token_file, settings.home), tensor_parallel)
+    try:
+        for worker in workers:
+            worker.check_device(device)
+    except UsageError:
+        for worker in workers:
+            worker.channel.close()
+        raise
     return workers
 
 
@@ -233,14 +236,17 @@ def send_model_to_workers(model: LocalModel, request: LoadRequest) -> None:
         send_model(request.workers, name, request.options.quant, digest_model(model.header.path))
 
 
-def check_worker_dtypes(load_plan: LoadPlan, request: LoadRequest) -> None:
-    """Raise UsageError if a worker would compute in another dtype by itself, and none was requested."""
-    for worker in request.workers:
-        if request.options.dtype == "auto" and load_plan.fit.dtype == "bfloat16" != worker.auto_dtype:
-            raise UsageError(
-                f"{worker.title} has no fast bfloat16, in which this machine computes",
-                "give --dtype float32, or --dtype bfloat16 for a slow stage there",
-            )
+def split_prefill(prefill: int | Sequence[str | Path]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """Return the sockets and the addresses of workers in an argument of `load`. Raises UsageError."""
+    if isinstance(prefill, int):
+        return (), ()
+    sockets = tuple(each for each in prefill if isinstance(each, Path))
+    addresses = tuple(split_addresses(",".join(each for each in prefill if isinstance(each, str)) or None))
+    if sockets and addresses:
+        raise UsageError("prompts are computed by processes here or by workers", "leave one kind out")
+    if len(set(addresses)) < len(addresses):
+        raise UsageError("a worker is named twice", "start one for each device, at a port of its own")
+    return sockets, addresses
 
 
 def check_prefill(

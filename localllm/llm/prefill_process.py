@@ -1,7 +1,8 @@
 """A process that computes prompts for those that answer: `python -m localllm.llm.prefill_process CONTROL SOCKET`.
 
 It loads the whole model, hands over keys and values through a file that each of them sends, and ends with the
-process at the other end of CONTROL, which has started it (`disaggregation/supervisor.py`).
+process at the other end of CONTROL, which has started it (`disaggregation/supervisor.py`). A worker's process does
+the same for a server on another machine, over their connection (`serve_server`).
 """
 
 import json
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 
 from localllm.disaggregation.prefill_engine import Peer, PrefillEngine
-from localllm.disaggregation.transport import FAILED, LOADED, SETUP, SharedMemory
+from localllm.disaggregation.tensor_stream import TensorStream
+from localllm.disaggregation.transport import SharedMemory
 from localllm.errors import LocalLLMError, UsageError
 from localllm.hardware.device import device_context
 from localllm.hub.resolve import ModelRef
@@ -27,7 +29,8 @@ from localllm.llm.build import build
 from localllm.llm.find import LoadRequest, find
 from localllm.llm.load_plan import plan
 from localllm.metrics import PhaseTimer
-from localllm.parallel.channel import EXIT_WAIT_S, Channel
+from localllm.parallel.channel import EXIT_WAIT_S, LOADED, SETUP, Channel
+from localllm.parallel.handshake import EARLY_BYTES
 from localllm.plan.fit import LoadOptions
 from localllm.runtime.kernels.threads import end_openmp_threads
 from localllm.runtime.kv_cache.prefix_copy import frequencies_digest
@@ -48,7 +51,7 @@ class Setup:
     deterministic: bool
     force: bool
     max_memory: int | None  # bytes
-    slot_bytes: int  # of the shared memory
+    slot_bytes: int = 0  # of the shared memory, if there is one
 
     def check(self, other: "Setup") -> None:
         """Raise UsageError if keys and values of this setup are not those of another one."""
@@ -111,7 +114,7 @@ class PromptServer:
                 loaded.engine.run()
         except Exception as error:
             cause = error if isinstance(error, LocalLLMError) else unexpected(error)
-            self.control.send_failure(cause, FAILED)
+            self.control.send_failure(cause)
             if not self.loaded.done():
                 self.loaded.set_exception(cause)
                 for thread in self.threads:  # which report it too
@@ -135,7 +138,7 @@ class PromptServer:
             engine, peer = self.admit(channel)
         except (LocalLLMError, OSError) as error:
             if isinstance(error, LocalLLMError):
-                channel.send_failure(error, FAILED)
+                channel.send_failure(error)
             channel.close()
         else:
             engine.serve(peer)
@@ -181,6 +184,16 @@ def load(setup: Setup, device: torch.device) -> Loaded:
     context = load_plan.memory.context
     fields = {"frequencies": frequencies_digest(engine.runner), "context": context}
     return Loaded(setup, PrefillEngine(engine, context), fields)
+
+
+def serve_server(channel: Channel, setup: Setup, device: torch.device) -> None:
+    """Compute prompts for a server on another machine. Raises as `load`, and what ends an engine."""
+    loaded = load(setup, device)
+    channel.send(LOADED, json.dumps(loaded.fields).encode())
+    stream = TensorStream(channel, EARLY_BYTES + 4 * loaded.engine.context)
+    threading.Thread(target=loaded.engine.serve, args=(Peer(stream, stream),), daemon=True).start()
+    with device_context(device):
+        loaded.engine.run()
 
 
 def unexpected(error: Exception) -> LocalLLMError:

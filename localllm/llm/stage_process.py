@@ -1,18 +1,19 @@
-"""A worker's process for one stage of a pipeline: `python -m localllm.llm.stage_process SOCKET CONNECTION`.
+"""A worker's process for another machine: `python -m localllm.llm.stage_process SOCKET CONNECTION`.
 
 It says what its device has, finds the model here, compares its files with those of the first machine, and computes
-what that sends. It ends with the connection, and with the worker that has started it.
+a stage of a pipeline for it, with further processes if tensor parallelism divides that, or prompts
+(`prefill_process.py`). It ends with the connection, and with the worker that has started it.
 """
 
+import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,52 @@ from localllm.checkpoint.digest import FileDigest, digest_model
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
 from localllm.errors import ModelNotFound, UsageError
-from localllm.hardware.device import DTYPES, dtype_for, free_bytes, processor_features, resolve_device
+from localllm.hardware.device import (
+    DTYPES,
+    dtype_for,
+    free_bytes,
+    processor_features,
+    rank_device,
+    resolve_device,
+)
 from localllm.hub.names import is_path
 from localllm.hub.resolve import resolve_model
-from localllm.parallel.channel import FACTS, FAILED, MODEL, SETUP, Channel
+from localllm.parallel.channel import FACTS, FAILED, MODEL, PREFILL, SETUP, Channel, wait_for_hangup
 from localllm.parallel.rank import Setup, run_rank
-from localllm.parallel.remote import StageFollower
+from localllm.parallel.remote import StageLeader
 from localllm.quantize.quantizer import find_or_quantize
 from localllm.runtime.kernels.threads import threads_for
 from localllm.settings import Settings
 
-HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last on Linux, of one direction
 
+class StageProcess:
+    """The process of a stage, and those that it starts for parts of it. It ends with the first machine."""
 
-def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str) -> None:
-    """Compute a stage for the first machine, until that ends. control: to the worker, which shows messages; peer:
-    address of the first machine"""
-    settings = Settings.from_environment()
-    try:
-        device = resolve_device(settings.device if device_name == "auto" else device_name)
-        facts = {
-            "device": str(device),
-            "device_type": device.type,
-            "free_bytes": free_bytes(device),
-            "auto_dtype": dtype_for("auto", "BF16", device.type),
-            "processor": processor_features(device),
-        }
+    def __init__(self, channel: Channel, control: Channel, device_name: str, peer: str, processes: int):
+        """channel: to the first machine; control: to the worker, which shows messages; peer: address of the first
+        machine; processes: that it wants for the stage"""
+        self.channel = channel
+        self.control = control
+        self.device_name = device_name
+        self.peer = peer
+        self.processes = processes
+        self.ranks: StageLeader | None = None
+        self.ending = threading.Lock()  # held until the process ends
+
+    def serve(self) -> None:
+        """Compute a stage for the first machine, until that ends."""
+        try:
+            self.run(Settings.from_environment())
+        except ConnectionError:
+            pass  # the first machine has left
+        except Exception as error:
+            self.fail(error)
+        self.end()
+
+    def run(self, settings: Settings) -> None:
+        channel = self.channel
+        device = resolve_device(settings.device if self.device_name == "auto" else self.device_name)
+        facts = facts_of(device, self.processes)
         channel.send(FACTS, json.dumps(facts).encode())
         message = channel.receive()
         if message is None or message[0] != MODEL:
@@ -58,19 +79,71 @@ def serve_stage(channel: Channel, device_name: str, control: Channel, peer: str)
         compare_files(wanted["name"], wanted["files"], digest_model(path))
         channel.send(MODEL, b"{}")
         message = channel.receive()
+        if message and message[0] == PREFILL:
+            return self.compute_prompts(json.loads(message[1]), path, device, settings)
         if message is None or message[0] != SETUP:
             return
         setup = complete_setup(json.loads(message[1]), path, device, settings)
-        stage = setup.position.stage
+        stage, size = setup.position.stage, setup.position.tensor_size
         assert stage
         layers = f"layers {stage.first + 1} to {stage.end} of {stage.total} of {wanted['name']}"
-        control.send(SETUP, f"computing {layers} on {device} for {peer}".encode())
-        run_rank(setup, device, StageFollower(setup.position, channel))
-    except ConnectionError:
-        return  # the first machine has left
-    except Exception as error:
-        control.send(FAILED, f"the stage for {peer} failed: {error}".encode())
-        channel.send_failure(error)
+        among = f" in {size} processes" if device.type == "cpu" else f" to {rank_device(device, size - 1)}"
+        self.control.send(
+            SETUP, f"computing {layers} on {device}{among if size > 1 else ''} for {self.peer}".encode()
+        )
+        self.ranks = StageLeader(setup.position, channel, device)
+        self.ranks.on_failure = self.fail
+        self.ranks.start(asdict(setup))
+        run_rank(setup, device, self.ranks)
+
+    def compute_prompts(
+        self, fields: dict[str, Any], path: Path, device: torch.device, settings: Settings
+    ) -> None:
+        """Compute prompts for a server, with its number of threads if results are deterministic. Raises as
+        `serve_server`."""
+        from localllm.llm import prefill_process  # a stage does not need an engine
+
+        setup = replace(prefill_process.Setup(**fields), path=str(path))
+        if not setup.deterministic:
+            setup = replace(setup, threads=threads_for(read_header(path).stored_bytes, settings.threads))
+        self.control.send(SETUP, f"computing prompts of {setup.name} on {device} for {self.peer}".encode())
+        prefill_process.serve_server(self.channel, setup, device)
+
+    def fail(self, error: Exception) -> None:
+        """Report an error to the first machine and the worker, and end."""
+        with self.ending:
+            with contextlib.suppress(OSError):
+                self.control.send(FAILED, f"computing for {self.peer} failed: {error}".encode())
+            self.channel.send_failure(error)
+            self.end_at_once()
+
+    def end_with(self, *connections: socket.socket) -> None:
+        """End when the first machine has left, or the worker has ended: the body of a thread."""
+        wait_for_hangup(*connections)
+        self.end()
+
+    def end(self) -> None:
+        with self.ending:
+            self.end_at_once()
+
+    def end_at_once(self) -> None:
+        if self.ranks:
+            self.ranks.kill()
+        os._exit(0)  # without waiting for threads of torch
+
+
+def facts_of(device: torch.device, processes: int) -> dict[str, Any]:
+    """Return fields of `RemoteWorker`. processes: of this machine's stage, on GPUs from `device` on. Raises
+    NoSuchDevice if there are too few."""
+    devices = [resolve_device(str(rank_device(device, rank))) for rank in range(processes)]
+    share = processes if device.type == "cpu" else 1
+    return {
+        "device": str(device),
+        "device_type": device.type,
+        "free_bytes": min(map(free_bytes, devices)) // share,
+        "auto_dtype": dtype_for("auto", "BF16", device.type),
+        "processor": ", ".join(dict.fromkeys(map(processor_features, devices))),
+    }
 
 
 def find_files(name: str, quant: str | None, settings: Settings) -> Path:
@@ -114,16 +187,9 @@ def complete_setup(fields: dict[str, Any], path: Path, device: torch.device, set
         return setup
     header = read_header(path)
     part, _ = part_of_model(header, parse_config(header.config), setup.position)
-    return replace(setup, threads=threads_for(part.stored_bytes, settings.threads))
-
-
-def end_with(connection: socket.socket, control: socket.socket) -> None:
-    """End this process when the first machine has left, or the worker has ended: the body of a thread."""
-    poll = select.poll()
-    poll.register(connection, HUNG_UP)
-    poll.register(control, HUNG_UP)
-    poll.poll()
-    os._exit(0)
+    size = setup.position.tensor_size
+    threads = threads_for(part.stored_bytes * size, settings.threads)
+    return replace(setup, threads=max(1, threads // size))
 
 
 def main() -> None:
@@ -132,10 +198,10 @@ def main() -> None:
     worker = Channel(control)
     message = worker.receive()
     if message:
-        threading.Thread(target=end_with, args=(connection, control), daemon=True).start()
         fields = json.loads(message[1])
-        serve_stage(Channel(connection), fields["device"], worker, fields["peer"])
-    os._exit(0)  # without waiting for threads of torch
+        process = StageProcess(Channel(connection), worker, **fields)
+        threading.Thread(target=process.end_with, args=(connection, control), daemon=True).start()
+        process.serve()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ two ends: a pair of sockets within a machine, TCP between machines.
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from localllm.errors import (
     DoesNotFit,
     LocalLLMError,
     ModelNotFound,
+    NoSuchDevice,
     UnsupportedModel,
     UsageError,
 )
@@ -30,12 +33,17 @@ from localllm.errors import (
 # Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
 SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
 HIDDEN, VERSIONS, FACTS, MODEL = range(9, 13)  # between machines
+PREFILL = 31  # instead of SETUP: compute prompts; what follows is in `disaggregation/transport.py`
+PASSED_ON = 13  # an ADDRESS and a message, which a worker's first process passes on to or from another one there
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
+ADDRESS = struct.Struct("<ii")  # rank of the process in its stage, and the kind for it; keeps tensors aligned
+HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last on Linux, of one direction
 MAX_MESSAGE_BYTES = 2**30  # hidden states of a chunk of a prompt take up to 0.1 GB
 JOINED_BYTES = 2**16  # up to which a message is sent at once: of a process killed meanwhile, all or none arrives
 EXIT_WAIT_S = 5.0  # for a process that was told to end
 REPORTED = {
-    each.__name__: each for each in (Busy, DamagedModel, DoesNotFit, ModelNotFound, UnsupportedModel, UsageError)
+    each.__name__: each
+    for each in (Busy, DamagedModel, DoesNotFit, ModelNotFound, NoSuchDevice, UnsupportedModel, UsageError)
 }
 
 
@@ -46,6 +54,7 @@ class Channel:
         """limit: bytes of a message that is received; a larger one ends the connection"""
         self.connection = connection
         self.limit = limit
+        self.began_at = self.heard_at = time.monotonic()  # of the last message that began, and the last bytes
         self.lock = threading.Lock()  # so that messages of several threads do not mix
 
     def send(self, kind: int, content: bytes | bytearray | memoryview) -> None:
@@ -83,6 +92,7 @@ class Channel:
         frame = self.read(FRAME.size)
         if frame is None:
             return None
+        self.began_at = self.heard_at
         kind, count = FRAME.unpack(frame)
         content = self.read(count) if 0 <= count <= self.limit else None
         return None if content is None else (kind, content)
@@ -97,6 +107,7 @@ class Channel:
                 return None
             if not received:
                 return None
+            self.heard_at = time.monotonic()
             view = view[received:]
         return content
 
@@ -148,6 +159,14 @@ def start_process(module: str, descriptors: Iterable[int] = ()) -> tuple["subpro
             process_group=0,
         )
     return process, Channel(own)
+
+
+def wait_for_hangup(*connections: socket.socket) -> None:
+    """Wait until the other side of a connection has closed it, whatever it has sent before."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, HUNG_UP)
+    poll.poll()
 
 
 def describe_end(process: "subprocess.Popen[bytes]") -> str:

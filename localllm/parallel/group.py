@@ -6,6 +6,7 @@ stages, goes through torch.distributed, by gloo on CPUs and by NCCL on GPUs; `re
 machines. NCCL has not been measured yet: no test here has two GPUs.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -30,9 +31,11 @@ from localllm.arch.stages import Position
 from localllm.errors import LocalLLMError, RankFailed
 from localllm.parallel.channel import (
     CACHES,
+    CONNECTED,
     COPIED,
     EXIT_WAIT_S,
     FAILED,
+    LOADED,
     SETUP,
     STEP,
     Channel,
@@ -58,27 +61,34 @@ REMEDY = "load the model again"
 class Collectives:
     """Sums and gathered tensors of the ranks of a stage, and what stages send to each other."""
 
-    def __init__(self, position: Position, folder: Path, device: torch.device):
-        """folder: private to the ranks, where they exchange their addresses; device: of this rank"""
+    def __init__(self, position: Position, folder: Path, device: torch.device, *, apart: bool = False):
+        """folder: private to the ranks of this machine, where they exchange their addresses; device: of this rank;
+        apart: each stage is on a machine of its own"""
         self.position = position
         self.shard = position.shard
         self.concurrent_steps = 1  # as stages share a CPU; on GPUs, see `Collectives.send_to_next_stage`
+        self.apart = apart
+        first = position.rank - self.shard.rank
+        self.members = range(first, first + self.shard.size) if apart else range(position.size)  # of this machine
         self.folder = folder
         self.device = device
         self.tensor_group: Any = None  # the ranks of the same stage
-        self.pipeline_group: Any = None  # all ranks
+        self.pipeline_group: Any = None  # all ranks, on one machine
         self.sums: SharedSums | None = None  # None: by the tensor group
         self.gather_options = dist.GatherOptions()
         self.broadcast_options = dist.BroadcastOptions()
 
     def connect(self) -> None:
-        """Connect with all other ranks, which do the same."""
+        """Connect with all other ranks of this machine, which do the same."""
+        sums_are_all = self.apart and self.position.rank >= self.shard.size and self.sums is not None
+        if len(self.members) == 1 or sums_are_all:  # of a worker: logits are gathered in the first stage alone
+            return
         position, path = self.position, str(self.folder / "addresses")
-        store = dist.FileStore(path, position.size)  # pyright: ignore[reportPrivateImportUsage]
+        store = dist.FileStore(path, len(self.members))  # pyright: ignore[reportPrivateImportUsage]
         if self.shard.size > 1:
             stage = position.rank // position.tensor_size
             self.tensor_group = self.make_group(f"stage {stage}", store, self.shard.rank, self.shard.size)
-        if position.stage:
+        if position.stage and not self.apart:
             self.pipeline_group = self.make_group("pipeline", store, position.rank, position.size)
 
     def make_group(self, name: str, store: Any, rank: int, size: int) -> Any:
@@ -88,6 +98,7 @@ class Collectives:
             options._timeout = COLLECTIVE_TIMEOUT
             options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]  # no other machine connects
             return ProcessGroupGloo(store, rank, size, options)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # no other machine connects
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, options)
@@ -165,7 +176,7 @@ class Leader(ABC):
     def __init__(self, position: Position):
         """position: of this process, whose rank is 0"""
         self.position = position
-        self.channels: list[Channel] = []  # to each other rank
+        self.channels: dict[int, Channel] = {}  # to other ranks; a worker's first one passes on messages there
         self.encoder = StepEncoder(position.stage_count)
         self.block_size = 0
         self.failure: RankFailed | None = None
@@ -183,7 +194,7 @@ class Leader(ABC):
 
     @abstractmethod
     def connect(self) -> None:
-        """Connect with all other ranks, which do the same."""
+        """Connect with the other ranks of this machine, which do the same."""
 
     @abstractmethod
     def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
@@ -193,31 +204,42 @@ class Leader(ABC):
         """End the other ranks, or leave workers, which are then free for others."""
         with self.lock:
             self.closing = True
-        for channel in self.channels:
+        for channel in self.channels.values():
             channel.close()
 
     def send_setup(self, rank: int, setup: dict[str, Any]) -> None:
         """Have a rank load its part. setup: fields of `rank.Setup` without its position"""
         self.block_size = setup["block_size"]
         fields = setup | {"position": asdict(replace(self.position, rank=rank))}
-        self.channels[rank - 1].send(SETUP, json.dumps(fields).encode())
+        self.channels[rank].send(SETUP, json.dumps(fields).encode())
 
     def finish_start(self) -> None:
         """Wait until all ranks have loaded their parts, and connect with them. Raises their errors."""
-        loaded = self.receive_from_all()
+        loaded = self.receive_loaded()
         self.read_bytes, self.weight_bytes = ([m[name] for m in loaded] for name in ("read_bytes", "weight_bytes"))
-        types = [CacheTypes.from_json(message["cache_types"]) for message in loaded]
+        types = [CacheTypes.from_json(fields["cache_types"]) for fields in loaded]
         self.other_caches.connect(types, self.block_size)
+        self.connect_and_watch()
+
+    def receive_loaded(self) -> list[dict[str, Any]]:
+        """Return what each other rank says of its part, when it is loaded. Raises as `receive_from_all`."""
+        return [fields for message in self.receive_from_all() for fields in message]
+
+    def connect_and_watch(self) -> None:
+        """Connect with the other ranks, and start a thread for what each sends. Raises as `receive_from_all`."""
+        for channel in self.channels.values():
+            with contextlib.suppress(OSError):  # it has ended, which is noticed below
+                channel.send(CONNECTED, b"{}")
         self.connect()
         self.receive_from_all()
-        for rank, channel in enumerate(self.channels, 1):
+        for rank, channel in self.channels.items():
             name = f"localllm-rank-{rank}"
             threading.Thread(target=self.watch, args=(rank, channel), name=name, daemon=True).start()
 
-    def receive_from_all(self) -> list[dict[str, Any]]:
-        """Return a message of each other rank. Raises the error of one that has failed."""
+    def receive_from_all(self) -> list[Any]:
+        """Return a message of each channel, in the order of ranks. Raises the error of a rank that has failed."""
         messages = []
-        for rank, channel in enumerate(self.channels, 1):
+        for rank, channel in sorted(self.channels.items()):
             message = channel.receive()
             if message is None:
                 raise self.ended(rank)
@@ -272,15 +294,16 @@ class Leader(ABC):
         self.send_to_all(CACHES, json.dumps(sizes).encode())
 
     def send_to_all(self, kind: int, content: bytes) -> None:
-        for channel in self.channels:
+        for channel in self.channels.values():
             try:
                 channel.send(kind, content)
             except OSError as error:
                 raise self.step_failed(error) from error
 
     def send_parts(self, index: int, kind: int, parts: Iterable[Buffer]) -> None:
+        """Send a message to the other rank with this index, which is its rank - 1."""
         try:
-            self.channels[index].send_parts(kind, parts)
+            self.channels[index + 1].send_parts(kind, parts)
         except OSError as error:
             raise self.step_failed(error) from error
 
@@ -290,21 +313,23 @@ class Leader(ABC):
 
 
 class ProcessLeader(Collectives, Leader):
-    """Rank 0 of processes of this machine, which it starts."""
+    """The first of the processes of this machine, which it starts."""
 
-    def __init__(self, position: Position, device: torch.device):
+    def __init__(self, position: Position, device: torch.device, *, apart: bool = False):
+        """apart: as of `Collectives`"""
         Leader.__init__(self, position)
-        Collectives.__init__(self, position, Path(tempfile.mkdtemp(prefix="localllm-ranks-")), device)
+        folder = Path(tempfile.mkdtemp(prefix="localllm-ranks-"))
+        Collectives.__init__(self, position, folder, device, apart=apart)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, setup: dict[str, Any]) -> None:
         """Start the other ranks, which load their parts. setup: as for `send_setup`, without the folder"""
         memory = self.open_memory()
-        for rank in range(1, self.position.size):
-            process, channel = start_process("localllm.parallel.rank", memory[rank // self.position.tensor_size])
+        for index, rank in enumerate(self.members[1:], 1):
+            process, channel = start_process("localllm.parallel.rank", memory[index // self.shard.size])
             self.processes.append(process)
-            self.channels.append(channel)
-            self.send_setup(rank, setup | {"folder": str(self.folder)})
+            self.channels[rank] = channel
+            self.send_setup(rank, setup | {"folder": str(self.folder), "apart": self.apart})
         for descriptors in memory[1:]:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -313,7 +338,7 @@ class ProcessLeader(Collectives, Leader):
 
     def open_memory(self) -> list[list[int]]:
         """Return the descriptor of memory for the sums of each stage; of none where sums go another way."""
-        stages, ranks = self.position.size // self.position.tensor_size, self.position.tensor_size
+        stages, ranks = len(self.members) // self.shard.size, self.shard.size
         if ranks == 1 or self.device.type != "cpu" or not shared_sums_supported():
             return [[] for _ in range(stages)]
         return [[open_memory(memory_bytes(ranks))] for _ in range(stages)]
@@ -323,8 +348,8 @@ class ProcessLeader(Collectives, Leader):
             raise self.failure
         super().check_others(waited_s)
 
-    def finish_start(self) -> None:
-        super().finish_start()
+    def connect_and_watch(self) -> None:
+        super().connect_and_watch()
         shutil.rmtree(self.folder, ignore_errors=True)  # in which the ranks have read addresses
 
     def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
@@ -333,16 +358,17 @@ class ProcessLeader(Collectives, Leader):
             if killed is None:
                 return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
             rank = killed
-        return RankFailed(f"{self.title(rank)} {describe_end(self.processes[rank - 1])}", REMEDY)
+        process = self.processes[rank - self.members.start - 1]
+        return RankFailed(f"{self.title(rank)} {describe_end(process)}", REMEDY)
 
     def find_killed(self) -> int | None:
         """Return the rank of a process that a signal has ended, if there is one."""
         time.sleep(KILL_NOTICE_S)
-        codes = [process.poll() for process in self.processes]
-        return next((rank for rank, code in enumerate(codes, 1) if code is not None and code < 0), None)
+        codes = zip(self.members[1:], (process.poll() for process in self.processes), strict=True)
+        return next((rank for rank, code in codes if code is not None and code < 0), None)
 
     def title(self, rank: int) -> str:
-        return f"process {rank + 1} of {self.position.size}"
+        return f"process {rank - self.members.start + 1} of {len(self.members)}"
 
     def close(self) -> None:
         super().close()
@@ -352,16 +378,28 @@ class ProcessLeader(Collectives, Leader):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-class Follower:
+class Follower(ABC):
     """Another rank than 0, which runs what rank 0 sends."""
 
     def __init__(self, channel: Channel):
-        """channel: to rank 0"""
+        """channel: to rank 0, or to the first process of this machine, which passes on its messages"""
         self.channel = channel
 
     def next_message(self) -> tuple[int, bytearray] | None:
         """Return the next message of rank 0; None when it has ended."""
         return self.channel.receive()
+
+    def finish_load(self, loaded: dict[str, Any]) -> None:
+        """Report that the part of this rank is loaded, and connect with the others. loaded: as of `LOADED`"""
+        self.channel.send(LOADED, json.dumps([loaded]).encode())
+        if self.channel.receive() is None:  # until all are loaded, which takes longer than connecting may
+            raise ConnectionError("process 1 has ended")
+        self.connect()
+        self.channel.send(CONNECTED, b"{}")
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Connect with the other ranks of this machine, which do the same."""
 
     def send_step(self, *arguments: Any, **fields: Any) -> None:
         raise AssertionError("only rank 0 schedules")
@@ -376,12 +414,14 @@ class Follower:
         return error
 
 
-class ProcessFollower(Follower, Collectives):
-    """A rank that rank 0 has started on its machine."""
+class ProcessFollower(Collectives, Follower):
+    """A rank that the first process of its machine has started."""
 
-    def __init__(self, position: Position, folder: Path, device: torch.device, channel: Channel):
+    def __init__(
+        self, position: Position, folder: Path, device: torch.device, channel: Channel, *, apart: bool = False
+    ):
         """As of `Collectives` and `Follower`."""
-        Collectives.__init__(self, position, folder, device)
+        Collectives.__init__(self, position, folder, device, apart=apart)
         Follower.__init__(self, channel)
 
     def check_others(self, waited_s: float) -> None:

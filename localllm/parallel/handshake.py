@@ -11,6 +11,7 @@ import json
 import secrets
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 from localllm.errors import (
@@ -21,7 +22,7 @@ from localllm.errors import (
     ServerUnreachable,
     UsageError,
 )
-from localllm.files import reason_of
+from localllm.files import expand_path, read_token, reason_of
 from localllm.hardware.processor import library_versions
 from localllm.parallel.channel import VERSIONS, Channel
 
@@ -65,6 +66,11 @@ def format_address(address: tuple[Any, ...]) -> str:
     """Return HOST:PORT of a socket's address."""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def worker_token(file: str | Path | None, home: Path) -> bytes:
+    """Return the token of workers. file: None for that of localllm's home. Raises UsageError."""
+    return read_token(home / TOKEN_FILE if file is None else expand_path(str(file)))
 
 
 def own_versions() -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from localllm.errors import Busy, LocalLLMError, UsageError
 from localllm.files import reason_of
-from localllm.parallel.channel import SETUP, VERSIONS, Channel, describe_end, end_process, start_process
+from localllm.parallel.channel import FACTS, SETUP, VERSIONS, Channel, describe_end, end_process, start_process
 from localllm.parallel.handshake import (
     EARLY_BYTES,
     HANDSHAKE_S,
@@ -79,28 +79,30 @@ class WorkerListener:
         """Handle a connection: the body of a thread."""
         with connection:
             try:
-                channel = self.check(connection, peer)
+                checked = self.check(connection, peer)
             except OSError as error:  # nothing is known of the other side
                 if isinstance(error, WrongToken):
                     self.report(f"refused {peer}, which has another token")
                 return
             finally:
                 self.unproved.release()
-            if channel is None:
+            if checked is None:
                 return
+            channel, processes = checked
             if not self.in_use.acquire(timeout=LEAVE_S):
                 channel.send_failure(Busy(f"it computes for {self.user}", "wait, or stop the server that uses it"))
                 return
             try:
                 self.user = peer
-                self.run_stage(connection, channel, peer)
+                self.run_stage(connection, channel, peer, processes)
             except OSError as error:
                 channel.send_failure(LocalLLMError(f"its process cannot be started ({reason_of(error)})"))
             finally:
                 self.in_use.release()
 
-    def check(self, connection: socket.socket, peer: str) -> Channel | None:
-        """Check that the other side has the token and the same versions; None for others. Raises OSError."""
+    def check(self, connection: socket.socket, peer: str) -> tuple[Channel, int] | None:
+        """Check that the other side has the token and the same versions, and return the processes that it wants;
+        None for others. Raises OSError."""
         prepare(connection)
         prove_as_worker(connection, self.token)
         channel = Channel(connection, EARLY_BYTES)
@@ -109,26 +111,31 @@ class WorkerListener:
         if message is None or message[0] != VERSIONS:
             raise ConnectionError
         channel.send(VERSIONS, json.dumps(own_versions()).encode())
-        connection.settimeout(None)  # also of the process that inherits it
         try:
-            difference = why_versions_differ(json.loads(message[1]))
-        except ValueError:
+            if difference := why_versions_differ(json.loads(message[1])):
+                self.report(f"refused {peer}: {difference}")
+                return None
+            message = channel.receive()
+            if message is None or message[0] != FACTS:
+                raise ConnectionError
+            processes = int(json.loads(message[1])["processes"])
+        except (ValueError, TypeError, LookupError):
             raise ConnectionError from None
-        if difference:
-            self.report(f"refused {peer}: {difference}")
-        return None if difference else channel
+        connection.settimeout(None)  # also of the process that inherits it
+        return channel, processes
 
-    def run_stage(self, connection: socket.socket, channel: Channel, peer: str) -> None:
-        """Run the process of a stage, and tell the first machine how it has ended."""
+    def run_stage(self, connection: socket.socket, channel: Channel, peer: str, processes: int) -> None:
+        """Run the process of a stage, and tell the first machine how it has ended. processes: of the stage"""
         process, control = start_process(STAGE_MODULE, [connection.fileno()])
         self.control = control
         try:
-            control.send(SETUP, json.dumps({"device": self.device, "peer": peer}).encode())
+            fields = {"device_name": self.device, "peer": peer, "processes": processes}
+            control.send(SETUP, json.dumps(fields).encode())
             while message := control.receive():
                 self.report(message[1].decode())
             end = describe_end(process)
             if process.returncode != 0:  # None: it does not end
-                self.report(f"the stage for {peer} {end}")
+                self.report(f"the process for {peer} {end}")
                 channel.send_failure(LocalLLMError(f"its process {end}"))
             else:
                 self.report(f"{peer} has left; waiting for the next machine")

@@ -23,9 +23,9 @@ from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
 from localllm.hardware.device import anonymous_bytes, device_context, rank_device
 from localllm.metrics import PhaseTimer
-from localllm.parallel.channel import CACHES, CONNECTED, COPIED, COPY_IN, COPY_OUT, LOADED, SETUP, STEP, Channel
+from localllm.parallel.channel import CACHES, COPIED, COPY_IN, COPY_OUT, SETUP, STEP, Channel, wait_for_hangup
 from localllm.parallel.group import ProcessFollower
-from localllm.parallel.remote import StageFollower
+from localllm.parallel.remote import StageLeader, StageMember
 from localllm.parallel.remote_caches import answer_copy_in, answer_copy_out
 from localllm.parallel.steps import StepDecoder
 from localllm.quant.vectors import KV_DTYPES
@@ -43,7 +43,7 @@ class Setup:
 
     position: Position
     path: str  # of the model
-    device: str  # of rank 0
+    device: str  # of the first rank on this machine
     dtype: str
     kv_dtype: str
     activation_bits: int
@@ -55,6 +55,7 @@ class Setup:
     max_running: int
     context: int
     folder: str = ""  # where the ranks of a machine exchange their addresses
+    apart: bool = False  # whether each stage is on a machine of its own
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "Setup":
@@ -75,9 +76,12 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
     kind, content = message
     assert kind == SETUP
     setup = Setup.from_fields(json.loads(content))
-    device = rank_device(torch.device(setup.device), setup.position.rank)
+    position = setup.position
+    index = position.shard.rank if setup.apart else position.rank  # among the processes of this machine
+    device = rank_device(torch.device(setup.device), index)
     try:
-        ranks = ProcessFollower(setup.position, Path(setup.folder), device, channel)
+        follower = StageMember if setup.apart else ProcessFollower
+        ranks = follower(position, Path(setup.folder), device, channel, apart=setup.apart)
         if memory:
             ranks.share_sums(*memory)
         run_rank(setup, device, ranks)
@@ -85,7 +89,7 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
         channel.send_failure(error)
 
 
-def run_rank(setup: Setup, device: torch.device, ranks: ProcessFollower | StageFollower) -> None:
+def run_rank(setup: Setup, device: torch.device, ranks: ProcessFollower | StageLeader) -> None:
     """Load a part of the model, report that, and run what rank 0 sends until it ends. ranks: of this process"""
     torch.set_num_threads(setup.threads)
     with torch.inference_mode(), device_context(device):
@@ -123,9 +127,7 @@ def run_rank(setup: Setup, device: torch.device, ranks: ProcessFollower | StageF
             "weight_bytes": min(weight_bytes, header.stored_bytes),
             "cache_types": runner.named_caches.types.to_json(),
         }
-        ranks.channel.send(LOADED, json.dumps(loaded).encode())
-        ranks.connect()
-        ranks.channel.send(CONNECTED, b"{}")
+        ranks.finish_load(loaded)
         if device.type != "cpu":
             warm_up(runner, pool)
         end_openmp_threads()
@@ -151,7 +153,7 @@ def make_runner(
     return runner, BlockPool(sizes["blocks"], setup.block_size, sizes["state_slots"])
 
 
-def follow(ranks: ProcessFollower | StageFollower, runner: Runner, setup: Setup) -> None:
+def follow(ranks: ProcessFollower | StageLeader, runner: Runner, setup: Setup) -> None:
     """Run what rank 0 sends, until it ends. ranks: of this process"""
     decoder, steps = runner.model, StepDecoder()
     copies: SimpleQueue[HostCopy] = SimpleQueue()
@@ -190,8 +192,20 @@ def send_copies(channel: Channel, copies: "SimpleQueue[HostCopy]") -> None:
         channel.send_failure(error)
 
 
-if __name__ == "__main__":
+def end_with(connection: socket.socket) -> None:
+    """End this process, whatever it waits for, when the one that has started it ends: the body of a thread."""
+    wait_for_hangup(connection)
+    os._exit(0)
+
+
+def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 handles Ctrl-C
-    connection, *memory = map(int, sys.argv[1:])
-    serve_rank(Channel(socket.socket(fileno=connection)), memory)
+    descriptor, *memory = map(int, sys.argv[1:])
+    connection = socket.socket(fileno=descriptor)
+    threading.Thread(target=end_with, args=(connection,), daemon=True).start()
+    serve_rank(Channel(connection), memory)
     os._exit(0)  # without waiting for threads of torch
+
+
+if __name__ == "__main__":
+    main()

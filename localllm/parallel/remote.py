@@ -4,28 +4,49 @@ Everything goes through one connection from rank 0 to each worker, hidden states
 one worker to the next. So a worker needs one port, reachable from the first machine alone, also through a tunnel,
 and nothing listens that does not ask for the token, as gloo's connections would. Of N stages, N - 2 messages of a
 step go one way more than between neighbours.
+
+With tensor parallelism, each machine divides its stage among processes of its own. The first of them has the
+connection, and passes on messages to the others over the sockets by which it has started them.
 """
 
 import contextlib
 import json
 import queue
+import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from typing_extensions import Buffer
 
 from localllm.arch.stages import Position
 from localllm.checkpoint.digest import FileDigest
 from localllm.errors import LocalLLMError, RankFailed, ServerTooSlow, UsageError
-from localllm.parallel.channel import FACTS, FAILED, HIDDEN, MAX_MESSAGE_BYTES, MODEL, Channel, reported_error
-from localllm.parallel.group import REMEDY, Follower, Leader
+from localllm.parallel.channel import (
+    ADDRESS,
+    CACHES,
+    CONNECTED,
+    FACTS,
+    FAILED,
+    HIDDEN,
+    LOADED,
+    MAX_MESSAGE_BYTES,
+    MODEL,
+    PASSED_ON,
+    STEP,
+    Channel,
+    reported_error,
+)
+from localllm.parallel.group import REMEDY, ProcessFollower, ProcessLeader
 from localllm.parallel.handshake import open_connection
 from localllm.parallel.remote_caches import tensor_at
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 from localllm.runtime.kv_cache.host_copies import to_part
 
+NOTICE_S = 1.0  # in which the end of a process shows on its socket, after it shows in a sum
 FACTS_S = 60.0  # in which a worker has imported torch
 STEP_S = 600.0  # in which a step comes back from the last stage; a lost connection shows earlier
 
@@ -38,13 +59,30 @@ class RemoteWorker:
     channel: Channel
     device: str  # such as cuda:0
     device_type: str
-    free_bytes: int  # of the device
+    free_bytes: int  # for each process: a share of a CPU's, or of the fullest GPU
     auto_dtype: str  # in which it computes a model in bfloat16 by default
-    processor: str  # see `processor_features`
+    processor: str  # see `processor_features`; of GPUs that differ, all names
 
     @property
     def title(self) -> str:
         return f"the worker at {self.address}"
+
+    def check_device(self, device: torch.device) -> None:
+        """Raise UsageError if it has another type of device than this machine."""
+        if self.device_type != device.type:
+            raise UsageError(
+                f"{self.title} uses {self.device}, and this machine {device}",
+                "give --device cpu on both, or a GPU on both",
+            )
+
+    def check_dtype(self, requested: str, computed: str) -> None:
+        """Raise UsageError if it would compute in another dtype by itself, and none was requested. computed: in
+        which this machine computes"""
+        if requested == "auto" and computed == "bfloat16" != self.auto_dtype:
+            raise UsageError(
+                f"{self.title} has no fast bfloat16, in which this machine computes",
+                "give --dtype float32, or --dtype bfloat16, which is slow there",
+            )
 
     def receive(self, kind: int) -> dict[str, Any]:
         """Return its next message, of this kind. Raises the error that it reports instead."""
@@ -62,14 +100,18 @@ def receive_fields(title: str, channel: Channel, kind: int) -> dict[str, Any]:
     return json.loads(message[1])
 
 
-def connect_workers(addresses: Sequence[str], token: bytes) -> list[RemoteWorker]:
-    """Connect to workers, which are then in use until their channels are closed. Raises as `open_connection`, Busy
-    for a worker that computes for another machine, and UsageError for an address that is named twice."""
+def connect_workers(addresses: Sequence[str], token: bytes, tensor_parallel: int = 1) -> list[RemoteWorker]:
+    """Connect to workers, which are then in use until their channels are closed. tensor_parallel: processes of
+    each. Raises as `open_connection`, Busy for a worker that computes for another machine, NoSuchDevice for one
+    with too few GPUs, and UsageError for an address that is named twice."""
     if len(set(addresses)) < len(addresses):
         raise UsageError("a worker is named twice", "start one for each device, at a port of its own")
     channels: list[Channel] = []
     try:
-        channels += (open_connection(address, token) for address in addresses)
+        for address in addresses:
+            channels.append(open_connection(address, token))
+            with contextlib.suppress(OSError):  # it has ended, which is noticed below
+                channels[-1].send(FACTS, json.dumps({"processes": tensor_parallel}).encode())
         workers = []
         for address, channel in zip(addresses, channels, strict=True):
             channel.connection.settimeout(FACTS_S)
@@ -102,60 +144,57 @@ def fill(x: Tensor, content: bytearray) -> Tensor:
     return x.copy_(tensor_at(content, 0, (x.dtype, tuple(x.shape))))
 
 
-class WholeLayers:
-    """Ranks that have whole layers each."""
+class RemoteLeader(ProcessLeader):
+    """Rank 0 of stages on several machines, of which this one has the first."""
 
-    def __init__(self, position: Position):
-        self.position = position
-        self.shard = position.shard
-        self.concurrent_steps = position.stage_count
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        return x
-
-    def gather_columns(self, x: Tensor) -> Tensor:
-        return x
-
-    def broadcast(self, x: Tensor) -> None:
-        pass
-
-
-class RemoteLeader(WholeLayers, Leader):
-    """Rank 0 of stages on other machines."""
-
-    def __init__(self, position: Position, workers: Sequence[RemoteWorker]):
-        WholeLayers.__init__(self, position)
-        Leader.__init__(self, position)
+    def __init__(self, position: Position, device: torch.device, workers: Sequence[RemoteWorker]):
+        """device: of this process"""
+        super().__init__(position, device, apart=True)
+        if (
+            position.tensor_size == 1
+        ):  # processes that divide a stage receive the results of a step before the next one
+            self.concurrent_steps = position.stage_count
         self.workers = workers
-        self.channels = [worker.channel for worker in workers]
+        self.worker_ranks = range(self.shard.size, position.size, self.shard.size)  # the first one of each
+        self.channels = dict(zip(self.worker_ranks, (worker.channel for worker in workers), strict=True))
         self.arrived = queue.SimpleQueue[bytearray | None]()  # from the last stage; None: a rank has ended
 
     def start(self, setup: dict[str, Any]) -> None:
-        """Have the workers load their stages. setup: as for `send_setup`"""
-        for rank in range(1, self.position.size):
-            self.send_setup(rank, setup)
+        """Have the other processes here and the workers load their parts. setup: as for `send_setup`"""
+        super().start(setup)
+        for rank in self.worker_ranks:
+            self.send_setup(rank, setup | {"apart": True})
 
     def title(self, rank: int) -> str:
-        return self.workers[rank - 1].title
+        if rank in self.members:
+            return f"{super().title(rank)} on this machine"
+        return self.workers[rank // self.shard.size - 1].title
 
-    def connect(self) -> None:
-        """Nothing: all messages go through the connections to the workers."""
+    def send_parts(self, index: int, kind: int, parts: Iterable[Buffer]) -> None:
+        rank = index + 1
+        if rank in self.channels:
+            return super().send_parts(index, kind, parts)
+        in_stage = rank % self.shard.size
+        super().send_parts(index - in_stage, PASSED_ON, [ADDRESS.pack(in_stage, kind), *parts])
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
+        if kind == PASSED_ON:
+            in_stage, kind = ADDRESS.unpack_from(content)
+            del content[: ADDRESS.size]
+            rank += in_stage
         if kind != HIDDEN:
             super().handle(rank, kind, content)
-        elif rank == self.position.size - 1:
-            self.arrived.put(content)
-        else:
+            return
+        is_last = rank == self.worker_ranks[-1]
+        for target in self.members[1:] if is_last else [rank + self.shard.size]:
             with contextlib.suppress(OSError):  # its own thread reports that it has ended
-                self.channels[rank].send(HIDDEN, content)
+                self.channels[target].send(HIDDEN, content)
+        if is_last:
+            self.arrived.put(content)
 
     def send_to_next_stage(self, x: Tensor) -> None:
         if COMPILE_ONLY.get() is None:
-            self.channels[0].send_parts(HIDDEN, [to_part(x.cpu()).data])
+            self.channels[self.worker_ranks[0]].send_parts(HIDDEN, [to_part(x.cpu()).data])
 
     def receive_from_previous_stage(self, x: Tensor) -> Tensor:
         if COMPILE_ONLY.get() is not None:
@@ -163,43 +202,113 @@ class RemoteLeader(WholeLayers, Leader):
         try:
             content = self.arrived.get(timeout=STEP_S)
         except queue.Empty:
-            raise TimeoutError(f"no answer of {self.title(self.position.size - 1)} in {STEP_S:.0f} s") from None
+            raise TimeoutError(f"no answer of {self.workers[-1].title} in {STEP_S:.0f} s") from None
         if content is None:
             raise ConnectionError("a stage has ended")
         return fill(x, content)
 
     def abort(self) -> None:
+        super().abort()
         self.arrived.put(None)
 
     def ended(self, rank: int, message: tuple[int, bytearray] | None = None) -> RankFailed:
+        if rank in self.members:
+            return super().ended(rank, message)
         if message:
             return RankFailed(f"{self.title(rank)} failed: {json.loads(message[1])['message']}", REMEDY)
         return RankFailed(f"{self.title(rank)} has ended, or the network to it is cut", REMEDY)
 
 
-class StageFollower(Follower, WholeLayers):
-    """A worker's stage."""
+class FromOneConnection:
+    """What a process of a stage on a machine of its own receives: all messages come through one connection."""
 
-    def __init__(self, position: Position, channel: Channel):
-        WholeLayers.__init__(self, position)
-        Follower.__init__(self, channel)
+    channel: Channel
+
+    def __init__(self) -> None:
         self.later = deque[tuple[int, bytearray]]()  # messages that came before the hidden states of a step
 
-    def connect(self) -> None:
-        """Nothing: all messages go through the connection to rank 0."""
+    def receive(self) -> tuple[int, bytearray] | None:
+        return self.channel.receive()
 
     def next_message(self) -> tuple[int, bytearray] | None:
-        return self.later.popleft() if self.later else super().next_message()
+        """Return the next message of rank 0; None when it has ended."""
+        return self.later.popleft() if self.later else self.receive()
+
+    def receive_from_previous_stage(self, x: Tensor) -> Tensor:
+        if COMPILE_ONLY.get() is not None:
+            return x
+        while message := self.receive():
+            if message[0] == HIDDEN:
+                return fill(x, message[1])
+            self.later.append(message)
+        raise ConnectionError("rank 0 has ended")
+
+
+class StageMember(FromOneConnection, ProcessFollower):
+    """Another process of a stage than the first one of its machine, which shares the hidden states with it."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        """As of `ProcessFollower`."""
+        FromOneConnection.__init__(self)
+        ProcessFollower.__init__(self, *arguments, **options)
+
+    def send_to_next_stage(self, x: Tensor) -> None:
+        """Nothing: the first process sends them, as all have the same."""
+
+
+class StageLeader(FromOneConnection, ProcessLeader):
+    """The first process of a worker's stage: it follows rank 0, and passes on its messages to the others there."""
+
+    def __init__(self, position: Position, channel: Channel, device: torch.device):
+        """channel: to rank 0; device: of this process"""
+        FromOneConnection.__init__(self)
+        ProcessLeader.__init__(self, position, device, apart=True)
+        self.channel = channel
+
+    def finish_load(self, loaded: dict[str, Any]) -> None:
+        """As of `Follower`, for all processes of the stage. Raises as `receive_from_all`."""
+        self.channel.send(LOADED, json.dumps([loaded, *self.receive_loaded()]).encode())
+        if self.channel.receive() is None:
+            raise ConnectionError("rank 0 has ended")
+        self.connect_and_watch()
+        self.channel.send(CONNECTED, b"{}")
+
+    def receive(self) -> tuple[int, bytearray] | None:
+        while message := self.channel.receive():
+            kind, content = message
+            if kind == PASSED_ON:
+                in_stage, kind = ADDRESS.unpack_from(content)
+                self.pass_on([self.position.rank + in_stage], kind, memoryview(content)[ADDRESS.size :])
+                continue
+            if kind in (STEP, CACHES, HIDDEN):
+                self.pass_on(self.members[1:], kind, content)
+            return message
+        return None
+
+    def pass_on(self, ranks: Iterable[int], kind: int, content: Buffer) -> None:
+        for rank in ranks:
+            with contextlib.suppress(OSError):  # its own thread reports that it has ended
+                self.channels[rank].send_parts(kind, [content])
+
+    def handle(self, rank: int, kind: int, content: bytearray) -> None:
+        with contextlib.suppress(OSError):  # rank 0 has ended, which ends this process
+            self.channel.send_parts(PASSED_ON, [ADDRESS.pack(rank - self.position.rank, kind), content])
 
     def send_to_next_stage(self, x: Tensor) -> None:
         if COMPILE_ONLY.get() is None:
             self.channel.send_parts(HIDDEN, [to_part(x.cpu()).data])
 
-    def receive_from_previous_stage(self, x: Tensor) -> Tensor:
-        if COMPILE_ONLY.get() is not None:
-            return x
-        while message := self.channel.receive():
-            if message[0] == HIDDEN:
-                return fill(x, message[1])
-            self.later.append(message)
-        raise ConnectionError("rank 0 has ended")
+    def step_failed(self, error: Exception) -> Exception:
+        if self.processes and not isinstance(error, ConnectionError):  # of rank 0, which has left
+            self.failed.wait(NOTICE_S)  # a collective may notice the end of a process first
+        return self.failure or error
+
+    def kill(self) -> None:
+        """End the other processes of the stage at once, whatever they do."""
+        with self.lock:
+            self.closing = True
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)

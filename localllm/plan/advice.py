@@ -3,7 +3,7 @@
 The rule: a model that fits a device gets replicas, or processes for prompts where these serve more. One that does
 not is divided by tensor parallelism within a machine, by whole experts if columns cannot be divided, or into
 stages if its layers cannot be divided. One that does not fit a machine has stages on several, with a worker for
-each device but the first. Stages on several machines are not divided further.
+each but the first, whose layers the devices of their machines divide if they can be.
 """
 
 from dataclasses import dataclass, replace
@@ -21,6 +21,7 @@ from localllm.plan.fit import (
     fit_on_larger_machine,
     flags_of,
     model_needs,
+    powers_of_2,
 )
 from localllm.plan.memory import BLOCK_SIZE
 from localllm.plan.parallel import Link, Parallel, default_link, predict_divided_speed
@@ -48,11 +49,21 @@ class Pool:
     def devices(self) -> int:
         return self.device.count * self.machines
 
-    def engines(self, devices: int) -> int:
-        """Return how many engines with so many devices each the pool has room for, within machines if they fit."""
-        if devices <= self.device.count:
-            return self.machines * (self.device.count // devices)
-        return self.devices // devices
+    def devices_of(self, options: LoadOptions) -> int:
+        """Return how many devices options divide a model among: the processes of a stage share a CPU."""
+        return options.pipeline_parallel * self.stage_devices(options)
+
+    def stage_devices(self, options: LoadOptions) -> int:
+        return 1 if self.device.device_type == "cpu" else options.tensor_parallel
+
+    def engines(self, options: LoadOptions) -> int:
+        """Return how many engines that are divided so the pool has room for, within machines if they fit."""
+        if not self.is_spread(options):
+            return self.machines * (self.device.count // self.devices_of(options))
+        stages = self.machines * (
+            self.device.count // self.stage_devices(options)
+        )  # of which none is on two machines
+        return stages // options.pipeline_parallel
 
     def divide(self, options: LoadOptions) -> Parallel:
         """Return the devices among which options divide a model: stages are on different machines unless one
@@ -68,11 +79,14 @@ class Pool:
 
     def is_spread(self, options: LoadOptions) -> bool:
         """Return whether these options divide a model among several machines."""
-        return options.processes > self.device.count
+        return self.devices_of(options) > self.device.count
 
     def device_of(self, options: LoadOptions) -> DeviceSpec:
         """Return the device, with the memory of each stage if they are on several machines."""
-        memory = (self.device.memory_bytes,) * options.pipeline_parallel
+        on_cpu = self.device.device_type == "cpu"
+        memory = (
+            self.device.memory_bytes // (options.tensor_parallel if on_cpu else 1),
+        ) * options.pipeline_parallel
         return replace(self.device, stage_bytes=memory) if self.is_spread(options) else self.device
 
 
@@ -151,12 +165,14 @@ def advise(
     whole = model_needs(header, config, device.device_type, options, name=name)
 
     def arrange(pool: Pool, divided: LoadOptions) -> Arrangement:
-        parallel, engines = pool.divide(divided), pool.engines(divided.processes)
+        parallel, engines = pool.divide(divided), pool.engines(divided)
         if divided == replace(requested, stage_shares=()):
             divided = requested
         if pool.is_spread(divided):
-            if divided.tensor_parallel > 1:
-                refusal = "stages on several machines cannot be combined with --tensor-parallel yet"
+            if (size := pool.stage_devices(divided)) > pool.device.count:
+                refusal = (
+                    f"--tensor-parallel {size} needs {size} devices in each machine, which has {pool.device.count}"
+                )
                 return Arrangement(divided, parallel, engines, refusal=refusal)
             hosts = range(2, divided.pipeline_parallel + 1)
             divided = replace(divided, workers=tuple(f"HOST{number}:PORT" for number in hosts))
@@ -183,10 +199,18 @@ def advise(
         if divided.pipeline_parallel == 1 or not any(each.fits for each in arrangements):
             arrangements.append(arrange(pool, divided))
     fits_machine = any(each.fits for each in arrangements)
-    for stages in range(device.count + 1, pool.devices + 1):
-        if any(each.fits for each in arrangements):
-            break
-        arrangements.append(arrange(pool, replace(options, pipeline_parallel=stages)))
+    for size, experts in stage_divisions(device, config):
+        per_machine = device.count // size
+        divided = replace(options, tensor_parallel=size, expert_parallel=experts)
+        for stages in range(per_machine + 1, pool.machines * per_machine + 1):
+            if any(each.fits for each in arrangements):
+                break
+            arrangements.append(arrange(pool, replace(divided, pipeline_parallel=stages)))
+            if arrangements[-1].fit is None:
+                break
+        else:
+            if device.count % size == 0:  # smaller stages use the same devices
+                break
     if requested not in [replace(each.options, workers=()) for each in arrangements]:
         arrangements.append(arrange(pool, requested))
     needed = None
@@ -194,6 +218,17 @@ def advise(
         machine = Pool(replace(device, count=larger.processes), 1, pool.link)
         needed = arrange(machine, larger)
     return Advice(pool, tuple(arrangements), describe_rates(rates, pool), needed)
+
+
+def stage_divisions(device: DeviceSpec, config: ModelConfig) -> list[tuple[int, bool]]:
+    """Return how many devices of a machine divide a stage, and whether by whole experts, in the order of
+    preference."""
+    sizes = [] if device.device_type == "cpu" else powers_of_2(device.count)[::-1]
+    return [
+        (size, experts)
+        for size in [*sizes, 1]
+        for experts in (False, True)[: 1 + bool(size > 1 and config.mixtures)]
+    ]
 
 
 def assumed_rates(device: DeviceSpec, config: ModelConfig) -> Expectation:

@@ -51,7 +51,7 @@ class DeviceMemory(Protocol):
 
     @property
     def stage_bytes(self) -> tuple[int, ...]:
-        """Bytes of the device of each pipeline stage, if they are known to have memories of their own."""
+        """Bytes for a process of each pipeline stage, if stages are known to have memories of their own."""
         ...
 
     def machine_bytes(self) -> tuple[int, ...]:
@@ -308,11 +308,13 @@ def further_divisions(options: LoadOptions, devices: int, config: ModelConfig) -
 
 def flags_of(options: LoadOptions) -> str:
     """Return the flags that divide a model; empty for one process."""
-    if options.workers:
-        addresses = list(options.workers)
-        return "--workers " + ",".join(addresses if len(addresses) < 4 else [addresses[0], "...", addresses[-1]])
-    counts = {"--tensor-parallel": options.tensor_parallel, "--pipeline-parallel": options.pipeline_parallel}
-    flags = [f"{flag} {count}" for flag, count in counts.items() if count > 1]
+    flags, addresses = [], list(options.workers)
+    if addresses:
+        listed = addresses if len(addresses) < 4 else [addresses[0], "...", addresses[-1]]
+        flags.append(f"--workers {','.join(listed)}")
+    counts = {"--tensor-parallel": options.tensor_parallel}
+    counts |= {} if addresses else {"--pipeline-parallel": options.pipeline_parallel}
+    flags += (f"{flag} {count}" for flag, count in counts.items() if count > 1)
     return " ".join([*flags, *(["--expert-parallel"] if options.expert_parallel else [])])
 
 
@@ -377,7 +379,7 @@ def fit_model(
 
 
 def stage_memory(device: DeviceMemory, options: LoadOptions) -> tuple[int, ...]:
-    """Return the memory of a device of each pipeline stage."""
+    """Return the memory of a process of each pipeline stage."""
     return device.stage_bytes or (device.memory_bytes,) * options.pipeline_parallel
 
 

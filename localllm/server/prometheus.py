@@ -254,6 +254,9 @@ def counter_samples(loaded: LoadedModel) -> Iterator[Sample]:
     if move := stats.moves.get("prefill_to_decode"):
         yield "kv_prefill_to_decode_bytes", "KV cache bytes that prefill processes handed over.", move.bytes
         yield "kv_prefill_to_decode_seconds", "Time of copying them into the cache.", move.seconds
+    if move := stats.moves.get("worker_to_host"):
+        yield "kv_worker_to_host_bytes", "KV cache bytes that came from workers that compute prompts.", move.bytes
+        yield "kv_worker_to_host_seconds", "Time from the first byte of each segment to the last.", move.seconds
     if disk := stats.disk:
         yield "kv_disk_written_bytes", "Bytes written to the disk tier.", disk.written_bytes
         yield "kv_disk_write_seconds", "Time of writing, in a thread.", disk.write_s

@@ -7,7 +7,7 @@ device.
 
 from dataclasses import dataclass, replace
 
-from localllm.formatting import format_seconds, three_digits
+from localllm.formatting import format_bytes, format_seconds, three_digits
 from localllm.simulate.capacity import Objective, find_capacity, scaled_cost
 from localllm.simulate.fleet import FleetSetup, Link
 from localllm.simulate.load import LoadPlan
@@ -32,6 +32,8 @@ class Comparison:
     decode: int
     together: float  # of engines that compute prompts and answers
     apart: float
+    link: Link = SHARED_MEMORY
+    on_machines: bool = False  # one for each engine
 
     @property
     def pays(self) -> bool:
@@ -39,12 +41,15 @@ class Comparison:
 
     def sentence(self) -> str:
         """Return the result for people."""
-        together = (
-            f"{self.prefill + self.decode} engines with a GPU each"
-            if self.target.setup.asynchronous
-            else "one engine"
-        )
         beside = f"--prefill {self.prefill}" + (f" --decode {self.decode}" if self.decode > 1 else "")
+        if self.on_machines:
+            together = f"{self.prefill + self.decode} engines on a machine each"
+            workers = "a worker" if self.prefill == 1 else f"{self.prefill} workers"
+            beside = f"{workers} for prompts and a link of {format_bytes(self.link.bandwidth)}/s"
+        elif self.target.setup.asynchronous:
+            together = f"{self.prefill + self.decode} engines with a GPU each"
+        else:
+            together = "one engine"
         limits = " and ".join(f"{name}={format_seconds(limit)}" for name, limit in self.limits.items())
         apart = three_digits(self.apart) if self.apart else "none"
         return (
@@ -61,11 +66,13 @@ def compare_apart(
     decode: int = 1,
     *,
     link: Link = SHARED_MEMORY,
+    on_machines: bool = False,
     requests: int = REQUESTS,
 ) -> Comparison:
     """Find the highest loads of both. load: whose rate does not count; prefill, decode: engines for prompts and
-    for answers; link: between the engines; requests: of a simulation"""
-    on_cpu, engines = not target.setup.asynchronous, prefill + decode
+    for answers; link: between the engines; on_machines: each has a machine; requests: of a simulation"""
+    engines = prefill + decode
+    on_cpu = not (target.setup.asynchronous or on_machines)  # on which they share the cores
     idle_load = replace(load, rate=IDLE_RATE, requests=requests)
     idle = simulate(idle_load, target.setup, target.cost)
     ttft, tpot = (idle.percentiles(name)[P95] for name in ("ttft", "tpot"))
@@ -83,4 +90,6 @@ def compare_apart(
             return 0.0
         return find_capacity(start, objective, each).amount
 
-    return Comparison(target, load, objective.limits, prefill, decode, capacity(together), capacity(apart))
+    return Comparison(
+        target, load, objective.limits, prefill, decode, capacity(together), capacity(apart), link, on_machines
+    )

@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from tests.cli.test_repl import Terminal
+from tests.parallel.test_workers import running_worker
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # twenty processes, half of which import torch
@@ -263,6 +264,23 @@ def test_prompts_are_computed_by_another_process(localllm, serve):
     assert counts == ["1.0", "1.0"]
     process.terminate()
     assert process.wait(15) == 0
+
+
+def test_prompts_are_computed_by_a_worker(localllm, serve, tmp_path):
+    with running_worker(tmp_path, host="127.0.0.2") as (address, token, worker):
+        flags = ("--prefill", address, "--token-file", str(token), "--force", "--device", "cpu")
+        process, url = serve("demo", *flags)
+        for _ in range(2):  # with the worker, then without it
+            prompt = "Once upon a time there was a fox. " * 40
+            done = localllm("run", "demo", prompt, *GREEDY, "--server", url)
+            assert done.returncode == 0 and done.stdout.strip()
+            metrics = httpx2.get(f"{url}/metrics").text
+            for name in ("kv_prefill_to_decode", "kv_worker_to_host"):
+                [moved] = re.findall(rf"^localllm_{name}_bytes_total.* (\S+)$", metrics, re.MULTILINE)
+                assert float(moved) > 1e5
+            worker.kill()
+        process.terminate()
+        assert process.wait(15) == 0
 
 
 @pytest.mark.parametrize("words", [["ps"], ["stop", "demo"]])

@@ -213,9 +213,9 @@ def test_engines_that_share_a_process_answer_as_one(tmp_path: Path, family: str)
 
 
 ENGINE = f"""
-import sys, localllm
+import pathlib, sys, localllm
 from localllm.request import ChatRequest, SamplingParams
-llm = localllm.load("demo", prefill=sys.argv[1:], **{SETUP!r})
+llm = localllm.load("demo", prefill=list(map(pathlib.Path, sys.argv[1:])), **{SETUP!r})
 streams = [llm.answer(ChatRequest(f"{{i}} {TEXT}", SamplingParams(max_tokens=1))) for i in range(40)]
 print("ready", flush=True)
 for stream in streams:
@@ -276,7 +276,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
         ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"prefill": 17}, "at most 16"),
         ({"prefill": -1}, "prefill is -1"),
-        ({"prefill": ["/none/1"]}, "no process for prompts listens at /none/1"),
+        ({"prefill": [Path("/none/1")]}, "no process for prompts listens at /none/1"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str) -> None:

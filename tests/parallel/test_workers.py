@@ -5,7 +5,6 @@ are free again when a first machine has left, however it ends.
 import contextlib
 import json
 import os
-import queue
 import random
 import shutil
 import signal
@@ -25,11 +24,10 @@ import pytest
 import torch
 
 import localllm
-from localllm.arch.describe import parse_config
 from localllm.arch.stages import Position
 from localllm.checkpoint.digest import digest_model
 from localllm.checkpoint.header import read_header
-from localllm.checkpoint.stages import divide_model, part_of_model
+from localllm.checkpoint.stages import part_of_model
 from localllm.cli.worker import worker as worker_command
 from localllm.errors import (
     AccessDenied,
@@ -48,15 +46,14 @@ from localllm.parallel import handshake, listener
 from localllm.parallel.channel import FACTS, FRAME, HIDDEN, STEP, VERSIONS, Channel
 from localllm.parallel.handshake import format_address, open_connection, parse_address, prove_as_first
 from localllm.parallel.listener import WorkerListener
-from localllm.parallel.rank import Setup, follow
-from localllm.parallel.remote import RemoteLeader, RemoteWorker, StageFollower, connect_workers
+from localllm.parallel.rank import Setup
+from localllm.parallel.remote import RemoteLeader, RemoteWorker, connect_workers
 from localllm.request import SamplingParams
 from localllm.runtime.engine import Engine
-from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.settings import Settings
 from tests.models.families import FAMILIES
 from tests.models.proofs import token_ids
-from tests.parallel.ranks_in_threads import BLOCK_SIZE, BLOCKS, STATE_SLOTS, make_runner
+from tests.parallel.machines_in_threads import machines_in_threads
 from tests.shared import shared
 from tests.tiny import make_checkpoint, make_engine
 
@@ -74,9 +71,11 @@ LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerListener]:
     """A worker whose processes say what their device has, and nothing more."""
 
-    def run_stage(self: WorkerListener, connection: socket.socket, channel: Channel, peer: str) -> None:
+    def run_stage(
+        self: WorkerListener, connection: socket.socket, channel: Channel, peer: str, processes: int
+    ) -> None:
         facts = {"device": "cpu", "device_type": "cpu", "free_bytes": 2**30, "auto_dtype": "float32"}
-        facts["processor"] = "AVX2"
+        facts["processor"] = f"AVX2 for {processes}"
         channel.send(FACTS, json.dumps(facts).encode())
         channel.receive()
 
@@ -103,8 +102,8 @@ def connect(worker: WorkerListener, token: bytes = TOKEN) -> RemoteWorker:
 
 
 def test_a_worker_says_what_it_has_and_is_in_use_until_its_user_leaves(worker: WorkerListener) -> None:
-    first = connect(worker)
-    assert first.free_bytes == 2**30
+    [first] = connect_workers([worker.address], TOKEN, 3)
+    assert (first.free_bytes, first.processor) == (2**30, "AVX2 for 3")
     with pytest.raises(Busy, match=f"the worker at {worker.address}: it computes for 127.0.0.1:"):
         connect(worker)
     first.channel.close()
@@ -311,54 +310,9 @@ def test_a_missing_model_has_a_remedy(tmp_path: Path) -> None:
 # The same bits
 
 
-@contextlib.contextmanager
-def stages_over_tcp(path: Path, shares: Sequence[float], context: int = 256) -> Iterator[Engine]:
-    """An engine whose stages behind the first are threads with a TCP connection each."""
-    header = read_header(path)
-    borders = divide_model(header, parse_config(header.config), shares)
-    positions = [Position(rank, 1, borders) for rank in range(len(shares))]
-    workers, followers = [], list[StageFollower]()
-    for position in positions[1:]:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            near = socket.create_connection(server.getsockname())
-            far, _ = server.accept()
-        for end in (near, far):
-            handshake.prepare(end)
-        workers.append(RemoteWorker(f"rank {position.rank}", Channel(near), "cpu", "cpu", 0, "float32", ""))
-        followers.append(StageFollower(position, Channel(far)))
-    leader = RemoteLeader(positions[0], workers)
-    made = [
-        make_runner(path, ranks, torch.float32, context, BLOCKS)[0]  # type: ignore[arg-type]
-        for ranks in (leader, *followers)
-    ]
-    errors = queue.SimpleQueue[BaseException]()
-
-    def run(follower: StageFollower, runner: Any) -> None:
-        try:
-            with torch.inference_mode():
-                follow(follower, runner, None)  # type: ignore[arg-type]
-        except Exception as error:
-            errors.put(error)
-
-    threads = [
-        *(threading.Thread(target=run, args=pair) for pair in zip(followers, made[1:], strict=True)),
-        *(threading.Thread(target=leader.watch, args=pair) for pair in enumerate(leader.channels, 1)),
-    ]
-    for thread in threads:
-        thread.start()
-    slots = STATE_SLOTS if any(runner.recurrent_caches for runner in made) else 0
-    yield Engine(made[0], BlockPool(BLOCKS, BLOCK_SIZE, slots), 512, 16)
-    leader.close()
-    for thread in threads:
-        thread.join(30)
-    for follower in followers:
-        follower.channel.close()
-    assert errors.empty()
-
-
 def check_bits(path: Path, shares: Sequence[float]) -> None:
     alone = make_engine(path, torch.float32, context=len(IDS))
-    with torch.inference_mode(), stages_over_tcp(path, shares, len(IDS)) as engine:
+    with torch.inference_mode(), machines_in_threads(path, shares, 1, len(IDS)) as engine:
         for count in (len(IDS), 1, 3):
             logits = engine.logits(IDS[:count])
             assert logits.std() > 0.1
@@ -384,11 +338,13 @@ def test_stages_of_a_gguf_file_have_the_bits_of_one_process() -> None:
 
 
 @contextlib.contextmanager
-def running_worker(folder: Path, *prefix: str, host: str = "127.0.0.1") -> Iterator[tuple[str, Path, Any]]:
+def running_worker(
+    folder: Path, *prefix: str, host: str = "127.0.0.1", port: str = "0"
+) -> Iterator[tuple[str, Path, Any]]:
     """The command `localllm worker`; yields its address, its token file and its process."""
     token, log = folder / "token", folder / "log"
     write_token(token)
-    command = [*prefix, sys.executable, "-m", "localllm", "worker", "--host", host, "--port", "0"]
+    command = [*prefix, sys.executable, "-m", "localllm", "worker", "--host", host, "--port", port]
     with (
         log.open("w") as err,
         subprocess.Popen(
@@ -415,9 +371,13 @@ def wait_for(file: Path, text: str, seconds: float = 20.0) -> str:
 
 def stage_of(worker: Any) -> int:
     """Return the process of a worker's stage."""
-    children = Path(f"/proc/{worker.pid}/task").glob("*/children")
-    [pid] = {int(pid) for file in children for pid in file.read_text().split()}
+    [pid] = children_of(worker.pid)
     return pid
+
+
+def children_of(pid: int) -> set[int]:
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for file in files for child in file.read_text().split()}
 
 
 def load(model: str, address: str, token: Path, **options: Any) -> LLM:
@@ -549,7 +509,6 @@ def test_the_command_answers_as_with_one_process(process: tuple[str, Path, Any])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel": 2}, "cannot be combined with --tensor-parallel yet"),
         ({"prefill": 1}, "cannot be combined with --prefill yet"),
         ({"pipeline_parallel": 3}, "make 2 stages, and --pipeline-parallel asks for 3"),
         ({"keep_layout": True}, "layout of divided weights"),
@@ -652,8 +611,10 @@ def test_two_network_namespaces_whose_link_is_cut(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def use_a_link(folder: Path) -> None:
-    """The first machine of the test above, in a network namespace without any link."""
+@contextlib.contextmanager
+def other_namespace() -> Iterator[tuple[tuple[str, ...], Callable[..., None]]]:
+    """A second network namespace, 10.9.0.2, linked to this one, 10.9.0.1, by `near`; yields a command's beginning
+    that runs it there, and `ip` here."""
 
     def ip(*arguments: str, inside: Sequence[str] = ()) -> None:
         subprocess.run([*inside, "ip", *arguments], check=True)
@@ -668,6 +629,13 @@ def use_a_link(folder: Path) -> None:
         ip("link", "set", "near", "up")
         ip("address", "add", "10.9.0.2/24", "dev", "far", inside=inside)
         ip("link", "set", "far", "up", inside=inside)
+        yield inside, ip
+        other.kill()
+
+
+def use_a_link(folder: Path) -> None:
+    """The first machine of the test above, in a network namespace without any link."""
+    with other_namespace() as (inside, ip):
         with contextlib.closing(localllm.load("demo", device="cpu", context=512)) as one:
             expected = one.generate(PROMPT, GREEDY).text
         with running_worker(folder, *inside, host="10.9.0.2") as (address, token, _):
@@ -684,7 +652,6 @@ def use_a_link(folder: Path) -> None:
             ip("link", "set", "near", "up")
             with contextlib.closing(load("demo", address, token)) as llm:
                 assert llm.generate(PROMPT, GREEDY).text == expected
-        other.kill()
 
 
 def test_setups_come_as_json() -> None:

@@ -80,8 +80,8 @@ def test_rule_of_choice(model: dict[str, Any], devices: str, machines: int, flag
 
 def test_stages_on_several_machines() -> None:
     """Each GPU but the first has a worker, and all messages pass the first machine."""
-    advice = advice_for(LLAMA_70B, "4090:2", 6)
-    assert divided(advice) == [(1, 1), (2, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)]
+    advice = advice_for(LLAMA_70B, "4090", 7)
+    assert divided(advice) == [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7)]
     chosen = advice.chosen
     assert chosen and chosen is advice.arrangements[-1] and chosen.options.workers and chosen.engines == 1
     assert chosen.parallel.stage_link == advice.pool.network
@@ -105,11 +105,35 @@ def test_stages_on_machines_without_gpus() -> None:
     assert advice.needed is None
 
 
-def test_tensor_parallelism_is_not_combined_with_several_machines() -> None:
+def test_gpus_of_a_machine_divide_its_stage() -> None:
+    advice = advice_for(LLAMA_70B, "4090:2", 6)
+    assert divided(advice) == [(1, 1), (2, 1), (1, 2), (2, 2), (2, 3), (2, 4)]
+    chosen = advice.chosen
+    assert chosen and chosen.flags == "--workers HOST2:PORT,HOST3:PORT,HOST4:PORT --tensor-parallel 2"
+    assert chosen.engines == 1 and chosen.parallel.stage_link == advice.pool.network != chosen.parallel.link
+    alone = advice_for(LLAMA_70B, "4090", 7).chosen
+    assert alone and alone.speed and chosen.speed
+    assert chosen.speed.tokens_per_s > 1.8 * alone.speed.tokens_per_s  # two GPUs compute at a time
+    refused = advice_for(LLAMA_70B, "4090:2", 4, LoadOptions(4096, tensor_parallel=4, pipeline_parallel=2))
+    assert refused.arrangements[-1].refusal == "--tensor-parallel 4 needs 4 devices in each machine, which has 2"
+
+
+def test_a_stage_that_gpus_of_a_machine_cannot_divide() -> None:
+    advice = advice_for(ODD | {"num_hidden_layers": 200}, "4090:2", 4)
+    chosen = advice.chosen
+    assert chosen and (chosen.parallel.tensor, chosen.parallel.pipeline) == (1, 4)
+    assert divided(advice).count((2, 3)) == 0  # it is as little divided as in two stages
+
+
+def test_processes_of_machines_without_gpus_share_their_memory() -> None:
+    device = DeviceSpec("Processor", "cpu", 12 * GB, 5e10, 1e12, measured=True, source="a test")
     options = LoadOptions(4096, tensor_parallel=2, pipeline_parallel=2)
-    refused = advice_for(LLAMA_70B, "4090:2", 2, options).arrangements[-1]
-    assert (refused.parallel.tensor, refused.parallel.pipeline) == (2, 2) and not refused.fits
-    assert refused.refusal == "stages on several machines cannot be combined with --tensor-parallel yet"
+    advice = advise(header_of(LLAMA_8B), Pool(device, 3), options, name="model", prompt=512)
+    assert divided(advice) == [(1, 1), (1, 2), (2, 2)]
+    [stages, both] = advice.arrangements[1:]
+    assert both.flags == "--workers HOST2:PORT --tensor-parallel 2" and both.engines == 1
+    assert stages.fit and both.fit and both.fit.weights.total < 0.51 * stages.fit.weights.total
+    assert both.cached_tokens == pytest.approx(stages.cached_tokens, rel=0.05)
 
 
 def test_what_would_be_needed() -> None:

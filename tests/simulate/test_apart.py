@@ -28,6 +28,19 @@ def test_a_cpu_is_not_divided() -> None:
     assert "on the CPU, one engine would serve 0." in sentence and "with --prefill 1 none (simulated" in sentence
 
 
+def test_machines_do_not_share_their_cores() -> None:
+    cpu = replace(find_device("h100"), name="CPU", device_type="cpu", bandwidth=20e9, flops=2e11)
+    target = roofline_target(header_of(LLAMA_1B), cpu, LoadOptions(4096), name="llama-1b")
+    slow, fast = (
+        compare_apart(target, load(target, 512, 128), 1, link=Link(rate), on_machines=True, requests=30)
+        for rate in (1e6, 1.25e9)
+    )
+    assert not slow.pays and fast.apart > slow.apart
+    assert fast.together > compare_apart(target, load(target, 512, 128), 1, requests=30).together
+    assert "2 engines on a machine each" in (sentence := slow.sentence())
+    assert "with a worker for prompts and a link of 1.00 MB/s none" in sentence
+
+
 @pytest.mark.slow
 def test_long_prompts_pay_on_gpus_with_a_fast_link() -> None:
     target = roofline_target(header_of(LLAMA_8B), find_device("h100"), LoadOptions(), name="llama-8b")
