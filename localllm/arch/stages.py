@@ -41,9 +41,6 @@ class Position:
         return stages_between(self.borders)[self.rank // self.tensor_size] if self.borders else None
 
 
-ALONE = Position(0)  # of a process that has the whole model
-
-
 def stages_between(borders: Sequence[int]) -> list[Stage]:
     ranges = enumerate(pairwise(borders))
     return [Stage(index, len(borders) - 1, first, end, borders[-1]) for index, (first, end) in ranges]

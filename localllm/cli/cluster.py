@@ -43,7 +43,7 @@ def cluster(
         str | None,
         options.option(
             "--token-file",
-            text="File with the cluster's token; start makes one in the folder of localllm's settings.",
+            text="Token of the cluster; default of start: cluster-token in localllm's home, made if missing.",
             metavar="FILE",
         ),
     ] = None,

@@ -113,9 +113,7 @@ def load_model(
             token_file=token_file,
             observer=progress,
         )
-        draft_ref = draft_model and resolve_or_fetch(
-            draft_model, settings, **target, context=None, observer=progress
-        )
+        draft_ref = draft_model and resolve_or_fetch(draft_model, settings, **target, observer=progress)
         if quant:
             quantize_missing(ref, quant, settings, progress)
         progress.phase("import")
@@ -167,7 +165,7 @@ def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | Non
     """Download a model if needed, and show that it is being loaded until this context ends: for a server, which
     downloads nothing. Raises as `resolve_or_fetch`."""
     with observe_load(name, observer) as progress:
-        resolve_or_fetch(name, settings, device=None, dtype=None, context=None, observer=progress)
+        resolve_or_fetch(name, settings, observer=progress)
         progress.phase("server")
         yield
 
@@ -291,32 +289,13 @@ def resolve_or_fetch(
     name: str | ModelRef,
     settings: Settings,
     *,
-    device: str | None,
-    dtype: str | None,
-    context: int | None,
-    kv_dtype: str | None = None,
-    quant: str | None = None,
+    device: str | None = None,
     force: bool = False,
-    tensor_parallel: int | None = None,
-    pipeline_parallel: str | None = None,
-    expert_parallel: bool = False,
-    workers: str | None = None,
-    token_file: str | None = None,
     observer: LoadObserver | None = None,
+    **flags: Any,
 ) -> ModelRef:
-    """Resolve a name, and download the model if it is not local, as `resolve_for` with the flags of a command."""
-    load_options = parse_load_options(
-        settings,
-        context=context,
-        quant=quant,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-        tensor_parallel=tensor_parallel,
-        pipeline_parallel=pipeline_parallel,
-        expert_parallel=expert_parallel,
-        workers=workers,
-        token_file=token_file,
-    )
+    """Do as `resolve_for`, with the options of a command's flags. flags: as of `parse_load_options`"""
+    load_options = parse_load_options(settings, **flags)
     return resolve_for(load_options, name, settings, device=device, force=force, observer=observer)
 
 

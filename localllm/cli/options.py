@@ -168,7 +168,7 @@ TokenFile = Annotated[
     str | None,
     option(
         "--token-file",
-        text="Copy of the token file of workers; default: that of localllm's settings.",
+        text="Copy of the token file of workers; default: worker-token in localllm's home.",
         metavar="FILE",
         panel=Panel.LOADING,
     ),

@@ -205,7 +205,7 @@ def parse_serving_flags(slo: str | None, think: str | None, output: int | None, 
             if value is not None:
                 raise UsageError(f"{flag} needs --slo", "add it, or leave it out")
         return {}
-    from localllm.cli.simulate import parse_objectives
+    from localllm.cli.simulate_setup import parse_objectives
 
     if users < 1 or (output is not None and output < 1):
         raise UsageError("--users and --output count from 1", "give whole numbers from 1")
@@ -228,7 +228,7 @@ class PlannedModel:
 
     def target(self, options: LoadOptions) -> "Target":
         """Return the engine on one device, for simulations. Raises DoesNotFit, and as `target_of`."""
-        from localllm.cli.simulate import target_of
+        from localllm.cli.simulate_setup import target_of
 
         gpu = self.gpu_spec.name if self.gpu_spec else None
         return target_of(self.name, self.header, options, gpu, self.device, self.settings)
@@ -236,7 +236,7 @@ class PlannedModel:
 
 def drawn_lengths(target: "Target", lengths: Mapping[str, int | None]) -> dict[str, Any]:
     """Return lengths of prompts and answers that vary around the given medians, None for a default."""
-    from localllm.cli.simulate import default_lengths
+    from localllm.cli.simulate_setup import default_lengths
     from localllm.simulate.load import Lengths
 
     drawn = default_lengths(target.setup.context)
@@ -283,9 +283,11 @@ def advise_prefill(
     if chosen is None or chosen.parallel.devices > 1 or parse_config(planned.header.config).encoder:
         return None
     target = planned.target(replace(load_options.in_one_process(), users=1))
-    loads = [drawn_lengths(target, {}), drawn_lengths(target, lengths)]
+    loads = [drawn_lengths(target, {})]
+    if (given := drawn_lengths(target, lengths)) not in loads:
+        loads.append(given)
     result = None
-    for drawn in loads[loads[0] == loads[1] :]:
+    for drawn in loads:
         load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **drawn)
         with status(f"simulating {planned.name} with and without --prefill"):
             decode = device.count // 2

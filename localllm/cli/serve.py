@@ -484,9 +484,8 @@ def check_prefill(flags: Mapping[str, Any]) -> None:
             )
         if flags["link"]:
             parse_link(flags["link"])
-        worker_token(
-            flags["token_file"], Settings.from_environment().home
-        )  # before a simulation, which takes time
+        # Before a simulation, which takes time.
+        worker_token(flags["token_file"], Settings.from_environment().home)
     elif flags["link"] is not None:
         raise UsageError("--link is for workers that compute prompts", "give --prefill HOST:PORT, or leave it out")
     if decode is not None and not 1 <= decode <= MAX_REPLICAS:
@@ -512,7 +511,7 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
     """Return why processes for prompts would not pay, None if they serve more in a simulation. Downloads the model
     if needed."""
     from localllm.checkpoint.header import read_header
-    from localllm.cli.simulate import default_lengths, target_of
+    from localllm.cli.simulate_setup import default_lengths, target_of
     from localllm.simulate.apart import IDLE_RATE, SHARED_MEMORY, compare_apart
     from localllm.simulate.load import LoadPlan
 

@@ -108,7 +108,7 @@ def run(request: Json, send: Send, cancelled: threading.Event) -> None:
 
 def simulate(request: Json, send: Send) -> Json:
     """Return the report of a simulation, as JSON and as the command prints it."""
-    from localllm.cli.simulate import prepare_simulation, run_prepared
+    from localllm.cli.simulate_setup import prepare_simulation, run_prepared
     from localllm.simulate.frames import Frames
     from localllm.simulate.report import answer_lines, as_dict, describe_engine, format_report
 

@@ -29,7 +29,7 @@ def worker(
         str | None,
         options.option(
             "--token-file",
-            text="File with the token of first machines; made in the folder of localllm's settings by default.",
+            text="Token shared with first machines; default: worker-token in localllm's home, made if missing.",
             metavar="FILE",
         ),
     ] = None,

@@ -42,9 +42,7 @@ from localllm.files import write_token
 
 LOOPBACK = "127.0.0.1"
 FOLDER_PREFIX = "localllm-ray-"
-NODE_FILE = (
-    "cluster.json"  # in localllm's home: the node of a cluster that this machine is; and in a node's folder
-)
+NODE_FILE = "cluster.json"  # in localllm's home: this machine's node of a cluster; also in the node's folder
 TOKEN_FILE = "cluster-token"
 DRAIN_S = 600  # for answers of replicas on a machine that is drained
 STARTED = "Ray runtime started"

@@ -148,12 +148,12 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
                 weights += sum(leader.weight_bytes)  # of stages, which share the memory of a CPU
         undo.pop_all()
     caches = CacheAllocation(
-        memory,
-        spec,
-        weights,
-        shortage_of,
-        draft_spec,
-        draft_model,
+        memory=memory,
+        target=spec,
+        weight_bytes=weights,
+        shortage_of=shortage_of,
+        draft_spec=draft_spec,
+        draft_model=draft_model,
         position=position,
         own_memories=bool(request.workers) or device.type != "cpu",
         worker_processors=tuple(worker.processor for worker in request.workers),

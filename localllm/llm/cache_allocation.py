@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from localllm.arch.stages import ALONE, Position
+from localllm.arch.stages import Position
 from localllm.checkpoint.digest import combine_digests, digest_model
 from localllm.checkpoint.header import Header
 from localllm.disaggregation.prefill_tier import PrefillTier
@@ -83,7 +83,7 @@ class CacheSpec:
         return runner, self.make_block_pool(memory, memory.host_blocks)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CacheAllocation:
     """The caches of a model and of its draft model, and the plan that they were allocated by."""
 
@@ -91,15 +91,15 @@ class CacheAllocation:
     target: CacheSpec
     weight_bytes: int  # occupied by weights; on a CPU without those that are mapped
     shortage_of: Callable[[MemoryPlan], LocalLLMError]  # returns the error for too little memory
-    draft_spec: CacheSpec | None = None
-    draft_model: DraftModel | None = None
+    draft_spec: CacheSpec | None
+    draft_model: DraftModel | None
+    position: Position  # of this process among those that the model is divided among
+    own_memories: bool  # whether the stages are on different devices
+    worker_processors: tuple[str, ...]  # what computes the stages on other machines
+    engines: int  # whole models that share the memory of the device
+    name: str  # of the model
     disk_tier: DiskTier | None = None
     prefill_tier: PrefillTier | None = None
-    position: Position = ALONE  # of this process among those that the model is divided among
-    own_memories: bool = False  # whether the stages are on different devices
-    worker_processors: tuple[str, ...] = ()  # what computes the stages on other machines
-    engines: int = 1  # whole models that share the memory of the device
-    name: str = ""  # of the model
 
     @property
     def ranks(self) -> int:

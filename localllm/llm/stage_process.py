@@ -181,7 +181,7 @@ def complete_setup(fields: dict[str, Any], path: Path, device: torch.device, set
     """Return the setup of this process from that of the first machine. On a CPU, the bits of deterministic results
     depend on the number of threads, which is then that of the first machine."""
     if fields["dtype"] not in DTYPES:
-        raise UsageError(f"there is no dtype {fields['dtype']!r}", f"name {', '.join(DTYPES)}")
+        raise UsageError(f"there is no dtype {fields['dtype']!r}", f"use one of {', '.join(DTYPES)}")
     setup = Setup.from_fields(fields | {"path": str(path), "device": str(device)})
     if setup.deterministic:
         return setup

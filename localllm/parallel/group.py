@@ -53,7 +53,7 @@ from localllm.runtime.kv_cache.host_copies import CacheTypes
 from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState
 
 COLLECTIVE_TIMEOUT = timedelta(seconds=120)  # in which ranks wait for each other between two sums of a step
-KILL_NOTICE_S = 0.1  # from the close of a killed process's connections until it can be waited for
+KILL_NOTICE_S = 1.0  # at most, from the close of a killed process's connections until it can be waited for
 LOOPBACK = "127.0.0.1"
 REMEDY = "load the model again"
 
@@ -363,9 +363,12 @@ class ProcessLeader(Collectives, Leader):
 
     def find_killed(self) -> int | None:
         """Return the rank of a process that a signal has ended, if there is one."""
-        time.sleep(KILL_NOTICE_S)
-        codes = zip(self.members[1:], (process.poll() for process in self.processes), strict=True)
-        return next((rank for rank, code in codes if code is not None and code < 0), None)
+        deadline, killed = time.monotonic() + KILL_NOTICE_S, None
+        while killed is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+            codes = zip(self.members[1:], (process.poll() for process in self.processes), strict=True)
+            killed = next((rank for rank, code in codes if code is not None and code < 0), None)
+        return killed
 
     def title(self, rank: int) -> str:
         return f"process {rank - self.members.start + 1} of {len(self.members)}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from localllm.arch.config import AttentionConfig, ModelConfig
 from localllm.arch.cost import expert_imbalance
+from localllm.arch.shard import Shard, check_experts, shard_ffn
 from localllm.errors import UnsupportedModel, UsageError
 from localllm.hardware.catalog import DeviceSpec
 from localllm.plan.memory import TOKEN_BUDGET, MemoryNeeds
@@ -67,6 +68,11 @@ class Parallel:
             )
         if self.tensor == 1:
             return
+        if self.whole_experts:
+            shard = Shard(0, self.tensor, whole_experts=True)
+            check_experts(config, shard)
+            for mixture in config.mixtures:
+                shard_ffn(mixture, shard)
         for layer in config.layers:
             mixer = layer.mixer
             if not isinstance(mixer, AttentionConfig):
@@ -105,10 +111,7 @@ class Parallel:
         within, passed = self.exchanged_bytes(config, tokens, sequences)
         seconds = 0.0
         if self.pipeline > 1:
-            apart = self.stage_link not in (
-                None,
-                self.link,
-            )  # then the first machine passes on what the others send
+            apart = self.stage_link not in (None, self.link)  # the first machine passes on what others send
             hops = 2 * (self.pipeline - 1) if apart else self.pipeline
             seconds += hops * (self.stage_link or self.link).seconds(passed)
         if self.tensor > 1:

@@ -19,6 +19,7 @@ from localllm.arch.cost import (
     WeightBytes,
     elements_read_per_token,
     expert_fraction_read,
+    expert_imbalance,
     flops,
     mixer_flops,
     state_bytes,
@@ -219,6 +220,7 @@ class RooflineCost:
         # By sequences and tokens of a step that decodes: bytes and operations of its products, and those of its
         # attention without context, and per context.
         self.lines: dict[tuple[int, int], tuple[float, ...]] = {}
+        self.waits: dict[int, float] = {}  # bytes of `waited_bytes`, by tokens
 
     def totals(self) -> tuple[float, float]:
         return self.bytes_read, self.operations
@@ -243,6 +245,10 @@ class RooflineCost:
                 state_read += token_bytes * tokens_seen(c, share) * share.sequences
                 state_computed += count * mixer_flops(c, share) * share.sequences
         return float(read), float(computed), state_read, state_computed
+
+    def waited_bytes(self, shape: StepShape) -> float:
+        """Return how many bytes the devices could read while they wait for each other."""
+        return 0.0
 
     def decode_line(self, sequences: int, tokens: int) -> tuple[float, ...]:
         """Return the work of a step that decodes, its attention as lines over the sum of contexts."""
@@ -274,7 +280,7 @@ class RooflineCost:
         self.bytes_read += read + state_read
         self.operations += computed + state_computed
         bandwidth, flops = self.rates.bandwidth, self.rates.flops
-        by_memory, by_compute = read / bandwidth, computed / flops
+        by_memory, by_compute = (read + self.waited_bytes(shape)) / bandwidth, computed / flops
         state_by_memory, state_by_compute = state_read / bandwidth, state_computed / flops
         return (
             (by_memory if by_memory > by_compute else by_compute)
@@ -285,9 +291,19 @@ class RooflineCost:
 
 
 class ParallelCost(RooflineCost):
-    """A roofline with the time that devices take to exchange activations."""
+    """A roofline with the time that devices exchange activations, and wait for the one with most experts."""
 
     parallel = Parallel()
+
+    def waited_bytes(self, shape: StepShape) -> float:
+        if not self.parallel.whole_experts:
+            return 0.0
+        tokens = shape.tokens + shape.prompt_tokens
+        if (waited := self.waits.get(tokens)) is None:
+            experts = self.weights.experts * expert_fraction_read(self.config, tokens)
+            waited = experts * (expert_imbalance(self.config, tokens, self.parallel.tensor) - 1)
+            self.waits[tokens] = waited
+        return waited
 
     def seconds(self, shape: StepShape, number: int) -> float:
         tokens, sequences = shape.tokens + shape.prompt_tokens, shape.sequences + shape.prompts

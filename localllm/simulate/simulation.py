@@ -333,6 +333,41 @@ def simulate(
     )
 
 
+class Recorder:
+    """What is recorded of a run while it goes on."""
+
+    def __init__(self, *, ends_at_preemption: bool, observer: Observer | None):
+        """ends_at_preemption: because blocks were not told apart"""
+        self.ends_at_preemption = ends_at_preemption
+        self.observer = observer
+        self.records = Records()
+        self.timeline = Timeline()
+        self.transfer_gaps = TokenGaps()  # between the first token of one engine and the next of another
+        self.most_running = self.most_waiting = 0
+
+    def finished(self, sequence: SimulatedSequence, prefilled: SimulatedSequence | None) -> None:
+        """Record an answered request. prefilled: as in `Records.add`"""
+        self.records.add(sequence, prefilled)
+        if self.observer:
+            self.observer.finished(sequence, prefilled)
+        if prefilled:
+            self.transfer_gaps.add(sequence.first_token_at - prefilled.first_token_at)
+
+    def stepped(self, now: float, fleet: Fleet) -> None:
+        """Record the state of a fleet. Raises BlocksMatter."""
+        running = waiting = 0
+        for replica in fleet.replicas:
+            scheduler = replica.engine.scheduler
+            running += scheduler.running_count
+            waiting += len(scheduler.waiting)
+            if scheduler.preemptions and self.ends_at_preemption:
+                raise BlocksMatter
+        self.most_running, self.most_waiting = max(self.most_running, running), max(self.most_waiting, waiting)
+        self.timeline.add(now, [replica.engine for replica in fleet.replicas])
+        if self.observer:
+            self.observer.step(now)
+
+
 def run(
     load_plan: LoadPlan,
     setup: EngineSetup,
@@ -344,11 +379,10 @@ def run(
     one_by_one: bool,
     observer: Observer | None,
 ) -> Simulated:
-    """Run a load. Raises BlocksMatter if `shares_prefixes` turns out to be wrong."""
-    load, records, timeline, extra_gaps = load_plan.start(), Records(), Timeline(), TokenGaps()
-    capacity, most_running, most_waiting = setup.capacity, 0, 0
+    """Run a load. started: on `perf_counter`. Raises BlocksMatter if `shares_prefixes` turns out to be wrong."""
+    load, capacity, apart = load_plan.start(), setup.capacity, setup.fleet.prefill > 0
+    recorder = Recorder(ends_at_preemption=setup.prefix_caching and not shares_prefixes, observer=observer)
     disks: dict[int, DiskContent] = {}  # by number of the replica, which keeps its own when it fails
-    apart = setup.fleet.prefill > 0
 
     def engine_of(number: int, clock: Clock, on_finish: Callable[[SimulatedSequence], object]) -> SimulatedEngine:
         return make_engine(
@@ -366,66 +400,56 @@ def run(
     def sequence_of(request: Request, clock: Clock) -> SimulatedSequence | None:
         return make_sequence(request, setup, capacity, clock, apart=apart)
 
-    def record(sequence: SimulatedSequence, prefilled: SimulatedSequence | None) -> None:
-        records.add(sequence, prefilled)
-        if observer:
-            observer.finished(sequence, prefilled)
-        if prefilled:
-            extra_gaps.add(sequence.first_token_at - prefilled.first_token_at)
-
-    def observe(now: float, fleet: Fleet) -> None:
-        nonlocal most_running, most_waiting
-        running = waiting = 0
-        for replica in fleet.replicas:
-            scheduler = replica.engine.scheduler
-            running += scheduler.running_count
-            waiting += len(scheduler.waiting)
-            if scheduler.preemptions and setup.prefix_caching and not shares_prefixes:
-                raise BlocksMatter
-        most_running, most_waiting = max(most_running, running), max(most_waiting, waiting)
-        timeline.add(now, [replica.engine for replica in fleet.replicas])
-        if observer:
-            observer.step(now)
-
     first_at, totals_before = load.next_at(), cost.totals()
     with paused_collector():
-        fleet = Fleet(setup.fleet, load, engine_of, sequence_of, record, observe, setup.entry_s)
+        fleet = Fleet(
+            setup.fleet, load, engine_of, sequence_of, recorder.finished, recorder.stepped, setup.entry_s
+        )
         if observer:
-            observer.started(fleet, records)
+            observer.started(fleet, recorder.records)
         fleet.run()
-    if not records.arrival:
+    if not recorder.records.arrival:
         raise UsageError(
             f"all {fleet.refused} requests are longer than the {capacity} tokens that fit",
             "use a longer --context",
         )
     ended = fleet.end()
-    observe(ended, fleet)
+    recorder.stepped(ended, fleet)
     if observer:
         observer.ended(ended)
-    engines, schedulers = fleet.engines, [engine.scheduler for engine in fleet.engines]
-    decoders = [replica.engine for replica in fleet.replicas[: setup.fleet.prefill or None]]
-    prompts = [engine.scheduler for engine in (decoders if apart else engines)]
-    attached = [engine.disk for engine in engines if engine.disk]
     totals = cost.totals()
+    work = (totals[0] - totals_before[0], totals[1] - totals_before[1]) if totals and totals_before else None
+    return summarize(recorder, fleet, duration_s=ended - first_at, work=work, wall_s=time.perf_counter() - started)
+
+
+def summarize(
+    recorder: Recorder, fleet: Fleet, *, duration_s: float, work: tuple[float, float] | None, wall_s: float
+) -> Simulated:
+    """Return the numbers of a run that has ended. work: bytes read and operations; others: as in `Simulated`"""
+    engines, schedulers = fleet.engines, [engine.scheduler for engine in fleet.engines]
+    prompts = schedulers  # that compute prompts
+    if fleet.setup.prefill:
+        prompts = [replica.engine.scheduler for replica in fleet.replicas[: fleet.setup.prefill]]
+    disks = [engine.disk for engine in engines if engine.disk]
     return Simulated(
-        records=records,
-        gaps=TokenGaps.joined([*(engine.gaps for engine in engines), extra_gaps]),
-        timeline=timeline,
-        duration_s=ended - first_at,
+        records=recorder.records,
+        gaps=TokenGaps.joined([*(engine.gaps for engine in engines), recorder.transfer_gaps]),
+        timeline=recorder.timeline,
+        duration_s=duration_s,
         busy_s=sum(engine.busy_s for engine in engines),
         steps=sum(engine.steps for engine in engines),
         preemptions=sum(scheduler.preemptions for scheduler in schedulers),
         prompt_tokens=sum(scheduler.prompt_tokens for scheduler in prompts),
         cached_tokens=sum(scheduler.cached_tokens for scheduler in prompts),
-        output_tokens=sum(records.output),
+        output_tokens=sum(recorder.records.output),
         draft_tokens=sum(engine.draft_tokens for engine in engines),
         accepted_tokens=sum(engine.accepted_tokens for engine in engines),
-        most_running=most_running,
-        most_waiting=most_waiting,
+        most_running=recorder.most_running,
+        most_waiting=recorder.most_waiting,
         refused=fleet.refused,
-        bytes_read=totals[0] - totals_before[0] if totals and totals_before else None,
-        operations=totals[1] - totals_before[1] if totals and totals_before else None,
-        wall_s=time.perf_counter() - started,
+        bytes_read=work and work[0],
+        operations=work and work[1],
+        wall_s=wall_s,
         replicas=tuple(ReplicaUse(replica.requests, replica.up_s) for replica in fleet.replicas),
         failed=fleet.failed,
         retried=fleet.retried,
@@ -435,10 +459,10 @@ def run(
         host_tokens=sum(scheduler.host_tokens for scheduler in prompts),
         disk_tokens=sum(scheduler.disk_tokens for scheduler in prompts),
         moved_blocks=sum(engine.moved_blocks for engine in engines),
-        disk_read_bytes=sum(disk.counts.read_bytes for disk in attached),
-        disk_written_bytes=sum(disk.counts.written_bytes for disk in attached),
-        unwritten_blocks=sum(disk.counts.skipped_segments for disk in attached),
-        slower_loads=sum(disk.counts.slower_loads for disk in attached),
+        disk_read_bytes=sum(disk.counts.read_bytes for disk in disks),
+        disk_written_bytes=sum(disk.counts.written_bytes for disk in disks),
+        unwritten_blocks=sum(disk.counts.skipped_segments for disk in disks),
+        slower_loads=sum(disk.counts.slower_loads for disk in disks),
     )
 
 

@@ -54,7 +54,7 @@ def test_load_of_other_programs_is_measured() -> None:
         noise = listener.stop()
         loop.kill()
     assert noise.others > 0
-    assert 0.5 <= noise.seconds < 10
+    assert noise.seconds >= 0.5
 
 
 def test_peak_memory_can_be_reset() -> None:

@@ -100,21 +100,18 @@ def test_control_characters_reach_a_pipe_untouched(program, model):
     assert program("run", model, "escape").stdout == "\x1b[31mred\x07 \x9b1m".encode()
 
 
-def interrupt(arguments, ready):
-    """Send Ctrl-C after `ready(stdout)` returns; return the exit code, and stdout and stderr since then."""
-    command = [sys.executable, LAUNCHER, *arguments]
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_half_json(model, tmp_path):
+    command = [sys.executable, LAUNCHER, "run", model, "slowly " * 500, "--json"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
-        ready(process.stdout)
+    begun = tmp_path / "begun"
+    environment = os.environ | {"FAKE_ENGINE_BEGUN": str(begun)}
+    with subprocess.Popen(command, **pipes, env=environment, start_new_session=True) as process:
+        while not begun.exists():
+            time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=200)
-    return process.returncode, out, err
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_no_half_json(model):
-    arguments = ["run", model, "slowly " * 500, "--json"]
-    assert interrupt(arguments, lambda out: time.sleep(1.5)) == (130, b"", b"")
+    assert (process.returncode, out, err) == (130, b"", b"")
 
 
 @pytest.mark.quick_every(3)

@@ -123,7 +123,7 @@ def test_a_partial_download_is_offered_as_in_the_catalogue(here, hub, cache):
     plan = plan_pull(RepoName(repo), print)
 
     def refused_once_small_files_are_here(reply: Reply) -> Reply | None:
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not list(cache.rglob("config.json")) and time.monotonic() < end:
             time.sleep(0.01)
         return refused(404)(reply)

@@ -37,7 +37,7 @@ class Terminal:
     def type(self, text):
         os.write(self.fd, text.encode())
 
-    def see(self, expected, seconds=20):
+    def see(self, expected, seconds=60):
         """Wait until the text appears after previously seen text; return everything up to it."""
         end = time.monotonic() + seconds
         while expected not in self.text:
@@ -47,7 +47,7 @@ class Terminal:
         before, self.text = self.text.split(expected, 1)
         return before + expected
 
-    def raw_until(self, expected, seconds=20):
+    def raw_until(self, expected, seconds=60):
         """Like `see`, but with escape sequences, for output that has not been read yet."""
         end, text = time.monotonic() + seconds, ""
         while expected not in text:

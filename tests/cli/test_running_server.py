@@ -77,7 +77,7 @@ def running(url):
 
 
 def gone(url):
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while running(url):
         assert time.monotonic() < end, "the answer goes on"
         time.sleep(0.02)
@@ -177,7 +177,7 @@ def long_answer(url, home):
 def test_a_signal_ends_the_answer_at_the_server(url, home, number):
     with long_answer(url, home) as process:
         process.send_signal(number)
-        assert process.wait(10) == (130 if number == signal.SIGINT else -number)
+        assert process.wait(60) == (130 if number == signal.SIGINT else -number)
         assert process.stderr.read() == b""
     gone(url)
 
@@ -185,7 +185,7 @@ def test_a_signal_ends_the_answer_at_the_server(url, home, number):
 def test_a_closed_pipe_cancels_the_answer_at_the_server(url, home):
     with long_answer(url, home) as process:
         process.stdout.close()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         assert process.stderr.read() == b""
     gone(url)
 

@@ -62,18 +62,16 @@ from localllm.cli.exits import run_with_exit_code
 def act():
     try:
         os.kill(os.getpid(), {int(number)})
-        time.sleep(20)
+        time.sleep(1000)
     finally:
         print("put away", flush=True)
         os.kill(os.getpid(), {int(number)})
-        time.sleep(20)
+        time.sleep(1000)
 
 run_with_exit_code(act)
 """
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (-number, "put away\n", "")
-    assert time.monotonic() - start < 10
 
 
 def test_a_second_ctrl_c_ends_what_the_first_waits_for():
@@ -84,17 +82,16 @@ from localllm.cli.exits import run_with_exit_code
 def act():
     try:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(20)
+        time.sleep(1000)
     finally:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(20)
+        time.sleep(1000)
 
 run_with_exit_code(act)
 """
-    start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, start_new_session=True)
+    command = [sys.executable, "-c", check]
+    done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-    assert time.monotonic() - start < 10
 
 
 def test_handlers_are_those_of_before_when_a_command_has_ended():
@@ -129,7 +126,7 @@ def test_time_spent_stopped_counts_as_a_gap(model):
         out, err = process.communicate(timeout=100)
     assert (process.returncode, out) == (0, ("1:" + "slowly " * 9).encode()[4:])
     e2e_s = float(re.search(r"^E2E +([\d.]+) s$", err.decode(), re.MULTILINE)[1])
-    assert 1.5 + 65 * 0.02 <= e2e_s < 10
+    assert e2e_s >= 1.5 + 64 * 0.02 - 0.01  # one wait for a token may pass while it is stopped
 
 
 def test_ctrl_c_in_a_terminal_ends_the_loop_of_a_script(model):

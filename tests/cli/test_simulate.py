@@ -9,7 +9,7 @@ from typer.main import get_command
 from localllm.checkpoint.header import read_header
 from localllm.cli.app import app
 from localllm.cli.io import flag_name
-from localllm.cli.simulate import NOT_REPLAYED
+from localllm.cli.simulate_setup import NOT_REPLAYED
 from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
@@ -245,6 +245,7 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--drafts", "2", "--acceptance", "2"), "--acceptance is 2"),
         (("--rate", "1", "--drafts", "-1"), "--drafts is -1"),
         (("--rate", "1", "--price", "0"), "--price is 0"),
+        (("--rate", "1", "--expert-parallel"), "among the GPUs of --tensor-parallel"),
         (("--rate", "1", "--gantt", "lanes.pdf"), "neither a PNG nor an SVG file"),
         (("--rate", "1", "--gantt", "-", "--json"), "has no place in JSON"),
         (("--rate", "1", "--host-cache", "64GB,9"), "--host-cache is '64GB,9'"),
@@ -259,7 +260,7 @@ def test_refused_flags(localllm, flags, message):
 SERVER_FLAGS = {  # that --check takes: they describe the load or the server
     "--rate", "--users", "--think", "--trace", "--speed", "--requests", "--seed", "--prompt", "--output",
     "--system", "--burstiness", "--device", "--context", "--quant", "--dtype", "--kv-dtype", "--chunk",
-    "--max-running", "--cache-tokens", "--host-cache", "--disk-cache", "--tensor-parallel",
+    "--max-running", "--cache-tokens", "--host-cache", "--disk-cache", "--expert-parallel", "--tensor-parallel",
     "--pipeline-parallel", "--link", "--drafts", "--acceptance", "--efficiency", "--check", "--json",
 }  # fmt: skip
 

@@ -136,7 +136,7 @@ def test_closing_an_answer_ends_it_there_and_the_next_one_is_answered(served: Re
     next(stream)
     assert demo.stats().running == 1
     stream.close()
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while demo.stats().running:
         assert time.monotonic() < end
         time.sleep(0.01)
@@ -204,20 +204,20 @@ def test_closing_from_another_thread_unblocks_the_reader(served: RemoteModel, de
     for _ in range(said):
         next(stream)
     begun, go_on = threading.Event(), threading.Event()
-    holding = threading.Thread(target=demo.worker.call, args=(lambda: begun.set() or go_on.wait(20),))
+    holding = threading.Thread(target=demo.worker.call, args=(lambda: begun.set() or go_on.wait(60),))
     holding.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     thread, _ = reading(stream)
     time.sleep(0.1)
     start = time.monotonic()
     stream.close()
-    thread.join(20)
+    thread.join(60)
     took = time.monotonic() - start
     go_on.set()
     holding.join()
-    assert took < 10  # half of how long the engine is held
+    assert took < 30  # half of how long the engine is held
     assert joined(served.answer(ChatRequest("Once", GREEDY))) == joined(demo.stream("Once", GREEDY))
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while demo.stats().running:
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -30,8 +30,38 @@ pytest.importorskip("ray", reason='Ray is not installed: pip install "localllm[c
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 START_S = 600.0
+MOST_PATIENT = "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S"
 KEY = "k" * 32
 STORY = "Once upon a time, there was a little girl named Lily. She loved to play in the park with her friends. "
+
+
+FAILING, SLOW = 1.875, 1.75  # temperatures of requests with which an engine fails, or takes 20 ms for a step
+CHANGED_ENGINE = f"""
+import importlib.abc, importlib.machinery, sys, time
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "localllm.runtime.engine":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+
+        def exec_module(module):
+            run(module)
+            step = module.Engine.step
+            def changed_step(self):
+                temperatures = {{sequence.request.params.temperature for sequence in self.scheduler.running}}
+                if {FAILING} in temperatures:
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+                if {SLOW} in temperatures:
+                    time.sleep(0.02)
+                return step(self)
+            module.Engine.step = changed_step
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
 
 
 @dataclass
@@ -63,11 +93,15 @@ class Running:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, **environment: str) -> Iterator[Running]:
+def serving(folder: Path, *arguments: str) -> Iterator[Running]:
+    """The server; its folder has the home, the keys and the logs, and changes its engines."""
     (folder / "keys").write_text(KEY + "\n")
+    (folder / "sitecustomize.py").write_text(CHANGED_ENGINE)
     log = folder / f"serve{len(list(folder.glob('serve*.log')))}.log"
     command = [sys.executable, "-m", "localllm", "serve", "--port", "0", "--api-key-file", str(folder / "keys")]
-    environment = os.environ | {"LOCALLLM_HOME": str(folder / "home")} | environment
+    environment = os.environ | {"LOCALLLM_HOME": str(folder / "home"), "PYTHONPATH": str(folder)}
+    # Ray passes by a replica that does not say at once how many requests it has, as on a busy machine.
+    environment |= dict.fromkeys(("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", MOST_PATIENT), "5")
     with open(log, "w") as out:
         process = subprocess.Popen([*command, *arguments], stdout=out, stderr=out, env=environment)
     try:
@@ -190,8 +224,8 @@ def stream(server: Running, lines: list[str], prompt: str) -> None:
     body = {
         "model": "demo",
         "prompt": prompt,
-        "max_tokens": 900,
-        "temperature": 0,
+        "max_tokens": 600,
+        "temperature": SLOW,
         "stream": True,
         "ignore_eos": True,
     }
@@ -200,7 +234,14 @@ def stream(server: Running, lines: list[str], prompt: str) -> None:
 
 
 def test_a_client_that_leaves_frees_its_blocks(server: Running) -> None:
-    body = {"model": "demo", "prompt": STORY, "max_tokens": 900, "stream": True, "ignore_eos": True}
+    body = {
+        "model": "demo",
+        "prompt": STORY,
+        "max_tokens": 600,
+        "temperature": SLOW,
+        "stream": True,
+        "ignore_eos": True,
+    }
     with server.client() as client:
         with client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.iter_lines()
@@ -313,37 +354,17 @@ def test_sigkill_of_the_front_ends_ray(tmp_path: Path) -> None:
         assert len(family) > 5 and not left
 
 
-FAIL_ON_TEMPERATURE = """
-import importlib.abc, importlib.machinery, sys
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "localllm.runtime.engine":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            step = module.Engine.step
-            def failing(self):
-                if any(sequence.request.params.temperature == 1.875 for sequence in self.scheduler.running):
-                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-                return step(self)
-            module.Engine.step = failing
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
-
-
 def test_a_failed_engine_is_replaced_and_without_ray_the_server_ends(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(FAIL_ON_TEMPERATURE)
-    with serving(tmp_path, "demo", "--replicas", "2", PYTHONPATH=str(tmp_path)) as running:
+    with serving(tmp_path, "demo", "--replicas", "2") as running:
         before = {process.pid for process in running.replicas()}
         with running.client() as client:
-            body = {"model": "demo", "prompt": STORY, "max_tokens": 300, "temperature": 1.875, "ignore_eos": True}
+            body = {
+                "model": "demo",
+                "prompt": STORY,
+                "max_tokens": 300,
+                "temperature": FAILING,
+                "ignore_eos": True,
+            }
             answer = client.post("/v1/completions", json=body)
             assert answer.status_code == 500 and "the GPU failed" in answer.text
             wait_for(lambda: len({p.pid for p in running.replicas()} - before) == 1, START_S)
@@ -409,7 +430,7 @@ def check_conversations(first: Running, second: Running) -> None:
             response = one.post("/v1/responses", json=body).raise_for_status().json()
             body["previous_response_id"] = response["id"]
             two.post("/v1/responses", json=body).raise_for_status()
-    assert found >= 0.75 * possible > 0  # Ray passes by a replica that answers it too slowly
+    assert found >= 0.75 * possible > 0  # a report may come late on a busy machine
 
 
 def test_a_model_that_cannot_be_loaded_is_one_sentence(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class PrefillThread:
     def close(self) -> None:
         self.process.channel.close()
         self.prefill.stop()
-        self.thread.join(10)
+        self.thread.join(60)
         self.kill()
 
     def connect(self) -> PrefillProcess:

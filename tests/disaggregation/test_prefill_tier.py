@@ -1,6 +1,7 @@
 """An engine whose prompts others compute answers as if it had computed them, whatever happens to the others."""
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.disaggregation.transport import SharedMemory
 from localllm.request import TokenLogprob
 from localllm.runtime.engine import Engine, TokenEvent
+from localllm.runtime.kv_cache.prefix_copy import SEGMENT_BLOCKS
 from localllm.runtime.sequence import Sequence
 from tests.disaggregation.peers import CONTEXT, PrefillThread, attach, connect, start_prefill_thread
 from tests.models.families import FAMILIES
@@ -23,7 +25,7 @@ from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
 QUICK = ("Qwen3", "Qwen3.5")
-SIZE = 8  # tokens of a block, so that a segment has 128
+SIZE = 8  # tokens of a block
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -112,16 +114,27 @@ def test_the_beginning_of_a_prompt_goes_to_the_process_that_has_it(
     assert max(thread.engine.scheduler.cached_tokens for thread in threads) >= 128 + 176
 
 
-def test_computed_segments_arrive_before_the_rest_is_computed(model: Path) -> None:
+def test_computed_segments_arrive_before_the_rest_is_computed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, prefill = make_engine(model, deterministic=True), make_engine(model, token_budget=16)
+    step, has_arrived = prefill.step, threading.Event()
+
+    def step_after_arrival() -> list[TokenEvent]:
+        if any(each.computed >= SIZE * SEGMENT_BLOCKS for each in prefill.scheduler.running):
+            assert has_arrived.wait(60)
+        return step()
+
+    monkeypatch.setattr(prefill, "step", step_after_arrival)
     thread = start_prefill_thread(prefill)
     tier = attach(engine, [thread.process])
     engine.add_sequence(sequence(prompt_of(200), max_tokens=1))
-    deadline, first = time.monotonic() + 10, 0
+    deadline, first = time.monotonic() + 60, 0
     while engine.has_unfinished_requests and time.monotonic() < deadline:
         engine.step()
         if tier.move.bytes and not first:
             first = tier.move.bytes
+            has_arrived.set()
     assert 0 < first < tier.move.bytes
     thread.close()
 
@@ -147,7 +160,7 @@ def test_prompts_of_a_process_that_ends_are_computed_by_others(
         engine.add_sequence(each)
     events = list[TokenEvent](engine.step())
     threads[0].kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while engine.has_unfinished_requests and time.monotonic() < deadline:
         events += engine.step()
     assert sum(event.finish_reason is not None for event in events) == 6
@@ -261,7 +274,7 @@ def test_an_engine_with_many_prompts_delays_another_by_a_few(model: Path, monkey
     thread.close()
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"

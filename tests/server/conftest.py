@@ -77,7 +77,7 @@ def answering(
         thread = threading.Thread(target=server.run)
         thread.start()
         try:
-            assert ready.wait(10)
+            assert ready.wait(60)
             yield heard[0].removeprefix("listening on ")
         finally:
             server.should_exit = True

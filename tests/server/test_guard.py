@@ -17,7 +17,7 @@ BODY = json.dumps({"model": "demo", "prompt": "x", "max_tokens": 1}).encode()
 
 def ask(url, headers, body=BODY, method="POST", path="/v1/completions", chunked=False):
     """Send a request with exactly these headers; return status, headers and JSON of the response."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=20)
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         for name, value in headers:

@@ -5,7 +5,6 @@ import gc
 import math
 import shutil
 import threading
-import time
 import weakref
 from pathlib import Path
 
@@ -109,10 +108,9 @@ def test_a_loaded_model_answers_while_another_loads():
         gate = loads.hold_up("demo")
         slow = asyncio.create_task(models.lease("demo"))
         await until(lambda: "demo" in loads.begun)
-        start = time.perf_counter()
         with await models.lease("stories") as lease:
             assert lease.llm.generate("Once", localllm.SamplingParams(max_tokens=2)).text
-        assert time.perf_counter() - start < 5 and not slow.done()
+        assert not slow.done()
         gate.set()
         (await slow).release()
 

@@ -57,7 +57,7 @@ def waiting(llm: LLM, count: int) -> Iterator[None]:
 
     thread = threading.Thread(target=llm.worker.call, args=(wait,))
     thread.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     with ExitStack() as streams:
         for _ in range(count):
             streams.callback(llm.submit(llm.prepare(ChatRequest("Once", SHORT))).close)

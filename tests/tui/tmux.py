@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 30
+PATIENCE_S = 60
 LOOK_S = 0.02
 SHORT = "/tmp"  # a folder whose sockets have names of less than 108 bytes, which is all that Linux takes
 STILL_S = 0.4  # without any change, thirty times what is drawn in a second

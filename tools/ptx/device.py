@@ -174,7 +174,8 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
         self.launches: list[Ran] = []
         self.edit: Callable[[RecordedLaunch, Executable], Executable] = lambda launch, executable: executable
         # Bytes that kernels have written which may still run when the next one starts, by address of a storage.
-        self.unfinished: dict[int, Array] = {}
+        # With the tensors, whose addresses no other tensor may be given before.
+        self.unfinished: dict[int, tuple[Tensor, Array]] = {}
         self.stack = ExitStack()
 
     def __enter__(self) -> "SoftwareGpu":
@@ -261,8 +262,9 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
     def check_early_reads(self, grid: Grid, storages: list[int]) -> None:
         """Compare what the kernel read before it waited with what the one before it has written."""
         for number, (at, address) in enumerate(zip(grid.memory.slices(), storages, strict=True)):
-            if (written := self.unfinished.get(address)) is None:
+            if address not in self.unfinished:
                 continue
+            written = self.unfinished[address][1]
             for index, size in grid.early_reads:
                 inside = index[(index >= at.start) & (index < at.stop)] - at.start
                 if written[inside[:, None] + np.arange(size)].any():
@@ -286,4 +288,5 @@ class SoftwareGpu(AbstractContextManager["SoftwareGpu"]):
             if flags is not None:
                 flags[:] = written
             address = tensor.untyped_storage().data_ptr()
-            self.unfinished[address] = self.unfinished.get(address, False) | stored[at]
+            _, before = self.unfinished.get(address, (tensor, False))
+            self.unfinished[address] = tensor, before | stored[at]

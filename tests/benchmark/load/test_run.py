@@ -57,7 +57,7 @@ def test_open_arrivals_come_when_they_are_due_and_wait_for_no_answer():
             return RequestOutcome(arrival, arrival, ended_at=arrival)
 
         asks = (LoadRequest("x", 1) for _ in itertools.count())
-        await asyncio.wait_for(generate_load(round, Load(30, rate=1e6), asks, send, 3, lambda: now), 5)
+        await asyncio.wait_for(generate_load(round, Load(30, rate=1e6), asks, send, 3, lambda: now), 60)
         return round
 
     round = asyncio.run(load())
@@ -71,7 +71,7 @@ def test_a_closed_loop_has_so_many_users_and_no_more():
 
     def answer(path, body):
         if body and body["stream"]:
-            together.wait(10)  # answers only where four ask at once
+            together.wait(60)  # answers only where four ask at once
         return completions(path, body)
 
     with ScriptedServer(answer) as server:
@@ -214,7 +214,7 @@ def test_ctrl_c_reports_the_measurements_so_far():
     ):
         assert fourth.wait(30)
         process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=20)
+        out, error = process.communicate(timeout=100)
         stop.set()
     assert (process.returncode, error) == (130, b"")
     found = json.loads(out)

@@ -59,7 +59,7 @@ def count():
     return len(os.listdir("/proc/self/task"))
 
 def count_ended(expected):  # ended threads are listed for a moment
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while count() > expected and time.monotonic() < deadline:
         time.sleep(0.01)
     return count()

@@ -48,7 +48,7 @@ def prompt_of(length: int = PROMPT_LEN, seed: int = 0) -> list[int]:
 def load(tier: DiskTier, token_ids: list[int], scope: str = "") -> int:
     """Load a prefix, and return how many tokens of it came from the disk."""
     loading = tier.pool.begin_load(token_ids, scope)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not loading.done:
         tier.install_loaded(wait_s=0.1)
         assert time.monotonic() < deadline

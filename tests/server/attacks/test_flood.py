@@ -2,7 +2,6 @@
 
 import json
 import resource
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -39,9 +38,7 @@ def test_a_thousand_connections_leave_the_server_answering(demo_url, files, begu
         flood = [stack.enter_context(connect(demo_url)) for _ in range(MANY)]
         for connection in flood[-400:] if begun else []:
             connection.sendall(begun)
-        began = time.monotonic()
         assert exchange(demo_url, completion_request()).status == 200
-        assert time.monotonic() - began < 5
         held = flood[-ConnectionLimits().max_connections :]
         assert read_to_end(flood[0]) == b"", "the longest idle made room"
         held[-1].sendall(HEALTH[len(begun) :])
@@ -65,10 +62,8 @@ def test_a_busy_server_refuses_new_connections_with_retry_after(demo):
         for stream in streams:
             stream.sendall(completion_request(**LONG))
             stream.recv(1)
-        began = time.monotonic()
         with connect(url) as connection:
             said = read_response(connection)  # before it has asked
-        assert time.monotonic() - began < 5
         assert (said.status, said.headers["retry-after"]) == (503, "1")
         assert "too many connections" in json.loads(said.body)["error"]
 

@@ -1,7 +1,6 @@
 """Model names that are paths, addresses or worse, and their effect on logs."""
 
 import json
-import time
 from urllib.parse import quote
 
 import pytest
@@ -59,7 +58,6 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:40]))
 def test_no_name_leaves_the_store(demo_url, name):
-    began = time.monotonic()
     for sent in (
         request(body=json.dumps(COMPLETION | {"model": name}).encode()),
         request("GET", f"/v1/models/{quote(name, safe='')}", body=b""),
@@ -69,7 +67,6 @@ def test_no_name_leaves_the_store(demo_url, name):
         assert said.status in (400, 403, 404), said
         assert b"root:" not in said.body and b"Traceback" not in said.body
         assert b"/work" not in said.body and b"site-packages" not in said.body
-    assert time.monotonic() - began < 10
 
 
 def test_answers_do_not_reveal_existing_files(demo_url):

@@ -14,6 +14,7 @@ from tests.server.attacks.wire import (
     completion_request,
     connect,
     connect_narrow,
+    exchange,
     read_response,
     read_to_end,
     request,
@@ -30,7 +31,8 @@ QUICK = ConnectionLimits(
     reader_timeout_s=READER_S,
 )
 HEALTH = request("GET", "/health", body=b"")
-LATE_S = 5  # what a busy machine may add to a limit
+LATE_S = 20  # what a busy machine may add to a limit
+ENDLESS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 1000
 
 
 @pytest.fixture(scope="module")
@@ -39,9 +41,8 @@ def url(demo):
         yield url
 
 
-def trickle(connection, sent: bytes, gap_s: float) -> float:
-    """Send byte by byte until the server replies; return the seconds until then."""
-    began = time.monotonic()
+def trickle(connection, sent: bytes, gap_s: float) -> None:
+    """Send byte by byte until the server replies."""
     connection.settimeout(gap_s)
     for byte in sent:
         connection.sendall(bytes([byte]))
@@ -50,56 +51,55 @@ def trickle(connection, sent: bytes, gap_s: float) -> float:
             break
         except TimeoutError:
             continue
-    connection.settimeout(10)
-    return time.monotonic() - began
+    connection.settimeout(LATE_S)
 
 
-def assert_at(limit_s: float, taken_s: float) -> None:
-    """The limit must be reached, within the difference between the server's clock and ours, and not exceeded by
-    much.
-    """
-    assert limit_s - 0.4 < taken_s < limit_s + LATE_S
+def assert_at(limit_s: float, began: float) -> None:
+    """The limit must be reached, and not exceeded by much. began: before the server's time begins"""
+    assert limit_s <= time.monotonic() - began < limit_s + LATE_S
 
 
 def test_slow_headers(url):
+    began = time.monotonic()
     with connect(url) as connection:
-        taken = trickle(connection, HEALTH, 0.05)
+        trickle(connection, ENDLESS, 0.05)
+        assert_at(QUICK.head_timeout_s, began)
         said = read_response(connection)
     assert (said.status, said.headers["connection"]) == (408, "close")
     assert "headers did not arrive within 0.6 s" in said.message
-    assert_at(QUICK.head_timeout_s, taken)
 
 
 def test_slow_headers_of_a_second_request(url):
     with connect(url) as connection:
         connection.sendall(HEALTH)
         assert read_response(connection).status == 200
-        trickle(connection, HEALTH, 0.05)
+        trickle(connection, ENDLESS, 0.05)
         assert read_response(connection).status == 408
 
 
 def test_headers_that_never_begin(url):
+    began = time.monotonic()
     with connect(url) as connection:
-        began = time.monotonic()
         assert read_to_end(connection) == b""
-        assert_at(QUICK.head_timeout_s, time.monotonic() - began)
+        assert_at(QUICK.head_timeout_s, began)
 
 
 def test_slow_body(url):
+    began = time.monotonic()
     with connect(url) as connection:
         connection.sendall(request(body=BODY)[: -len(BODY)])
-        taken = trickle(connection, BODY, 0.05)
+        trickle(connection, BODY, 0.05)
+        assert_at(QUICK.body_grace_s, began)
         said = read_response(connection)
         assert read_to_end(connection) == b""
-    assert said.status == 408 and "bytes of the body arrived in 0.5" in said.message
-    assert_at(QUICK.body_grace_s, taken)
+    assert said.status == 408 and "bytes of the body arrived in 0." in said.message
 
 
 @pytest.mark.slow
 def test_a_body_that_comes_fast_enough_but_never_ends(url):
+    began = time.monotonic()
     with connect(url) as connection:
         connection.sendall(request("POST", "/v1/completions", "Transfer-Encoding: chunked", body=b""))
-        began = time.monotonic()
         connection.settimeout(0.1)
         while time.monotonic() - began < QUICK.body_timeout_s + LATE_S:
             connection.sendall(b"200\r\n" + b" " * 512 + b"\r\n")
@@ -108,18 +108,18 @@ def test_a_body_that_comes_fast_enough_but_never_ends(url):
                 break
             except TimeoutError:
                 continue
-        connection.settimeout(10)
+        connection.settimeout(LATE_S)
         assert read_response(connection).status == 408
-    assert_at(QUICK.body_timeout_s, time.monotonic() - began)
+    assert_at(QUICK.body_timeout_s, began)
 
 
 def test_idle_keep_alive(url):
     with connect(url) as connection:
+        began = time.monotonic()
         connection.sendall(HEALTH)
         assert read_response(connection).headers.get("connection") != "close"
-        began = time.monotonic()
         assert read_to_end(connection) == b""
-        assert_at(QUICK.keep_alive_s, time.monotonic() - began)
+        assert_at(QUICK.keep_alive_s, began)
 
 
 def test_an_answer_that_takes_its_time_is_no_idle_connection(url):
@@ -182,11 +182,11 @@ def test_pipelined_requests_are_answered_one_after_the_other(url):
 
 def test_half_a_pipelined_request_has_the_usual_timeout(url):
     with connect(url) as connection:
+        began = time.monotonic()
         connection.sendall(completion_request() + HEALTH[:20])
         assert json.loads(read_response(connection).body)["object"] == "text_completion"
-        began = time.monotonic()
         read_to_end(connection)
-        assert_at(QUICK.keep_alive_s, time.monotonic() - began)
+        assert_at(QUICK.keep_alive_s, began)
 
 
 def test_slow_connections_do_not_delay_others(url):
@@ -194,11 +194,7 @@ def test_slow_connections_do_not_delay_others(url):
     try:
         for connection in slow:
             connection.sendall(HEALTH[:10])
-        with connect(url) as connection:
-            began = time.monotonic()
-            connection.sendall(HEALTH)
-            assert read_response(connection).status == 200
-            assert time.monotonic() - began < LATE_S
+        assert exchange(url, HEALTH).status == 200
     finally:
         for connection in slow:
             connection.close()

@@ -5,7 +5,6 @@ import asyncio
 import json
 import shutil
 import time
-from itertools import pairwise
 from pathlib import Path
 
 import httpx2
@@ -42,9 +41,9 @@ def copied(demo, folder: Path, template: str) -> Path:
     return folder
 
 
-async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, float]:
-    """Return status and body of a request, and the longest gap between pieces of concurrent streams."""
-    async with httpx2.AsyncClient(timeout=30) as client:
+async def ask_beside_streams(url: str, name: str, sent: bytes) -> tuple[int, bytes]:
+    """Return status and body of a request, during which other answers go on."""
+    async with httpx2.AsyncClient(timeout=60) as client:
         ended = asyncio.Event()
         times: list[float] = []
 
@@ -60,10 +59,13 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
         streaming = asyncio.create_task(stream())
         while len(times) < 20:
             await asyncio.sleep(0.01)
+        began = time.monotonic()
         said = await asyncio.to_thread(exchange, url, sent)
+        seconds, pieces = time.monotonic() - began, sum(at > began for at in times)
         ended.set()
         await streaming
-        return said.status, said.body, max(after - before for before, after in pairwise(times))
+        assert pieces >= 10 * (seconds - 0.2), "streams stood still"  # a thousand a second on an idle machine
+        return said.status, said.body
 
 
 @pytest.mark.quick_every(7)
@@ -71,12 +73,9 @@ async def gaps_beside(url: str, name: str, sent: bytes) -> tuple[int, bytes, flo
 def test_a_hostile_template_does_not_harm_other_requests(demo, tmp_path, name):
     with localllm.load(copied(demo, tmp_path / "evil", TEMPLATES[name])) as evil, serving(evil) as url:
         sent = request("POST", "/v1/chat/completions", body=json.dumps(CHAT | {"model": evil.name}).encode())
-        began = time.monotonic()
-        status, body, gap = asyncio.run(gaps_beside(url, evil.name, sent))
-        assert time.monotonic() - began < 30
+        status, body = asyncio.run(ask_beside_streams(url, evil.name, sent))
         assert status in (400, 500) and "template" in json.loads(body)["error"]["message"]
         assert b"root:" not in body and b"<class" not in body and len(body) < 1000
-        assert gap < 3, "streams stood still"
         assert exchange(url, sent).status == status, "the next one is told the same"
 
 
@@ -127,10 +126,8 @@ def test_regular_expressions_that_explode(demo_url, pattern):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     body = json.dumps(CHAT | {"response_format": form, "max_tokens": 60}).encode()
     sent = request("POST", "/v1/chat/completions", body=body)
-    began = time.monotonic()
-    status, body, gap = asyncio.run(gaps_beside(demo_url, "demo", sent))
-    assert time.monotonic() - began < 30
-    assert status in (200, 400, 500) and gap < 3
+    status, body = asyncio.run(ask_beside_streams(demo_url, "demo", sent))
+    assert status in (200, 400, 500)
     if status == 400:
         assert "pattern" in json.loads(body)["error"]["message"] or "regex" in str(body)
 

@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 from localllm import LLM
 from localllm.server.access import AccessPolicy, make_access_policy
 
-READER_S = 0.5
+READER_S = 1.0
+PATIENCE_S = 60  # in which even a busy machine answers
 KEY = "correct-horse-battery-staple"
 COMPLETION = {"model": "demo", "prompt": "Once upon a time", "temperature": 0, "max_tokens": 4, "ignore_eos": True}
 BODY = json.dumps(COMPLETION).encode()
@@ -33,7 +34,7 @@ class Response(NamedTuple):
 
 def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
-    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=10)
+    return socket.create_connection((parts.hostname or "", parts.port or 0), timeout=PATIENCE_S)
 
 
 def connect_narrow(url: str) -> socket.socket:
@@ -41,7 +42,7 @@ def connect_narrow(url: str) -> socket.socket:
     parts = urlsplit(url)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(20)
+    connection.settimeout(PATIENCE_S)
     connection.connect((parts.hostname or "", parts.port or 0))
     return connection
 

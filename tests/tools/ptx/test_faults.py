@@ -2,6 +2,8 @@
 finds.
 """
 
+import weakref
+
 import pytest
 import torch
 from torch import Tensor
@@ -313,6 +315,16 @@ def test_a_kernel_that_starts_before_the_previous_one_has_ended() -> None:
         run(changed(INCREMENT, wait, ""), x, y, gpu=gpu)
     with pytest.raises(PrematureError, match="ends without waiting"):
         run("	ret;\n}\n// griddepcontrol", x, y, gpu=gpu)
+
+
+def test_what_a_running_kernel_writes_is_not_reused_for_another_tensor() -> None:
+    gpu, y = SoftwareGpu(), torch.zeros(64, dtype=torch.int32)
+    run(INCREMENT, integers(64), y, gpu=gpu)
+    written = weakref.ref(y)
+    del y
+    assert written() is not None
+    run(INCREMENT, integers(64), torch.zeros(64, dtype=torch.int32), gpu=gpu)
+    assert written() is None
 
 
 def test_a_kernel_that_lets_the_next_start_before_it_has_waited() -> None:
