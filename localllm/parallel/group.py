@@ -66,6 +66,7 @@ class Collectives:
         apart: each stage is on a machine of its own"""
         self.position = position
         self.shard = position.shard
+        self.concurrent_steps = 1  # as stages share a CPU; on GPUs, see `Collectives.send_to_next_stage`
         self.apart = apart
         first = position.rank - self.shard.rank
         self.members = range(first, first + self.shard.size) if apart else range(position.size)  # of this machine
@@ -135,6 +136,7 @@ class Collectives:
             self.tensor_group.broadcast([x], self.broadcast_options).wait()
 
     def send_to_next_stage(self, x: Tensor) -> None:
+        """See `Ranks`. It may wait until the next stage receives, so that no further step can be sent before."""
         if COMPILE_ONLY.get() is None:
             self.pipeline_group.send([x.contiguous()], self.rank_in_stage(1), 0).wait()
 
@@ -175,7 +177,7 @@ class Leader(ABC):
         """position: of this process, whose rank is 0"""
         self.position = position
         self.channels: dict[int, Channel] = {}  # to other ranks; a worker's first one passes on messages there
-        self.encoder = StepEncoder()
+        self.encoder = StepEncoder(position.stage_count)
         self.block_size = 0
         self.failure: RankFailed | None = None
         self.failed = threading.Event()

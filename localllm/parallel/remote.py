@@ -150,6 +150,8 @@ class RemoteLeader(ProcessLeader):
     def __init__(self, position: Position, device: torch.device, workers: Sequence[RemoteWorker]):
         """device: of this process"""
         super().__init__(position, device, apart=True)
+        # Processes that divide a stage wait for the results of a step before they begin the next one.
+        self.concurrent_steps = position.stage_count if position.tensor_size == 1 else 1
         self.workers = workers
         self.worker_ranks = range(self.shard.size, position.size, self.shard.size)  # the first one of each
         self.channels = dict(zip(self.worker_ranks, (worker.channel for worker in workers), strict=True))

@@ -1,7 +1,8 @@
 """Steps as messages of 32-bit integers, which rank 0 sends and the other ranks run.
 
-A sequence that was in the message before is sent as its index there and the blocks that are new, so that a decode
-step takes the same few bytes per sequence whatever its context. Nothing is pickled.
+A sequence that was in one of the last messages, as many as steps are under way at a time, is sent as its index
+there and the blocks that are new, so that a decode step takes the same few bytes per sequence whatever its
+context. Nothing is pickled.
 """
 
 import array
@@ -17,7 +18,8 @@ from localllm.runtime.kv_cache.sequence_state import CacheCopies, SequenceState,
 from localllm.runtime.kv_cache.tiers import CopyRun
 
 NEW, NO_SLOT = -1, -1
-HIDDEN, HAS_UNREAD, RECURRENT = 1, 2, 4  # bits of a message's flags
+HIDDEN, HAS_UNREAD, RECURRENT = 1, 2, 4  # bits of a message's flags; those above are the steps to keep
+FLAG_BITS = 3
 
 
 class PoolFacts(NamedTuple):
@@ -44,13 +46,20 @@ class ReceivedState:
         return [(self.state_slot, save.slot) for save in self.state_saves if save.length == self.length]
 
 
+class SentTables(NamedTuple):
+    """The block tables of a step, as they were sent."""
+
+    states: list[SequenceState]  # kept alive, so that no id is reused
+    tables: list[list[int]]
+
+
 @dataclass
 class StepEncoder:
-    """Encodes steps; remembers the block tables of the last one."""
+    """Encodes steps; remembers the block tables of the last ones."""
 
-    states: dict[int, int] = field(default_factory=dict)  # id of a state -> its index in the last step
-    alive: list[SequenceState] = field(default_factory=list)  # so that no id is reused
-    tables: list[list[int]] = field(default_factory=list)  # as they were sent
+    kept_steps: int = 1
+    sent: list[SentTables] = field(default_factory=list)  # newest first
+    states: dict[int, int] = field(default_factory=dict)  # id of a state -> its index in the tables of `sent`
 
     def encode(
         self,
@@ -65,11 +74,12 @@ class StepEncoder:
         """Return the message of a step, whose arguments are those of `Ranks.send_step`."""
         pool = states[0].pool
         flags = HIDDEN * hidden | HAS_UNREAD * has_unread | RECURRENT * pool.recurrent
+        flags |= self.kept_steps << FLAG_BITS
         words = [flags, pool.block_size, len(states), len(logit_index), len(copies.blocks), len(copies.states)]
-        tables = []
+        tables, known = [], [table for step in self.sent for table in step.tables]
         for state, tokens in zip(states, token_ids, strict=True):
             source = self.states.get(id(state), NEW)
-            sent = self.tables[source] if source >= 0 else []
+            sent = known[source] if source >= 0 else []
             table = state.block_table
             kept = common_prefix(sent, table)
             del sent[kept:]
@@ -87,8 +97,9 @@ class StepEncoder:
             words += run
         for pair in copies.states:
             words += pair
-        self.states = {id(state): index for index, state in enumerate(states)}
-        self.alive, self.tables = list(states), tables
+        self.sent = [SentTables(list(states), tables), *self.sent[: self.kept_steps - 1]]
+        alive = [state for step in self.sent for state in step.states]
+        self.states = {id(state): index for index, state in reversed(list(enumerate(alive)))}  # the newest
         return array.array("i", words).tobytes()
 
 
@@ -118,12 +129,13 @@ class ReceivedStep(NamedTuple):
 class StepDecoder:
     """Decodes the messages of a StepEncoder, all of them in order."""
 
-    tables: list[list[int]] = field(default_factory=list)
+    sent: list[list[list[int]]] = field(default_factory=list)  # block tables of the last steps, newest first
 
     def decode(self, message: bytes | bytearray) -> ReceivedStep:
         words = array.array("i", message).tolist()
         flags, block_size, count, logit_count, run_count, pair_count = words[:6]
-        position, states, token_ids, tables = 6, [], [], []
+        position, states, token_ids, tables = 6, list[ReceivedState](), list[list[int]](), list[list[int]]()
+        known = [table for step in self.sent for table in step]
         pool = PoolFacts(block_size, bool(flags & RECURRENT))
         for _ in range(count):
             source, kept, new, length, token_count, slot, save_count = words[position : position + 7]
@@ -131,7 +143,7 @@ class StepDecoder:
             borders = list(pairwise((position, position + new, position + new + token_count)))
             blocks, tokens = (words[begin:end] for begin, end in borders)
             position = borders[-1][1]
-            table = (self.tables[source][:kept] if source >= 0 else []) + blocks
+            table = (known[source][:kept] if source >= 0 else []) + blocks
             saves = []
             for _ in range(save_count):
                 saves.append(StateSave(words[position], words[position + 1], bool(words[position + 2])))
@@ -144,6 +156,6 @@ class StepDecoder:
         runs = tuple(CopyRun(*words[position + 3 * i : position + 3 * i + 3]) for i in range(run_count))
         position += 3 * run_count
         pairs = tuple((words[position + 2 * i], words[position + 2 * i + 1]) for i in range(pair_count))
-        self.tables = tables
+        self.sent = [tables, *self.sent[: (flags >> FLAG_BITS) - 1]]
         copies = CacheCopies(runs, pairs)
         return ReceivedStep(states, token_ids, logit_index, copies, bool(flags & HIDDEN), bool(flags & HAS_UNREAD))

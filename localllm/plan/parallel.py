@@ -2,8 +2,9 @@
 
 Ranks of a tensor-parallel group read and compute their share of each layer, whose results they sum up twice. A
 ring sends 2 (n - 1) / n of the summed bytes over the link of each rank. Stages of a pipeline run one after the
-other, with one step in flight, and the last returns its result to the first, which has the head: they add memory,
-not speed. Ranks with whole experts of a mixture wait for the one that reads most of those that a step selects.
+other, with one step in flight as on GPUs, and the last returns its result to the first, which has the head: they
+add memory, not speed. Ranks with whole experts of a mixture wait for the one that reads most of those that a step
+selects.
 `simulate` and `plan` count exchanges with this code.
 """
 

@@ -6,18 +6,24 @@ reduces the number that is pending. The engine does not handle text, and a singl
 On an asynchronous device, step n + 1 is launched before the results of step n are read. Two facts keep this
 correct: blocks can be freed at once because the device executes in order, and only tokens that have been read
 enter the prefix index.
+
+The stages of a pipeline on several machines compute different steps at a time: the running answers are divided
+among that many steps, and the chunks of a prompt follow each other. An answer waits until its last step is read.
+Every stage executes in order, too, so that the same two facts hold.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as ListLike
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from localllm.errors import LocalLLMError, UsageError
+from localllm.errors import LocalLLMError, RankFailed, UsageError
 from localllm.metrics import StepReport
 from localllm.request import FinishReason, TokenLogprob
 from localllm.runtime.kv_cache.sequence_state import BlockPool, OutOfBlocks, SequenceState
@@ -26,7 +32,7 @@ from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, parse_logprobs
 from localllm.runtime.scheduler import ChunkPolicy, ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import Drafter
-from localllm.runtime.step import Step, StepOutput, StepShape
+from localllm.runtime.step import LaterOutput, Step, StepOutput, StepShape
 from localllm.runtime.step_reports import StepObservation, StepReporter
 
 SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
@@ -58,7 +64,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class StepInFlight:
-    """A step that the device is computing; none of its results is read before the next step has been launched."""
+    """A step that the device is computing, or the stages of a pipeline, and that has not been read."""
 
     sequences: list[Sequence]
     token_count: int  # tokens that the sequences bring, drafts included
@@ -66,11 +72,12 @@ class StepInFlight:
     draft_counts: list[int]  # drafts that each verifies; copied, as cancelling clears them
     # Sampled tokens in the order of `sampling`: for each sequence one behind its newest token and one behind each
     # draft.
-    output: StepOutput
+    output: StepOutput | LaterOutput
     prompts: list[tuple[Sequence, range]]  # prompt positions whose log probabilities are reported
     prompt_only: list[Sequence]  # computed prompts of requests without an answer
     observations: dict[Sequence, StepObservation]  # of the requests with `inspect`
     shape: StepShape
+    launched_at: float = 0.0  # seconds of the engine's clock
 
 
 class Engine:
@@ -89,13 +96,14 @@ class Engine:
         self.pool = pool
         self.drafter = drafter
         chunk_policy = None if runner.asynchronous else ChunkPolicy(token_budget, clock)
-        self.scheduler = Scheduler(pool, token_budget, max_running, chunk_policy)
+        self.scheduler = Scheduler(pool, token_budget, max_running, chunk_policy, runner.concurrent_steps)
         self.step_reporter = StepReporter(self.scheduler, clock)
         # Preempted sequences keep their slots and are admitted first.
         self.free_token_slots = list(range(max_running))
-        self.in_flight: StepInFlight | None = None
+        self.in_flight = deque[StepInFlight]()  # oldest first
         self.last_read_at = clock()  # time at which the last step was read
-        self.last_shape: StepShape | None = None  # of the step that was read by the last call of `step`
+        self.last_shape: StepShape | None = None  # of the step, or round, that was read by the last call of `step`
+        self.round: list[StepInFlight] = []  # read steps that continue different sequences, as one step would
         self.steps = self.output_tokens = self.draft_tokens = self.accepted_tokens = 0  # totals since start
 
     @property
@@ -150,9 +158,20 @@ class Engine:
         if not sequence.finished:
             self.finish(sequence)
 
+    @property
+    def runs_concurrent_steps(self) -> bool:
+        """Whether the stages of a pipeline are computing steps now."""
+        return self.runner.concurrent_steps > 1 and bool(self.in_flight)
+
+    @property
+    def steps_ahead(self) -> int:
+        """Steps that are in flight while the next is scheduled."""
+        return 1 if self.runner.asynchronous else self.runner.concurrent_steps - 1
+
     def preempt_all(self) -> list[TokenEvent]:
-        """Preempt every running sequence, to be recomputed later. Returns the events of the step in flight."""
-        events = self.commit()
+        """Preempt every running sequence, to be recomputed later. Returns the events of the steps in flight."""
+        events = [event for _ in list(self.in_flight) for event in self.commit()]
+        self.runner.receive_hidden()
         for sequence in list(self.scheduler.running):
             self.scheduler.preempt(sequence)
         return events
@@ -178,15 +197,17 @@ class Engine:
                 self.scheduler.discard_timing()
         self.last_shape = None
         events = self.commit() if self.must_commit_first() else []
+        ready = self.scheduler.choose_group()
         if self.drafter:
-            self.drafter.draft([s for s in self.scheduler.running if not s.unread_count and s.max_drafts > 0])
+            self.drafter.draft([s for s in ready if not s.unread_count and s.max_drafts > 0])
         work = self.scheduler.schedule()
         events += self.queue_events()
-        launched = self.launch(work) if work else None  # the device starts on n + 1 ...
-        self.steps += launched is not None
-        events += self.commit()  # ... before the host reads n and waits for it
-        self.in_flight = launched
-        return events if self.runner.asynchronous else events + self.commit()
+        if work:
+            self.in_flight.append(self.launch(work))  # the device starts on n + 1 ...
+        self.steps += bool(work)
+        if not work or len(self.in_flight) > self.steps_ahead:
+            events += self.commit()  # ... before the host reads n and waits for it
+        return events
 
     def prefer_throughput(self) -> None:
         """Make steps as large as is fastest for all sequences together: nobody waits token by token."""
@@ -194,21 +215,24 @@ class Engine:
             self.scheduler.chunk_policy.prefer_throughput()
 
     def reset(self) -> None:
-        """Forget the step in flight and the prefix cache, after a failed step whose sequences are cancelled."""
-        self.in_flight = None
+        """Forget the steps in flight and the prefix cache, after a failed step whose sequences are cancelled."""
+        self.in_flight.clear()
+        self.round.clear()
         self.scheduler.discard_timing()
         self.pool.reset_prefix_cache()
 
     def close(self) -> None:
         """Store the prefix cache in the lower tier, if there is one. Nothing can run afterwards."""
+        with suppress(RankFailed):  # which then has ended already
+            self.runner.receive_hidden()  # so that no stage is computing when it is told to end
         if self.pool.lower:
             self.pool.lower.close()
 
     def must_commit_first(self) -> bool:
         """Return whether the next step depends on tokens that only the device knows."""
-        if self.in_flight is None:
+        if not (self.runner.asynchronous and self.in_flight):
             return False
-        sampling = self.in_flight.sampling
+        sampling = self.in_flight[-1].sampling
         if any(s.needs_host_token or (self.drafter and self.drafter.may_draft(s)) for s in sampling):
             return True
         if not any(s.request.params.uses_penalties for s in sampling):
@@ -245,9 +269,12 @@ class Engine:
                 sequence.token_slot = self.free_token_slots.pop()
         step = self.make_step(work, starts, logit_index, sampling, prompts)
         observations = self.step_reporter.observe(work, step.sampling_specs, sampling)
-        output = self.runner.run(step)
+        launched_at, output = self.clock(), self.runner.run(step)
         for sequence in sampling:
-            sequence.unread_count = 1
+            if self.runner.asynchronous:
+                sequence.unread_count = 1
+            else:
+                sequence.awaits_token = True
         return StepInFlight(
             sequences=[s for s, _ in work],
             token_count=starts[-1],
@@ -258,6 +285,7 @@ class Engine:
             prompt_only=prompt_only,
             observations=observations,
             shape=step_shape(work),
+            launched_at=launched_at,
         )
 
     def make_step(
@@ -293,11 +321,11 @@ class Engine:
         )
 
     def commit(self) -> list[TokenEvent]:
-        """Read the step in flight, and return its events."""
-        launched, self.in_flight = self.in_flight, None
-        if launched is None:
+        """Read the oldest step in flight, and return its events."""
+        if not self.in_flight:
             return []
-        self.last_shape = launched.shape
+        launched = self.in_flight.popleft()
+        self.last_shape = self.round_shape(launched)
         choices, table, prompt_table = launched.output.results.wait()
         begin = self.last_read_at
         self.report_step_time(launched)
@@ -321,6 +349,21 @@ class Engine:
                 self.finish(event.sequence)
         return events
 
+    def round_shape(self, launched: StepInFlight) -> StepShape | None:
+        """Return the shape of a step that was read.
+
+        Of the concurrent steps of a pipeline, those that continue different sequences are a round, as if they were
+        one step: the sum of their shapes comes with the last of them, and None with the others.
+        """
+        if self.runner.concurrent_steps == 1:
+            return launched.shape
+        self.round.append(launched)
+        following = self.in_flight[0].sequences if self.in_flight else ()
+        if following and not {s for step in self.round for s in step.sequences}.intersection(following):
+            return None
+        steps, self.round = self.round, []
+        return StepShape(*map(sum, zip(*(step.shape for step in steps), strict=True)))
+
     def process_output(
         self, launched: StepInFlight, tokens: list[int], table: Tensor | None, begin: float
     ) -> list[TokenEvent]:
@@ -338,6 +381,7 @@ class Engine:
             logprobs = parse_logprobs(table, tokens, counts)
         events, end = list[TokenEvent](), 0
         for sequence, count in zip(launched.sampling, token_counts, strict=True):
+            sequence.awaits_token = False
             first, end = end, end + count
             if not sequence.finished:
                 sequence_logprobs = (
@@ -357,11 +401,16 @@ class Engine:
         return events
 
     def report_step_time(self, launched: StepInFlight) -> None:
-        """Report the duration of a step to the drafter if it only continued answers.
+        """Report the duration of a step to the drafter if it only continued answers, and in a pipeline to the
+        scheduler.
 
-        Steps run without a pause while a sequence continues, no matter how far ahead they are launched.
+        Steps run without a pause while a sequence continues, no matter how far ahead they are launched: of those
+        that overlap, a step takes the time from the reading of the one before it to its own.
         """
         before, self.last_read_at = self.last_read_at, self.clock()
+        if self.runner.concurrent_steps > 1:
+            seconds = self.last_read_at - max(before, launched.launched_at)
+            self.scheduler.record_step(launched.shape.prompt_tokens, seconds)
         drafts = sum(launched.draft_counts)
         if self.drafter and launched.token_count == len(launched.sequences) + drafts:
             self.drafter.on_step(len(launched.sequences), drafts, self.last_read_at - before)

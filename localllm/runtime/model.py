@@ -182,10 +182,13 @@ class Decoder:
         Of several ranks, only the first returns the logits of the whole vocabulary, and stages behind the first
         return what they have computed.
         """
-        c, selected = self.config, self.hidden_states(batch, caches, batch.logit_index)
-        if not c.has_ends:
-            return selected
-        logits = self.lm_head(selected, norm=self.norm)
+        selected = self.hidden_states(batch, caches, batch.logit_index)
+        return self.logits(selected) if self.config.has_ends else selected
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits [N, vocab] of hidden states [N, hidden] before the norm."""
+        c = self.config
+        logits = self.lm_head(hidden, norm=self.norm)
         if self.ranks and self.ranks.shard.size > 1:
             if rows_left := self.ranks.shard.vocab_rows(c.vocab_size) - logits.shape[1]:
                 logits = F.pad(logits, (0, rows_left))
@@ -201,6 +204,15 @@ class Decoder:
     def hidden_states(self, batch: Batch, caches: list[LayerCache], index: Tensor | None = None) -> Tensor:
         """Append the batch's tokens to the caches and return the last layer's output before the norm: [N, hidden],
         of the tokens in `index` or of all.
+        """
+        x = self.run_layers(batch, caches, index)
+        if self.config.stage and self.config.has_ends:
+            return self.receive_back(len(x) if index is None else len(index))
+        return x
+
+    def run_layers(self, batch: Batch, caches: list[LayerCache], index: Tensor | None = None) -> Tensor:
+        """Append the batch's tokens to the caches of the own layers, and return their output: [N, hidden]
+        as of `hidden_states`. A stage sends it to the next one.
         """
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x, token_inputs = self.embed(batch.token_ids) if self.config.has_ends else self.receive(batch.token_ids)
@@ -232,19 +244,24 @@ class Decoder:
     def pass_on(
         self, stage: Stage, x: Tensor, token_inputs: Sequence[Tensor | None], index: Tensor | None
     ) -> Tensor:
-        """Send a stage's output to the next one, and return it; the first stage returns the last one's.
+        """Send a stage's output to the next one, and return it.
 
         token_inputs: of the layers of following stages; index: of the tokens whose hidden states are needed
         """
         assert self.ranks
-        count = len(x) if index is None else len(index)
-        # The first stage waits for the last one even if it needs nothing, so that one step is under way at a time.
-        returned = x.new_empty(max(1, count), x.shape[1])
-        if stage.is_last:
-            x = x if index is None else x[index] if count else x[:1]
+        if stage.is_last:  # sends something even if nothing is needed: see `receive_back`
+            x = x if index is None else x[index] if len(index) else x[:1]
         self.ranks.send_to_next_stage(torch.cat((x, *(each for each in token_inputs if each is not None)), -1))
-        if stage.index:
-            return x
+        return x
+
+    def receive_back(self, count: int) -> Tensor:
+        """Return what the last stage sends to the first one after a step: [count, hidden].
+
+        The first stage waits for it even if it needs nothing, so that it knows which steps are under way.
+        """
+        assert self.ranks
+        shape = max(1, count), self.config.hidden_size
+        returned = torch.empty(shape, dtype=self.dtype, device=self.device)
         return self.ranks.receive_from_previous_stage(returned)[:count]
 
 

@@ -37,6 +37,7 @@ class Ranks(Protocol):
     """This process and the others that compute the same model."""
 
     shard: Shard  # among the ranks that divide the same layers
+    concurrent_steps: int  # that stages compute at a time; 1: each step waits for the one before it
 
     @property
     def other_caches(self) -> OtherCaches: ...

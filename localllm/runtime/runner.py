@@ -1,7 +1,10 @@
 """Runs one step of a model on its device: copies of blocks and states, forward pass, logits and sampling."""
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,17 +23,26 @@ from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, 
 from localllm.runtime.kv_cache.tiers import CopyRun
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import logprob_table, sample
-from localllm.runtime.step import Readback, Step, StepOutput
+from localllm.runtime.step import LaterOutput, Readback, Step, StepOutput
 
 if TYPE_CHECKING:
     from localllm.runtime.cuda_graphs import CudaGraphs, GraphOutput
     from localllm.runtime.gpu_sampler import GpuSampler
 
 
+@dataclass
+class StepUnderWay:
+    """A step of which other stages compute the rest."""
+
+    count: int  # hidden states that it returns
+    hidden: Tensor | None = None  # [count, hidden], once received
+
+
 class Runner:
     """Runs a model's steps on one device.
 
-    `asynchronous` says whether the device computes while the host continues. state_slots: recurrent states to
+    `asynchronous` says whether the device computes while the host continues, and `concurrent_steps` how many steps
+    the stages of a pipeline compute at a time, each of them in order. state_slots: recurrent states to
     allocate, for models with recurrent layers; kv_dtype: see `make_caches`; max_running: most sequences in a step;
     graph_max_len: most tokens of a sequence if steps are captured as CUDA graphs, otherwise None; deterministic:
     results of a token do not depend on the other tokens of its step (CPU only).
@@ -55,6 +67,9 @@ class Runner:
         self.deterministic = deterministic
         self.device = device
         self.asynchronous = device.type != "cpu"
+        # On a GPU, the next step is launched ahead of reading instead.
+        self.concurrent_steps = 1 if self.asynchronous or model.ranks is None else model.ranks.concurrent_steps
+        self.under_way = deque[StepUnderWay]()  # steps whose hidden states have not come back, oldest first
         mixers = [layer.mixer for layer in model.config.layers]
         spare = int(graph_max_len is not None)  # one more block and state slot, for padding
         self.caches = make_caches(mixers, blocks, block_size, state_slots, dtype, device, kv_dtype, spare)
@@ -113,8 +128,11 @@ class Runner:
         """
         return self.graphs.captured_widths(sequences) if self.graphs and not self.recurrent_caches else ()
 
-    def run(self, step: Step) -> StepOutput:
-        """Run a step: as one graph launch if it can be captured, otherwise kernel by kernel."""
+    def run(self, step: Step) -> StepOutput | LaterOutput:
+        """Run a step: as one graph launch if it can be captured, otherwise kernel by kernel.
+
+        With concurrent steps, only the first stage has run when this returns.
+        """
         replay = self.find_graph(step) if self.graphs else None
         if replay is None:
             return self.run_eagerly(step)
@@ -141,7 +159,7 @@ class Runner:
             self.graphs, self.no_graphs_reason = None, str(reason)
             return None
 
-    def run_eagerly(self, step: Step) -> StepOutput:
+    def run_eagerly(self, step: Step) -> StepOutput | LaterOutput:
         """Run a step kernel by kernel."""
         has_unread = bool(step.unread_tokens)
         batch = self.make_batch(step.states, step.token_ids, step.logit_index, step.copies, has_unread=has_unread)
@@ -152,7 +170,33 @@ class Runner:
             batch.token_ids[index] = self.newest_tokens[token_slots]
             if self.model.ranks:
                 self.model.ranks.broadcast(batch.token_ids)
-        logits, others = self.launch(batch).tensor_split([len(step.sampling_specs)])
+        if self.concurrent_steps == 1:
+            return self.sample(step, self.launch(batch))
+        self.compute(batch, self.model.run_layers)
+        under_way = StepUnderWay(len(step.logit_index))
+        self.under_way.append(under_way)
+        return LaterOutput(lambda: self.sample(step, self.finish(under_way)))
+
+    def finish(self, step: StepUnderWay) -> Tensor:
+        """Wait for the hidden states of a step, and return its logits [N, vocab] float32."""
+        while step.hidden is None:
+            self.receive_oldest()
+        with self.reported_errors(), batch_invariance(self.deterministic):
+            return self.model.logits(step.hidden).float()
+
+    def receive_hidden(self) -> None:
+        """Wait for the hidden states of all steps under way, also of those that nobody reads any more."""
+        while self.under_way:
+            self.receive_oldest()
+
+    def receive_oldest(self) -> None:
+        with self.reported_errors():
+            step = self.under_way.popleft()
+            step.hidden = self.model.receive_back(step.count)
+
+    def sample(self, step: Step, logits: Tensor) -> StepOutput:
+        """Sample the tokens of a step. logits: [N, vocab] float32, as `logit_index` selects them"""
+        logits, others = logits.tensor_split([len(step.sampling_specs)])
         # Sampling modifies its logits.
         kept_logits = logits.clone() if step.keep_logits else None
         logs = logits.log_softmax(-1) if step.logprobs is not None else None
@@ -200,18 +244,29 @@ class Runner:
         return self.forward(batch, self.model.normed_hidden_states)
 
     def forward(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
-        try:
+        """Compute a batch whose results come back at once, after those of the steps under way."""
+        self.receive_hidden()
+        return self.compute(batch, compute).float()
+
+    def compute(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
+        with self.reported_errors():
             self.apply_copies(batch.copies)
             with batch_invariance(self.deterministic):
-                output = compute(batch, self.caches).float()
+                output = compute(batch, self.caches)
             self.copy_states(batch.state_saves)
+            return output
+
+    @contextmanager
+    def reported_errors(self) -> Iterator[None]:
+        """Raise errors as those of a step of several processes, if there are several."""
+        try:
+            yield
         except CannotCapture:
             raise
         except Exception as error:
             if self.model.ranks is None:
                 raise
             raise self.model.ranks.step_failed(error) from error
-        return output
 
     def free(self) -> None:
         """Release the weights, the files they are mapped from and the caches. Nothing can run afterwards."""

@@ -13,6 +13,8 @@ ones. The reservation is `max_tokens`, capped at a quarter of all blocks so that
 limit does not keep others out. Without `max_tokens` it is an even share of the blocks among the most sequences
 that may run. Blocks beyond the reservation are overcommitted: when they run out, the last sequence is preempted
 and recomputed later.
+
+Where a pipeline computes several steps at a time, each continues its share of the answers.
 """
 
 import bisect
@@ -103,11 +105,19 @@ class ChunkPolicy:
 
 class Scheduler:
     def __init__(
-        self, pool: BlockPool, token_budget: int, max_running: int, chunk_policy: ChunkPolicy | None = None
+        self,
+        pool: BlockPool,
+        token_budget: int,
+        max_running: int,
+        chunk_policy: ChunkPolicy | None = None,
+        concurrent_steps: int = 1,
     ):
         """token_budget: most tokens of a step; chunk_policy: how many of them may be of prompts while answers
-        stream, None where steps are launched ahead and so cannot be timed."""
+        stream, None where steps are launched ahead and so cannot be timed; concurrent_steps: that stages of a
+        pipeline compute at a time."""
         self.pool = pool
+        self.concurrent_steps = concurrent_steps
+        self.held = set[Sequence]()  # answers that another step than the next one continues
         self.chunk_policy = chunk_policy
         self.token_budget = token_budget
         self.max_running = max_running
@@ -134,6 +144,26 @@ class Scheduler:
         if self.chunk_policy:
             self.chunk_policy.discard_timing()
 
+    def record_step(self, prompt_tokens: int, seconds: float) -> None:
+        """Record the duration of one of several concurrent steps, as `ChunkPolicy.record_step`."""
+        if self.chunk_policy:
+            self.chunk_policy.record_step(prompt_tokens, seconds)
+
+    def choose_group(self) -> list[Sequence]:
+        """Choose the answers that the next step continues, and return them with the sequences that have a part of
+        their prompts left: all that run, unless steps are concurrent.
+
+        Of N concurrent steps, each continues up to 1 / N of the answers, rounded up. None of them waits for more
+        than N - 1 steps: while that many full ones are in flight, no more are left than the next one takes.
+        """
+        if self.concurrent_steps == 1:
+            return self.running
+        self.discard_timing()  # durations come from `record_step`
+        answers = [s for s in self.running if s.pending <= 1 + len(s.draft_ids)]
+        ready = [s for s in answers if s.pending]
+        self.held = set(ready[-(-len(answers) // self.concurrent_steps) :])
+        return [s for s in self.running if not (s.awaits_token or s in self.held)]
+
     def schedule(self) -> ScheduledTokens:
         """Return the sequences of the next step with the number of tokens each brings, blocks allocated."""
         self.scheduled, self.remaining_budget = {}, self.token_budget
@@ -158,7 +188,8 @@ class Scheduler:
         """Most prompt tokens of a step beside the answers that stream now."""
         if self.chunk_policy is None or not self.running_count:
             return self.token_budget
-        return self.chunk_policy.chunk_len(streaming=self.streaming_tokens > 0)
+        streaming = self.streaming_tokens > 0 or any(s.awaits_token for s in self.running)
+        return self.chunk_policy.chunk_len(streaming=streaming)
 
     def fill_step(self) -> None:
         """Share the step's budget among running sequences, and admit waiting ones between short work and long."""
@@ -185,6 +216,8 @@ class Scheduler:
 
         Returns whether these are all of its pending tokens.
         """
+        if sequence in self.held:
+            return False
         limit_left, pending = min(limit, self.remaining_budget), sequence.pending
         if pending > limit_left:
             sequence.clear_drafts()
@@ -239,11 +272,13 @@ class Scheduler:
     def try_admit(self, sequence: Sequence, reserved_blocks: int) -> bool:
         """Give a sequence the blocks of its cached prefix, if enough others are free beyond `reserved_blocks`.
 
+        One that was preempted while a step samples its next token waits for that token first.
+
         While no other sequence is running, only its known tokens need to fit. One that fits begins to load what a
         lower tier has of its prefix, and is admitted when that is done. Nothing is loaded or copied to the device
         for one that does not fit: what it needs would be evicted again before it is admitted.
         """
-        if sequence.is_loading:
+        if sequence.is_loading or sequence.awaits_token:
             return False
         pool, scope = self.pool, sequence.request.cache_scope
         blocks, serials = pool.find_longest_prefix(

@@ -1,6 +1,8 @@
 """The input of one step, which the engine builds, and its output, which a runner returns."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -97,3 +99,22 @@ class Step:
 class StepOutput:
     results: Readback
     logits: Tensor | None  # [len(sampling_specs), vocab] float32, unmodified; None unless the step keeps them
+
+
+@dataclass
+class LaterOutput:
+    """The output of a step that other stages compute: waited for, and sampled from, when it is read."""
+
+    finish: Callable[[], StepOutput]
+
+    @cached_property
+    def finished(self) -> StepOutput:
+        return self.finish()
+
+    @property
+    def results(self) -> Readback:
+        return self.finished.results
+
+    @property
+    def logits(self) -> Tensor | None:
+        return self.finished.logits

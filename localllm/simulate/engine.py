@@ -8,6 +8,7 @@ itself, which `tests/simulate` compares step for step.
 
 import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -57,6 +58,7 @@ class IdleDevice:
 
     asynchronous: bool  # whether the device computes while the host continues
     max_running: int
+    concurrent_steps: int = 1
     model: None = None
     deterministic: bool = False
 
@@ -181,11 +183,9 @@ class SimulatedEngine(Engine):
             return super().step()
         if self.pool.lower and self.pool.lower.install_loaded():
             scheduler.discard_timing()
-        launched = self.launch(scheduler.schedule())
+        self.in_flight.append(self.launch(scheduler.schedule()))
         self.steps += 1
-        self.commit()
-        self.in_flight = launched
-        if not self.runner.asynchronous:
+        if len(self.in_flight) > self.steps_ahead:
             self.commit()
         return []
 
@@ -208,12 +208,12 @@ class SimulatedEngine(Engine):
 
     def dissolve_group(self) -> None:
         """Make the members ordinary running sequences again, for some steps."""
-        group, in_flight = self.group, self.in_flight
+        group = self.group
         members = sorted(group.members.values(), key=lambda sequence: sequence.request.id)
-        if in_flight:  # has brought a token of all but those that joined with it
+        for launched in self.in_flight:  # has brought a token of all but those that joined with it
             earlier = [s for s in members if s.joined_at < group.launched]
-            in_flight.sampling[:0] = earlier
-            in_flight.sequences[:0] = earlier
+            launched.sampling[:0] = earlier
+            launched.sequences[:0] = earlier
         for sequence in members:
             self.leave_group(sequence)
         self.scheduler.running += members
@@ -267,7 +267,7 @@ class SimulatedEngine(Engine):
             [],
             {},
             shape,
-            ends_at,
+            ends_at=ends_at,
         )
 
     def start_step(self, shape: StepShape) -> float:
@@ -298,9 +298,9 @@ class SimulatedEngine(Engine):
         return shape, [cast(SimulatedSequence, sequence) for sequence, _ in work if not sequence.pending]
 
     def commit(self) -> list[TokenEvent]:
-        launched, self.in_flight = self.in_flight, None
-        if launched is None:
+        if not self.in_flight:
             return []
+        launched = self.in_flight.popleft()
         assert isinstance(launched, SimulatedStep)
         clock, before = self.now, self.last_read_at
         clock.now = now = self.last_read_at = max(clock.now, launched.ends_at)
@@ -375,9 +375,10 @@ class SimulatedEngine(Engine):
 
         Returns False without running any if the next step may decide something else.
         """
-        scheduler, group, in_flight = self.scheduler, self.group, self.in_flight
+        scheduler, group = self.scheduler, self.group
         until = min(until, self.next_load_at)
-        if not group.members or scheduler.running or self.clock() >= until or (in_flight and in_flight.sampling):
+        sampling = any(launched.sampling for launched in self.in_flight)
+        if not group.members or scheduler.running or self.clock() >= until or sampling:
             return False
         settled = self.admission_settled and not self.has_tiers  # an attempt may begin a load
         if scheduler.waiting and not (settled or scheduler.running_count >= scheduler.max_running):
@@ -403,7 +404,7 @@ class SimulatedEngine(Engine):
         count = members + padding
         durations: list[float] = []
         now, free_at, before = clock.now, self.device_free_at, self.last_read_at
-        ends_at = self.in_flight.ends_at if isinstance(self.in_flight, SimulatedStep) else None
+        ends_at = cast(SimulatedStep, self.in_flight[-1]).ends_at if self.in_flight else None
         gaps, needs_block, last_step = self.gaps, group.needs_block, group.next_end
         if policy:
             policy.begin_step()
@@ -446,4 +447,5 @@ class SimulatedEngine(Engine):
         clock.now, self.device_free_at, self.last_read_at = now, free_at, before
         self.steps = number - self.first_step
         if ends_at is not None:
-            self.in_flight = SimulatedStep([], count, [], [], NO_OUTPUT, [], [], {}, NO_SHAPE, ends_at)
+            step = SimulatedStep([], count, [], [], NO_OUTPUT, [], [], {}, NO_SHAPE, ends_at=ends_at)
+            self.in_flight = deque([step])

@@ -199,7 +199,7 @@ class Fleet:
             batches.closed = next_at == math.inf
         before, launched = clock.now, engine.steps
         engine.step()
-        if engine.steps == launched and engine.in_flight is None and clock.now == before:
+        if engine.steps == launched and not engine.in_flight and clock.now == before:
             # Nothing can run: a batch waits to be filled, a prompt for the disk, or one that is due does not fit.
             wake_at = batches.wake_at() if batches and not batches.closed else math.inf
             wake_at = min(wake_at if wake_at > before else math.inf, engine.next_load_at)

@@ -3,7 +3,7 @@ family can be tested without starting processes. Collectives are sums in the ord
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -70,13 +70,15 @@ class Exchange:
 
 
 class ThreadRanks:
-    def __init__(self, position: Position, exchange: Exchange):
+    def __init__(self, position: Position, exchange: Exchange, concurrent_steps: int = 1):
         self.position = position
         self.shard = position.shard
         self.exchange = exchange
-        self.encoder = StepEncoder()
+        self.concurrent_steps = concurrent_steps
+        self.encoder = StepEncoder(concurrent_steps)
         self.other_caches = RemoteCaches(self.send_to_rank)
         self.message_bytes: list[int] = []
+        self.on_wait: Callable[[], object] = lambda: None  # called before rank 0 waits for the last stage
 
     def all_reduce(self, x: Tensor) -> Tensor:
         first, *others = self.exchange.share(self.position, x)
@@ -101,6 +103,8 @@ class ThreadRanks:
         self.exchange.hidden[target].put(x.clone())
 
     def receive_from_previous_stage(self, x: Tensor) -> Tensor:
+        if self.position.rank == 0:
+            self.on_wait()
         return x.copy_(self.exchange.hidden[self.position.rank].get(timeout=30))
 
     def send_step(
@@ -131,12 +135,19 @@ class ThreadRanks:
 
 
 def make_runner(
-    path: Path, ranks: ThreadRanks, dtype: torch.dtype, context: int, blocks: int, **options: Any
+    path: Path,
+    ranks: ThreadRanks,
+    dtype: torch.dtype,
+    context: int,
+    blocks: int,
+    rows: int = STATE_SLOTS,
+    **options: Any,
 ) -> tuple[Runner, int]:
     """Return the runner of one rank, and the bytes of its weights."""
     whole = read_header(path)
     header, config = part_of_model(whole, parse_config(whole.config), ranks.position)
-    slots = STATE_SLOTS if state_bytes(config, dtype.itemsize) else 0
+    slots = rows if state_bytes(config, dtype.itemsize) else 0
+    options = {"max_running": 16} | options
     read = 0
 
     def on_read(count: int) -> None:
@@ -145,7 +156,7 @@ def make_runner(
 
     source = WeightSource(Weights(header, on_read=on_read), CPU, dtype, ranks=ranks)
     decoder = Decoder(config, source, context)
-    return Runner(decoder, blocks, BLOCK_SIZE, dtype, CPU, slots, max_running=16, **options), read
+    return Runner(decoder, blocks, BLOCK_SIZE, dtype, CPU, slots, **options), read
 
 
 class RanksInThreads:
@@ -162,22 +173,30 @@ class RanksInThreads:
         token_budget: int = 512,
         shares: Sequence[float] = (),
         whole_experts: bool = False,
+        concurrent_steps: int = 1,
+        rows: int = STATE_SLOTS,
+        max_running: int = 16,
         **options: Any,
     ):
-        """size: ranks of each stage; shares: of the weights, for each stage; whole_experts: see `Shard`"""
+        """size: ranks of each stage; shares: of the weights, for each stage; whole_experts: see `Shard`;
+        concurrent_steps: that stages compute at a time; rows: recurrent
+        states, if the model has any"""
         header = read_header(path)
         borders = divide_model(header, parse_config(header.config), shares) if shares else ()
         count = size * max(1, len(shares))
         positions = [Position(rank, size, borders, whole_experts) for rank in range(count)]
         exchange = Exchange(len(positions), size)
-        self.ranks = [ThreadRanks(position, exchange) for position in positions]
-        made = [make_runner(path, ranks, dtype, context, blocks, **options) for ranks in self.ranks]
+        self.ranks = [ThreadRanks(position, exchange, concurrent_steps) for position in positions]
+        sizes: dict[str, Any] = {"rows": rows, "max_running": max_running}
+        made = [make_runner(path, ranks, dtype, context, blocks, **sizes, **options) for ranks in self.ranks]
+        self.runners = [runner for runner, _ in made]
+        self.before_step: Callable[[int], object] = lambda rank: None  # called by each other rank
         self.remote_caches = self.ranks[0].other_caches
         self.remote_caches.connect([runner.named_caches.types for runner, _ in made[1:]], BLOCK_SIZE)
         self.read_bytes = [read for _, read in made]
-        slots = STATE_SLOTS if any(runner.recurrent_caches for runner, _ in made) else 0
+        slots = rows if any(runner.recurrent_caches for runner in self.runners) else 0
         pool = BlockPool(blocks, BLOCK_SIZE, slots)
-        self.engine = Engine(made[0][0], pool, token_budget, 16, drafter)
+        self.engine = Engine(self.runners[0], pool, token_budget, max_running, drafter)
         self.exchange = exchange
         self.threads = [
             threading.Thread(target=self.follow, args=(rank, runner), daemon=True)
@@ -199,6 +218,7 @@ class RanksInThreads:
                 if kind == COPY_IN:
                     answer_copy_in(runner, content, BLOCK_SIZE)
                     continue
+                self.before_step(rank)
                 step = decoder.decode(content)
                 batch = step.batch(CPU)
                 if step.has_unread:

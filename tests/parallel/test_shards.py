@@ -312,7 +312,7 @@ def test_hidden_states_are_those_of_one_process(tmp_path: Path) -> None:
 def test_a_step_is_received_as_it_was_sent(seed: int) -> None:
     rng = random.Random(seed)
     pool = BlockPool(4000, 4, 4000 if seed % 2 else 0)
-    states, encoder, decoder = [SequenceState(pool) for _ in range(6)], StepEncoder(), StepDecoder()
+    states, encoder, decoder = [SequenceState(pool) for _ in range(6)], StepEncoder(1 + seed % 3), StepDecoder()
     for _ in range(200):
         chosen, counts = rng.sample(states, rng.randrange(1, 6)), []
         for index, state in enumerate(chosen):

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from localllm.parallel.listener import WorkerListener
 from localllm.parallel.rank import Setup
 from localllm.parallel.remote import RemoteLeader, RemoteWorker, connect_workers
 from localllm.request import SamplingParams
+from localllm.runtime.engine import Engine
 from localllm.settings import Settings
 from tests.models.families import FAMILIES
 from tests.models.proofs import token_ids
@@ -412,6 +414,53 @@ def test_a_worker_answers_as_one_process(process: tuple[str, Path, Any], options
             assert two.context == context
             assert two.generate(PROMPT, GREEDY).text == expected
     wait_for(token.parent / "log", "waiting for the next machine")
+
+
+@pytest.mark.slow
+def test_steps_of_several_answers_overlap(process: tuple[str, Path, Any]) -> None:
+    """Each answer has the text of one process; a change of the context and an end of the model come between."""
+    address, token, _ = process
+    prompts = [f"{PROMPT}, {number} times," for number in range(5)]
+    with contextlib.closing(localllm.load("demo", device="cpu", context=512, dtype="float32")) as one:
+        expected = [one.generate(prompt, GREEDY).text for prompt in prompts]
+    most = 0
+
+    def note(engine: Engine) -> None:
+        step = engine.step
+
+        def noted() -> Any:
+            nonlocal most
+            events = step()
+            most = max(most, len(engine.in_flight))
+            return events
+
+        engine.step = noted
+
+    with contextlib.closing(load("demo", address, token, dtype="float32")) as two, ThreadPoolExecutor(5) as pool:
+        note(two.worker.engine)
+        for context in (512, 256):
+            answers = [pool.submit(two.generate, prompt, GREEDY) for prompt in prompts]
+            two.resize(context)
+            assert [answer.result().text for answer in answers] == expected
+        streams = [two.stream(prompt, LONG) for prompt in prompts]
+        for stream in streams:
+            next(stream)
+    assert most == 1
+    log = wait_for(token.parent / "log", "waiting for the next machine")
+    assert "failed" not in log
+
+
+@pytest.mark.slow
+def test_a_killed_stage_ends_all_answers_under_way(process: tuple[str, Path, Any]) -> None:
+    address, token, worker = process
+    with contextlib.closing(load("demo", address, token)) as llm:
+        streams = [llm.stream(PROMPT, LONG) for _ in range(3)]
+        for events in streams:
+            next(events)
+        os.kill(stage_of(worker), signal.SIGKILL)
+        for events in streams:
+            with pytest.raises(RankFailed, match=f"the worker at {address} failed"):
+                list(events)
 
 
 @pytest.mark.slow

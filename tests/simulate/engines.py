@@ -62,6 +62,7 @@ class ChosenTokens:
     cost: LinearCost
     asynchronous: bool
     max_running: int
+    concurrent_steps = 1
     answers: dict[int, tuple[int, int]] = field(default_factory=dict)  # by seed: prompt and answer lengths
     device: torch.device = CPU
     model: None = None
