@@ -71,6 +71,7 @@ def use_everything(llm: LLM) -> list[Any]:
     return [*results, answer_together(llm)]
 
 
+@pytest.mark.slow
 def test_answers_and_grammars_are_those_of_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded("demo", "cpu", tmp_path, dtype="float32") as llm:
         expected = answer_together(llm)

@@ -29,7 +29,7 @@ def lines(answer: httpx2.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in answer.text.splitlines()]
 
 
-@pytest.mark.quick_every(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.title)
 def test_presets_have_the_numbers_of_the_command(demo_url: str, preset: Any, capsys: Any) -> None:
     body = {"model": preset.model, "options": preset.options}

@@ -197,6 +197,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page: Page) -> None:
     assert page.evaluate(f"{every}.filter({beyond}).map((one) => one.outerHTML)") == []
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_refused_in_words(page: Page) -> None:
     page.allowed = [f"{FAILED} 507 (Insufficient Storage)"]  # pyright: ignore[reportAttributeAccessIssue]
     page.keyboard.press("7")

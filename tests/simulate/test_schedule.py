@@ -255,6 +255,7 @@ class TimedModel:
         return self.runner.run(step)
 
 
+@pytest.mark.slow
 def test_equals_engine_with_a_model(tmp_path: Path) -> None:
     """The same with a runner that computes a random Llama: prompts in chunks, batches and preemption."""
     make_checkpoint(tmp_path, "Llama")
