@@ -53,13 +53,14 @@ class QueueForecast:
     def __init__(
         self,
         engine: Engine,
+        incoming: deque[EngineSequence],
         steps: deque[tuple[StepShape, float]],
         answer_lens: deque[int],
         clock: Callable[[], float] = time.monotonic,
     ):
-        """steps: shapes and seconds of the last ones; answer_lens: tokens of the last answers. The engine's thread
-        appends to both."""
-        self.engine, self.clock = engine, clock
+        """incoming: sequences that the engine takes after its present step; steps: shapes and seconds of the last
+        ones; answer_lens: tokens of the last answers. Other threads change all three."""
+        self.engine, self.incoming, self.clock = engine, incoming, clock
         self.steps, self.answer_lens = steps, answer_lens
         self.forecast: Forecast | None = None
         self.fresh_until = -math.inf
@@ -100,7 +101,8 @@ class QueueForecast:
             return None
         at, deadline = self.clock(), time.perf_counter() + MAX_EFFORT_S
         scheduler, clock, real_pool = self.engine.scheduler, Clock(), self.engine.pool
-        running, waiting = list(scheduler.running), list(scheduler.waiting)
+        incoming = list(self.incoming)  # before the others: one that the engine takes meanwhile is in both
+        running, waiting = list(scheduler.running), list(dict.fromkeys([*scheduler.waiting, *incoming]))
         # Blocks that sequences share are counted for each of them.
         counted = sum(len(state.block_table) for state in (sequence.state for sequence in running) if state)
         shared = max(0, counted - (real_pool.count - real_pool.free_count))

@@ -220,7 +220,7 @@ class Worker:
         self.shortage = shortage
         self.context = context
         self.max_queue = max_queue
-        self.incoming_count = 0  # sequences in the inbox
+        self.incoming: deque[Sequence] = deque()  # in the inbox, in this order
         self.outputs: dict[Sequence, RequestOutput] = {}
         self.slot_table = SlotTable()
         self.undelivered: dict[RequestOutput, None] = {}  # those with pending events, in order
@@ -260,7 +260,7 @@ class Worker:
 
         def begin() -> None:
             with self.inbox_lock:
-                self.incoming_count -= 1
+                self.incoming.popleft()
             self.outputs[sequence] = output
             if self.engine.has_unfinished_requests:
                 wait_s = time.perf_counter() - sequence.request.arrival
@@ -273,14 +273,14 @@ class Worker:
         with self.inbox_lock:
             self.check_open()
             self.check_queue()
-            self.incoming_count += 1
+            self.incoming.append(sequence)
             self.inbox.put(begin)
         return Stream(self, output, owner)
 
     @property
     def waiting(self) -> int:
         """Number of sequences that have not started or were preempted."""
-        return self.incoming_count + len(self.engine.scheduler.waiting)
+        return len(self.incoming) + len(self.engine.scheduler.waiting)
 
     def check_queue(self) -> None:
         """Raise QueueFull if the queue is full."""
@@ -292,7 +292,7 @@ class Worker:
         """When a full queue accepts requests again."""
         from localllm.llm.queue_forecast import QueueForecast  # with the simulator: 8 ms
 
-        return QueueForecast(self.engine, self.recent_steps, self.answer_lens)
+        return QueueForecast(self.engine, self.incoming, self.recent_steps, self.answer_lens)
 
     def stats(self) -> EngineStats:
         """Return the engine's statistics, from any thread, without waiting for the engine."""

@@ -92,7 +92,7 @@ def test_a_refused_request_is_accepted_after_the_wait(llm: LLM, monkeypatch: pyt
         while not llm.worker.engine.scheduler.running:
             time.sleep(0.005)
         answers += [clients.submit(post, url, f"{number} people") for number in range(1, QUEUE + 1)]
-        while len(llm.worker.engine.scheduler.waiting) < QUEUE:  # forecasts count what the engine has taken
+        while llm.worker.waiting < QUEUE:
             time.sleep(0.005)
         watch = clients.submit(admission_times, llm, clock, done)
         try:
@@ -114,6 +114,20 @@ def test_a_refused_request_is_accepted_after_the_wait(llm: LLM, monkeypatch: pyt
     for wait, (_, at), free_at in zip(waits, refused, admitted, strict=False):
         actual = free_at - at
         assert actual / FACTOR <= wait <= actual * FACTOR + 1, (waits, actual)
+
+
+def test_requests_that_the_engine_has_not_taken_are_counted(llm: LLM) -> None:
+    llm.generate("Once", SamplingParams(max_tokens=100, ignore_eos=True))
+    step_ends = threading.Event()
+    llm.worker.post(step_ends.wait)
+    params = SamplingParams(max_tokens=500, ignore_eos=True)
+    streams = [llm.submit(llm.prepare(ChatRequest(f"{i}", params))) for i in range(QUEUE)]
+    forecast = llm.worker.queue_forecast
+    forecast.refresh()
+    step_ends.set()
+    assert forecast.forecast and len(forecast.forecast.starts) == QUEUE
+    for stream in streams:
+        stream.close()
 
 
 def test_without_recorded_steps(llm: LLM) -> None:
