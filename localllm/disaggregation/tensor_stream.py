@@ -5,6 +5,7 @@ At most SLOTS segments are on their way, so that a slow link fills the memory of
 thread that sends them: what the other side does not read never holds up an engine.
 """
 
+import contextlib
 import queue
 import threading
 import time
@@ -102,7 +103,8 @@ class TensorStream:
                 self.end_reason = f"has not answered for {SILENCE_S:.0f} s"
                 self.close()
             else:
-                self.outbox.put((PING, [Message({}).encode()]))
+                with contextlib.suppress(ConnectionError):  # it ends
+                    self.send(PING, Message({}).encode())
 
     def close(self) -> None:
         """End the connection, from any thread. The other side and `receive` notice it."""
