@@ -328,9 +328,9 @@ def serve(
         raise UsageError(
             f"--max-models is {max_models}", "give at least 1, and at least the number of models named"
         )
+    flags = {**ctx.params, "prefill": parse_prefill(prefill)}
     if prefill is not None or decode is not None or link is not None:
-        check_prefill(ctx.params)
-    prefill_count = parse_prefill(prefill)
+        check_prefill(flags)
     if workers and (replicas is not None or len(models or []) != 1):
         raise UsageError("--workers are for one engine", "name one model, and leave out --replicas")
     keys = [*(api_key or []), *read_keys(api_key_file), *filter(None, [settings.api_key])]
@@ -340,7 +340,7 @@ def serve(
     )
     for warning in access_warnings(access):
         note(warning)
-    replica_options = parse_replica_options(ctx.params)
+    replica_options = parse_replica_options(flags)
     with ExitStack() as stack:
         listener = stack.enter_context(closing(bind(host, port)))
         load_flags = {
@@ -356,7 +356,7 @@ def serve(
             "expert_parallel": expert_parallel,
             "workers": workers,
             "token_file": token_file,
-            "prefill": prefill_count,
+            "prefill": flags["prefill"],
             "deterministic": deterministic,
             "force": force,
             "cache_dir": cache_dir,
@@ -455,7 +455,7 @@ def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
         cluster=flags["cluster"],
         device=flags["device"],
         gpus=(flags["tensor_parallel"] or 1) * (flags["pipeline_parallel"] or 1),
-        prefill=int(flags["prefill"] or 0),
+        prefill=flags["prefill"] or 0,
     )
 
 
@@ -471,12 +471,13 @@ def parse_prefill(text: str | None) -> int | list[str] | None:
 
 
 def check_prefill(flags: Mapping[str, Any]) -> None:
-    """Check --prefill, --decode and --link. Raises UsageError, without --force also if processes for prompts would
-    not pay."""
-    prefill, decode, models = parse_prefill(flags["prefill"]), flags["decode"], flags["models"]
+    """Check --prefill, as of `parse_prefill`, --decode and --link. Raises UsageError, without --force also if
+    processes for prompts would not pay."""
+    prefill, decode, models = flags["prefill"], flags["decode"], flags["models"]
+    if prefill is None and decode is None:
+        raise UsageError("--link needs --prefill", "give HOST:PORT of the workers that compute prompts")
     if prefill is None:
-        flag = "--decode" if decode is not None else "--link"
-        raise UsageError(f"{flag} needs --prefill", "give the number of processes that compute prompts")
+        raise UsageError("--decode needs --prefill", "give the number of processes that compute prompts")
     if isinstance(prefill, list):
         if len(models or []) != 1 or (decode or 1) > 1 or flags["replicas"] is not None:
             raise UsageError(
@@ -529,16 +530,9 @@ def why_not_apart(model: str, flags: Mapping[str, Any]) -> str | None:
     target = target_of(ref.name, read_header(ref.path), load_options, None, device, settings)
     lengths = default_lengths(target.setup.context)
     load = LoadPlan(rate=IDLE_RATE, max_len=target.setup.capacity, **lengths)
-    prefill, link = parse_prefill(flags["prefill"]), SHARED_MEMORY
-    if isinstance(prefill, list):
-        link = parse_link(flags["link"]) if flags["link"] else ASSUMED_NETWORK
+    prefill, link, on_machines = flags["prefill"], SHARED_MEMORY, isinstance(flags["prefill"], list)
+    if on_machines:
+        prefill, link = len(prefill), parse_link(flags["link"]) if flags["link"] else ASSUMED_NETWORK
     with status(f"simulating {ref.name} with and without --prefill"):
-        comparison = compare_apart(
-            target,
-            load,
-            len(prefill) if isinstance(prefill, list) else prefill or 0,
-            flags["decode"] or 1,
-            link=link,
-            on_machines=isinstance(prefill, list),
-        )
+        comparison = compare_apart(target, load, prefill, flags["decode"] or 1, link=link, on_machines=on_machines)
     return None if comparison.pays else comparison.sentence()
