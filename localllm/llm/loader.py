@@ -21,7 +21,7 @@ from localllm.llm.llm import LLM, ModelOrigin, ModelParts
 from localllm.llm.load_plan import LoadPlan, plan
 from localllm.llm.worker import MAX_QUEUE, Worker
 from localllm.metrics import PhaseTimer
-from localllm.parallel.handshake import split_addresses, worker_token
+from localllm.parallel.handshake import check_distinct, split_addresses, worker_token
 from localllm.plan import expected
 from localllm.plan.fit import LoadOptions
 from localllm.quantize.store import recipe_of
@@ -119,8 +119,8 @@ def load(
     torch_device = resolve_device(settings.device if device == "auto" else device)
     stages, shares = parse_stages(pipeline_parallel, len(workers))
     check_processes(tensor_parallel, stages)
-    if workers:
-        check_workers(prefill=bool(prefill))
+    if workers and prefill:
+        raise UsageError("stages on other machines cannot be combined with --prefill yet", "leave one of them out")
     if isinstance(prefill, str):
         prefill = split_addresses(prefill)
     sockets, addresses = split_prefill(prefill)
@@ -199,12 +199,6 @@ def load(
         return start(local_model, load_plan, built, request)
 
 
-def check_workers(*, prefill: bool) -> None:
-    """Raise UsageError for what cannot be combined with workers."""
-    if prefill:
-        raise UsageError("stages on other machines cannot be combined with --prefill yet", "leave one of them out")
-
-
 def open_workers(
     addresses: Sequence[str],
     token_file: str | Path | None,
@@ -244,8 +238,7 @@ def split_prefill(prefill: int | Sequence[str | Path]) -> tuple[tuple[Path, ...]
     addresses = tuple(split_addresses(",".join(each for each in prefill if isinstance(each, str)) or None))
     if sockets and addresses:
         raise UsageError("prompts are computed by processes here or by workers", "leave one kind out")
-    if len(set(addresses)) < len(addresses):
-        raise UsageError("a worker is named twice", "start one for each device, at a port of its own")
+    check_distinct(addresses)
     return sockets, addresses
 
 

@@ -11,6 +11,7 @@ import json
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ def split_addresses(text: str | None) -> list[str]:
     """Return the addresses in `HOST:PORT,HOST:PORT`; none of None. Raises UsageError."""
     addresses = text.split(",") if text is not None else []
     return [format_address(parse_address(address)) for address in addresses]
+
+
+def check_distinct(addresses: Sequence[str]) -> None:
+    """Raise UsageError if a worker is named twice."""
+    if len(set(addresses)) < len(addresses):
+        raise UsageError("a worker is named twice", "start one for each device, at a port of its own")
 
 
 def format_address(address: tuple[Any, ...]) -> str:

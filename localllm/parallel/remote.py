@@ -41,7 +41,7 @@ from localllm.parallel.channel import (
     reported_error,
 )
 from localllm.parallel.group import REMEDY, ProcessFollower, ProcessLeader
-from localllm.parallel.handshake import open_connection
+from localllm.parallel.handshake import check_distinct, open_connection
 from localllm.parallel.remote_caches import tensor_at
 from localllm.runtime.kernels.cpu.compile import COMPILE_ONLY
 from localllm.runtime.kv_cache.host_copies import to_part
@@ -104,8 +104,7 @@ def connect_workers(addresses: Sequence[str], token: bytes, tensor_parallel: int
     """Connect to workers, which are then in use until their channels are closed. tensor_parallel: processes of
     each. Raises as `open_connection`, Busy for a worker that computes for another machine, NoSuchDevice for one
     with too few GPUs, and UsageError for an address that is named twice."""
-    if len(set(addresses)) < len(addresses):
-        raise UsageError("a worker is named twice", "start one for each device, at a port of its own")
+    check_distinct(addresses)
     channels: list[Channel] = []
     try:
         for address in addresses:

@@ -60,10 +60,8 @@ class Pool:
         """Return how many engines that are divided so the pool has room for, within machines if they fit."""
         if not self.is_spread(options):
             return self.machines * (self.device.count // self.devices_of(options))
-        stages = self.machines * (
-            self.device.count // self.stage_devices(options)
-        )  # of which none is on two machines
-        return stages // options.pipeline_parallel
+        stages_in_machine = self.device.count // self.stage_devices(options)
+        return self.machines * stages_in_machine // options.pipeline_parallel
 
     def divide(self, options: LoadOptions) -> Parallel:
         """Return the devices among which options divide a model: stages are on different machines unless one
@@ -84,9 +82,8 @@ class Pool:
     def device_of(self, options: LoadOptions) -> DeviceSpec:
         """Return the device, with the memory of each stage if they are on several machines."""
         on_cpu = self.device.device_type == "cpu"
-        memory = (
-            self.device.memory_bytes // (options.tensor_parallel if on_cpu else 1),
-        ) * options.pipeline_parallel
+        share = self.device.memory_bytes // (options.tensor_parallel if on_cpu else 1)
+        memory = (share,) * options.pipeline_parallel
         return replace(self.device, stage_bytes=memory) if self.is_spread(options) else self.device
 
 

@@ -31,9 +31,7 @@ class Sequence:
     draft_probs: Tensor | None = None  # [drafts, vocab] float32, the distribution of each draft; None: not sampled
     padding_draft_count: int = 0  # trailing drafts that only pad the step to a captured width
     unread_count: int = 0
-    awaits_token: bool = (
-        False  # a step that is not read samples its next token: until then, it has no further work
-    )
+    awaits_token: bool = False  # from a step that is not read, and has no further work until then
     token_slot: int = -1  # index of its newest token on the device
     state: SequenceState | None = None  # None: waiting
     cached_tokens: int | None = None  # prompt tokens found in the prefix cache at the first admission
