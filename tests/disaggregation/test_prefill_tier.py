@@ -70,14 +70,6 @@ def test_answers_have_the_bits_of_one_engine(tmp_path: Path, family: str) -> Non
     prefill.pool.check_all_free()
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kind, changes = FAMILIES["Qwen3"]
-    folder = tmp_path_factory.mktemp("model")
-    make_checkpoint(folder, kind, **changes)
-    return folder
-
-
 @pytest.fixture
 def pair(model: Path) -> Iterator[tuple[Engine, list[PrefillThread]]]:
     """An engine, and two that compute its prompts."""

@@ -33,14 +33,6 @@ from tests.runtime.test_engine import run, sequence, tokens
 from tests.tiny import make_checkpoint, make_engine
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kind, changes = FAMILIES["Qwen3"]
-    folder = tmp_path_factory.mktemp("model")
-    make_checkpoint(folder, kind, **changes)
-    return folder
-
-
 @pytest.fixture
 def ends() -> Iterator[tuple[TensorStream, Channel]]:
     """A stream, and the bare channel at its other end."""

@@ -8,8 +8,6 @@ import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,13 @@ from tests.disaggregation.test_processes import (
     tier_of,
 )
 from tests.models.families import FAMILIES
-from tests.parallel.test_workers import other_namespace, running_worker, stage_of, two_revisions
+from tests.parallel.test_workers import (
+    other_namespace,
+    run_without_links,
+    running_worker,
+    stage_of,
+    worker_with_other_files,
+)
 from tests.parallel.test_workers import wait_for as wait_for_line
 from tests.shared import shared
 from tests.tiny import make_checkpoint
@@ -238,25 +242,15 @@ def test_what_a_worker_cannot_compute_is_an_error_at_the_start(
 
 @pytest.mark.slow
 def test_other_files_at_the_same_path_are_refused(tmp_path: Path) -> None:
-    if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no user namespaces")
-    (model, other), folder = two_revisions(tmp_path), tmp_path / "worker"
-    folder.mkdir()
-    mount = f'mount --bind {other} {model} && exec "$@"'
     refused = pytest.raises(UsageError, match=r"model.safetensors of .* differs from that of the first machine")
-    with running_worker(folder, "unshare", "-rm", "sh", "-c", mount, "sh") as (address, token, _), refused:
+    with worker_with_other_files(tmp_path) as (model, address, token), refused:
         load(model, address, token, context=256)
 
 
 @pytest.mark.slow
 def test_two_network_namespaces_whose_link_is_cut(tmp_path: Path) -> None:
     """Prompts sent over a link that is cut are computed by the server; later, the worker is used again."""
-    if subprocess.run(["unshare", "-rnm", "ip", "link"], capture_output=True, check=False).returncode:
-        pytest.skip("no user namespaces, or no `ip`")
-    call = f"import pathlib, {__name__} as tests; tests.use_a_link(pathlib.Path({str(tmp_path)!r}))"
-    command = ["unshare", "-rnm", sys.executable, "-c", call]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr
+    run_without_links(__name__, tmp_path, timeout=300)
 
 
 def use_a_link(folder: Path) -> None:

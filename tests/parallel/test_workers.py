@@ -586,25 +586,37 @@ def connect_when_free(address: str, token: Path) -> LLM:
 
 @pytest.mark.slow
 def test_other_files_at_the_same_path_are_refused(tmp_path: Path) -> None:
-    """The worker has another model where the first machine has its own: in a file system of its own."""
+    refused = pytest.raises(UsageError, match=r"model.safetensors of .* differs from that of the first machine")
+    with worker_with_other_files(tmp_path) as (model, address, token), refused:
+        localllm.load(model, device="cpu", context=64, workers=[address], token_file=token)
+
+
+@contextlib.contextmanager
+def worker_with_other_files(folder: Path) -> Iterator[tuple[Path, str, Path]]:
+    """A worker that has another model where this machine has its own: in a file system of its own. Yields the path
+    of the models, the worker's address and its token file."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces")
-    (model, other), folder = two_revisions(tmp_path), tmp_path / "worker"
-    folder.mkdir()
+    (model, other), home = two_revisions(folder), folder / "worker"
+    home.mkdir()
     mount = f'mount --bind {other} {model} && exec "$@"'
-    refused = pytest.raises(UsageError, match=r"model.safetensors of .* differs from that of the first machine")
-    with running_worker(folder, "unshare", "-rm", "sh", "-c", mount, "sh") as (address, token, _), refused:
-        localllm.load(model, device="cpu", context=64, workers=[address], token_file=token)
+    with running_worker(home, "unshare", "-rm", "sh", "-c", mount, "sh") as (address, token, _):
+        yield model, address, token
 
 
 @pytest.mark.slow
 def test_two_network_namespaces_whose_link_is_cut(tmp_path: Path) -> None:
     """A link that is cut shows in half a minute on both sides; afterwards, the worker answers again."""
+    run_without_links(__name__, tmp_path, timeout=200)
+
+
+def run_without_links(module: str, folder: Path, *, timeout: float) -> None:
+    """Run `use_a_link` of a module of tests in a network namespace without any link."""
     if subprocess.run(["unshare", "-rnm", "ip", "link"], capture_output=True, check=False).returncode:
         pytest.skip("no user namespaces, or no `ip`")
-    call = f"import pathlib, {__name__} as tests; tests.use_a_link(pathlib.Path({str(tmp_path)!r}))"
+    call = f"import pathlib, {module} as tests; tests.use_a_link(pathlib.Path({str(folder)!r}))"
     command = ["unshare", "-rnm", sys.executable, "-c", call]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=timeout)
     assert result.returncode == 0, result.stderr
 
 
