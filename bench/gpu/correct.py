@@ -14,7 +14,7 @@ import torch
 from bench.gpu.setting import Row, Setting
 
 BUDGET_S = 140
-MAX_WORKERS = 8  # processes of pytest-xdist, since most of the time is compilation
+MAX_WORKERS = 12  # processes of pytest-xdist, since most of the time is compilation
 WORKER_BYTES = (
     6 * 2**30
 )  # of a GPU: a model of 1B in bf16, the tensors of its tests, and CUDA itself, with a reserve

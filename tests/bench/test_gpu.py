@@ -64,10 +64,11 @@ def test_what_was_compiled_before_is_not_compiled_again(tmp_path: Path) -> None:
     """In processes whose kernels are not interpreted: the first compiles for a GPU that is not here, the second
     finds everything in the cache of Triton's own launcher."""
     code = (
-        "from bench.gpu.compile import compile_all, record_steps\n"
+        "from bench.gpu.compile import record_steps\n"
         "from localllm.benchmark.gpu.generated import TINY\n"
         "from localllm.runtime.kernels.gpu import register\n"
         "from localllm.runtime.kernels.gpu.launch import GPUS\n"
+        "from tools.triton_aot import compile_all\n"
         "launches = record_steps(TINY, 'int4', GPUS[90])\n"
         "small = ('norm_kernel', 'rope_angles_kernel', 'begin_step_kernel', 'end_step_kernel')\n"
         "launches = [launch for launch in launches if launch.kernel.__name__ in small]\n"
