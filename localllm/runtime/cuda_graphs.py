@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,7 +93,7 @@ class CudaGraphs:
         self.token_ids, self.positions, self.slot_mapping = (empty(tokens, torch.int64) for _ in range(3))
         self.context_len, self.state_slots = (empty(max_sequences, torch.int32) for _ in range(2))
         self.captured: dict[GraphKey, Callable[[], GraphOutput] | None] = {}  # None: out of memory
-        self.memory_pool: tuple[int, int] | None = None  # of all graphs
+        self.memory_pool: Any = None  # of all graphs; torch has no public type for it
         # Capturing requires a stream of its own.
         self.capture_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
@@ -220,6 +221,8 @@ class CudaGraphs:
         if not any(self.captured.values()):  # a pool ends with its last graph
             self.memory_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[self.device.index or 0]
+        random_state = generator.clone_state()
         # Not `torch.cuda.graph`: it empties the allocator's cache and leaves this thread on its stream if a
         # capture fails.
         with torch.cuda.stream(self.capture_stream):
@@ -230,6 +233,8 @@ class CudaGraphs:
                 finally:
                     graph.capture_end()
             except Exception as error:
+                # torch leaves it capturing, and any later use of it by the program would fail.
+                generator.graphsafe_set_state(random_state)
                 cause = error.__context__ or error  # ending a failed capture fails as well
                 if isinstance(cause, Exception) and is_out_of_memory(cause):
                     raise

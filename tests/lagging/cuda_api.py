@@ -33,6 +33,7 @@ def patched_cuda(device: LaggingDevice) -> Iterator[None]:
         "Event": Event,
         "CUDAGraph": Graph,
         "graph_pool_handle": object,
+        "default_generators": (device.generator,),
         "current_stream": device.current_stream,
         "default_stream": lambda _=None: device.streams[0],
         "stream": device.use_stream,

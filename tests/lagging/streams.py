@@ -186,6 +186,19 @@ class Stream:
         return self.record_event().query()
 
 
+class Generator:
+    """Replaces a device's default generator, which a capture that fails leaves capturing."""
+
+    def __init__(self, capturing: bool = False):
+        self.capturing = capturing
+
+    def clone_state(self) -> Generator:
+        return Generator(self.capturing)
+
+    def graphsafe_set_state(self, state: Generator) -> None:
+        self.capturing = state.capturing
+
+
 class Graph:
     """Replaces torch.cuda.CUDAGraph: the tasks that were submitted during its capture."""
 
@@ -205,6 +218,7 @@ class Graph:
             if not self.queues.graphs.setdefault(self.pool, WeakSet([self])):
                 raise self.queues.fault("the pool of a capture has ended with its last graph")
             self.queues.graphs[self.pool].add(self)
+            self.queues.generator.capturing = True
             self.stream.capture = self
 
     def capture_end(self) -> None:
@@ -214,6 +228,7 @@ class Graph:
             self.stream.capture = None
             if self.broken:
                 raise DeviceFault(f"the capture failed: {self.broken}")
+            self.queues.generator.capturing = False
 
     def replay(self) -> None:
         with self.queues.lock:
@@ -239,6 +254,7 @@ class Queues:
         self.thread = threading.local()
         self.faults: list[str] = []
         self.graphs: dict[object, WeakSet[Graph]] = {}  # by memory pool
+        self.generator = Generator()
         self.waits: list[str] = []  # calls that made the host wait for the device
 
     def reclaim(self) -> None:
