@@ -194,7 +194,11 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 @triton.jit
 def allow_next_kernel(PDL: tl.constexpr):
-    """Let the next kernel start; its `wait_for_inputs` waits for everything that this one still writes."""
+    """Let the next kernel start; its `wait_for_inputs` waits for everything that this one still writes.
+
+    Programs that wait occupy multiprocessors, and what they prefetch shares this kernel's bandwidth: one that
+    reads for more than a few microseconds allows it at its end.
+    """
     if PDL:
         gdc_launch_dependents()
 

@@ -10,7 +10,9 @@ If the columns are split, each program writes its sums (float32) to a workspace 
 draws the last ticket adds all parts in order, and finishes. Which program that is does not affect the result.
 
 Before it waits for x, a program prefetches the weights that it reads first into L2, and while it computes, those
-that it reads later: so more bytes are on their way from memory than registers or shared memory could receive.
+that it reads later: so more bytes are on their way from memory than registers or shared memory could receive. The
+next kernel may only start when it has read all weights: when it could start at once, its prefetches and programs
+made a step of an 8B INT4 model on an H100 7% slower, and one of eight sequences 10%, with tiles by rule.
 
 An RMS norm between two products needs no kernel: W norm(x) = (W (x * weight)) * factor, with one factor per row.
 The product that computes x also writes x * weight, and each tile's sum of squares. The next one multiplies x *

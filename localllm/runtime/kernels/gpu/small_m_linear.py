@@ -93,7 +93,6 @@ def small_m_dense_kernel(
     prefetch_l2(p_row + tl.minimum(first + tl.arange(0, PREFETCH_CHUNKS * COLUMNS // STEP) * STEP, K - 1)[None, :])
 
     wait_for_inputs(PDL)
-    allow_next_kernel(PDL)
     acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
     for k in range(first, last, COLUMNS):
         if WHOLE_CHUNKS:
@@ -104,6 +103,7 @@ def small_m_dense_kernel(
             w = tl.load(p_row + (k + i_k)[None, :], mask=m_k[None, :], other=0.0, eviction_policy="evict_first")
             x = tl.load(p_columns + k, mask=m_x & m_k[:, None], other=0.0)
         acc = dot(w, x, acc)
+    allow_next_kernel(PDL)
     reduce_splits(
         acc, p_bias, p_residual, p_squares, p_gain, p_scaled, p_parts, p_o, p_partial, p_ticket,
         eps, parts, tile, tiles, N, K, M, BLOCK, CUT, PARTS, ACTIVATION,

@@ -107,7 +107,6 @@ def small_m_packed_kernel(
             prefetch_l2(p_line + N // 2 + tile * (BLOCK // 2))
 
     wait_for_inputs(PDL)
-    allow_next_kernel(PDL)
     acc = tl.zeros((BLOCK, X_ROWS), tl.float32)
     added = first_offset(p_zero, p_minimum, i_n, KIND, GROUP, p_x.dtype.element_ty)
     p_words = p_row[:, None] + i_w[None, :]
@@ -119,6 +118,7 @@ def small_m_packed_kernel(
         )  # fmt: skip
     if not GROUP:
         acc *= load_float(p_scale + i_n)[:, None]
+    allow_next_kernel(PDL)
     reduce_splits(
         acc, p_bias, p_residual, p_squares, p_gain, p_scaled, p_parts, p_o, p_partial, p_ticket,
         eps, parts, tile, tiles, N, K, M, BLOCK, CUT, PARTS, ACTIVATION,

@@ -48,8 +48,9 @@ def default_tile(gpu: Gpu, kind: str, rows: int, chunks: int) -> Tile:
     if kind == "float32":  # no tensor cores
         block, warps, stages = 32, 4, 2
     elif kind in ("int4", "int8"):
-        # From sm_100 to sm_103, 3 stages spill with Triton 3.6, and 4 do not.
-        block, warps, stages = (64 if rows >= SMALL_ROWS else 32), 2, 4 if gpu.arch in (100, 103) else 3
+        # With 4 stages instead of 3, an H100 multiplied 128,256 rows of INT8 in 193 us instead of 258; from sm_100
+        # to sm_103, 3 spill with Triton 3.6.
+        block, warps, stages = (64 if rows >= SMALL_ROWS else 32), 2, 4 if gpu.arch in (90, 100, 103) else 3
     else:
         block, warps, stages = 32, 2, 4
     return Tile(block, warps, stages, default_splits(-(-rows // block), chunks, gpu.multiprocessors))
