@@ -48,16 +48,23 @@ def growth_of_time(prepare: Callable[[int], Callable[[], object]], size: int, fa
     prepare: returns the function whose time is taken, for a number of elements
     """
     seconds: dict[int, list[float]] = {size: [], factor * size: []}
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collections():
         for _ in range(TRIES):
             for count, took in seconds.items():
                 work = prepare(count)
                 began = time.thread_time()
                 work()
                 took.append(time.thread_time() - began)
+    return min(seconds[factor * size]) / min(seconds[size])
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage meanwhile, which halts all threads for a second where a test process has a large heap."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return min(seconds[factor * size]) / min(seconds[size])
