@@ -1,18 +1,21 @@
 """Compiles recorded launches for an architecture without a GPU, and reports the resources they use."""
 
+import multiprocessing
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from localllm.runtime.kernels.gpu.launch import PDL_ARCH, RecordedLaunch
+from localllm.runtime.kernels.gpu.launch import PDL_ARCH, Gpu, RecordedLaunch
 
 WARP_THREADS = 32  # in a warp
 # Shared memory available to a block: CUDA C++ Programming Guide, table of technical specifications.
@@ -152,6 +155,45 @@ def specialization(launch: RecordedLaunch) -> Specialization:
 def compilation_key(launch: RecordedLaunch) -> str:
     """Return a text that is the same for launches that share machine code."""
     return repr((launch.kernel.__name__, specialization(launch), sorted(launch.options.items())))
+
+
+@dataclass(frozen=True)
+class AbsentGpu:
+    """Stands in for Triton's driver, as far as compilation needs one."""
+
+    target: GPUTarget
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_all(launches: Iterable[RecordedLaunch], gpu: Gpu, processes: int) -> None:
+    """Compile into Triton's cache, in forked processes, which inherit the launches and use no GPU."""
+    launches = list(launches)
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=compile_some, args=(launches[i::processes], gpu))
+        for i in range(min(processes, len(launches)))
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    if any(child.exitcode for child in children):
+        raise RuntimeError("a kernel could not be compiled; its error is on stderr")
+
+
+def compile_some(launches: list[RecordedLaunch], gpu: Gpu) -> None:
+    absent: Any = AbsentGpu(GPUTarget("cuda", gpu.arch, WARP_THREADS))  # no driver by its class
+    triton.runtime.driver.set_active(absent)
+    for launch in launches:
+        launch.kernel.warmup(grid=launch.grid, **launch.arguments, **launch.options)
 
 
 def instructions_before_wait(ptx: str) -> set[str]:

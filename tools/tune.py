@@ -3,15 +3,16 @@ localllm/runtime/kernels/gpu/tiles.toml; rows of other architectures stay as the
 
     python tools/tune.py [--rows 4096 --columns 14336] [--kind int4] [--tokens 1]
 
-Candidates of a shape are timed in turn, round after round, each in a captured graph over so many copies of the
-weight that no cache holds them; the median decides.
+Candidates are compiled on all cores. Those of a shape are timed in turn, round after round, each in a captured
+graph over so many copies of the weight that no cache holds them; the median decides.
 """
 
 import argparse
 import itertools
+import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -24,9 +25,10 @@ from localllm.hardware.catalog import MIN_GPU_ARCH  # noqa: E402
 from localllm.quant.formats.gpu_packed import pack_codes  # noqa: E402
 from localllm.quant.tensor import QuantizedTensor  # noqa: E402
 from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed  # noqa: E402
-from localllm.runtime.kernels.gpu.launch import gpu_of  # noqa: E402
+from localllm.runtime.kernels.gpu.launch import Gpu, gpu_of, meta_packed_weight, meta_tensor, record_launches  # noqa: E402
 from localllm.runtime.kernels.gpu.small_m import MAX_TICKETS  # noqa: E402
 from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles  # noqa: E402
+from tools.triton_aot import compilation_key, compile_all  # noqa: E402
 
 SHAPES = [  # [out, in] of Llama 1B, 8B and a model of 32B: q with k and v, o, gate with up, down, head
     *[(3072, 2048), (2048, 2048), (16384, 2048), (2048, 8192), (128256, 2048)],
@@ -47,6 +49,29 @@ def candidates(kind: str, rows: int) -> Iterator[Tile]:
         # A warp has 16 rows at least.
         if block >= 16 * warps and (splits == 1 or -(-rows // block) <= MAX_TICKETS):
             yield Tile(block, warps, stages, splits)
+
+
+def multiply(x: Tensor, weight: Tensor | QuantizedTensor, tile: Tile) -> None:
+    if isinstance(weight, QuantizedTensor):
+        small_m_packed.packed_matmul(x, weight, tile=tile)
+    else:
+        small_m_linear.dense_matmul(x, weight, tile=tile)
+
+
+def compile_candidates(gpu: Gpu, cases: Iterable[tuple[str, int, int]], tokens: int) -> None:
+    """Compile the candidates of all kinds and shapes into Triton's cache."""
+    with record_launches(gpu) as launches:
+        for kind, rows, columns in cases:
+            x = meta_tensor(tokens, columns)
+            weight = (
+                meta_tensor(rows, columns)
+                if kind == "bfloat16"
+                else meta_packed_weight(kind, rows, columns, GROUP if kind == "int4" else None)
+            )
+            for tile in candidates(kind, rows):
+                multiply(x, weight, tile)
+    unique = {compilation_key(launch): launch for launch in launches}
+    compile_all(unique.values(), gpu, os.cpu_count() or 1)
 
 
 def weights_of(kind: str, rows: int, columns: int) -> list[Tensor | QuantizedTensor]:
@@ -88,10 +113,7 @@ def best(kind: str, rows: int, columns: int, tokens: int) -> tuple[Tile, float]:
 
         def run(tile: Tile = tile) -> None:
             for weight in weights:
-                if isinstance(weight, QuantizedTensor):
-                    small_m_packed.packed_matmul(x, weight, tile=tile)
-                else:
-                    small_m_linear.dense_matmul(x, weight, tile=tile)
+                multiply(x, weight, tile)
 
         try:
             graphs[tile] = captured(run)
@@ -127,17 +149,19 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("tune.py measures on a GPU, and none is here", file=sys.stderr)
         return 3
-    arch = gpu_of(torch.device("cuda")).arch
-    if arch < MIN_GPU_ARCH:
-        print(f"the kernels need sm_{MIN_GPU_ARCH} or newer, not sm_{arch}", file=sys.stderr)
+    gpu = gpu_of(torch.device("cuda"))
+    if gpu.arch < MIN_GPU_ARCH:
+        print(f"the kernels need sm_{MIN_GPU_ARCH} or newer, not sm_{gpu.arch}", file=sys.stderr)
         return 3
     shapes = [(asked.rows, asked.columns)] if asked.rows and asked.columns else SHAPES
+    cases = [(kind, rows, columns) for (rows, columns) in shapes for kind in asked.kind or KINDS]
+    compile_candidates(gpu, cases, asked.tokens)
     table = dict(measured_tiles())
-    for kind, (rows, columns) in itertools.product(asked.kind or KINDS, shapes):
+    for kind, rows, columns in cases:
         tile, time = best(kind, rows, columns, asked.tokens)
-        table[arch, kind, rows, columns] = tile
+        table[gpu.arch, kind, rows, columns] = tile
         write(table)
-        print(f"{kind} {rows} x {columns}: {time:.2f} us, {tile}")
+        print(f"{kind} {rows} x {columns}: {time:.2f} us, {tile}", flush=True)
     return 0
 
 

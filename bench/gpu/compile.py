@@ -5,17 +5,13 @@ The models have one layer and are on device `meta`. Their steps are those that l
 recorded instead of launched, and compiled as Triton's own launcher compiles them.
 """
 
-import multiprocessing
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
 
 from bench.gpu.setting import Row, Setting
 from localllm.benchmark.gpu.decode_steps import DTYPE
@@ -28,7 +24,7 @@ from localllm.runtime.kv_cache.sequence_state import BlockPool
 from localllm.runtime.model import Decoder
 from localllm.runtime.model_loader import run_every_kind_of_step
 from localllm.runtime.runner import Runner
-from tools.triton_aot import WARP_THREADS, compilation_key
+from tools.triton_aot import compilation_key, compile_all
 
 BUDGET_S = 400  # beside the ten minutes of the others
 META = torch.device("meta")
@@ -76,42 +72,3 @@ def runner_of(shape: dict[str, Any], form: Form) -> tuple[Runner, BlockPool]:
         *(decoder, runner.caches, runner.gpu_sampler, runner.newest_tokens, BLOCK_SIZE, CONTEXT, BLOCKS, 0)
     )
     return runner, BlockPool(BLOCKS, BLOCK_SIZE)
-
-
-@dataclass(frozen=True)
-class AbsentGpu:
-    """Stands in for Triton's driver, as far as compilation needs one."""
-
-    target: GPUTarget
-
-    def get_current_target(self) -> GPUTarget:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def compile_all(launches: Iterable[RecordedLaunch], gpu: Gpu, processes: int) -> None:
-    """Compile in forked processes, which inherit the launches and use no GPU."""
-    launches = list(launches)
-    context = multiprocessing.get_context("fork")
-    children = [
-        context.Process(target=compile_some, args=(launches[i::processes], gpu))
-        for i in range(min(processes, len(launches)))
-    ]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
-    if any(child.exitcode for child in children):
-        raise RuntimeError("a kernel could not be compiled; its error is on stderr")
-
-
-def compile_some(launches: list[RecordedLaunch], gpu: Gpu) -> None:
-    absent: Any = AbsentGpu(GPUTarget("cuda", gpu.arch, WARP_THREADS))  # no driver by its class
-    triton.runtime.driver.set_active(absent)
-    for launch in launches:
-        launch.kernel.warmup(grid=launch.grid, **launch.arguments, **launch.options)

@@ -79,7 +79,8 @@ class TensorStream:
         self.close()
 
     def receive(self) -> tuple[int, bytearray] | None:
-        """Return the next message but those of this class; None if the other side has ended or is refused."""
+        """Return the next message for the caller: tensors and pongs are handled here. None if the connection has
+        ended, or is closed because of what was received."""
         while message := self.channel.receive():
             kind, content = message
             if kind == TENSORS:

@@ -32,9 +32,9 @@ from localllm.errors import (
 
 # Kinds of messages between processes that compute one model. A process that ends sends none: its socket is closed.
 SETUP, STEP, CACHES, LOADED, CONNECTED, FAILED, COPY_OUT, COPIED, COPY_IN = range(9)
-# Between machines. PASSED_ON: an ADDRESS and a message, which a worker's first process passes on to or from others
+# Between machines. FORWARDED: an ADDRESS and a message, which a worker's first process forwards to or from others
 # there; PREFILL: instead of SETUP, to compute prompts (`disaggregation/transport.py` has what follows).
-HIDDEN, VERSIONS, FACTS, MODEL, PASSED_ON, PREFILL = range(9, 15)
+HIDDEN, VERSIONS, FACTS, MODEL, FORWARDED, PREFILL = range(9, 15)
 FRAME = struct.Struct("<iq")  # kind and bytes of a message
 ADDRESS = struct.Struct("<ii")  # rank of the process in its stage, and the kind for it; keeps tensors aligned
 HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last on Linux, of one direction

@@ -61,15 +61,16 @@ REMEDY = "load the model again"
 class Collectives:
     """Sums and gathered tensors of the ranks of a stage, and what stages send to each other."""
 
-    def __init__(self, position: Position, folder: Path, device: torch.device, *, apart: bool = False):
+    def __init__(self, position: Position, folder: Path, device: torch.device, *, across_machines: bool = False):
         """folder: private to the ranks of this machine, where they exchange their addresses; device: of this rank;
-        apart: each stage is on a machine of its own"""
+        across_machines: each stage is on a machine of its own"""
         self.position = position
         self.shard = position.shard
         self.concurrent_steps = 1  # as stages share a CPU; on GPUs, see `Collectives.send_to_next_stage`
-        self.apart = apart
+        self.across_machines = across_machines
         first = position.rank - self.shard.rank
-        self.members = range(first, first + self.shard.size) if apart else range(position.size)  # of this machine
+        # The ranks of this machine.
+        self.members = range(first, first + self.shard.size) if across_machines else range(position.size)
         self.folder = folder
         self.device = device
         self.tensor_group: Any = None  # the ranks of the same stage
@@ -80,7 +81,7 @@ class Collectives:
 
     def connect(self) -> None:
         """Connect with all other ranks of this machine, which do the same."""
-        sums_are_all = self.apart and self.position.rank >= self.shard.size and self.sums is not None
+        sums_are_all = self.across_machines and self.position.rank >= self.shard.size and self.sums is not None
         if len(self.members) == 1 or sums_are_all:  # of a worker: logits are gathered in the first stage alone
             return
         position, path = self.position, str(self.folder / "addresses")
@@ -88,7 +89,7 @@ class Collectives:
         if self.shard.size > 1:
             stage = position.rank // position.tensor_size
             self.tensor_group = self.make_group(f"stage {stage}", store, self.shard.rank, self.shard.size)
-        if position.stage and not self.apart:
+        if position.stage and not self.across_machines:
             self.pipeline_group = self.make_group("pipeline", store, position.rank, position.size)
 
     def make_group(self, name: str, store: Any, rank: int, size: int) -> Any:
@@ -176,7 +177,7 @@ class Leader(ABC):
     def __init__(self, position: Position):
         """position: of this process, whose rank is 0"""
         self.position = position
-        self.channels: dict[int, Channel] = {}  # to other ranks; a worker's first one passes on messages there
+        self.channels: dict[int, Channel] = {}  # to other ranks; a worker's first one forwards messages there
         self.encoder = StepEncoder(position.stage_count)
         self.block_size = 0
         self.failure: RankFailed | None = None
@@ -315,11 +316,11 @@ class Leader(ABC):
 class ProcessLeader(Collectives, Leader):
     """The first of the processes of this machine, which it starts."""
 
-    def __init__(self, position: Position, device: torch.device, *, apart: bool = False):
-        """apart: as of `Collectives`"""
+    def __init__(self, position: Position, device: torch.device, *, across_machines: bool = False):
+        """across_machines: as of `Collectives`"""
         Leader.__init__(self, position)
         folder = Path(tempfile.mkdtemp(prefix="localllm-ranks-"))
-        Collectives.__init__(self, position, folder, device, apart=apart)
+        Collectives.__init__(self, position, folder, device, across_machines=across_machines)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, setup: dict[str, Any]) -> None:
@@ -329,7 +330,7 @@ class ProcessLeader(Collectives, Leader):
             process, channel = start_process("localllm.parallel.rank", memory[index // self.shard.size])
             self.processes.append(process)
             self.channels[rank] = channel
-            self.send_setup(rank, setup | {"folder": str(self.folder), "apart": self.apart})
+            self.send_setup(rank, setup | {"folder": str(self.folder), "across_machines": self.across_machines})
         for descriptors in memory[1:]:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -385,7 +386,7 @@ class Follower(ABC):
     """Another rank than 0, which runs what rank 0 sends."""
 
     def __init__(self, channel: Channel):
-        """channel: to rank 0, or to the first process of this machine, which passes on its messages"""
+        """channel: to rank 0, or to the first process of this machine, which forwards its messages"""
         self.channel = channel
 
     def next_message(self) -> tuple[int, bytearray] | None:
@@ -421,10 +422,16 @@ class ProcessFollower(Collectives, Follower):
     """A rank that the first process of its machine has started."""
 
     def __init__(
-        self, position: Position, folder: Path, device: torch.device, channel: Channel, *, apart: bool = False
+        self,
+        position: Position,
+        folder: Path,
+        device: torch.device,
+        channel: Channel,
+        *,
+        across_machines: bool = False,
     ):
         """As of `Collectives` and `Follower`."""
-        Collectives.__init__(self, position, folder, device, apart=apart)
+        Collectives.__init__(self, position, folder, device, across_machines=across_machines)
         Follower.__init__(self, channel)
 
     def check_others(self, waited_s: float) -> None:

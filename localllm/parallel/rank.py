@@ -55,7 +55,7 @@ class Setup:
     max_running: int
     context: int
     folder: str = ""  # where the ranks of a machine exchange their addresses
-    apart: bool = False  # whether each stage is on a machine of its own
+    across_machines: bool = False  # whether each stage is on a machine of its own
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> "Setup":
@@ -77,11 +77,11 @@ def serve_rank(channel: Channel, memory: list[int]) -> None:
     assert kind == SETUP
     setup = Setup.from_fields(json.loads(content))
     position = setup.position
-    index = position.shard.rank if setup.apart else position.rank  # among the processes of this machine
+    index = position.shard.rank if setup.across_machines else position.rank  # among the processes of this machine
     device = rank_device(torch.device(setup.device), index)
     try:
-        follower = StageMember if setup.apart else ProcessFollower
-        ranks = follower(position, Path(setup.folder), device, channel, apart=setup.apart)
+        follower = StageMember if setup.across_machines else ProcessFollower
+        ranks = follower(position, Path(setup.folder), device, channel, across_machines=setup.across_machines)
         if memory:
             ranks.share_sums(*memory)
         run_rank(setup, device, ranks)

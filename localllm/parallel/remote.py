@@ -1,12 +1,12 @@
 """Pipeline stages on several machines: rank 0 has the first, and a worker (`listener`) each of the others.
 
-Everything goes through one connection from rank 0 to each worker, hidden states too: rank 0 passes on those from
+Everything goes through one connection from rank 0 to each worker, hidden states too: rank 0 forwards those from
 one worker to the next. So a worker needs one port, reachable from the first machine alone, also through a tunnel,
 and nothing listens that does not ask for the token, as gloo's connections would. Of N stages, N - 2 messages of a
 step go one way more than between neighbours.
 
 With tensor parallelism, each machine divides its stage among processes of its own. The first of them has the
-connection, and passes on messages to the others over the sockets by which it has started them.
+connection, and forwards messages to the others over the sockets by which it has started them.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ from localllm.parallel.channel import (
     CONNECTED,
     FACTS,
     FAILED,
+    FORWARDED,
     HIDDEN,
     LOADED,
     MAX_MESSAGE_BYTES,
     MODEL,
-    PASSED_ON,
     STEP,
     Channel,
     reported_error,
@@ -148,7 +148,7 @@ class RemoteLeader(ProcessLeader):
 
     def __init__(self, position: Position, device: torch.device, workers: Sequence[RemoteWorker]):
         """device: of this process"""
-        super().__init__(position, device, apart=True)
+        super().__init__(position, device, across_machines=True)
         # Processes that divide a stage wait for the results of a step before they begin the next one.
         self.concurrent_steps = position.stage_count if position.tensor_size == 1 else 1
         self.workers = workers
@@ -160,7 +160,7 @@ class RemoteLeader(ProcessLeader):
         """Have the other processes here and the workers load their parts. setup: as for `send_setup`"""
         super().start(setup)
         for rank in self.worker_ranks:
-            self.send_setup(rank, setup | {"apart": True})
+            self.send_setup(rank, setup | {"across_machines": True})
 
     def title(self, rank: int) -> str:
         if rank in self.members:
@@ -172,10 +172,10 @@ class RemoteLeader(ProcessLeader):
         if rank in self.channels:
             return super().send_parts(index, kind, parts)
         in_stage = rank % self.shard.size
-        super().send_parts(index - in_stage, PASSED_ON, [ADDRESS.pack(in_stage, kind), *parts])
+        super().send_parts(index - in_stage, FORWARDED, [ADDRESS.pack(in_stage, kind), *parts])
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
-        if kind == PASSED_ON:
+        if kind == FORWARDED:
             in_stage, kind = ADDRESS.unpack_from(content)
             del content[: ADDRESS.size]
             rank += in_stage
@@ -254,12 +254,12 @@ class StageMember(FromOneConnection, ProcessFollower):
 
 
 class StageLeader(FromOneConnection, ProcessLeader):
-    """The first process of a worker's stage: it follows rank 0, and passes on its messages to the others there."""
+    """The first process of a worker's stage: it follows rank 0, and forwards its messages to the others there."""
 
     def __init__(self, position: Position, channel: Channel, device: torch.device):
         """channel: to rank 0; device: of this process"""
         FromOneConnection.__init__(self)
-        ProcessLeader.__init__(self, position, device, apart=True)
+        ProcessLeader.__init__(self, position, device, across_machines=True)
         self.channel = channel
 
     def finish_load(self, loaded: dict[str, Any]) -> None:
@@ -273,23 +273,23 @@ class StageLeader(FromOneConnection, ProcessLeader):
     def receive(self) -> tuple[int, bytearray] | None:
         while message := self.channel.receive():
             kind, content = message
-            if kind == PASSED_ON:
+            if kind == FORWARDED:
                 in_stage, kind = ADDRESS.unpack_from(content)
-                self.pass_on([self.position.rank + in_stage], kind, memoryview(content)[ADDRESS.size :])
+                self.forward([self.position.rank + in_stage], kind, memoryview(content)[ADDRESS.size :])
                 continue
             if kind in (STEP, CACHES, HIDDEN):
-                self.pass_on(self.members[1:], kind, content)
+                self.forward(self.members[1:], kind, content)
             return message
         return None
 
-    def pass_on(self, ranks: Iterable[int], kind: int, content: Buffer) -> None:
+    def forward(self, ranks: Iterable[int], kind: int, content: Buffer) -> None:
         for rank in ranks:
             with contextlib.suppress(OSError):  # its own thread reports that it has ended
                 self.channels[rank].send_parts(kind, [content])
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
         with contextlib.suppress(OSError):  # rank 0 has ended, which ends this process
-            self.channel.send_parts(PASSED_ON, [ADDRESS.pack(rank - self.position.rank, kind), content])
+            self.channel.send_parts(FORWARDED, [ADDRESS.pack(rank - self.position.rank, kind), content])
 
     def send_to_next_stage(self, x: Tensor) -> None:
         if COMPILE_ONLY.get() is None:

@@ -92,10 +92,9 @@ class CudaGraphs:
         self.token_ids, self.positions, self.slot_mapping = (empty(tokens, torch.int64) for _ in range(3))
         self.context_len, self.state_slots = (empty(max_sequences, torch.int32) for _ in range(2))
         self.captured: dict[GraphKey, Callable[[], GraphOutput] | None] = {}  # None: out of memory
-        on_gpu = self.device.type == "cuda"
-        self.memory_pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.memory_pool: tuple[int, int] | None = None  # of all graphs
         # Capturing requires a stream of its own.
-        self.capture_stream = torch.cuda.Stream(self.device) if on_gpu else None
+        self.capture_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
     def key_of(self, step: Step) -> GraphKey | str:
         """Return the key of the graph for this step, or the reason why there is none."""
@@ -218,6 +217,8 @@ class CudaGraphs:
             self.run(key)
             return partial(self.run, key)
         self.run(key)  # compiles kernels and allocates their buffers, which is not allowed while capturing
+        if not any(self.captured.values()):  # a pool ends with its last graph
+            self.memory_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Not `torch.cuda.graph`: it empties the allocator's cache and leaves this thread on its stream if a
         # capture fails.

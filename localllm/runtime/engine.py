@@ -32,7 +32,7 @@ from localllm.runtime.sampler import ALL_FORBIDDEN, NOT_FINITE, parse_logprobs
 from localllm.runtime.scheduler import ChunkPolicy, ScheduledTokens, Scheduler
 from localllm.runtime.sequence import Sequence
 from localllm.runtime.speculation.policy import Drafter
-from localllm.runtime.step import LaterOutput, Step, StepOutput, StepShape
+from localllm.runtime.step import PendingOutput, Step, StepOutput, StepShape
 from localllm.runtime.step_reports import StepObservation, StepReporter
 
 SAMPLING_ERRORS: dict[int, Callable[[], LocalLLMError]] = {
@@ -72,7 +72,7 @@ class StepInFlight:
     draft_counts: list[int]  # drafts that each verifies; copied, as cancelling clears them
     # Sampled tokens in the order of `sampling`: for each sequence one behind its newest token and one behind each
     # draft.
-    output: StepOutput | LaterOutput
+    output: StepOutput | PendingOutput
     prompts: list[tuple[Sequence, range]]  # prompt positions whose log probabilities are reported
     prompt_only: list[Sequence]  # computed prompts of requests without an answer
     observations: dict[Sequence, StepObservation]  # of the requests with `inspect`

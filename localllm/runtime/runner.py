@@ -23,7 +23,7 @@ from localllm.runtime.kv_cache.tensors import KVCache, LatentCache, LayerCache, 
 from localllm.runtime.kv_cache.tiers import CopyRun
 from localllm.runtime.model import Decoder
 from localllm.runtime.sampler import logprob_table, sample
-from localllm.runtime.step import LaterOutput, Readback, Step, StepOutput
+from localllm.runtime.step import PendingOutput, Readback, Step, StepOutput
 
 if TYPE_CHECKING:
     from localllm.runtime.cuda_graphs import CudaGraphs, GraphOutput
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class StepUnderWay:
+class PendingStep:
     """A step of which other stages compute the rest."""
 
     count: int  # hidden states that it returns
@@ -69,7 +69,7 @@ class Runner:
         self.asynchronous = device.type != "cpu"
         # On a GPU, the next step is launched ahead of reading instead.
         self.concurrent_steps = 1 if self.asynchronous or model.ranks is None else model.ranks.concurrent_steps
-        self.under_way = deque[StepUnderWay]()  # steps whose hidden states have not come back, oldest first
+        self.pending_steps = deque[PendingStep]()  # steps whose hidden states have not come back, oldest first
         mixers = [layer.mixer for layer in model.config.layers]
         spare = int(graph_max_len is not None)  # one more block and state slot, for padding
         self.caches = make_caches(mixers, blocks, block_size, state_slots, dtype, device, kv_dtype, spare)
@@ -128,7 +128,7 @@ class Runner:
         """
         return self.graphs.captured_widths(sequences) if self.graphs and not self.recurrent_caches else ()
 
-    def run(self, step: Step) -> StepOutput | LaterOutput:
+    def run(self, step: Step) -> StepOutput | PendingOutput:
         """Run a step: as one graph launch if it can be captured, otherwise kernel by kernel.
 
         With concurrent steps, only the first stage has run when this returns.
@@ -159,7 +159,7 @@ class Runner:
             self.graphs, self.no_graphs_reason = None, str(reason)
             return None
 
-    def run_eagerly(self, step: Step) -> StepOutput | LaterOutput:
+    def run_eagerly(self, step: Step) -> StepOutput | PendingOutput:
         """Run a step kernel by kernel."""
         has_unread = bool(step.unread_tokens)
         batch = self.make_batch(step.states, step.token_ids, step.logit_index, step.copies, has_unread=has_unread)
@@ -173,11 +173,11 @@ class Runner:
         if self.concurrent_steps == 1:
             return self.sample(step, self.launch(batch))
         self.compute(batch, self.model.run_layers)
-        under_way = StepUnderWay(len(step.logit_index))
-        self.under_way.append(under_way)
-        return LaterOutput(lambda: self.sample(step, self.finish(under_way)))
+        pending = PendingStep(len(step.logit_index))
+        self.pending_steps.append(pending)
+        return PendingOutput(lambda: self.sample(step, self.finish(pending)))
 
-    def finish(self, step: StepUnderWay) -> Tensor:
+    def finish(self, step: PendingStep) -> Tensor:
         """Wait for the hidden states of a step, and return its logits [N, vocab] float32."""
         while step.hidden is None:
             self.receive_oldest()
@@ -186,12 +186,12 @@ class Runner:
 
     def receive_hidden(self) -> None:
         """Wait for the hidden states of all steps under way, also of those that nobody reads any more."""
-        while self.under_way:
+        while self.pending_steps:
             self.receive_oldest()
 
     def receive_oldest(self) -> None:
         with self.reported_errors():
-            step = self.under_way.popleft()
+            step = self.pending_steps.popleft()
             step.hidden = self.model.receive_back(step.count)
 
     def sample(self, step: Step, logits: Tensor) -> StepOutput:

@@ -14,7 +14,7 @@ limit does not keep others out. Without `max_tokens` it is an even share of the 
 that may run. Blocks beyond the reservation are overcommitted: when they run out, the last sequence is preempted
 and recomputed later.
 
-Where a pipeline computes several steps at a time, each continues its share of the answers.
+Where a pipeline has several steps in flight, each continues its share of the answers.
 """
 
 import bisect

@@ -102,7 +102,7 @@ class StepOutput:
 
 
 @dataclass
-class LaterOutput:
+class PendingOutput:
     """The output of a step that other stages compute: waited for, and sampled from, when it is read."""
 
     finish: Callable[[], StepOutput]

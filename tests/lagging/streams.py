@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -201,6 +202,9 @@ class Graph:
             if self.stream is self.queues.streams[0]:
                 raise self.queues.fault("a capture needs a stream of its own, not the default one")
             self.pool = object() if pool is None else pool
+            if not self.queues.graphs.setdefault(self.pool, WeakSet([self])):
+                raise self.queues.fault("the pool of a capture has ended with its last graph")
+            self.queues.graphs[self.pool].add(self)
             self.stream.capture = self
 
     def capture_end(self) -> None:
@@ -234,6 +238,7 @@ class Queues:
         self.host_clock: Clock = {}
         self.thread = threading.local()
         self.faults: list[str] = []
+        self.graphs: dict[object, WeakSet[Graph]] = {}  # by memory pool
         self.waits: list[str] = []  # calls that made the host wait for the device
 
     def reclaim(self) -> None:

@@ -343,6 +343,28 @@ def test_a_graph_that_uses_memory_which_has_been_freed(folder: Path) -> None:
         answer(folder, change=plant)
 
 
+def test_a_graph_of_a_pool_that_ended_with_its_last_graph() -> None:
+    """torch 2.11 has an assertion of its allocator fail, and leaves the device's random generator capturing."""
+    with LaggingDevice():
+        pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.stream(torch.cuda.Stream(CUDA)):
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool)
+            graph.capture_end()
+            del graph
+            with fault("has ended with its last graph"):
+                torch.cuda.CUDAGraph().capture_begin(pool)
+
+
+def test_steps_are_captured_again_after_all_graphs_were_released(folder: Path) -> None:
+    def release(engine: Engine) -> None:
+        run(engine, [sequence(PROMPTS[0], temperature=0, max_tokens=3)])
+        assert engine.runner.graphs and engine.runner.graphs.captured
+        engine.runner.graphs.captured.clear()
+
+    answer(folder, change=release)
+
+
 # Devices and dtypes
 
 

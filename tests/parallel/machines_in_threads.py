@@ -45,7 +45,7 @@ def add_members(leader: ProcessLeader) -> list[StageMember]:
         near, far = map(Channel, socket.socketpair())
         leader.channels[rank] = near
         position = Position(rank, leader.shard.size, leader.position.borders, leader.shard.whole_experts)
-        members.append(StageMember(position, leader.folder, CPU, far, apart=True))
+        members.append(StageMember(position, leader.folder, CPU, far, across_machines=True))
     if members:
         descriptor = open_memory(memory_bytes(leader.shard.size))
         for each in (leader, *members):

@@ -287,7 +287,7 @@ def test_answers_are_shared_out_evenly_and_none_waits(qwen: Path) -> None:
     assert [len(shape) for shape in shapes] == [5, *[3, 2] * 8]
 
 
-def test_one_stream_has_one_step_under_way(qwen: Path) -> None:
+def test_one_stream_has_one_step_in_flight(qwen: Path) -> None:
     with torch.inference_mode(), two_stages(qwen) as ranks:
         shapes = shapes_of(ranks)
         run(ranks.engine, [sequence([5, 6, 7], temperature=0, max_tokens=9)])
@@ -295,7 +295,7 @@ def test_one_stream_has_one_step_under_way(qwen: Path) -> None:
         assert ranks.engine.steps == 9
 
 
-def test_logits_are_computed_beside_steps_under_way(qwen: Path) -> None:
+def test_logits_are_computed_beside_steps_in_flight(qwen: Path) -> None:
     asked = [sequence(token_ids(9 + n), temperature=0, max_tokens=12) for n in range(3)]
     expected = make_engine(qwen).logits(token_ids(20))
     with torch.inference_mode(), two_stages(qwen) as ranks:
@@ -343,7 +343,7 @@ def test_results_of_forgotten_steps_reach_no_other_sequence(qwen: Path) -> None:
         for s in failing:
             ranks.engine.cancel(s)
         ranks.engine.reset()
-        assert ranks.engine.runner.under_way
+        assert ranks.engine.runner.pending_steps
         asked = [sequence(prompt, temperature=0, max_tokens=12) for prompt in prompts]
         got = run(ranks.engine, asked)
     assert [tokens(got[s.request.id]) for s in asked] == expected
