@@ -24,14 +24,27 @@ class LineCount:
 
 
 @contextmanager
+def without_collections() -> Iterator[None]:
+    """Collect no garbage meanwhile, which halts all threads for a second where a test process has a large heap."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+@contextmanager
 def counted_lines() -> Iterator[LineCount]:
     """Count lines that this thread runs in functions called meanwhile, those of libraries included."""
     count, before = LineCount(), sys.gettrace()
-    sys.settrace(count.trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(before)
+    with without_collections():  # whose callbacks and finalizers are lines, too
+        sys.settrace(count.trace)
+        try:
+            yield count
+        finally:
+            sys.settrace(before)
 
 
 def lines_of(work: Callable[[], object]) -> int:
@@ -56,15 +69,3 @@ def growth_of_time(prepare: Callable[[int], Callable[[], object]], size: int, fa
                 work()
                 took.append(time.thread_time() - began)
     return min(seconds[factor * size]) / min(seconds[size])
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Collect no garbage meanwhile, which halts all threads for a second where a test process has a large heap."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
