@@ -239,7 +239,7 @@ def test_models_are_listed_loaded_on_demand_and_stopped(localllm, serve):
     assert state["models"] == []
     assert [event["what"] for event in state["events"]] == ["loaded", "unloaded"]
     process.terminate()
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
     logged = [json.loads(line) for line in process.stderr]
     assert {line["event"] for line in logged} == {"request", "loaded", "unloaded"}
 
@@ -263,7 +263,7 @@ def test_prompts_are_computed_by_another_process(localllm, serve):
     counts = re.findall(r"^localllm_prefill_processes(?:_wanted)?{.* (\S+)$", metrics, re.MULTILINE)
     assert counts == ["1.0", "1.0"]
     process.terminate()
-    assert process.wait(15) == 0
+    assert process.wait(60) == 0
 
 
 def test_prompts_are_computed_by_a_worker(localllm, serve, tmp_path):
@@ -280,7 +280,7 @@ def test_prompts_are_computed_by_a_worker(localllm, serve, tmp_path):
                 assert float(moved) > 1e5
             worker.kill()
         process.terminate()
-        assert process.wait(15) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("words", [["ps"], ["stop", "demo"]])

@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -11,6 +10,7 @@ from localllm.conversation.session_file import SavedSession
 from localllm.conversation.sessions import SessionStore, normalize_title
 from localllm.errors import UsageError
 from tests.cli.fake_engine import FakeLLM
+from tests.work import counted_lines
 
 
 @pytest.fixture
@@ -55,14 +55,19 @@ def test_damaged_files_are_listed_as_damaged(sessions):
     assert len(sessions.list()) == 3
 
 
-def test_two_thousand_are_listed_at_once(sessions):
+def test_many_are_listed_by_their_first_lines(sessions, monkeypatch):
     held(sessions, *(f"question {number} " + "word " * 20 for number in range(10)))
     text = next(sessions.folder.glob("*.json")).read_text()
-    for number in range(2000):
-        (sessions.folder / f"chat{number}.json").write_text(text)
-    began = time.process_time()
-    assert len(sessions.list()) == 2001
-    assert time.process_time() - began < 0.8
+    monkeypatch.setattr(session_file, "read", lambda path: pytest.fail(f"all of {path} is read"))
+    lines = list[int]()
+    for files in (100, 400):
+        for number in range(files):
+            (sessions.folder / f"chat{number}.json").write_text(text)
+        with counted_lines() as count:
+            assert len(sessions.list()) == files + 1
+        lines.append(count.lines)
+    assert lines[1] < 5 * lines[0]
+    assert lines[1] < 400 * 500  # 200 of a file measured
 
 
 def test_a_conversation_is_resolved_by_a_prefix_of_its_name(sessions):
@@ -221,6 +226,7 @@ from pathlib import Path
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from tests.cli.fake_engine import FakeLLM
+from tests.work import counted_lines
 for number in range(20):
     llm = FakeLLM()
     session = Session(llm, Chat(llm), Path(sys.argv[1]), began=1e9)

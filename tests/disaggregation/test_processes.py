@@ -145,7 +145,7 @@ def test_a_process_that_always_fails_is_given_up(
 ) -> None:
     monkeypatch.setattr(supervisor, "MODULE", "localllm.errors")  # ends at once
     monkeypatch.setattr(supervisor, "MAX_FAILURES", 2)
-    monkeypatch.setattr(supervisor, "FIRST_DELAY_S", 0.3)  # time to connect
+    monkeypatch.setattr(supervisor, "FIRST_DELAY_S", 1.0)  # time to connect
     with contextlib.closing(supervisor.PrefillSupervisor(["cpu"])) as started:
         [path] = started.sockets
         waiting = PrefillAddress(1, path, {}, 0).connect()

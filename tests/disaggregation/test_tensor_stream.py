@@ -108,7 +108,7 @@ def test_a_peer_that_does_not_read_holds_up_no_engine_and_little_memory(model: P
     wait_for(lambda: not prefill.peers)
     prefill.stop()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     prefill.engine.pool.check_all_free()
 
 
@@ -177,8 +177,8 @@ def test_segments_without_tensors_are_computed_here(model: Path, ends: tuple[Ten
 def test_prompts_of_a_silent_machine_are_computed_here(
     model: Path, ends: tuple[TensorStream, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensor_stream, "PING_S", 0.02)
-    monkeypatch.setattr(tensor_stream, "SILENCE_S", 0.1)
+    monkeypatch.setattr(tensor_stream, "PING_S", 0.05)
+    monkeypatch.setattr(tensor_stream, "SILENCE_S", 1.0)  # time to send the prompt
     stream, channel = ends
     engine = make_engine(model)
     process = PrefillProcess(1, stream, stream)

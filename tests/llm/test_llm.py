@@ -276,7 +276,7 @@ def test_a_dropped_model_ends_its_thread_unless_a_stream_holds_it() -> None:
     assert "".join(event.text for event in stream) == STORY
     del stream
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
 
 

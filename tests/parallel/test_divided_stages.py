@@ -209,7 +209,7 @@ def test_a_killed_process_of_a_worker_ends_the_model_with_an_error(
         expected = rf"the worker at {address} failed: {which} has ended \(signal 9, SIGKILL\)"
         with pytest.raises(RankFailed, match=expected):
             list(events)
-        assert time.monotonic() - began < 8
+        assert time.monotonic() - began < 60  # 0.02 s measured; a step may take STEP_S, which is 600
         wait_until(lambda: not any(map(is_alive, started)))
     with contextlib.closing(load("demo", address, token, tensor_parallel=2)) as llm:
         assert llm.generate(PROMPT, GREEDY).text

@@ -81,7 +81,7 @@ def answering(
             yield heard[0].removeprefix("listening on ")
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
 
 

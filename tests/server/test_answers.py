@@ -122,7 +122,7 @@ def test_what_arrives_while_the_mailbox_is_emptied_wakes_the_loop_again() -> Non
         mailbox.put(first, [])
         mailbox.wake()
         mailbox.wake()
-        await asyncio.wait_for(done.wait(), 5)
+        await asyncio.wait_for(done.wait(), 60)
         return got
 
     assert asyncio.run(exchange()) == ["first", "second"]

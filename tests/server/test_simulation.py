@@ -217,7 +217,7 @@ def test_an_idle_process_ends(run_in_pool: Run, monkeypatch: Any) -> None:
         async with pool.process() as process:
             pass
         await asyncio.gather(*pool.tasks)
-        await asyncio.wait_for(process.process.wait(), 10)
+        await asyncio.wait_for(process.process.wait(), 60)
         assert process not in pool.idle
 
     run_in_pool(work)

@@ -1,7 +1,7 @@
 """Model output that differs from templates: other spellings, mistakes, truncation, and hostile texts."""
 
 import json
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from localllm.text.output.channels import ChannelParser
 from localllm.text.output.formats import OutputFormat
 from localllm.text.output.reader import OutputParser
 from tests.text.output.turns import TOOLS, cuts, joined, route
+from tests.work import growth_of_time, lines_of
 
 THINK = formats.ReasoningFormat("<think>", "</think>")
 ROWS = [*formats.TOOL_RULES, *formats.CHANNEL_RULES]
@@ -357,23 +358,28 @@ def test_nothing_is_lost_but_markup_and_the_space_beside_it(text: str):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("begin", "repeated", "end"),
     [
-        "word " * 20_000,
-        "<" * 100_000,
-        "\n" * 50_000,
-        "<think>" * 10_000,
-        "<tool_call>" * 10_000,
-        '<tool_call>{"a": "' + "</tool_call>" * 8_000,
-        '<tool_call>{"name": "f", "arguments": {"a": "' + 'x\\n\\"' * 20_000 + '"}}</tool_call>',
+        ("", "word ", ""),
+        ("", "<" * 5, ""),
+        ("", "\n" * 5, ""),
+        ("", "<think>", ""),
+        ("", "<tool_call>", ""),
+        ('<tool_call>{"a": "', "</tool_call>", ""),
+        ('<tool_call>{"name": "f", "arguments": {"a": "', 'x\\n\\"', '"}}</tool_call>'),
     ],
-    ids=lambda text: text[:20],
 )
-def test_a_token_costs_microseconds(text: str):
-    router = tagged(formats.HERMES)
-    pieces = [text[place : place + 4] for place in range(0, len(text), 4)]
-    begin = time.process_time()
-    for piece in pieces:
-        router.push(piece)
-    router.finish()
-    assert (time.process_time() - begin) / len(pieces) < 50e-6  # 1 to 5 measured
+def test_a_token_costs_as_much_late_as_early(begin: str, repeated: str, end: str):
+    def prepare(count: int) -> Callable[[], None]:
+        text, router = begin + repeated * count + end, tagged(formats.HERMES)
+        pieces = [text[place : place + 4] for place in range(0, len(text), 4)]
+
+        def route() -> None:
+            for piece in pieces:
+                router.push(piece)
+            router.finish()
+
+        return route
+
+    assert growth_of_time(prepare, 1000, 16) < 16**1.5  # 16 measured, and 16² if it were quadratic
+    assert lines_of(prepare(1000)) < 1250 * len(repeated) // 5 * 200  # 27 to 70 per token measured
