@@ -20,6 +20,8 @@ ON_GPU = torch.cuda.is_available()
 SOFTWARE_GPU = os.environ.get("SOFTWARE_GPU")
 TRITON = importlib.util.find_spec("triton") is not None
 launch = None
+if ON_GPU:  # before CUDA starts: without, cuBLAS refuses to compute where a test asks for deterministic algorithms
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def interpret_faster() -> None:

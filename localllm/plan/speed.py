@@ -28,7 +28,8 @@ from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 MAX_STEPS = 32  # of a prompt that are computed individually
 # Shares of a device's published rates that steps are assumed to reach: those of a CPU's own rates that answers of
-# a 1B model reached (`plan/measured.py`). No GPU was measured.
+# a 1B model reached (`plan/measured.py`). An H100 read weights in bfloat16 at 0.75 of its rate, INT4 at 0.49
+# (bench/NOTES.md).
 ASSUMED_BANDWIDTH_SHARE, ASSUMED_FLOPS_SHARE = 0.7, 0.55
 ASSUMED_LAYER_S = 5e-6  # of a GPU's step, besides reading and computing: starts and ends of a layer's kernels
 
