@@ -17,7 +17,7 @@ from localllm.server.access import AccessPolicy
 from localllm.simulate.report import format_time
 from tests.server.conftest import CHROMIUM, serving
 
-expect.set_options(timeout=20_000)  # of a machine that does other things besides
+expect.set_options(timeout=60_000)  # of a machine that does other things besides
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium here")
 MEASURES = ("queue", "ttft", "tpot", "e2e")
 FAILED = "Failed to load resource: the server responded with a status of"
@@ -28,7 +28,7 @@ def open_page(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     another host."""
     with browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options}) as context:
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(60_000)
         troubles: list[str] = []
         page.on("console", lambda said: troubles.append(said.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
