@@ -1,4 +1,4 @@
-"""Runs the tests that need a GPU, and reports them in groups."""
+"""Runs the tests that need a GPU, in groups, each in its own pytest processes."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ import torch
 from bench.gpu.setting import Row, Setting
 
 BUDGET_S = 140
-MAX_WORKERS = 12  # processes of pytest-xdist, since most of the time is compilation
+MAX_WORKERS = 8  # processes of pytest-xdist, since most of the time is compilation
 WORKER_BYTES = (
     6 * 2**30
 )  # of a GPU: a model of 1B in bf16, the tensors of its tests, and CUDA itself, with a reserve
@@ -30,24 +30,9 @@ GROUPS = {
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    """Run all groups in one pytest, whose workers start once."""
     groups = {"families beside transformers": ["tests/gpu/test_families.py"]} if setting.tiny else GROUPS
-    with tempfile.TemporaryDirectory() as scratch:
-        report, processes = Path(scratch) / "report.xml", worker_count(setting)
-        parallel = ["-n", str(processes)] if processes > 1 and importlib.util.find_spec("xdist") else []
-        # Warnings are errors elsewhere; here they are those of whatever wheels a machine with a GPU has.
-        options = ["-q", "-o", "addopts=", "-W", "default", *parallel, f"--junitxml={report}"]
-        files = [file for of_group in groups.values() for file in of_group]
-        returncode = subprocess.run([sys.executable, "-m", "pytest", *options, *files], check=False).returncode
-        if not report.exists():
-            yield {"tests": "all", "fault": f"pytest ended with {returncode}"}
-            return
-        root = ElementTree.parse(report).getroot()
     for name, files in groups.items():
-        modules = tuple(file.removesuffix(".py").replace("/", ".") for file in files)
-        yield from report_rows(
-            name, [case for case in root.iter("testcase") if case.get("classname", "").startswith(modules)]
-        )
+        yield from run_group(name, files, worker_count(setting))
 
 
 def worker_count(setting: Setting) -> int:
@@ -58,8 +43,22 @@ def worker_count(setting: Setting) -> int:
     return max(1, min(cores, torch.cuda.mem_get_info(setting.device)[0] // WORKER_BYTES))
 
 
-def report_rows(name: str, cases: list[ElementTree.Element]) -> Iterator[Row]:
-    """Convert the cases of a JUnit report to one row for the group and one for each of the first failures."""
+def run_group(name: str, files: list[str], processes: int) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        parallel = ["-n", str(processes)] if processes > 1 and importlib.util.find_spec("xdist") else []
+        # Warnings are errors elsewhere; here they are those of whatever wheels a machine with a GPU has.
+        options = ["-q", "-o", "addopts=", "-W", "default", *parallel, f"--junitxml={report}"]
+        returncode = subprocess.run([sys.executable, "-m", "pytest", *options, *files], check=False).returncode
+        if not report.exists():
+            yield {"tests": name, "fault": f"pytest ended with {returncode}"}
+            return
+        yield from report_rows(name, ElementTree.parse(report).getroot())
+
+
+def report_rows(name: str, report: ElementTree.Element) -> Iterator[Row]:
+    """Convert a JUnit report to one row for the group and one for each of the first failures."""
+    cases = list(report.iter("testcase"))
     failures = [(case, error) for case in cases for error in (*case.findall("failure"), *case.findall("error"))]
     skips = [skip.get("message", "") for case in cases for skip in case.findall("skipped")]
     passed = len(cases) - len({case for case, _ in failures}) - len(skips)
