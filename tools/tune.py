@@ -25,7 +25,14 @@ from localllm.hardware.catalog import MIN_GPU_ARCH  # noqa: E402
 from localllm.quant.formats.gpu_packed import pack_codes  # noqa: E402
 from localllm.quant.tensor import QuantizedTensor  # noqa: E402
 from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed  # noqa: E402
-from localllm.runtime.kernels.gpu.launch import Gpu, gpu_of, meta_packed_weight, meta_tensor, record_launches  # noqa: E402
+from localllm.runtime.kernels.gpu.launch import (  # noqa: E402
+    BITS,
+    Gpu,
+    gpu_of,
+    meta_packed_weight,
+    meta_tensor,
+    record_launches,
+)
 from localllm.runtime.kernels.gpu.small_m import MAX_TICKETS  # noqa: E402
 from localllm.runtime.kernels.gpu.tiles import TILES_PATH, Tile, measured_tiles  # noqa: E402
 from tools.triton_aot import compilation_key, compile_all  # noqa: E402
@@ -36,7 +43,7 @@ SHAPES = [  # [out, in] of Llama 1B, 8B and a model of 32B: q with k and v, o, g
     *[(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600), (151936, 5120)],
 ]
 KINDS = ("int4", "int8", "bfloat16")
-GROUP = 128  # of INT4
+GROUPS = {"int4": 128, "int8": None}  # columns that share a scale, None: all; kinds in the packed layout
 CACHE_BYTES = 2**28  # more than any L2
 ROUNDS = 15
 
@@ -63,10 +70,9 @@ def compile_candidates(gpu: Gpu, cases: Iterable[tuple[str, int, int]], tokens: 
     with record_launches(gpu) as launches:
         for kind, rows, columns in cases:
             x = meta_tensor(tokens, columns)
+            packed = kind in GROUPS
             weight = (
-                meta_tensor(rows, columns)
-                if kind == "bfloat16"
-                else meta_packed_weight(kind, rows, columns, GROUP if kind == "int4" else None)
+                meta_packed_weight(kind, rows, columns, GROUPS[kind]) if packed else meta_tensor(rows, columns)
             )
             for tile in candidates(kind, rows):
                 multiply(x, weight, tile)
@@ -76,12 +82,12 @@ def compile_candidates(gpu: Gpu, cases: Iterable[tuple[str, int, int]], tokens: 
 
 def weights_of(kind: str, rows: int, columns: int) -> list[Tensor | QuantizedTensor]:
     def made() -> Tensor | QuantizedTensor:
-        if kind == "bfloat16":
+        if kind not in GROUPS:
             return torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
-        bits, groups = (4, columns // GROUP) if kind == "int4" else (8, 1)
+        bits, group = BITS[kind], GROUPS[kind]
         codes = torch.randint(0, 16, (rows, columns), device="cuda", dtype=torch.uint8)
-        scale = torch.rand(rows, groups, device="cuda").bfloat16()
-        return pack_codes(codes, GROUP if kind == "int4" else None, bits, scale=scale)
+        scale = torch.rand(rows, columns // (group or columns), device="cuda").bfloat16()
+        return pack_codes(codes, group, bits, scale=scale)
 
     first = made()
     return [first] + [made() for _ in range(max(1, CACHE_BYTES // first.nbytes))]

@@ -3,26 +3,20 @@
 import pytest
 import torch
 
-from localllm.runtime.kernels.gpu import small_m_linear, small_m_packed
 from localllm.runtime.kernels.gpu.launch import Gpu, meta_packed_weight, meta_tensor, record_launches
 from tools import tune
-
-SMALLER = {"int4": tune.GROUP, "int8": None}  # columns that share a scale
 
 
 @pytest.mark.parametrize("kind", tune.KINDS)
 @pytest.mark.parametrize(("rows", "columns"), [(128_256, 2048), (2048, 8192), (151_936, 5120)])
 def test_every_candidate_can_be_launched(kind: str, rows: int, columns: int) -> None:
     x = meta_tensor(1, columns)
-    packed = kind in SMALLER
-    weight = meta_packed_weight(kind, rows, columns, SMALLER[kind]) if packed else meta_tensor(rows, columns)
+    packed = kind in tune.GROUPS
+    weight = meta_packed_weight(kind, rows, columns, tune.GROUPS[kind]) if packed else meta_tensor(rows, columns)
     tiles = list(tune.candidates(kind, rows))
     with record_launches(Gpu(90, 132)) as launches:
         for tile in tiles:
-            if packed:
-                small_m_packed.packed_matmul(x, weight, tile=tile)
-            else:
-                small_m_linear.dense_matmul(x, weight, tile=tile)
+            tune.multiply(x, weight, tile)
     assert len(launches) == len(tiles)
     few_rows = rows < 16_384
     assert ({tile.splits for tile in tiles} >= {1, 2}) or not few_rows
