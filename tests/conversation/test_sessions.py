@@ -226,7 +226,6 @@ from pathlib import Path
 from localllm.conversation.chat import Chat
 from localllm.conversation.session import Session
 from tests.cli.fake_engine import FakeLLM
-from tests.work import counted_lines
 for number in range(20):
     llm = FakeLLM()
     session = Session(llm, Chat(llm), Path(sys.argv[1]), began=1e9)
