@@ -1,6 +1,6 @@
 """Steps as messages of 32-bit integers, which rank 0 sends and the other ranks run.
 
-A sequence that was in one of the last messages, as many as steps are under way at a time, is sent as its index
+A sequence that was in one of the last messages, as many as steps are in flight at a time, is sent as its index
 there and the blocks that are new, so that a decode step takes the same few bytes per sequence whatever its
 context. Nothing is pickled.
 """

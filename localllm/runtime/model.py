@@ -257,7 +257,7 @@ class Decoder:
     def receive_back(self, count: int) -> Tensor:
         """Return what the last stage sends to the first one after a step: [count, hidden].
 
-        The first stage waits for it even if it needs nothing, so that it knows which steps are under way.
+        The first stage waits for it even if it needs nothing, so that it knows which steps are in flight.
         """
         assert self.ranks
         shape = max(1, count), self.config.hidden_size

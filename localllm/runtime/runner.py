@@ -185,7 +185,7 @@ class Runner:
             return self.model.logits(step.hidden).float()
 
     def receive_hidden(self) -> None:
-        """Wait for the hidden states of all steps under way, also of those that nobody reads any more."""
+        """Wait for the hidden states of all steps in flight, also of those that nobody reads any more."""
         while self.pending_steps:
             self.receive_oldest()
 
@@ -244,7 +244,7 @@ class Runner:
         return self.forward(batch, self.model.normed_hidden_states)
 
     def forward(self, batch: Batch, compute: Callable[[Batch, list[LayerCache]], Tensor]) -> Tensor:
-        """Compute a batch whose results come back at once, after those of the steps under way."""
+        """Compute a batch whose results come back at once, after those of the steps in flight."""
         self.receive_hidden()
         return self.compute(batch, compute).float()
 
