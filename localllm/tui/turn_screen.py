@@ -73,7 +73,8 @@ class PanelScreen(Screen[None]):
         """Close the settings; return whether they were open."""
         panels = self.query(SettingsPanel)
         is_open = bool(panels)
-        await panels.remove()
+        with self.app.batch_update():  # widgets that end have lost the styles that drawing them asks for
+            await panels.remove()
         if is_open and self.previous_focus and self.previous_focus.is_attached:
             self.set_focus(self.previous_focus)
         return is_open
