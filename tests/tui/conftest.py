@@ -8,6 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import textual.app
+import textual.pilot
+from textual._context import active_app
 from textual.pilot import Pilot
 
 import localllm
@@ -33,6 +36,28 @@ def surroundings(tmp_path, monkeypatch):
     monkeypatch.setenv("COLORTERM", "truecolor")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("TEXTUAL_THEME", raising=False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def keys_take_no_time() -> Iterator[None]:
+    """Go on when the app has handled a key and drawn what follows. Textual's pilot waits twice until the process
+    is idle: for 40 ms at least, and for two seconds while a model computes.
+    """
+
+    async def handled(min_sleep: float = 0, max_sleep: float = 1) -> None:
+        loop: Any = asyncio.get_running_loop()
+        end = time.monotonic() + max_sleep
+        for _ in range(2):  # what is called after a refresh may need another one
+            empty = 0
+            while empty < 3 and time.monotonic() < end:  # as each may make others ready
+                await asyncio.sleep(0)
+                empty = 0 if loop._ready else empty + 1
+            active_app.get().screen._on_timer_update()  # draws, 60 times a second otherwise
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (textual.app, textual.pilot):
+            patch.setattr(module, "wait_for_idle", handled)
+        yield
 
 
 class SharedModel:

@@ -15,9 +15,8 @@ def listed(app) -> list[str]:
 async def searched(app, pilot, until, text) -> None:
     """Type a text into the palette, and wait for a match."""
     await pilot.press("ctrl+p")
-    await pilot.pause()
-    app.screen.query_one(Input).value = text
     await until(pilot, lambda: isinstance(app.screen, CommandPalette) and app.screen.query_one(OptionList).options)
+    app.screen.query_one(Input).value = text
     await until(pilot, lambda: any(text.split()[-1] in row for row in listed(app)[:1]))
 
 

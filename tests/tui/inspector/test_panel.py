@@ -2,6 +2,7 @@
 
 import pytest
 from textual.events import MouseScrollDown, MouseScrollUp
+from textual.pilot import Pilot
 from textual.widget import Widget
 
 from localllm.conversation.chat import Chat
@@ -23,6 +24,14 @@ SIZES = [(80, 24), (160, 50)]
 def shown(app: Inspected) -> str:
     """Text on the screen."""
     return "\n".join("".join(part.text for part in line) for line in app.screen._compositor.render_strips())
+
+
+async def drawn(app: Inspected, pilot: Pilot[None]) -> None:
+    """Draw now what is drawn ten times a second, and lay it out."""
+    app.inspector.draw()
+    await pilot.pause()
+    app.inspector.draw()
+    await pilot.pause()
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -94,7 +103,7 @@ async def test_zoom_by_keys_and_wheel_and_steps_by_mouse() -> None:
     app = Inspected(list(story(60)))
     async with app.run_test() as pilot:
         view = app.query_one(Timeline)
-        await pilot.pause(0.25)
+        await drawn(app, pilot)
         before = view.scale
         await pilot.press("plus", "plus", "minus")
         assert view.scale.span_s == before.span_s / 2
@@ -182,11 +191,11 @@ async def test_scrolling_back_stops_following() -> None:
         view = app.query_one(Tokens)
         app.begin()
         app.tell(events[:400])
-        await pilot.pause(0.25)
-        view.scroll_to(y=2, animate=False)
+        await drawn(app, pilot)
+        view.scroll_to(y=2, animate=False, immediate=True)
         await pilot.pause()
         app.tell(events[400:])
-        await pilot.pause(0.25)
+        await drawn(app, pilot)
         assert view.scroll_offset.y == 2 and view.selected is None and view.token.special
 
 
@@ -200,33 +209,33 @@ async def test_old_tokens_are_dropped_while_selected() -> None:
         view = app.query_one(Tokens)
         app.begin()
         app.tell(events[:9200])
-        await pilot.pause(0.25)  # until they are laid out
+        await drawn(app, pilot)  # until they are laid out
         await pilot.press("home", *["right"] * 5)
         looked_at = view.token
         app.tell(events[9200:])
         view.refresh()  # before it knows that the beginning is gone
-        await pilot.pause(0.25)
+        await drawn(app, pilot)
         assert app.inspector.record.dropped_tokens > 5
         assert view.index == 0 and view.token.number > looked_at.number
         await pilot.press("1", "home")
         assert "prefill 256 tokens" in shown(app)
 
 
-async def test_a_resize_lays_the_tokens_out_again() -> None:
+async def test_a_resize_lays_the_tokens_out_again(until) -> None:
     app = Inspected(list(story(100)))
     async with app.run_test(size=(160, 50)) as pilot:
         await pilot.press("2", "home")
-        wide = len(app.query_one(Tokens).flow.lines)
-        await pilot.resize_terminal(60, 20)
-        await pilot.pause(0.25)
         view = app.query_one(Tokens)
-        assert len(view.flow.lines) > wide and view.flow.width <= 58 and view.index == 0
+        wide = len(view.flow.lines)
+        await pilot.resize_terminal(60, 20)
+        await until(pilot, lambda: len(view.flow.lines) > wide)
+        assert view.flow.width <= 58 and view.index == 0
 
 
 async def test_a_new_answer_replaces_the_last() -> None:
     app = Inspected(list(story(200)), list(story(3)))
     async with app.run_test() as pilot:
-        await pilot.pause(0.25)
+        await drawn(app, pilot)
         assert "3 steps" in shown(app)
         await pilot.press("2")
         assert app.query_one(Tokens).index == len(app.inspector.record.tokens) - 1 < 10
@@ -240,7 +249,7 @@ async def test_views_fit_any_terminal_and_any_answer(size, steps) -> None:
     async with app.run_test(size=size) as pilot:
         for key in "123":
             await pilot.press(key)
-            await pilot.pause(0.25)
+            await drawn(app, pilot)
             lines = shown(app).split("\n")
             assert len(lines) == size[1] and any(sign in shown(app) for sign in "█▶▊▌")
 
@@ -305,7 +314,7 @@ async def test_foreign_text_is_neither_markup_nor_control_codes() -> None:
     async with app.run_test() as pilot:
         for key in "12":
             await pilot.press(key)
-            await pilot.pause(0.25)
+            await drawn(app, pilot)
             assert "[red]␛[2J[/]" in shown(app) and "\x1b" not in shown(app)
 
 
@@ -353,7 +362,7 @@ async def test_the_bundled_model_is_inspected(demo, until) -> None:
             assert sum(one.chance for one in token.candidates) <= 1 + 1e-4
         for key in "123":
             await pilot.press(key)
-            await pilot.pause(0.25)
+            await drawn(app, pilot)
         assert f"{demo.blocks:,} blocks in use" in shown(app)
 
 
@@ -366,11 +375,11 @@ async def test_a_view_of_a_very_long_answer_is_drawn_soon() -> None:
         async with app.run_test(size=(160, 50)) as pilot:
             for key, (view, counts) in zip("123", lines.items(), strict=True):
                 await pilot.press(key)
-                await pilot.pause(0.25)
+                await drawn(app, pilot)
                 shown_view = app.query_one(view)
                 with counted_lines() as count:
                     shown_view.show(app.inspector.record)
-                    drawn = shown_view.render_lines(shown_view.size.region)
-                assert any(line.text.strip() for line in drawn)
+                    lines_shown = shown_view.render_lines(shown_view.size.region)
+                assert any(line.text.strip() for line in lines_shown)
                 counts.append(count.lines)
     assert all(many < 1.6 * few for few, many in lines.values()), lines
