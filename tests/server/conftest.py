@@ -1,12 +1,15 @@
 """Servers of real models on loopback in this process, so that tests can inspect their engines."""
 
+import asyncio
 import shutil
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import uvicorn.server
 
 import localllm
 from localllm import LLM
@@ -63,7 +66,9 @@ def answering(
         await app.state.simulations.close()
         await end()
 
-    with bind("127.0.0.1", 0) as listener:
+    with bind("127.0.0.1", 0) as listener, pytest.MonkeyPatch.context() as patch:
+        looks_often = {"sleep": lambda seconds: asyncio.sleep(seconds / 10)}  # for its end: ten times a second
+        patch.setattr(uvicorn.server, "asyncio", SimpleNamespace(**vars(asyncio) | looks_often))
         app = create_app(
             models,
             access,

@@ -209,7 +209,7 @@ def test_abandoned_embeddings_are_not_computed(
     left = 0
     while len(begun) != left:  # it ends soon after the connection has
         left = len(begun)
-        time.sleep(1)
+        time.sleep(0.5)
     assert 0 < sum(begun) < 2000
 
 
