@@ -48,7 +48,12 @@ torch.set_num_threads(1)  # the models are so small that a second thread costs m
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set how many examples Hypothesis draws: fewer where only quick tests run."""
+    """Set how many examples Hypothesis draws: fewer where only quick tests run. Let a worker end without freeing
+    millions of objects one by one, which takes three seconds.
+    """
+    if hasattr(config, "workerinput"):
+        worker = os.getpid()
+        atexit.register(lambda: os._exit(0) if os.getpid() == worker else None)
     if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
         from hypothesis import HealthCheck, settings
 
