@@ -24,6 +24,7 @@ def in_a_process(*arguments, piped=b""):
     )
 
 
+@pytest.mark.slow
 def test_a_story_from_the_box():
     done = in_a_process("run", "demo", "Tell me a story about a fox", "--seed", "1", "--max-tokens", "120")
     assert (done.returncode, done.stderr) == (0, b"")

@@ -200,18 +200,20 @@ def test_no_network_at_all(localllm):
     assert done.stderr.splitlines()[-1].startswith("error: hub.invalid cannot be resolved: ")
 
 
-def test_ctrl_c_keeps_the_downloaded_bytes(big, start, localllm):
-    big.rate = RATE
+def test_ctrl_c_keeps_the_downloaded_bytes(hub, start, localllm):
+    size = PART_BYTES + 12_345  # two parts
+    hub.add("org/big", model_files(**{"model.safetensors": weights(size)}))
+    hub.rate = RATE
     process = start("pull", "org/big")
-    wait_until(lambda: big.sent("model.safetensors") > 2_000_000)
+    wait_until(lambda: hub.sent("model.safetensors") > 2_000_000)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert err.endswith("interrupted; run the same command again to resume\n")
-    big.rate = None
+    hub.rate = None
     done = localllm("pull", "org/big")
     assert "already downloaded" in done.stderr
-    assert weights_in(done.stdout) == weights(BIG)
+    assert weights_in(done.stdout) == weights(size)
 
 
 @pytest.mark.slow

@@ -178,6 +178,7 @@ def test_a_damaged_turn_is_refused(chat, tmp_path, turn, field, value, message):
         session_file.read(tmp_path / "chat.json")
 
 
+@pytest.mark.quick_every(5)
 @pytest.mark.parametrize("seed", range(5))
 def test_no_change_of_a_byte_or_a_value_gets_through_unseen_or_crashes(chat, tmp_path, seed):
     """The file is refused with one sentence, or read as a conversation that can be written again."""

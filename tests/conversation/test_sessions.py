@@ -302,15 +302,16 @@ KILLED = """
 import sys, time
 import localllm
 from pathlib import Path
-from localllm.conversation.chat import Chat, CHECKPOINT_INTERVAL_S
+from localllm.conversation import chat
 from localllm.conversation.session import Session
+chat.CHECKPOINT_INTERVAL_S = 0.3
 llm = localllm.load("demo")
 params = localllm.SamplingParams(temperature=0, max_tokens=4000, ignore_eos=True)
-session = Session(llm, Chat(llm, params), Path(sys.argv[1]))
+session = Session(llm, chat.Chat(llm, params), Path(sys.argv[1]))
 began = time.monotonic()
 for event in session.ask("Tell me a story."):
-    time.sleep(0.05)
-    if time.monotonic() > began + 2 * CHECKPOINT_INTERVAL_S:
+    time.sleep(0.02)
+    if time.monotonic() > began + 2 * chat.CHECKPOINT_INTERVAL_S:
         print("now", flush=True)
 """
 

@@ -124,7 +124,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-@pytest.mark.quick_every(9)
+@pytest.mark.quick_every(17)
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("seed", range(16))
 def test_any_mix_gives_the_tokens_of_one_process(folder: Path, seed: int, stages: int) -> None:

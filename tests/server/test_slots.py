@@ -71,6 +71,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.slow
 def test_a_slot_survives_a_restart(llm: LLM, tmp_path: Path) -> None:
     """The second server is another process."""
     with serving(llm, slot_files=SlotFiles(tmp_path / "slots")) as url:

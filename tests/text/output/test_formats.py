@@ -357,6 +357,7 @@ def test_nothing_is_lost_but_markup_and_the_space_beside_it(text: str):
         assert said == left
 
 
+@pytest.mark.quick_every(2)
 @pytest.mark.parametrize(
     ("begin", "repeated", "end"),
     [
