@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from localllm.llm import garbage
-from tests.interpreted import ON_GPU, SOFTWARE_GPU, TRITON, launch
+from tests.interpreted import LAGGING_GPU, ON_GPU, SOFTWARE_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
 from tests.software_gpu import software_gpu
 from tests.torch_alone import no_instructions  # after `interpreted`, which decides how kernels are loaded
@@ -34,7 +34,8 @@ NEED_TRITON = [
 ]
 collect_ignore = [] if TRITON else NEED_TRITON
 if TRITON:
-    collect_ignore.append("lagging" if ON_GPU else "gpu")  # the lagging device replaces torch.cuda
+    # The lagging device replaces torch.cuda.
+    collect_ignore.append("lagging" if ON_GPU or LAGGING_GPU else "gpu")
 
 TESTS = Path(__file__).parent
 # Files whose tests take long, each in a process of its own, and have no fixtures in common.
@@ -114,15 +115,28 @@ def certificates_are_read_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def lagging_gpu() -> Iterator[None]:
+    """Stand in for a GPU in all tests, if asked for."""
+    if not LAGGING_GPU:
+        yield
+        return
+    from tests.lagging.device import LaggingDevice
+
+    with LaggingDevice():
+        yield
+
+
 @pytest.fixture
 def interpreter(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Run GPU kernels: on a GPU if there is one, otherwise under Triton's interpreter or on a software GPU."""
     if SOFTWARE_GPU:
         with software_gpu(SOFTWARE_GPU, request.node.nodeid):
             yield
-    elif ON_GPU:
+    elif ON_GPU or LAGGING_GPU:
         with OnDevice(torch.device("cuda", 0)):
             yield
+        torch.cuda.synchronize()  # so that a fault of its kernels is that of this test
     else:
         monkeypatch.setattr(launch, "takes_cpu", True)
         yield

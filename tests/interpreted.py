@@ -2,7 +2,8 @@
 test. With a GPU they are compiled for it; without Triton, as on macOS and Arm, there are none.
 
 With a seed in the environment variable SOFTWARE_GPU, they are compiled to PTX instead, which tools/ptx executes
-(tests/software_gpu.py)."""
+(tests/software_gpu.py). With LAGGING_GPU, tests that run on a GPU, if there is one, run on a lagging device
+(tests/lagging), with the interpreter's kernels."""
 
 import functools
 import importlib.util
@@ -18,6 +19,7 @@ import torch
 
 ON_GPU = torch.cuda.is_available()
 SOFTWARE_GPU = os.environ.get("SOFTWARE_GPU")
+LAGGING_GPU = "LAGGING_GPU" in os.environ
 TRITON = importlib.util.find_spec("triton") is not None
 launch = None
 if ON_GPU:  # before CUDA starts: without, cuBLAS refuses to compute where a test asks for deterministic algorithms

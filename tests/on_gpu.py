@@ -9,8 +9,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 MAKERS = (
-    *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand),
-    *(torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros),
+    *(
+        torch.arange,
+        torch.as_tensor,
+        torch.empty,
+        torch.eye,
+        torch.full,
+        torch.linspace,
+        torch.logspace,
+        torch.ones,
+    ),
+    *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros),
 )
 
 
@@ -36,6 +45,8 @@ class OnDevice(TorchFunctionMode):
         if func is torch.Tensor.to:
             args = tuple(self.device if is_cpu(argument) else argument for argument in args)
             named = {name: self.device if is_cpu(value) else value for name, value in named.items()}
+        if func is torch.Tensor.pin_memory:
+            args = (args[0].cpu(), *args[1:])  # what is copied from the host was moved when it was made
         return func(*args, **named)
 
     def stands_for(self, asked: Any) -> bool:

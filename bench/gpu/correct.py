@@ -1,25 +1,33 @@
-"""Runs the tests that need a GPU, in groups, each in its own pytest processes."""
+"""Runs the tests that need a GPU, in groups, each in its own pytest processes.
 
+It is a plugin of pytest in these, too, so that failures are known as they occur, and not only in runs that end.
+"""
+
+import contextlib
 import importlib.util
+import json
 import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from xml.etree import ElementTree
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
+import pytest
 import torch
 
 from bench.gpu.setting import Row, Setting
 
 BUDGET_S = 140
+STOPPED_AFTER_S = 130  # so that the groups until then are counted
 MAX_WORKERS = 8  # processes of pytest-xdist, since most of the time is compilation
 WORKER_BYTES = (
     6 * 2**30
 )  # of a GPU: a model of 1B in bf16, the tensors of its tests, and CUDA itself, with a reserve
-MAX_FAILURES = 8  # shown per group
+MAX_FAILURES = 12  # shown per group, of different tests
 MAX_LENGTH = 200  # of a message, in characters
+OUTCOMES = "LOCALLLM_TEST_OUTCOMES"  # number of the file that pytest writes a line to for each outcome
 GROUPS = {
     "the loop, graphs on and off, in any batch": ["tests/gpu/test_engine.py"],
     "races between kernels": ["tests/gpu/test_races.py"],
@@ -30,9 +38,10 @@ GROUPS = {
 
 
 def measure(setting: Setting) -> Iterator[Row]:
+    end = time.monotonic() + STOPPED_AFTER_S
     groups = {"families beside transformers": ["tests/gpu/test_families.py"]} if setting.tiny else GROUPS
     for name, files in groups.items():
-        yield from run_group(name, files, worker_count(setting))
+        yield from rows_of_group(name, outcomes(files, worker_count(setting), end))
 
 
 def worker_count(setting: Setting) -> int:
@@ -43,27 +52,65 @@ def worker_count(setting: Setting) -> int:
     return max(1, min(cores, torch.cuda.mem_get_info(setting.device)[0] // WORKER_BYTES))
 
 
-def run_group(name: str, files: list[str], processes: int) -> Iterator[Row]:
-    with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.xml"
-        parallel = ["-n", str(processes)] if processes > 1 and importlib.util.find_spec("xdist") else []
-        # Warnings are errors elsewhere; here they are those of whatever wheels a machine with a GPU has.
-        options = ["-q", "-o", "addopts=", "-W", "default", *parallel, f"--junitxml={report}"]
-        returncode = subprocess.run([sys.executable, "-m", "pytest", *options, *files], check=False).returncode
-        if not report.exists():
-            yield {"tests": name, "fault": f"pytest ended with {returncode}"}
-            return
-        yield from report_rows(name, ElementTree.parse(report).getroot())
+def outcomes(files: list[str], processes: int, end: float) -> Iterator[Row]:
+    """Run tests until `end` on the monotonic clock, and yield the outcomes of their phases as they are known."""
+    parallel = ["-n", str(processes)] if processes > 1 and importlib.util.find_spec("xdist") else []
+    # Warnings are errors elsewhere; here they are those of whatever wheels a machine with a GPU has.
+    options = ["-q", "--tb=short", "-o", "addopts=", "-W", "default", "-p", "bench.gpu.correct", *parallel]
+    readable, writable = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", *options, *files],
+        pass_fds=[writable],
+        env=os.environ | {OUTCOMES: str(writable)},
+    )
+    os.close(writable)
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        process.terminate()
+
+    timer = threading.Timer(max(0.0, end - time.monotonic()), stop)
+    timer.start()
+    any_known = False
+    try:
+        with process, os.fdopen(readable) as lines:
+            for line in lines:
+                any_known = True
+                yield json.loads(line)
+    finally:
+        timer.cancel()
+    if stopped.is_set():
+        yield {"ended": f"stopped: all groups have {STOPPED_AFTER_S} s"}
+    elif not any_known:
+        yield {"ended": f"pytest ended with {process.returncode}"}
 
 
-def report_rows(name: str, report: ElementTree.Element) -> Iterator[Row]:
-    """Convert a JUnit report to one row for the group and one for each of the first failures."""
-    cases = list(report.iter("testcase"))
-    failures = [(case, error) for case in cases for error in (*case.findall("failure"), *case.findall("error"))]
-    skips = [skip.get("message", "") for case in cases for skip in case.findall("skipped")]
-    passed = len(cases) - len({case for case, _ in failures}) - len(skips)
-    counts: Row = {"tests": name, "passed": passed, "failed": len(failures), "skipped": len(skips)}
-    yield counts | ({"fault": skips[0]} if skips and not passed else {})
-    for case, error in failures[:MAX_FAILURES]:
-        lines = error.get("message", "").splitlines() or [""]
-        yield {"tests": f"  {case.get('name')}", "fault": lines[0][:MAX_LENGTH]}
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Write an outcome for `outcomes`, from pytest's main process: workers report to it."""
+    if "PYTEST_XDIST_WORKER" in os.environ or (report.passed and report.when != "call"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+    message = getattr(getattr(report.longrepr, "reprcrash", None), "message", reason)
+    line = {"test": report.nodeid, "outcome": report.outcome, "message": message}
+    with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+        os.write(int(os.environ[OUTCOMES]), (json.dumps(line) + "\n").encode())
+
+
+def rows_of_group(name: str, outcomes: Iterable[Row]) -> Iterator[Row]:
+    """Yield a row for the first failure of each test, and one for the group at its end."""
+    counts, failing, skips = Counter[str](passed=0, failed=0, skipped=0), set[str](), list[str]()
+    ended = None
+    for each in outcomes:
+        if "ended" in each:
+            ended = each["ended"]
+            continue
+        counts[str(each["outcome"])] += 1
+        test, message = str(each["test"]), (str(each["message"]).splitlines() or [""])[0][:MAX_LENGTH]
+        if each["outcome"] == "skipped":
+            skips.append(message)
+        elif each["outcome"] == "failed" and len(failing) < MAX_FAILURES and test.split("[")[0] not in failing:
+            failing.add(test.split("[")[0])
+            yield {"tests": f"  {test.rpartition('::')[2]}", "fault": message}
+    fault = ended or (skips[0] if skips and not counts["passed"] else None)
+    yield {"tests": name, **counts} | ({"fault": fault} if fault else {})

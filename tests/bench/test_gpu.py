@@ -5,12 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ import torch
 from bench.gpu import __main__ as driver
 from bench.gpu import correct, setting
 from bench.gpu.artefact import write
-from bench.gpu.correct import report_rows
+from bench.gpu.correct import outcomes, rows_of_group
 from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import WHEELS, Setting, judged
@@ -266,15 +266,28 @@ def test_what_torch_caches_of_a_model_before_is_room_for_the_next(monkeypatch: p
     assert Setting(torch.device("cuda", 0)).room_for(16 * 2**30)
 
 
-def test_pytest_outcomes_become_rows() -> None:
-    report = ElementTree.fromstring(
-        '<testsuite><testcase name="good"/><testcase name="bad"><failure message="it is&#10;wrong"/></testcase>'
-        '<testcase name="not here"><skipped message="no GPU"/></testcase></testsuite>'
+@pytest.mark.slow
+def test_outcomes_of_tests_become_rows_as_they_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(correct.__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    Path("test_of_a_gpu.py").write_text(
+        """import pathlib, time, pytest
+@pytest.mark.parametrize("n", [1, 2])
+def test_bad(n): raise ValueError("it is\\nwrong")
+def test_left_out(): pytest.skip("no GPU")
+def test_good():
+    while not pathlib.Path("go on").exists(): time.sleep(0.05)
+"""
     )
-    assert list(report_rows("loop", report)) == [
-        {"tests": "loop", "passed": 1, "failed": 1, "skipped": 1},
-        {"tests": "  bad", "fault": "it is"},
-    ]
+    rows = rows_of_group("loop", outcomes(["test_of_a_gpu.py"], 1, time.monotonic() + 300))
+    assert next(rows) == {"tests": "  test_bad[1]", "fault": "ValueError: it is"}
+    Path("go on").touch()
+    assert list(rows) == [{"tests": "loop", "passed": 1, "failed": 2, "skipped": 1}]
+    Path("go on").unlink()
+    [row] = rows_of_group("loop", outcomes(["test_of_a_gpu.py::test_good"], 1, time.monotonic() + 0.5))
+    assert row["fault"] == f"stopped: all groups have {correct.STOPPED_AFTER_S} s"
+    [row] = rows_of_group("loop", outcomes(["missing.py"], 1, time.monotonic() + 300))
+    assert row["fault"] == "pytest ended with 4"
 
 
 def test_verdicts() -> None:

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from tests.lagging.streams import Event, Graph, Stream
 
@@ -98,6 +99,8 @@ def tensor_methods(device: LaggingDevice) -> dict[str, Callable[[Any], Callable[
 
     def pin_memory(original: Any) -> Any:
         def method(self: Tensor, *_: Any) -> Tensor:
+            if has_torch_function((self,)):  # a mode of torch, as any of its methods would ask
+                return handle_torch_function(Tensor.pin_memory, (self,), self)
             if isinstance(self, LagTensor):
                 raise RuntimeError("cannot pin memory of the device")
             with device.lock:
@@ -149,8 +152,8 @@ def interpreted_later(device: LaggingDevice) -> Iterator[None]:
         tensors = list(tensors_in(list(values)))
         if not tensors:
             return original(self, *args, **kwargs)
-        run_args, run_kwargs = on_cpu(args), on_cpu(kwargs)
-        with device.lock:
+        with torch._C.DisableTorchFunction(), device.lock:
+            run_args, run_kwargs = on_cpu(args), on_cpu(kwargs)
             device.reclaim()
             device.forbid_host_tensors(self.fn.__name__, list(values))
             device.launch(self.fn.__name__, lambda: original(self, *run_args, **run_kwargs), [], tensors)

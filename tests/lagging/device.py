@@ -185,7 +185,7 @@ class LaggingDevice(Queues):
 
     def empty(self, shape: Iterable[int], dtype: torch.dtype) -> LagTensor:
         with self.fake_mode:
-            fake = torch.empty(tuple(shape), dtype=dtype, device=CUDA)
+            fake = aten.empty.memory_format(list(shape), dtype=dtype, device=CUDA)  # torch.empty may be patched
         assert isinstance(fake, FakeTensor)
         return self.tensor(fake)
 

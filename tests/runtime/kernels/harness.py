@@ -41,3 +41,10 @@ def check(
             assert error <= allowed, f"{operation}/{kernel.name}: {error:.2e} > {allowed:.2e}"
             ran.append(kernel.name)
     return ran
+
+
+def check_on_gpu(
+    operation: str, make: Callable[[torch.dtype], tuple[Any, ...]], dtype: torch.dtype, terms: int = 1
+) -> list[str]:
+    """`check`, with the names of the kernels that run on a GPU, too."""
+    return [name for name in check(operation, make, dtype, terms) if not name.startswith("cpu-")]

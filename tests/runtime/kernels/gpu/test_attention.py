@@ -19,7 +19,7 @@ from localllm.runtime.kernels.gpu.launch import GPUS, record_launches
 from localllm.runtime.kernels.registry import explain
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.kv_cache.tensors import KVCache
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 from tests.tiny import CPU
 
 pytestmark = pytest.mark.usefixtures("interpreter", "poisoned")
@@ -130,7 +130,7 @@ def assert_checked(spans: Spans, c: AttentionConfig, form: KVDtype | None, dtype
         return q.to(d), cache, batch, c, None if sinks is None else sinks.to(d)
 
     terms = c.head_dim if form == INT4 else 1  # codes and offsets of keys are summed apart
-    assert check("attention", make, dtype, terms)[0] == name
+    assert check_on_gpu("attention", make, dtype, terms)[0] == name
 
 
 def attended(

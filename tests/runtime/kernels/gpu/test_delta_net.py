@@ -13,7 +13,7 @@ from localllm.runtime.kernels.gpu.delta_net import MAX_STEP_TOKENS
 from localllm.runtime.kernels.registry import KERNELS
 from localllm.runtime.kv_cache.sequence_state import BlockPool, SequenceState
 from localllm.runtime.kv_cache.tensors import RecurrentCache
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 from tests.tiny import CPU
 
 pytestmark = pytest.mark.usefixtures("interpreter")
@@ -65,7 +65,7 @@ def delta_arguments(spans: list[tuple[int, int]], saved: bool, fading: float, co
 def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None:
     config = DeltaNetConfig(key_heads=2, value_heads=4, key_dim=8, value_dim=40, kernel_size=4)
     make = delta_arguments(spans, False, 1.0, config)
-    assert check("delta_net", make, dtype) == ["triton-chunks", "cpu-tokens", "torch-chunks"]
+    assert check_on_gpu("delta_net", make, dtype) == ["triton-chunks", "torch-chunks"]
     compare_rows(make)
 
 
@@ -74,7 +74,7 @@ def test_single_tokens(spans: list[tuple[int, int]], dtype: torch.dtype) -> None
 def test_spans(spans: list[tuple[int, int]], fading: float, saved: bool) -> None:
     config = DeltaNetConfig(key_heads=1, value_heads=1, key_dim=24, value_dim=12, kernel_size=4)
     make = delta_arguments(spans, saved, fading, config)
-    assert check("delta_net", make, torch.bfloat16) == ["triton-chunks", "cpu-tokens", "torch-chunks"]
+    assert check_on_gpu("delta_net", make, torch.bfloat16) == ["triton-chunks", "torch-chunks"]
     compare_rows(make)
 
 
@@ -96,7 +96,7 @@ def test_repeated_keys_lose_no_digits() -> None:
         q, k, v, decay, beta, cache, batch = make(d)
         return q, k[:1].expand_as(k), v, decay, torch.ones_like(beta), cache, batch
 
-    assert "triton-chunks" in check("delta_net", alike, torch.bfloat16)
+    assert "triton-chunks" in check_on_gpu("delta_net", alike, torch.bfloat16)
     compare_rows(alike)
 
 

@@ -11,7 +11,7 @@ from localllm.runtime.kernels.experts import StackedExperts, experts
 from localllm.runtime.kernels.gpu.launch import INTERPRETED
 from tests.quant.formats.test_gpu_packed import floats
 from tests.quant.formats.test_interleaved import blocks, integers
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 # Tokens of a step with the bits of 16: the interpreter multiplies with NumPy, whose order of sums depends on the
@@ -40,7 +40,7 @@ def routed(tokens: int, experts: int, k: int) -> tuple[Tensor, Tensor]:
 
 def compare(tokens: int, mlps: StackedExperts, chosen: Tensor, weight: Tensor, dtype: torch.dtype) -> None:
     x = drawn(tokens, mlps.gate_up.shape[1], seed=5)
-    assert check("experts", lambda d: (x.to(d), chosen, weight, cast(mlps, d)), dtype) == ["triton-grouped"]
+    assert check_on_gpu("experts", lambda d: (x.to(d), chosen, weight, cast(mlps, d)), dtype) == ["triton-grouped"]
 
 
 def cast(mlps: StackedExperts, dtype: torch.dtype) -> StackedExperts:

@@ -11,7 +11,7 @@ from localllm.runtime.kernels.gpu import splits
 from localllm.runtime.kernels.latent import latent_attention
 from localllm.runtime.kv_cache.tensors import LatentCache
 from tests.runtime.kernels.gpu.test_attention import BLOCKS, SIZE, Spans, poisoned, slots, step
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 from tests.tiny import CPU
 
 __all__ = ["poisoned"]
@@ -52,7 +52,7 @@ def call(spans: Spans, heads: int, form: torch.dtype | None, dtype: torch.dtype)
     ids=str,
 )
 def test_few_tokens(spans: Spans, heads: int, form: torch.dtype | None, dtype: torch.dtype) -> None:
-    assert check("latent_attention", lambda d: call(spans, heads, form, d), dtype)[0] == "triton-absorbed"
+    assert check_on_gpu("latent_attention", lambda d: call(spans, heads, form, d), dtype)[0] == "triton-absorbed"
 
 
 def test_a_token_has_the_same_bits_alone_and_as_a_draft() -> None:
@@ -74,7 +74,7 @@ def test_a_token_has_the_same_bits_alone_and_as_a_draft() -> None:
 
 
 def test_many_tokens_are_left_to_torch() -> None:
-    ran = check("latent_attention", lambda d: call([(40, 17)], 2, None, d), FP32)
+    ran = check_on_gpu("latent_attention", lambda d: call([(40, 17)], 2, None, d), FP32)
     assert ran == ["torch-two-forms"]
 
 

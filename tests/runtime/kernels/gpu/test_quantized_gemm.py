@@ -13,7 +13,7 @@ from localllm.runtime.kernels.gpu import dequantize as unpacking
 from localllm.runtime.kernels.gpu import quantized_gemm
 from tests.quant.formats.test_gpu_packed import floats
 from tests.quant.formats.test_interleaved import blocks, integers
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 
@@ -46,7 +46,7 @@ WEIGHTS = {
 def test_every_format_is_multiplied(name: str) -> None:
     weight = laid(WEIGHTS[name]())
     x, bias = rows_of(19, weight.shape[1]), rows_of(1, weight.shape[0])[0]
-    ran = check("linear", lambda dtype: (x.to(dtype), weight, bias.to(dtype)), torch.bfloat16)
+    ran = check_on_gpu("linear", lambda dtype: (x.to(dtype), weight, bias.to(dtype)), torch.bfloat16)
     assert "triton-gemm" in ran and "triton-dequantized" not in ran
 
 
@@ -77,7 +77,7 @@ def test_a_residual_is_added_in_the_product() -> None:
     def arguments(dtype: torch.dtype) -> tuple[object, ...]:
         return x.to(dtype), (weight,), None, None, None, residual.to(dtype)
 
-    assert check("fused_linear", arguments, torch.float32) == ["triton-gemm"]
+    assert check_on_gpu("fused_linear", arguments, torch.float32) == ["triton-gemm"]
 
 
 @pytest.mark.parametrize("tokens", [2, 3, 19, 100])
@@ -90,8 +90,8 @@ def test_a_row_does_not_depend_on_the_others(tokens: int) -> None:
 def test_many_rows_meet_a_weight_that_is_unpacked_in_parts(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(unpacking, "SCRATCH_ELEMENTS", most)
     weight, x, bias = laid(blocks("q6_k", 70, 256)), rows_of(128, 256), rows_of(1, 70)[0]
-    ran = check("linear", lambda dtype: (x.to(dtype), weight, bias.to(dtype)), torch.float32)
-    assert ran == ["triton-dequantized", "cpu-dequantized"]
+    ran = check_on_gpu("linear", lambda dtype: (x.to(dtype), weight, bias.to(dtype)), torch.float32)
+    assert ran == ["triton-dequantized"]
 
 
 def test_columns_in_an_order_of_their_own() -> None:
@@ -100,7 +100,7 @@ def test_columns_in_an_order_of_their_own() -> None:
     moved = laid(QuantizedTensor("int4", weight.shape, weight.parts | {"columns": order}, 32))
     for tokens in (17, 128):
         x = rows_of(tokens, 64)
-        assert check("linear", lambda dtype, x=x: (x.to(dtype), moved, None), torch.float32)
+        assert check_on_gpu("linear", lambda dtype, x=x: (x.to(dtype), moved, None), torch.float32)
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (2, 0, 64), (2, 10, 64)])

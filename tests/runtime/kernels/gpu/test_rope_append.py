@@ -35,18 +35,18 @@ VARIANTS = {
     "growing": replace(PLAIN, query_growth=QueryScaling(0.5, 16)),
     "wide": AttentionConfig(heads=2, kv_heads=1, head_dim=128, rope=RopeConfig(1e4, 128), scale=1.0),
 }
-POSITIONS = torch.tensor([0, 15, 16, 70, 1])
-SLOTS = torch.tensor([7, 30, -1, 0, 16])
+POSITIONS = [0, 15, 16, 70, 1]
+SLOTS = [7, 30, -1, 0, 16]
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape) + seed))
 
 
-def batch_of(slot: Tensor) -> Batch:
+def batch_of(slots: list[int]) -> Batch:
     table, none = torch.zeros(5, 3, dtype=torch.int32), torch.zeros(0, dtype=torch.int64)
-    start = torch.arange(6, dtype=torch.int32)
-    return Batch(POSITIONS, POSITIONS, start, start[1:], table, slot, none, 16, 1, 1)
+    start, positions = torch.arange(6, dtype=torch.int32), torch.tensor(POSITIONS)
+    return Batch(positions, positions, start, start[1:], table, torch.tensor(slots), none, 16, 1, 1)
 
 
 def cache_of(c: AttentionConfig, form: KVDtype) -> KVCache:
@@ -64,7 +64,7 @@ def arguments(c: AttentionConfig, dtype: torch.dtype, kind: str = "rms") -> tupl
     held[:, 3:-5] = numbers(5, rows).to(dtype)
     angles = None
     if c.rope:
-        angle = POSITIONS[:, None, None] * 0.7 ** torch.arange(c.rope.dim // 2)
+        angle = torch.tensor(POSITIONS)[:, None, None] * 0.7 ** torch.arange(c.rope.dim // 2)
         angles = (1.1 * angle.cos(), 1.1 * angle.sin())
     norms = (None, None)
     if c.qk_norm:
@@ -76,11 +76,11 @@ def arguments(c: AttentionConfig, dtype: torch.dtype, kind: str = "rms") -> tupl
 def both(c: AttentionConfig, dtype: torch.dtype, form: KVDtype, kind: str = "rms") -> tuple:
     """Return (q, gate, cache) of the kernel and of plain torch."""
     qkv, angles, norms = arguments(c, dtype, kind)
-    caches, there = [cache_of(c, form) for _ in range(2)], SLOTS >= 0
+    caches = [cache_of(c, form) for _ in range(2)]
     assert rope_append_unsupported(qkv, caches[0], batch_of(SLOTS), c, angles, *norms, 1e-5) is None
     q, gate = rope_append(qkv, caches[0], batch_of(SLOTS), c, angles, *norms, 1e-5)
     # Plain torch knows no token without a slot: it writes that one to a slot of its own, which is put back.
-    spare = torch.where(there, SLOTS, 31)
+    spare = [slot if slot >= 0 else 31 for slot in SLOTS]
     expected = rope_append_reference(qkv, caches[1], batch_of(spare), c, angles, *norms, 1e-5)
     fresh = cache_of(c, form)
     for name in ("k", "v", "k_scale", "v_scale"):
@@ -126,7 +126,7 @@ def test_bits_are_those_of_plain_torch(form: str, dtype: torch.dtype, head_dim: 
 def test_bits_of_turned_heads(name: str, form: str) -> None:
     (q, _, cache), (expected_q, _, expected) = both(VARIANTS[name], torch.bfloat16, KV_DTYPES[form])
     torch.testing.assert_close(q, expected_q)
-    there = SLOTS[SLOTS >= 0]
+    there = [slot for slot in SLOTS if slot >= 0]
     for side in ("k", "v"):
         got, wanted = (
             dequantize_vectors(getattr(each, side)[there], getattr(each, side + "_scale")[there], torch.float32)
@@ -143,7 +143,7 @@ def test_bits_of_turned_heads(name: str, form: str) -> None:
 def test_every_number_and_all_between(form: str) -> None:
     c = AttentionConfig(heads=1, kv_heads=1, head_dim=1024, rope=None, scale=1.0)
     dtype = EIGHT_BIT_DTYPES.get(form, INT4)
-    most, places = DTYPE_MAX[dtype], torch.tensor([0, 1, 2, 3, 4])
+    most, places = DTYPE_MAX[dtype], [0, 1, 2, 3, 4]
     x = torch.linspace(-most, most, 1024).repeat(5, 3)
     x[1] = torch.logspace(-40, 2.2, 1024).repeat(3) * torch.tensor([1.0, -1.0]).repeat(1536)
     x[2], x[3, 1030], x[3, 2060], x[4, 1500] = 0.0, torch.nan, torch.inf, -torch.inf
@@ -163,7 +163,8 @@ def test_a_token_has_the_same_bits_alone() -> None:
     c = VARIANTS["normed"]
     qkv, (cos, sin), norms = arguments(c, torch.bfloat16)
     together = rope_append(qkv, cache_of(c, torch.bfloat16), batch_of(SLOTS), c, (cos, sin), *norms, 1e-5)[0]
-    alone = replace(batch_of(SLOTS), slot_mapping=SLOTS[3:4], positions=POSITIONS[3:4])
+    batch = batch_of(SLOTS)
+    alone = replace(batch, slot_mapping=batch.slot_mapping[3:4], positions=batch.positions[3:4])
     angles = (cos[3:4].contiguous(), sin[3:4].contiguous())
     q = rope_append(qkv[3:4], cache_of(c, torch.bfloat16), alone, c, angles, *norms, 1e-5)[0]
     assert torch.equal(q[0], together[3])

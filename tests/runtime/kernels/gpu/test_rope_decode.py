@@ -22,7 +22,7 @@ from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import explain, prefer_reference
 from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 from tests.runtime.kernels.gpu.test_attention import BF16, FP32, filled, slots, step
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 PLAIN = AttentionConfig(4, 2, 16, RopeConfig(10000.0, 16), 0.3)
@@ -115,7 +115,7 @@ def test_bits_in_float32() -> None:
 )
 def test_results_are_those_of_torch(form: KVDtype | None, dtype: torch.dtype) -> None:
     with prefer_reference("rope_append"), prefer_reference("attention"):
-        ran = check("append_and_attend", lambda each: arguments(NORMED, form or each, each), dtype)
+        ran = check_on_gpu("append_and_attend", lambda each: arguments(NORMED, form or each, each), dtype)
     assert ran == ["triton-rope-decode"]
 
 

@@ -1,7 +1,7 @@
 """Products of few rows are exact, and do not depend on the batch."""
 
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ from localllm.runtime.kernels.norm import FollowingNorm, Norm, PreparedNorm
 from localllm.runtime.kernels.registry import explain
 from tests.gpu.test_engine import MORE, SAME_BITS
 from tests.quant.formats.test_interleaved import blocks, integers
-from tests.runtime.kernels.harness import check
+from tests.runtime.kernels.harness import check_on_gpu
 
 pytestmark = pytest.mark.usefixtures("interpreter")
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -68,7 +68,7 @@ def planes(form: str, rows: int, columns: int, group: int | None, *, zeros: bool
 def test_packed_weights(form: str, group: int | None, zeros: bool, dtype: torch.dtype) -> None:
     weight = planes(form, 40, 300, group, zeros=zeros)
     x, bias = random(5, 300), random(40)
-    ran = check("linear", lambda d: (x.to(d), weight, bias.to(d)), dtype, terms=300)
+    ran = check_on_gpu("linear", lambda d: (x.to(d), weight, bias.to(d)), dtype, terms=300)
     assert ran[0] == "triton-skinny-planes"
 
 
@@ -76,7 +76,7 @@ def test_packed_weights(form: str, group: int | None, zeros: bool, dtype: torch.
 @pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 33, 256), (2, 1, 77), (16, 70, 130)])
 def test_plain_weights(tokens: int, rows: int, columns: int, dtype: torch.dtype) -> None:
     x, weight = random(tokens, columns), random(rows, columns)
-    assert check("plain_linear", lambda d: (x.to(d), weight.to(d), None), dtype) == ["triton-skinny", "cpu-rows"]
+    assert check_on_gpu("plain_linear", lambda d: (x.to(d), weight.to(d), None), dtype) == ["triton-skinny"]
 
 
 @pytest.mark.quick_every(7)
@@ -95,7 +95,7 @@ def test_epilogues_of_a_product(form: str, activation: Activation, dtype: torch.
         matrix = weight if isinstance(weight, QuantizedTensor) else weight.to(d)
         return x.to(d), (matrix,), bias.to(d), norm, activation, residual.to(d)
 
-    assert check("fused_linear", make, dtype) == ["triton-skinny"]
+    assert check_on_gpu("fused_linear", make, dtype) == ["triton-skinny"]
 
 
 @pytest.mark.quick_every(5)
@@ -147,7 +147,7 @@ def test_blocks_with_minimums_and_scales_of_scales(form: str) -> None:
     group = 512 // parts["scale"].shape[1]
     made = pack_codes(apart.codes.reshape(20, -1), group, 8 if form == "q6_k" else 4, **parts)
     x = random(3, 512)
-    assert check("linear", lambda d: (x.to(d), made, None), torch.float16)[0] == "triton-skinny-planes"
+    assert check_on_gpu("linear", lambda d: (x.to(d), made, None), torch.float16)[0] == "triton-skinny-planes"
 
 
 @pytest.mark.parametrize("form", ["q4_k", "q6_k"])
@@ -193,7 +193,7 @@ def test_columns_in_another_order() -> None:
     weight.parts[COLUMN_ORDER] = torch.randperm(256, generator=torch.Generator().manual_seed(0))
     made = repack(weight)
     x = random(2, 256)
-    assert check("linear", lambda d: (x.to(d), made, None), torch.float32)
+    assert check_on_gpu("linear", lambda d: (x.to(d), made, None), torch.float32)
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "plain"])
@@ -294,17 +294,20 @@ def test_a_prepared_norm_normalizes_other_tensors_as_usual() -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "norm", "reason"),
+    ("rows", "dtype", "weighted", "norm_type", "reason"),
     [
-        (torch.zeros(1, 64, dtype=torch.float16), Norm(torch.ones(8), 1e-5), "float16"),
-        (torch.zeros(17, 64), Norm(torch.ones(8), 1e-5), "17 rows"),
-        (torch.zeros(1, 64), Norm(torch.ones(8), 1e-5, "layer"), "another norm"),
-        (torch.zeros(1, 64), Norm(None, 1e-5), "another norm"),
+        (1, torch.float16, True, "rms", "float16"),
+        (17, torch.float32, True, "rms", "17 rows"),
+        (1, torch.float32, True, "layer", "another norm"),
+        (1, torch.float32, False, "rms", "another norm"),
     ],
 )
-def test_other_norms_are_left_to_the_next_product(x: Tensor, norm: Norm, reason: str) -> None:
+def test_other_norms_are_left_to_the_next_product(
+    rows: int, dtype: torch.dtype, weighted: bool, norm_type: Literal["rms", "layer"], reason: str
+) -> None:
+    norm = Norm(torch.ones(8) if weighted else None, 1e-5, norm_type)
     following = FollowingNorm(norm)
-    arguments = (x, (torch.zeros(8, 64, dtype=x.dtype),), None, None, following)
+    arguments = (torch.zeros(rows, 64, dtype=dtype), (torch.zeros(8, 64, dtype=dtype),), None, None, following)
     assert reason in dict(explain("residual_linear", *arguments))["triton-skinny"]
     y = residual_linear(*arguments)
     assert following.of(y) is norm
