@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from localllm.llm import garbage
+from tests import WORKERS
 from tests.interpreted import LAGGING_GPU, ON_GPU, SOFTWARE_GPU, TRITON, launch
 from tests.on_gpu import OnDevice
 from tests.software_gpu import software_gpu
@@ -49,12 +50,9 @@ torch.set_num_threads(1)  # the models are so small that a second thread costs m
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Set how many examples Hypothesis draws: fewer where only quick tests run. Let a worker end without freeing
-    millions of objects one by one, which takes three seconds.
-    """
+    """Set how many examples Hypothesis draws: fewer where only quick tests run."""
     if hasattr(config, "workerinput"):
-        worker = os.getpid()
-        atexit.register(lambda: os._exit(0) if os.getpid() == worker else None)
+        WORKERS.add(os.getpid())
     if find_spec("hypothesis"):  # a machine that tests its GPU alone may not have it
         from hypothesis import HealthCheck, settings
 
