@@ -58,8 +58,7 @@ async def test_overwriting_needs_confirmation(app, tmp_path, until, answer, text
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Confirm))
         await pilot.press(answer)
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
+        await until(pilot, lambda: app.given if answer == "y" else isinstance(app.screen, ExportScreen))
         assert bool(app.given) == (answer == "y")
     assert text in path.read_text()
 
