@@ -81,6 +81,18 @@ def until(page: Page, condition: str) -> None:
     page.evaluate(f"async () => {{ {wait}; while (!({condition})) await wait(); }}")
 
 
+@contextmanager
+def slow_network(page: Page) -> Iterator[None]:
+    """Answers arrive in seconds, so that a busy machine does not draw all of one at once."""
+    network = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    devtools.send("Network.emulateNetworkConditions", network)
+    yield
+    devtools.send("Network.emulateNetworkConditions", network | {"downloadThroughput": -1})
+    devtools.detach()
+
+
 def send(page: Page, text: str) -> None:
     page.fill("#prompt", text)
     page.press("#prompt", "Enter")
@@ -108,12 +120,7 @@ def setting(page: Page, **values: str) -> None:
         field.fill(value)
 
 
-def test_an_answer_grows_on_the_page_with_a_tick_for_each_token(new_page: Page) -> None:
-    page = new_page
-    network = {"offline": False, "latency": 0, "downloadThroughput": 20_000, "uploadThroughput": -1}
-    devtools = page.context.new_cdp_session(page)
-    devtools.send("Network.enable")
-    devtools.send("Network.emulateNetworkConditions", network)
+def test_an_answer_grows_on_the_page_with_a_tick_for_each_token(page):
     page.evaluate(
         """selector => {
             const lengths = [0];
@@ -125,9 +132,9 @@ def test_an_answer_grows_on_the_page_with_a_tick_for_each_token(new_page: Page) 
         }""",
         SAID,
     )
-    send(page, STORY)
-    until(page, "window.lengths.length > 3")  # over a slow network, so that no busy machine draws all at once
-    devtools.send("Network.emulateNetworkConditions", network | {"downloadThroughput": -1})
+    with slow_network(page):
+        send(page, STORY)
+        until(page, "window.lengths.length > 3")
     turn = ended(page)
     lengths = page.evaluate("window.lengths")
     assert lengths == sorted(lengths)
@@ -175,10 +182,11 @@ def test_a_number_out_of_bounds_is_not_sent(page):
 
 def test_stop_keeps_the_partial_answer(page):
     setting(page, more='{"ignore_eos": true}')
-    send(page, STORY)
-    expect(page.locator(SAID)).to_contain_text("a")
-    page.keyboard.press("Escape")
-    turn = ended(page)
+    with slow_network(page):
+        send(page, STORY)
+        expect(page.locator(SAID)).to_contain_text("a")
+        page.keyboard.press("Escape")
+        turn = ended(page)
     assert turn["ended"] == "stopped" and 0 < turn["told"]["predicted_n"] < 900
     expect(page.locator(SAID)).to_contain_text(turn["content"].split("\n")[0].strip()[:20])
     expect(page.locator(".turn.assistant .told")).to_contain_text("stopped")
