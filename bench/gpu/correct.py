@@ -86,15 +86,22 @@ def outcomes(files: list[str], processes: int, end: float) -> Iterator[Row]:
         yield {"ended": f"pytest ended with {process.returncode}"}
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Write an outcome for `outcomes`, from pytest's main process: workers report to it."""
-    if "PYTEST_XDIST_WORKER" in os.environ or (report.passed and report.when != "call"):
-        return
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
-    message = getattr(getattr(report.longrepr, "reprcrash", None), "message", reason)
-    line = {"test": report.nodeid, "outcome": report.outcome, "message": message}
-    with contextlib.suppress(BrokenPipeError):  # nobody reads any more
-        os.write(int(os.environ[OUTCOMES]), (json.dumps(line) + "\n").encode())
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # workers of pytest-xdist report to the main process
+        config.pluginmanager.register(OutcomeWriter())
+
+
+class OutcomeWriter:
+    """A plugin of pytest that writes what `outcomes` reads."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.passed and report.when != "call":
+            return
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+        message = getattr(getattr(report.longrepr, "reprcrash", None), "message", reason)
+        line = {"test": report.nodeid, "outcome": report.outcome, "message": message}
+        with contextlib.suppress(BrokenPipeError):  # nobody reads any more
+            os.write(int(os.environ[OUTCOMES]), (json.dumps(line) + "\n").encode())
 
 
 def rows_of_group(name: str, outcomes: Iterable[Row]) -> Iterator[Row]:
