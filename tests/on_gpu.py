@@ -9,17 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 MAKERS = (
-    *(
-        torch.arange,
-        torch.as_tensor,
-        torch.empty,
-        torch.eye,
-        torch.full,
-        torch.linspace,
-        torch.logspace,
-        torch.ones,
-    ),
-    *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros),
+    *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.logspace),
+    *(torch.ones, torch.rand, torch.randint, torch.randn, torch.randperm, torch.tensor, torch.zeros),
 )
 
 

@@ -1,8 +1,10 @@
 import json
 import re
+from contextlib import suppress
 
 import pytest
 from textual.widgets import Button, Input, RadioButton
+from textual.worker import WorkerCancelled
 
 from localllm.conversation.session_file import SavedSession
 from localllm.request import SamplingParams
@@ -58,6 +60,8 @@ async def test_overwriting_needs_confirmation(app, tmp_path, until, answer, text
         await pilot.press("enter")
         await until(pilot, lambda: isinstance(app.screen, Confirm))
         await pilot.press(answer)
+        with suppress(WorkerCancelled):  # with the screen that it closes
+            await pilot.app.workers.wait_for_complete()
         await until(pilot, lambda: app.given if answer == "y" else isinstance(app.screen, ExportScreen))
         assert bool(app.given) == (answer == "y")
     assert text in path.read_text()
