@@ -41,7 +41,8 @@ def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @kernel("layer_norm", "reference")
 def layer_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.layer_norm(at_least_float32(x), (x.shape[-1],), weight, None, eps).to(x.dtype)
+    wide = at_least_float32(x)
+    return F.layer_norm(wide, (x.shape[-1],), weight.to(wide.dtype), None, eps).to(x.dtype)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -133,7 +133,8 @@ def split_pairs(pair, FORM: tl.constexpr, TYPE: tl.constexpr):
 def block_table_slots(p_table, o_at, m_at, BLOCK: tl.constexpr):
     """Return the cache slots of positions o_at, int64. p_table: the sequence's row of the block table"""
     block = tl.load(p_table + o_at // BLOCK, mask=m_at, other=0)
-    return block.to(tl.int64) * BLOCK + o_at % BLOCK
+    # Triton 3.6 takes every slot for a multiple of BLOCK, and would read too many bytes of a row at once.
+    return tl.multiple_of(block.to(tl.int64) * BLOCK + o_at % BLOCK, 1)
 
 
 @triton.jit

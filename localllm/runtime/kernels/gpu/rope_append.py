@@ -24,7 +24,7 @@ from localllm.quant.vectors import DTYPE_MAX, INT4, INT4_MIN, INT4_STEPS, SCALE_
 from localllm.runtime.batch import Batch
 from localllm.runtime.kernels.gpu.launch import allow_next_kernel, gpu_unsupported, launch_kernel, wait_for_inputs
 from localllm.runtime.kernels.gpu.norms import FLOAT_DTYPES
-from localllm.runtime.kernels.gpu.rounding import round_to_dtype
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype, sum_in_pairs
 from localllm.runtime.kernels.norm import Norm
 from localllm.runtime.kernels.registry import kernel
 from localllm.runtime.kernels.rope_append import Angles
@@ -32,7 +32,6 @@ from localllm.runtime.kv_cache.tensors import KVCache, as_bits
 
 BLOCK_HEADS = 4  # per program; a constant, so that sums keep their order
 MAX_HEAD_DIM = 1024  # a head
-MAX_SUM_STAGES: tl.constexpr = tl.constexpr(MAX_HEAD_DIM.bit_length() - 1)
 BLOCK_COLUMNS = 1024  # elements at a time of a norm across all heads
 MIN_SCALE: tl.constexpr = tl.constexpr(torch.finfo(SCALE_DTYPE).tiny)
 # Adding and subtracting it rounds a small float32 half to even.
@@ -124,19 +123,6 @@ def store_to_cache(
             tl.store(p_scale + row, scale, mask=head < HEADS_KEPT)
         else:
             tl.store(p_rows + row[:, None] * DIM + i, round_to_dtype(x, p_rows.dtype.element_ty), mask=m)
-
-
-@triton.jit
-def sum_in_pairs(x):
-    """Sum the rows of x [heads, dim], [heads, 1], in an order that does not depend on how threads share x.
-
-    So different kernels get the same bits.
-    """
-    for _ in tl.static_range(MAX_SUM_STAGES):  # pyright: ignore[reportGeneralTypeIssues]
-        if x.shape[1] > 1:
-            first, second = tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
-            x = first + second
-    return x
 
 
 @triton.jit

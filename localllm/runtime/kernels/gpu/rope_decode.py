@@ -57,9 +57,8 @@ from localllm.runtime.kernels.gpu.rope_append import (
     rope_arguments,
     rotate_vectors,
     split_gates,
-    sum_in_pairs,
 )
-from localllm.runtime.kernels.gpu.rounding import round_to_dtype
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype, sum_in_pairs
 from localllm.runtime.kernels.gpu.splits import (
     SplitWorkspace,
     Turn,

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from localllm.runtime.kernels.gpu.activations import apply_gate
 from localllm.runtime.kernels.gpu.launch import PTX, Gpu
-from localllm.runtime.kernels.gpu.rounding import round_to_dtype
+from localllm.runtime.kernels.gpu.rounding import round_to_dtype, sum_in_pairs
 from localllm.runtime.kernels.gpu.tiles import TileGrid
 from localllm.runtime.kernels.norm import FollowingNorm, PreparedNorm
 
@@ -218,6 +218,7 @@ def write_output(
         y = tl.where(m_o, y.to(tl.float32), 0.0)
         gain = tl.load(p_gain + i_n, mask=i_n < columns, other=0.0)
         tl.store(p_scaled + i_o, round_to_dtype(y * gain[:, None], p_scaled.dtype.element_ty), mask=m_o)
-        # Not y * y, which each thread could fuse with another term of its sum.
-        own = tl.sum(tl.fma(y, y, tl.zeros_like(y)), 0)
-        tl.store(p_parts + i_m * tiles + tile, own, mask=i_m < M)
+        # Not y * y, which each thread could fuse with another term of its sum. Not tl.sum, whose order depends on how
+        # threads share y, and so on the number of rows that x is padded to.
+        own = sum_in_pairs(tl.trans(tl.fma(y, y, tl.zeros_like(y))))
+        tl.store(p_parts + i_m[:, None] * tiles + tile, own, mask=(i_m < M)[:, None])
