@@ -5,9 +5,9 @@ all of them: tests/tools/test_software_gpu.py runs `--fewer`, with another seed 
 `--check` writes nothing. `--quick` runs a few kernels once. `--fewer` leaves out tests that execute no opcode of a
 kernel which the others do not, most of the slow ones among them; a run of all names opcodes that are missing then.
 `--seed N` schedules threads in another order, `--pdl` starts each kernel before the previous one has ended, as on
-sm_90. Other arguments are passed on to pytest, such as tests. Ends with 1 where a kernel exceeds its error bound
-or commits a fault: a data race, an access out of bounds or of memory that nothing was written to, or a misaligned
-one.
+sm_90. `--triton FOLDER` compiles with the Triton that is installed there (`make triton`). Other arguments are
+passed on to pytest, such as tests. Ends with 1 where a kernel exceeds its error bound or commits a fault: a data
+race, an access out of bounds or of memory that nothing was written to, or a misaligned one.
 """
 
 import argparse
@@ -81,12 +81,14 @@ def pytest(arguments: list[str], environment: dict[str, str], **options: Any) ->
     return subprocess.run(command, cwd=ROOT, env=environment, text=True, **options)
 
 
-def run(tests: list[str], setting: str) -> tuple[int, list[Record]]:
+def run(tests: list[str], setting: str, triton: str | None) -> tuple[int, list[Record]]:
     """Run tests on the software GPU; return pytest's exit status and a record of each test."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
         report.touch()
         environment = os.environ | {"SOFTWARE_GPU": setting, "SOFTWARE_GPU_REPORT": str(report)}
+        if triton:
+            environment |= {"PYTHONPATH": triton}
         done = pytest(tests, environment)
         return done.returncode, [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
 
@@ -145,6 +147,7 @@ def render(page: str, rows: str) -> str:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--triton")
     for flag in ("--pdl", "--quick", "--fewer", "--check"):
         parser.add_argument(flag, action="store_true")
     options, rest = parser.parse_known_args(arguments)
@@ -153,7 +156,7 @@ def main(arguments: list[str]) -> int:
     if options.fewer:
         rest = [*(rest or KERNELS), *FEWER]
     setting = f"{options.seed}{',pdl' if options.pdl else ''}"
-    status, records = run(rest or tests, setting)
+    status, records = run(rest or tests, setting, options.triton)
     if status:
         print(f"failed with SOFTWARE_GPU={setting}")
     elif not options.check:

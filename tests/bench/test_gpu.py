@@ -18,7 +18,7 @@ import torch
 from bench.gpu import __main__ as driver
 from bench.gpu import correct, setting
 from bench.gpu.artefact import write
-from bench.gpu.correct import outcomes, rows_of_group
+from bench.gpu.correct import outcomes, rows_of_groups
 from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import WHEELS, Setting, judged
@@ -249,7 +249,7 @@ def headers(folder: Path) -> int:
     return sum(8 + int.from_bytes(start, "little") for start in starts)
 
 
-@pytest.mark.parametrize(("gigabytes", "processes"), [(4, 1), (15, 2), (23, 3), (31, 5), (79, 8), (140, 8)])
+@pytest.mark.parametrize(("gigabytes", "processes"), [(4, 1), (15, 2), (23, 3), (31, 5), (79, 13), (140, 16)])
 def test_processes_of_tests_fit_into_the_memory_of_the_gpu(
     gigabytes: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,15 +279,38 @@ def test_good():
     while not pathlib.Path("go on").exists(): time.sleep(0.05)
 """
     )
-    rows = rows_of_group("loop", outcomes(["test_of_a_gpu.py"], 1, time.monotonic() + 300))
+    groups = {"loop": "test_of_a_gpu.py"}
+    rows = rows_of_groups(groups, outcomes(["test_of_a_gpu.py"], 1, time.monotonic() + 300))
     assert next(rows) == {"tests": "  test_bad[1]", "fault": "ValueError: it is"}
     Path("go on").touch()
     assert list(rows) == [{"tests": "loop", "passed": 1, "failed": 2, "skipped": 1}]
     Path("go on").unlink()
-    [row] = rows_of_group("loop", outcomes(["test_of_a_gpu.py::test_good"], 1, time.monotonic() + 0.5))
-    assert row["fault"] == f"stopped: all groups have {correct.STOPPED_AFTER_S} s"
-    [row] = rows_of_group("loop", outcomes(["missing.py"], 1, time.monotonic() + 300))
+    [row] = rows_of_groups(groups, outcomes(["test_of_a_gpu.py::test_good"], 1, time.monotonic() + 0.5))
+    assert row["fault"] == f"stopped: all tests have {correct.STOPPED_AFTER_S} s"
+    [row] = rows_of_groups(groups, outcomes(["missing.py"], 1, time.monotonic() + 300))
     assert row["fault"] == "pytest ended with 4"
+
+
+@pytest.mark.slow
+def test_a_worker_whose_gpu_has_faulted_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(correct.__file__).parents[2]))
+    monkeypatch.chdir(tmp_path)
+    Path("test_of_a_gpu.py").write_text(
+        """import pytest, torch
+faulty = False
+def synchronize():
+    if faulty: raise torch.AcceleratorError("CUDA error: misaligned address")
+torch.cuda.is_available, torch.cuda.synchronize = lambda: True, synchronize
+@pytest.mark.parametrize("n", range(8))
+def test_kernel(n):
+    global faulty
+    if n == 2: faulty = True
+    synchronize()
+"""
+    )
+    rows = rows_of_groups({"kernels": "test_of"}, outcomes(["test_of_a_gpu.py"], 2, time.monotonic() + 300))
+    assert next(rows)["tests"] == "  test_kernel[2]"
+    assert list(rows) == [{"tests": "kernels", "passed": 7, "failed": 1, "skipped": 0}]
 
 
 def test_verdicts() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tools.software_gpu import ENGINE, KERNELS, PAGE, PLANTED
 
 ROOT = Path(__file__).parents[2]
+VERSIONS = sorted((ROOT / ".triton").glob("*"))  # that `make triton` installed
 # Files with tests of kernels, in groups that take about as long.
 GROUPS = {
     "attention": ["test_attention.py", "test_latent.py", "test_paged.py", "test_step.py"],
@@ -67,11 +68,13 @@ def test_a_few_kernels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
+@pytest.mark.parametrize("triton", [None, *VERSIONS], ids=str)
 @pytest.mark.parametrize("group", GROUPS)
-def test_every_kernel(group: str) -> None:
+def test_every_kernel(group: str, triton: Path | None) -> None:
     """With another seed than the table of docs/kernels.md, and starting before the previous kernel has ended."""
     files = [str(file.relative_to(ROOT)) for file in kernel_tests() if file.name in GROUPS[group]]
-    assert software_gpu("--seed", "3", "--pdl", "--fewer", *files) >= kernels(group)
+    version = ["--triton", str(triton)] if triton else []
+    assert software_gpu("--seed", "3", "--pdl", "--fewer", *version, *files) >= kernels(group)
 
 
 @pytest.mark.slow
