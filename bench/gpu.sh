@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is measured on one GPU, in under ten minutes, and what compiling its kernels takes the first time.
+# Everything that is measured on one GPU, in under twelve minutes, and what compiling its kernels takes the first time.
 #
 #   bench/gpu.sh                         all parts, in this order:
 #   bench/gpu.sh ceilings roofline       only these

@@ -26,7 +26,7 @@ from localllm.runtime.model_loader import run_every_kind_of_step
 from localllm.runtime.runner import Runner
 from tools.triton_aot import compilation_key, compile_all
 
-BUDGET_S = 400  # beside the ten minutes of the others
+BUDGET_S = 400  # beside the twelve minutes of the others
 META = torch.device("meta")
 CONTEXT, BLOCKS = 512, 64
 MODELS: tuple[tuple[str, Form], ...] = (

@@ -30,7 +30,7 @@ from localllm.runtime.kernels.gpu import launch
 from tests.tiny import CPU, make_engine
 
 SETTING = Setting(CPU, tiny=True)
-MINUTES = 600  # seconds that all parts may take, with what lies between them
+MINUTES = 12 * 60
 VERDICTS = ("goal", "accepted", "below")
 
 
@@ -46,7 +46,7 @@ def test_a_part_gives_rows_that_a_table_shows(part: str) -> None:
     assert table(rows).count("\n") == len(rows) + 2
 
 
-def test_all_parts_fit_into_ten_minutes() -> None:
+def test_all_parts_fit_into_twelve_minutes() -> None:
     """But for the compilation of their kernels, which comes first."""
     assert driver.PARTS[0] == "compile"
     assert sum(map(driver.budget_s, driver.PARTS[1:])) < MINUTES

