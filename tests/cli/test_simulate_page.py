@@ -1,19 +1,30 @@
 """The options and presets of the page: those of the command, with sentences that are true."""
 
+import io
 import json
 import os
+import queue
 import re
+import resource
 import signal
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import httpx2
+import psutil
 import pytest
 
+from localllm.cli import simulation_process
 from localllm.cli.fast_start import read_command_table
 from localllm.cli.simulate_page import CONTROLS, LEFT_OUT, PRESETS, describe_page, given_options, parse_options
 from localllm.errors import UsageError
+from localllm.protocol.events import error_to_json
 
 TITLES = {preset.title: preset for preset in PRESETS}
 
@@ -144,3 +155,104 @@ def test_ui_prints_its_address_and_ends_with_ctrl_c(tmp_path: Any) -> None:
         assert httpx2.get(f"{origin}/ui").status_code == httpx2.get(f"{origin}/v1/models").status_code == 404
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
+
+
+# The process that runs simulations, as functions of this one
+
+
+def request(count: int) -> dict[str, Any]:
+    options = {"--device": "h100", "--rate": 5, "--requests": count, "--slo": "ttft=1us"}
+    return {"model": "demo", "source": "demo", "options": options}
+
+
+def test_the_process_answers_in_order_and_stops_what_is_cancelled(
+    localllm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, requests, niceness = io.StringIO(), queue.SimpleQueue[Any](), Mock()
+
+    def answered() -> list[dict[str, Any]]:
+        return [json.loads(line) for line in out.getvalue().splitlines(keepends=True) if line.endswith("\n")]
+
+    def stdin() -> Iterator[str]:
+        yield json.dumps({"describe": True})
+        yield json.dumps({"run": request(8)})
+        wait_until(lambda: sum("end" in each for each in answered()) == 2)
+        begin = len(answered())
+        yield json.dumps({"run": request(50_000)})
+        wait_until(lambda: len(answered()) > begin + 3)
+        yield json.dumps({"cancel": True})
+        wait_until(lambda: "end" in answered()[-1])
+        yield json.dumps({"run": request(1)})
+        wait_until(lambda: sum("end" in each for each in answered()) == 4)
+
+    system = {
+        "nice": niceness,
+        "dup": lambda number: number,
+        "fdopen": lambda number, mode, encoding: out,
+        "_exit": lambda code: requests.put({"exit": code}),  # which is no request, so that `main` ends here
+    }
+    monkeypatch.setattr(simulation_process, "os", SimpleNamespace(**system))
+    monkeypatch.setattr(simulation_process, "queue", SimpleNamespace(SimpleQueue=lambda: requests))
+    monkeypatch.setattr(simulation_process, "limit_memory", limit := Mock())
+    monkeypatch.setattr(sys, "stdin", stdin())
+    with pytest.raises(KeyError, match="run"):
+        simulation_process.main()
+    assert capsys.readouterr().out == "" and niceness.call_args.args[0] > 0 and limit.call_count == 1
+    ends = [index for index, each in enumerate(answered()) if "end" in each]
+    described, first, cancelled, last = (answered()[index] for index in ends)
+    assert described == json.loads(json.dumps(describe_page())) | {"end": True}
+    assert cancelled == {"cancelled": True, "end": True}
+    assert last["report"]["requests"] == 1
+
+    words = ("--device", "h100", "--rate", "5", "--requests", "8", "--slo", "ttft=1us")
+    _, text, _ = localllm("simulate", "demo", *words)
+    _, report, _ = localllm("simulate", "demo", *words, "--json")
+    assert (
+        first["text"] == text.rstrip("\n")
+        and first["answer"].split() == text.split()[-len(first["answer"].split()) :]
+    )
+    assert first["report"] | {"wall_s": 0} == json.loads(report) | {"wall_s": 0}
+    command, *frames = [each for each in answered()[ends[0] + 1 : ends[1]] if "status" not in each]
+    assert command["command"] == f"localllm simulate demo {' '.join(words)}"
+    assert (command["device"], command["requests"], command["limits"]) == ("H100 SXM", 8, {"ttft": 1e-6})
+    assert frames[-1]["done"] == 8
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (UsageError("--rate is 0", "give more"), error_to_json(UsageError("--rate is 0", "give more"))),
+        (MemoryError(), "the simulation takes more than 4 GiB"),
+        (ZeroDivisionError("by zero"), "see the server's log for the traceback"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_end_the_answer_and_not_the_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, answer: Any
+) -> None:
+    sent: list[dict[str, Any]] = []
+    monkeypatch.setattr(simulation_process, "simulate", Mock(side_effect=error))
+    simulation_process.run({}, sent.append, threading.Event())
+    assert [each.pop("end") for each in sent] == [True]
+    assert sent == [answer] if isinstance(answer, dict) else answer in json.dumps(sent)
+    assert ("ZeroDivisionError: by zero" in capsys.readouterr().err) == isinstance(error, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("hard", [resource.RLIM_INFINITY, 2**20])
+def test_memory_is_limited_beyond_what_is_mapped(monkeypatch: pytest.MonkeyPatch, hard: int) -> None:
+    limits = Mock(RLIM_INFINITY=resource.RLIM_INFINITY, getpagesize=resource.getpagesize)
+    limits.getrlimit.return_value = (hard, hard)
+    monkeypatch.setattr(simulation_process, "resource", limits)
+    simulation_process.limit_memory()
+    if hard != resource.RLIM_INFINITY:  # there is a lower limit, which stays
+        assert not limits.setrlimit.called
+        return
+    [(_, (soft, kept))] = [call.args for call in limits.setrlimit.call_args_list]
+    assert kept == hard and soft == pytest.approx(psutil.Process().memory_info().vms + 4 * 2**30, rel=0.05)
