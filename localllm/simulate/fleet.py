@@ -184,10 +184,6 @@ class Fleet:
                 _, _, action = heapq.heappop(events)
                 self.now = max(self.now, next_at)
                 action(next_at)
-        if self.held:
-            raise UsageError(
-                "no replica is left for the remaining requests", "use more --replicas or fewer --kill"
-            )
 
     def run_replica(self, replica: Replica, until: float, next_at: float) -> None:
         engine, clock, scheduler = replica.engine, replica.clock, replica.engine.scheduler
@@ -210,14 +206,11 @@ class Fleet:
     # Requests
 
     def route(self, request: Request, now: float) -> None:
-        """Send a request to a replica, or hold it until one takes requests."""
-        if replicas := self.available(now, decode=request.prefilled is not None):
-            if request.prefilled is None:
-                router = self.routers[request.number % len(self.routers)]
-                if router.route == "prefix":
-                    request.prefix_names = PrefixNames(prefix_names(request.turn))
-            else:
-                router = self.decode_router
+        """Send a request with its prompt to a replica, or hold it until one takes requests."""
+        if replicas := self.available(now, decode=False):
+            router = self.routers[request.number % len(self.routers)]
+            if router.route == "prefix":
+                request.prefix_names = PrefixNames(prefix_names(request.turn))
             self.send(request, choose(router, request.prefix_names.names, replicas), now)
         else:
             self.held.append(request)

@@ -2,6 +2,8 @@
 
 import json
 import random
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -9,7 +11,8 @@ from typer.main import get_command
 from localllm.checkpoint.header import read_header
 from localllm.cli.app import app
 from localllm.cli.io import flag_name
-from localllm.cli.simulate_setup import NOT_REPLAYED
+from localllm.cli.simulate_setup import NOT_REPLAYED, fleet_setup, tier_setup
+from localllm.errors import UsageError
 from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
@@ -45,6 +48,41 @@ def test_report(localllm, llama):
     assert "50 requests in" in text
     for label in ("queue", "TTFT", "TPOT", "ITL", "E2E", "throughput", "utilisation", "cache hits", "preemptions"):
         assert f"\n{label} " in out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--trace azure.csv --speed 2", ["2 requests of a trace (Azure LLM inference), 2 times as fast"]),
+        ("--batching static --batch-size 4", ["static batching of 4, up to"]),
+        ("--batching dynamic --batch-size 4 --max-wait 1m", ["dynamic batching of 4, after at most 60 s"]),
+        ("--order shortest --no-admission", ["shortest prompt first; no reservation for answers"]),
+        (
+            "--prefill 1 --decode 2 --link 25GB/s --prompt 1000",
+            ["1 for prompts and 2 for answers; 131 kB per token over 25 GB/s", "10 of 131 MB on average"],
+        ),
+        ("--replicas 2 --kill 1@1s --start-up 2s", ["started within 2 s; replica 1 fails after 1 s"]),
+        ("--drafts 1 --acceptance 1", ["1 draft tokens, accepted with 100%", ", 100% accepted"]),
+        ("--efficiency 0.5,0.4", ["at 50% of its published bandwidth and 40% of its arithmetic rate"]),
+        (
+            "--host-cache 64GB,20GB/s --disk-cache 1TB,2GB/s",
+            ["64.0 GB of main memory over 20 GB/s; 1.00 TB of disk at 2 GB/s", "0.0% from main memory and 0.0%"],
+        ),
+        (
+            "--slo ttft=1us --attainment 0.9",
+            ["no such load within TTFT <= 0.001 ms for 90%", "no setting that was tried serves 5 requests/s"],
+        ),
+    ],
+)
+def test_what_the_report_says_of_flags(localllm, llama, tmp_path, monkeypatch, flags, words):
+    monkeypatch.chdir(tmp_path)
+    rows = "2023-11-16 18:17:03.9799600,300,20\n2023-11-16 18:17:04.0319600,100,30\n"
+    (tmp_path / "azure.csv").write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    load = () if "--trace" in flags else ("--rate", "5", "--requests", "10")
+    code, out, err = localllm("simulate", llama, "--device", "h100", *load, *flags.split())
+    assert (code, err) == (0, "") and all(len(line) <= 80 for line in out.splitlines())
+    text = " ".join(out.split())
+    assert [each for each in words if each not in text] == []
 
 
 def test_decode_step_of_roofline(localllm, llama):
@@ -235,6 +273,10 @@ def test_measured_steps(localllm, tmp_path):
         (("--rate", "1", "--slo", "itl=5ms"), "--slo has itl"),
         (("--rate", "1", "--sensitivity"), "--sensitivity needs objectives"),
         (("--rate", "1", "--efficiency", "1.2"), "--efficiency is '1.2'"),
+        (("--rate", "1", "--efficiency", "high"), "--efficiency is 'high'"),
+        (("--rate", "1", "--device", "cpu", "--efficiency", "1"), "--efficiency is for GPUs of the catalogue"),
+        (("--rate", "1", "--replicas", "1..2", "--scale-target", "0"), "--scale-target is 0"),
+        (("--rate", "1", "--slo", "ttft=1s", "--attainment", "2"), "--attainment is 2"),
         (("--rate", "1", "--prompt", "x"), "--prompt is 'x'"),
         (("--trace", "missing.csv"), "missing.csv cannot be read"),
         (("--rate", "1", "--speed", "2"), "--speed needs --trace"),
@@ -255,6 +297,25 @@ def test_measured_steps(localllm, tmp_path):
 def test_refused_flags(localllm, flags, message):
     code, out, err = localllm("simulate", "demo", "--device", "h100", *flags)
     assert (code, out) == (2, "") and message in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "setup", "message"),
+    [
+        ({"prefill": 1, "decode": 1}, {}, "--prefill is for GPUs of the catalogue"),
+        ({"host_cache": "1GB"}, {"asynchronous": False}, "the cache of a CPU is in main memory"),
+        (
+            {"disk_cache": "1GB"},
+            {"asynchronous": True, "state_slots": 4},
+            "simulated for layers of attention alone",
+        ),
+    ],
+)
+def test_flags_that_a_target_refuses(flags, setup, message):
+    given = dict.fromkeys(("replicas", "prefill", "decode", "host_cache", "disk_cache", "no_prefix_cache"))
+    target = SimpleNamespace(setup=SimpleNamespace(**setup), link=None)
+    with pytest.raises(UsageError, match=message):
+        (tier_setup if setup else partial(fleet_setup, max_running=1))(given | flags, target=target)
 
 
 SERVER_FLAGS = {  # that --check takes: they describe the load or the server

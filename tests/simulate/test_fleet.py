@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from localllm.errors import UsageError
+from localllm.errors import DoesNotFit, UsageError
+from localllm.hardware.catalog import find_device
+from localllm.plan.fit import LoadOptions
 from localllm.plan.parallel import Link
 from localllm.routing import parse_replicas
+from localllm.simulate.capacity import Capacity, Objective
+from localllm.simulate.cost import ScaledCost
 from localllm.simulate.fleet import FleetSetup, parse_kills
-from localllm.simulate.load import Lengths, LoadPlan
+from localllm.simulate.load import Lengths, LoadPlan, Turn
+from localllm.simulate.report import Report, answer_lines
+from localllm.simulate.requirement import enlarged, find_requirement
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
+from localllm.simulate.target import Target, roofline_target
+from tests.plan.published import LLAMA_8B, header_of
 from tests.simulate.engines import LinearCost
 
 SETUP = EngineSetup(4000, 16, 512, 64, 4096, asynchronous=True)
@@ -99,6 +107,84 @@ def test_requests_wait_for_the_only_replica_to_start_again() -> None:
     killed = run(replicas=1, kills=((1, 2.0),), start_s=5.0)
     assert killed.requests + killed.failed == 300
     assert max(killed.measure("ttft")) == pytest.approx(5.0, abs=0.6)
+
+
+def test_answers_wait_for_the_only_replica_that_computes_them() -> None:
+    """Their prompts are computed meanwhile; what had begun breaks off, and is not sent again."""
+    apart = {"replicas": 2, "prefill": 1, "link": Link(50e9), "token_bytes": 1e4}
+    killed = run(replace(LOAD, rate=50.0), kills=((2, 2.0),), start_s=3.0, **apart)
+    assert killed.requests + killed.failed == 300 == killed.transfers and killed.failed > 0 == killed.retried
+    assert max(killed.measure("ttft")) < 0.5 and killed.percentiles("e2e")[1] > 3
+
+
+def test_prompts_that_find_no_room_beside_answers_are_computed_again() -> None:
+    load = LoadPlan(rate=200.0, requests=10, prompt=Lengths(800), output=Lengths(150), max_len=1000)
+    apart = {"replicas": 2, "prefill": 1, "link": Link(50e9), "token_bytes": 1e4}
+    busy, idle = (run(replace(load, rate=rate), replace(SETUP, blocks=60), **apart) for rate in (200.0, 0.5))
+    assert busy.requests == idle.requests == busy.transfers == 10 and busy.output_tokens == idle.output_tokens
+    assert busy.busy_s > idle.busy_s + 5 * 800 * 1e-4  # seconds of a prompt token
+
+
+def test_a_replica_that_is_not_needed_ends_its_answer_and_comes_back() -> None:
+    """Answers of 7000 tokens: six, three while one replica would suffice, and six again."""
+    arrivals = [0.0] * 6 + [145.0] * 3 + [200.0] * 6
+    turns = tuple(Turn(at, ((2 * i, 10),), 7000, 2 * i + 1) for i, at in enumerate(arrivals))
+    load, setup = LoadPlan(trace=turns, requests=len(turns)), replace(SETUP, context=16_000)
+    scaling = {"replicas": 1, "most_replicas": 3, "scale_target": 2.0, "route": "round-robin", "start_s": 5.0}
+    scaled = run(load, setup, **scaling)
+    lasts = sorted(scaled.records.last)
+    third = scaled.replicas[2]
+    assert len(scaled.replicas) == 3 and scaled.requests == 15 and third.requests == 1
+    assert 150 < lasts[8] < 165  # after the decision to stop one, and before the next
+    assert third.up_s == pytest.approx(lasts[8] - 15 + scaled.duration_s - 210, abs=0.01)
+    killed = run(load, setup, kills=((3, 5.0), (3, 190.0)), **scaling)  # when it is not up
+    assert killed.records == scaled.records and killed.failed == killed.retried == 0
+
+
+REQUIRING = replace(LOAD, rate=300.0, requests=200)
+APART = FleetSetup(2, 2, prefill=1, link=Link(50e9), token_bytes=1e5)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "served", "needs"),
+    [
+        (FleetSetup(), 74.0, "300 requests/s need 3 replicas, or one with --second"),  # fewer than in proportion
+        (FleetSetup(), 200.0, "300 requests/s need 3 replicas, or one with --second"),  # more
+        (APART, 78.0, "300 requests/s need 6 replicas, 3 of them for prompts, or as many with --second"),
+        (
+            FleetSetup(1, 2, scale_target=8.0),
+            8.0,
+            "300 requests/s need as many with --second",
+        ),  # as all come at once
+        (FleetSetup(256, 256), 200.0, "300 requests/s need as many with --second"),
+    ],
+)
+def test_what_a_load_above_the_capacity_needs(fleet: FleetSetup, served: float, needs: str) -> None:
+    """served: requests/s that were found, where the search for the number of replicas begins"""
+    made = roofline_target(header_of(LLAMA_8B), find_device("h100"), LoadOptions(4096), name="model")
+    target = replace(made, setup=replace(SETUP, fleet=fleet), make_cost=LinearCost)
+    objective, said = Objective({"ttft": 0.1}), list[str]()
+    few = simulate(replace(REQUIRING, requests=2), target.setup, LinearCost())
+    capacity = Capacity(served, few, 1)
+    fast = replace(target, make_cost=lambda: ScaledCost(LinearCost(), 0.01))
+
+    def too_large() -> Target:
+        raise DoesNotFit("the model needs more memory")
+
+    variants = [[("--first", too_large)], [("--second", lambda: fast)], [("--third", pytest.fail)]]
+    found = find_requirement(REQUIRING, objective, target, capacity, variants, said.append)
+    assert found and [(each.flags, each.serves) for each in found.alternatives] == [
+        ("--first", False),
+        ("--second", True),
+    ]
+    assert said[:2] == [f"simulating 300 requests/s with --{name}" for name in ("first", "second")]
+    if found.fleet:
+        fleets = (found.fleet, enlarged(fleet, found.fleet.replicas - fleet.replicas))
+        runs = [simulate(REQUIRING, replace(SETUP, fleet=each), LinearCost()) for each in fleets]
+        assert [objective.is_met(each) for each in runs] == [True, False]
+    text = " ".join(answer_lines(Report(target, REQUIRING, None, target.cost, few, objective, capacity, found)))
+    assert f"{served:g} requests/s within TTFT <= 100 ms for 95% of the requests; {needs}" in text
+    assert "--first: does not fit" in text and "--second: 100.0% of the requests" in text
 
 
 def test_autoscaling() -> None:

@@ -1,12 +1,16 @@
 """Policies beside the product's, and what they are known to do."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from localllm.errors import UsageError
+from localllm.simulate.fleet import FleetSetup
 from localllm.simulate.load import Lengths, LoadPlan
+from localllm.simulate.requirement import policy_variants
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
+from localllm.simulate.target import Target
 from tests.simulate.engines import LinearCost
 
 SETUP = EngineSetup(4000, 16, 512, 64, 1024, asynchronous=False)
@@ -82,3 +86,31 @@ def test_smaller_chunks_delay_answers_less() -> None:
     small, large = (run(load, token_budget=budget, asynchronous=True) for budget in (64, 512))
     assert small.percentiles("itl")[2] < large.percentiles("itl")[2]
     assert small.percentiles("ttft")[0] > large.percentiles("ttft")[0]
+
+
+@pytest.mark.parametrize(
+    ("setup", "fleet", "flags"),
+    [
+        ({"batching": "static"}, {}, ["--batching continuous"]),
+        ({"admission": False}, {}, ["admission control"]),
+        ({"prefix_caching": False}, {}, ["prefix caching"]),
+        ({}, {"replicas": 2, "most_replicas": 2}, ["--route prefix"]),
+        ({}, {"replicas": 2, "most_replicas": 2, "route": "prefix"}, []),
+        ({"batching": "dynamic", "admission": False}, {}, ["--batching continuous", "admission control"]),
+    ],
+)
+def test_policies_that_are_tried_instead(setup: dict[str, Any], fleet: dict[str, Any], flags: list[str]) -> None:
+    """Each is the product's, with all else as it was; those for common prefixes are of loads that have some."""
+    given = replace(SETUP, **setup, fleet=FleetSetup(**fleet))
+    target: Any = Target("model", "device", None, given, LinearCost, None)  # type: ignore[arg-type]
+    found = dict(policy_variants(replace(BUSY, system=50), target))
+    assert list(found) == flags
+    changed = {
+        "--batching continuous": {"batching": "continuous"},
+        "admission control": {"admission": True},
+        "prefix caching": {"prefix_caching": True},
+        "--route prefix": {"fleet": replace(given.fleet, route="prefix")},
+    }
+    assert [make().setup for make in found.values()] == [replace(given, **changed[name]) for name in flags]
+    alone = [name for name in flags if "prefix" not in name]
+    assert [name for name, _ in policy_variants(BUSY, target)] == alone

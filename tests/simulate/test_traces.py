@@ -30,6 +30,10 @@ AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
 MOONCAKE = """{"timestamp": 0, "input_length": 1200, "output_length": 52, "hash_ids": [0, 1, 2]}
 {"timestamp": 3052, "input_length": 1030, "output_length": 26, "hash_ids": [0, 1, 9]}
 """
+MOONCAKE_2 = """{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [0, 1, 2, 3]}
+
+{"timestamp": 5000, "input_length": 600, "output_length": 0}
+"""
 OWN_LOG = "\n".join(
     json.dumps({"time": f"2026-11-24T10:00:{seconds}+00:00", "level": "info", **fields})
     for seconds, fields in (
@@ -48,6 +52,7 @@ OWN_LOG = "\n".join(
         (AZURE_2023, "Azure LLM inference", [(0.0, 374, 44), (4.314579, 396, 109)]),
         (AZURE_2024, "Azure LLM inference", [(0.0, 2162, 5), (0.99007, 2399, 6)]),
         (MOONCAKE, "Mooncake", [(0.0, 1200, 52), (3.052, 1030, 26)]),
+        (MOONCAKE_2, "Mooncake", [(0.0, 600, 1)]),
         (OWN_LOG, "localllm", [(0.0, 7, 9), (1.0, 20, 30)]),
     ],
 )
@@ -89,6 +94,7 @@ def test_speed(tmp_path: Path) -> None:
         ("Timestamp,Request tokens,Response tokens\n1,-1,2\n", "request 1 of"),
         ("Timestamp,Request tokens,Response tokens\n1,5,0\n", "has no answered requests"),
         ('{"timestamp": 0, "input_length": 5, "output_length": 2}\n[]\n', "line 2 of the trace"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": 2}\n{"timest\n', "line 2 of the trace"),
         ('{"other": 0}\n', "has the columns other"),
     ],
 )
