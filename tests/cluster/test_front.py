@@ -1,29 +1,38 @@
 """The front with replicas in this process: retries, errors of streams, cancelling, merged answers. Without Ray."""
 
 import asyncio
+import contextlib
 import itertools
 import json
+import logging
+import os
+import queue
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import httpx2
+import psutil
 import pytest
 import torch
 from starlette.types import Message, Receive, Scope, Send
 
 from localllm.cluster import place, service
 from localllm.cluster.forwarded import MAX_PIECES, PIECE, ForwardedRequest, bound_name, prefix_names, read_request
-from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front
+from localllm.cluster.front import BODY, START, Failures, ReplicaAnswer, create_front, no_replica
 from localllm.cluster.merge import merge_metrics
+from localllm.cluster.registry import FrontEntry
 from localllm.cluster.replica import Replica
-from localllm.errors import LocalLLMError, ReplicaLost, UsageError
+from localllm.errors import EngineFailed, LocalLLMError, ReplicaLost, UsageError
+from localllm.protocol.events import error_to_json
 from localllm.request import PREFIX_NAMES
 from localllm.routing import Router
 from localllm.runtime.kv_cache.prefix_journal import PrefixJournal
@@ -307,6 +316,66 @@ def test_replicas_that_fail_are_avoided_for_a_while() -> None:
     assert failures.avoided() == set()
 
 
+@pytest.mark.parametrize(
+    ("path", "answers", "merged"),
+    [
+        (
+            "/health",
+            [{"status": "ok", "loading": [], "models": ["demo"]}] * 2,
+            {"models": ["demo"], "replicas": 2},
+        ),
+        (
+            "/localllm/ps",
+            [{"loading": ["x"], "models": [{"name": "m"}]}],
+            {"models": [{"name": "m", "replica": "1"}]},
+        ),
+        ("/localllm/stop", [{"users": 1}, {"users": 2}], {"users": 3}),
+        ("/localllm/ps", [], error_to_json(no_replica())),
+        ("/localllm/ps", [None, None], {"error": "broken"}),
+    ],
+)
+def test_the_state_is_that_of_all_replicas(path: str, answers: list[Any], merged: dict[str, Any]) -> None:
+    """answers: of each; None if it fails"""
+
+    def make(answer: Any) -> App:
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            body = json.dumps({"error": "broken"} if answer is None else answer).encode()
+            await send({"type": START, "status": 200 if answer else 500, "headers": []})
+            await asyncio.sleep(0.01)  # so that the end travels alone
+            await send({"type": BODY, "body": body})
+
+        return app
+
+    fleet = LocalFleet(*map(make, answers))
+    answer = ask(fleet, "POST" if path.endswith("stop") else "GET", path)
+    assert answer.status_code == (503 if not answers else 500 if None in answers else 200)
+    assert answer.json().items() >= merged.items() and not fleet.forwarded
+
+
+def test_a_replica_closes_its_port_and_fails_its_check_with_an_engine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOCALLLM_HOME", str(tmp_path / "home"))
+    context = SimpleNamespace(rank=SimpleNamespace(rank=1), replica_id=SimpleNamespace(unique_id="id7"))
+    ray = SimpleNamespace(serve=SimpleNamespace(get_replica_context=lambda: context))
+    ports = SimpleNamespace(add_port_to_grpc_server=pytest.fail)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.serve._private.replica", ports)
+    loaded = Mock(has_failed=False)
+    monkeypatch.setattr(logging.getLogger("localllm.requests"), "level", logging.INFO)  # which is set
+    setup: Any = Mock(build=lambda: ("app", Mock(loaded={"demo": loaded})))
+    replica = Replica(setup, 1)
+    assert (replica.app, replica.id, replica.number, replica.journals()) == ("app", "id7", "2", [])
+    assert ports.add_port_to_grpc_server("server", "0.0.0.0:1") == 0
+    replica.check_health()
+    loaded.has_failed = True
+    with pytest.raises(EngineFailed, match="the engine of a model has failed; Ray starts the replica again"):
+        replica.check_health()
+    del ports.add_port_to_grpc_server
+    with pytest.raises(LocalLLMError, match=r'opens its ports in another way; install "localllm\[cluster\]"'):
+        Replica(setup, 1)
+
+
 def test_metrics_get_a_label_and_stay_grouped() -> None:
     def text(value: int) -> bytes:
         return (
@@ -351,6 +420,125 @@ def test_slots_are_those_of_a_client() -> None:
     assert bound_name("/completion", {"id_slot": 3}, "a") == bound_name("/slots/3", {}, "a")
     assert bound_name("/completion", {"id_slot": 3}, "b") != bound_name("/slots/3", {}, "a")
     assert bound_name("/completion", {"id_slot": -1}, "a") is None
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the service asks a cluster, with one front; other functions do nothing."""
+    found: Any = Mock(models=["demo"], fronts=[FrontEntry("http://10.0.0.1:1", ["demo"])])
+    found.nodes.return_value, found.cluster_resources.return_value = [{"Alive": True}] * 2, {"GPU": 2.0}
+    found.util.get_node_ip_address.return_value = "10.0.0.2"
+    found.serve.status.return_value.applications = {}
+    monkeypatch.setitem(sys.modules, "ray", found)
+    monkeypatch.setattr(service, "fronts_of", lambda ray: found.fronts)
+    monkeypatch.setattr(service, "connect", lambda node: found)
+    monkeypatch.setattr(service.time, "sleep", lambda seconds: found.waited())
+    for name in ("require_ray", "own_node", "watch", "add_front", "remove_front"):
+        monkeypatch.setattr(service, name, getattr(found, name))
+    return found
+
+
+def test_a_cluster_has_one_server_with_replicas(cluster: Any) -> None:
+    notices, options = list[str](), service.ReplicaOptions(3, 3, cluster=True, device="auto")
+
+    def serve() -> None:
+        with service.running_replicas(cluster, options, Path(), "http://0.0.0.0:9", notices.append):
+            pass
+
+    with pytest.raises(
+        UsageError, match=r"is served at http://10\.0\.0\.1:1 already; leave out MODEL and --replicas"
+    ):
+        serve()
+    assert cluster.shutdown.call_count == 1
+    cluster.waited.side_effect = cluster.fronts.clear  # the other one has ended
+    with pytest.raises(UsageError, match="3 replicas need 3 GPUs, and there are 2; use fewer --replicas"):
+        serve()
+    with (
+        pytest.raises(UsageError, match="no server is running in this cluster; start the first server with MODEL"),
+        service.attached_front(Path(), "", notices.append),
+    ):
+        pass
+    assert not cluster.add_front.called and not notices
+
+
+@pytest.mark.parametrize(
+    ("fronts", "notice"), [(0, []), (1, ["the replicas go on, as they are served at http://b too"])]
+)
+def test_replicas_end_with_their_last_front(cluster: Any, fronts: int, notice: list[str]) -> None:
+    notices, cluster.fronts = list[str](), [FrontEntry("http://b", ["demo"])] * fronts
+    replicas = service.ReplicaService(cluster, cluster, service.ReplicaOptions(1, 1, cluster=True), has_gpu=False)
+    replicas.stop(notices.append)
+    assert notices == notice and cluster.remove_front.called and cluster.serve.delete.called == (not fronts)
+
+
+@pytest.mark.parametrize(
+    ("raised", "message", "code"),
+    [
+        ("x\nlocalllm.errors.DoesNotFit: 9 GB are needed; use less", "9 GB are needed; use less; or use fewer", 3),
+        ("localllm.errors.UsageError: --quant is 7; give one", "--quant is 7; give one", 2),
+        ("actor died\n  at line 7\n", "the replicas did not start: at line 7; see Ray's log", 1),
+        ("", "the replicas did not start: RuntimeError; see Ray's log", 1),
+    ],
+)
+def test_why_replicas_did_not_start(cluster: Any, raised: str, message: str, code: int) -> None:
+    replicas = service.ReplicaService(cluster, cluster, service.ReplicaOptions(1, 1), has_gpu=False)
+    cause = replicas.cause_of(RuntimeError(raised))
+    assert str(cause).startswith(message) and cause.exit_code == code
+
+
+def test_a_restart_that_fails_is_told_and_only_one_runs(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    replicas = service.ReplicaService(cluster, cluster, service.ReplicaOptions(1, 1), has_gpu=False)
+    notices, refused = queue.SimpleQueue[str](), threading.Event()
+
+    def deploy() -> None:
+        assert refused.wait(60)
+        raise LocalLLMError("the cache is too small")
+
+    monkeypatch.setattr(replicas, "deploy", deploy)
+    replicas.restart(notices.put)
+    assert notices.get(timeout=60) == "restarting the replicas, one after the other"
+    replicas.restart(notices.put)
+    assert notices.get(timeout=60) == "the replicas are being restarted already"
+    refused.set()
+    assert notices.get(timeout=60) == "error: the replicas are not restarted: the cache is too small"
+    assert replicas.restarting.acquire(timeout=60)  # so that another restart is possible
+
+
+def test_a_machine_is_in_a_cluster_by_its_file_or_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UsageError, match="this machine is in no cluster; run `localllm cluster start`"):
+        place.own_node(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    foreign = place.own_node(tmp_path)
+    assert foreign.is_foreign and foreign.is_running and foreign.address == "10.0.0.1:6379"
+    assert "RAY_AUTH_TOKEN_PATH" not in foreign.environment()  # which is set already
+    own = psutil.Process()
+    node = place.RayNode("127.0.0.1:1", "127.0.0.1", "", "", own.pid, own.create_time(), is_head=True)
+    node.save(tmp_path / place.NODE_FILE)
+    assert place.own_node(tmp_path) == node and not node.is_foreign
+    replace(node, created=1.0).save(tmp_path / place.NODE_FILE)  # of another process with the same number
+    assert place.own_node(tmp_path).is_foreign
+
+    init = Mock(side_effect=RuntimeError("no token\nat gcs.cc"))
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=init))
+    monkeypatch.setattr(place.os, "environ", os.environ.copy())
+    with pytest.raises(
+        LocalLLMError, match=r"cannot connect to Ray at 10\.0\.0\.1:6379: no token; start it again"
+    ):
+        place.connect(foreign)
+    for code, stderr, reason in ((1, "x\nbusy\n", "busy"), (2, "", "no output"), (0, "", None)):
+        drained = Mock(return_value=SimpleNamespace(returncode=code, stdout="", stderr=stderr))
+        monkeypatch.setattr(place.subprocess, "run", drained)
+        expected = pytest.raises(LocalLLMError, match=f"does not drain the machine: {reason}")
+        with expected if reason else contextlib.nullcontext():
+            place.drain_machine(foreign, "abc")
+        command = drained.call_args.args[0]
+        assert "--address=10.0.0.1:6379" in command and command[command.index("--node-id") + 1] == "abc"
+    assert place.address_towards("127.0.0.1", 9) == "127.0.0.1"
+    with pytest.raises(UsageError, match=r"cannot be reached .*; give --host ADDRESS"):
+        place.address_towards("255.255.255.255", 9)
 
 
 def test_ray_gets_a_token_and_every_port_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
