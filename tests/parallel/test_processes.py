@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,16 +13,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import localllm
+from localllm.arch.stages import Position
 from localllm.checkpoint.header import read_header
 from localllm.checkpoint.stages import part_of_model
-from localllm.errors import RankFailed, UnsupportedModel, UsageError
+from localllm.errors import LocalLLMError, RankFailed, UnsupportedModel, UsageError
 from localllm.llm.kv_transfer import StateExport, StateImport
 from localllm.llm.llm import LLM
+from localllm.parallel import group
+from localllm.parallel.channel import FAILED, Channel
 from localllm.parallel.group import ProcessLeader
 from localllm.request import Grammar, GrammarKind, SamplingParams
 
@@ -203,6 +209,43 @@ def test_a_killed_process_ends_the_model_with_an_error(field: str, running: bool
             list(events)
         with pytest.raises(localllm.LocalLLMError, match="process 2 of 2 has ended"):
             llm.generate(PROMPT, GREEDY)
+
+
+FAILURE = json.dumps({"error": "DoesNotFit", "message": "9 GB are needed", "remedy": "use less"}).encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "codes", "said"),
+    [
+        (b"", (3, None), "process 2 of 3 has ended (exit code 3)"),
+        (FAILURE, (None, None), "process 2 of 3 failed: 9 GB are needed"),
+        (FAILURE, (None, -9), "process 3 of 3 has ended (signal 9, SIGKILL)"),  # which another one has noticed
+    ],
+)
+def test_what_is_said_of_a_process_that_ends(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, codes: tuple[int | None, ...], said: str
+) -> None:
+    """sent: as its last message; codes: of the exits of both other processes"""
+    monkeypatch.setattr(group, "KILL_NOTICE_S", 0.05)
+    monkeypatch.setattr(group, "EXIT_WAIT_S", 0.0)
+    for is_loading in (True, False):
+        leader, pair = ProcessLeader(Position(0, 3), torch.device("cpu")), socket.socketpair()
+        leader.processes = [Mock(poll=lambda code=code: code, wait=lambda _, code=code: code) for code in codes]
+        leader.channels = {1: Channel(pair[0])}
+        if sent:
+            Channel(pair[1]).send(FAILED, sent)
+        pair[1].close()
+        with contextlib.closing(leader):
+            if is_loading:
+                reported = "process 2 of 3: 9 GB are needed" if sent else said
+                with pytest.raises(LocalLLMError, match=re.escape(reported)):
+                    leader.receive_from_all()
+                continue
+            with pytest.raises(RankFailed, match=r"a step of 3 processes failed: .*; load the model again"):
+                leader.send_caches(1, 1, 1, 1)  # before it is noticed
+            leader.watch(1, leader.channels[1])
+            with pytest.raises(RankFailed, match=re.escape(said)):
+                leader.send_caches(1, 1, 1, 1)
 
 
 @pytest.mark.slow

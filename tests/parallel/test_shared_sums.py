@@ -5,14 +5,18 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from localllm.arch.stages import Position
 from localllm.parallel import shared_sums
 from localllm.parallel.channel import open_memory
+from localllm.parallel.group import Collectives
 from localllm.parallel.shared_sums import SharedSums, memory_bytes, shared_sums_supported
 
 pytestmark = pytest.mark.skipif(
@@ -110,3 +114,24 @@ def test_a_rank_that_waits_in_vain_raises_what_the_check_raises() -> None:
         raise ConnectionError(f"ended before {waited_s >= shared_sums.YIELD_S}")
 
     assert run_ranks(2, work, check) == ["ended before True", None]
+
+
+def test_gloo_gives_the_same_where_there_is_no_shared_memory(tmp_path: Path) -> None:
+    """Sums, gathered columns and what the first rank has, of two ranks with connections of their own."""
+
+    def work(rank: int) -> list[Tensor]:
+        member = Collectives(Position(rank, 2), tmp_path, torch.device("cpu"))
+        member.connect()
+        x = torch.arange(6.0).view(2, 3) + 10 * rank
+        shared = [member.all_reduce(x.clone()), member.all_gather(x), member.gather_columns(x.clone())]
+        member.broadcast(x)
+        return [*shared, member.gather_columns(x[:0]), x]
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(work, range(2))
+    x = torch.arange(6.0).view(2, 3)
+    columns = torch.cat([x, x + 10], -1)
+    expected = [2 * x + 10, columns, columns, torch.empty(0, 6), x]
+    assert all(map(torch.equal, first, expected))
+    expected[2] = x + 10  # logits are gathered in the first rank alone
+    assert all(map(torch.equal, second, expected))
