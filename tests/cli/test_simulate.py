@@ -2,8 +2,6 @@
 
 import json
 import random
-from functools import partial
-from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
@@ -11,8 +9,7 @@ from typer.main import get_command
 from localllm.checkpoint.header import read_header
 from localllm.cli.app import app
 from localllm.cli.io import flag_name
-from localllm.cli.simulate_setup import NOT_REPLAYED, fleet_setup, tier_setup
-from localllm.errors import UsageError
+from localllm.cli.simulate_setup import NOT_REPLAYED
 from localllm.hardware.prices import find_price
 from localllm.hub.resolve import resolve_model
 from localllm.plan import step_times
@@ -297,25 +294,6 @@ def test_measured_steps(localllm, tmp_path):
 def test_refused_flags(localllm, flags, message):
     code, out, err = localllm("simulate", "demo", "--device", "h100", *flags)
     assert (code, out) == (2, "") and message in err
-
-
-@pytest.mark.parametrize(
-    ("flags", "setup", "message"),
-    [
-        ({"prefill": 1, "decode": 1}, {}, "--prefill is for GPUs of the catalogue"),
-        ({"host_cache": "1GB"}, {"asynchronous": False}, "the cache of a CPU is in main memory"),
-        (
-            {"disk_cache": "1GB"},
-            {"asynchronous": True, "state_slots": 4},
-            "simulated for layers of attention alone",
-        ),
-    ],
-)
-def test_flags_that_a_target_refuses(flags, setup, message):
-    given = dict.fromkeys(("replicas", "prefill", "decode", "host_cache", "disk_cache", "no_prefix_cache"))
-    target = SimpleNamespace(setup=SimpleNamespace(**setup), link=None)
-    with pytest.raises(UsageError, match=message):
-        (tier_setup if setup else partial(fleet_setup, max_running=1))(given | flags, target=target)
 
 
 SERVER_FLAGS = {  # that --check takes: they describe the load or the server

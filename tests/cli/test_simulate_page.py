@@ -24,7 +24,6 @@ from localllm.cli import simulation_process
 from localllm.cli.fast_start import read_command_table
 from localllm.cli.simulate_page import CONTROLS, LEFT_OUT, PRESETS, describe_page, given_options, parse_options
 from localllm.errors import UsageError
-from localllm.protocol.events import error_to_json
 
 TITLES = {preset.title: preset for preset in PRESETS}
 
@@ -207,10 +206,8 @@ def test_the_process_answers_in_order_and_stops_what_is_cancelled(
     words = ("--device", "h100", "--rate", "5", "--requests", "8", "--slo", "ttft=1us")
     _, text, _ = localllm("simulate", "demo", *words)
     _, report, _ = localllm("simulate", "demo", *words, "--json")
-    assert (
-        first["text"] == text.rstrip("\n")
-        and first["answer"].split() == text.split()[-len(first["answer"].split()) :]
-    )
+    answer = first["answer"].split()
+    assert first["text"] == text.rstrip("\n") and answer == text.split()[-len(answer) :]
     assert first["report"] | {"wall_s": 0} == json.loads(report) | {"wall_s": 0}
     command, *frames = [each for each in answered()[ends[0] + 1 : ends[1]] if "status" not in each]
     assert command["command"] == f"localllm simulate demo {' '.join(words)}"
@@ -228,7 +225,7 @@ def wait_until(condition: Any) -> None:
 @pytest.mark.parametrize(
     ("error", "answer"),
     [
-        (UsageError("--rate is 0", "give more"), error_to_json(UsageError("--rate is 0", "give more"))),
+        (UsageError("--rate is 0", "give more"), '"UsageError", "message": "--rate is 0", "remedy": "give more"'),
         (MemoryError(), "the simulation takes more than 4 GiB"),
         (ZeroDivisionError("by zero"), "see the server's log for the traceback"),
     ],
@@ -241,10 +238,11 @@ def test_errors_end_the_answer_and_not_the_process(
     monkeypatch.setattr(simulation_process, "simulate", Mock(side_effect=error))
     simulation_process.run({}, sent.append, threading.Event())
     assert [each.pop("end") for each in sent] == [True]
-    assert sent == [answer] if isinstance(answer, dict) else answer in json.dumps(sent)
+    assert answer in json.dumps(sent)
     assert ("ZeroDivisionError: by zero" in capsys.readouterr().err) == isinstance(error, ZeroDivisionError)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux alone")
 @pytest.mark.parametrize("hard", [resource.RLIM_INFINITY, 2**20])
 def test_memory_is_limited_beyond_what_is_mapped(monkeypatch: pytest.MonkeyPatch, hard: int) -> None:
     limits = Mock(RLIM_INFINITY=resource.RLIM_INFINITY, getpagesize=resource.getpagesize)

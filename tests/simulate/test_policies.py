@@ -1,7 +1,6 @@
 """Policies beside the product's, and what they are known to do."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -88,29 +87,18 @@ def test_smaller_chunks_delay_answers_less() -> None:
     assert small.percentiles("ttft")[0] > large.percentiles("ttft")[0]
 
 
-@pytest.mark.parametrize(
-    ("setup", "fleet", "flags"),
-    [
-        ({"batching": "static"}, {}, ["--batching continuous"]),
-        ({"admission": False}, {}, ["admission control"]),
-        ({"prefix_caching": False}, {}, ["prefix caching"]),
-        ({}, {"replicas": 2, "most_replicas": 2}, ["--route prefix"]),
-        ({}, {"replicas": 2, "most_replicas": 2, "route": "prefix"}, []),
-        ({"batching": "dynamic", "admission": False}, {}, ["--batching continuous", "admission control"]),
-    ],
-)
-def test_policies_that_are_tried_instead(setup: dict[str, Any], fleet: dict[str, Any], flags: list[str]) -> None:
+def test_policies_that_are_tried_instead() -> None:
     """Each is the product's, with all else as it was; those for common prefixes are of loads that have some."""
-    given = replace(SETUP, **setup, fleet=FleetSetup(**fleet))
-    target: Any = Target("model", "device", None, given, LinearCost, None)  # type: ignore[arg-type]
-    found = dict(policy_variants(replace(BUSY, system=50), target))
-    assert list(found) == flags
-    changed = {
-        "--batching continuous": {"batching": "continuous"},
-        "admission control": {"admission": True},
-        "prefix caching": {"prefix_caching": True},
-        "--route prefix": {"fleet": replace(given.fleet, route="prefix")},
+    two = FleetSetup(2, 2)
+    given = replace(SETUP, batching="static", admission=False, prefix_caching=False, fleet=two)
+    target = Target("model", "device", None, given, LinearCost, None)  # type: ignore[arg-type]
+    found = {flags: make().setup for flags, make in policy_variants(replace(BUSY, system=50), target)}
+    assert found == {
+        "--batching continuous": replace(given, batching="continuous"),
+        "admission control": replace(given, admission=True),
+        "prefix caching": replace(given, prefix_caching=True),
+        "--route prefix": replace(given, fleet=replace(two, route="prefix")),
     }
-    assert [make().setup for make in found.values()] == [replace(given, **changed[name]) for name in flags]
-    alone = [name for name in flags if "prefix" not in name]
-    assert [name for name, _ in policy_variants(BUSY, target)] == alone
+    assert [flags for flags, _ in policy_variants(BUSY, target)] == ["--batching continuous", "admission control"]
+    best = replace(target, setup=replace(SETUP, fleet=replace(two, route="prefix")))
+    assert not list(policy_variants(replace(BUSY, system=50), best))

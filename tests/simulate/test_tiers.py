@@ -1,8 +1,6 @@
 """Tiers below the KV cache: a conversation that was evicted comes back at the speed of its tier."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,7 +8,6 @@ from localllm.errors import UsageError
 from localllm.runtime.kv_cache.disk_tier import FILE_S
 from localllm.runtime.step import StepShape
 from localllm.simulate.load import LoadPlan, Turn
-from localllm.simulate.report import tier_rows
 from localllm.simulate.simulation import EngineSetup, Simulated, simulate
 from localllm.simulate.tiers import TierSetup, parse_tier
 from tests.simulate.engines import LinearCost
@@ -62,28 +59,8 @@ def test_slow_disk() -> None:
     """Where computing is faster, nothing is read; and what it cannot take in time is left out."""
     slow = run(replace(DISK, disk_bandwidth=1e5))
     assert slow.slower_loads == 1 and slow.disk_tokens == 0
-    assert "; 1 prefixes computed instead, which" in told(replace(DISK, disk_bandwidth=1e5))["disk"]
     full = run(replace(DISK, block_bytes=2.0**27))
     assert full.unwritten_blocks > 30
-    left_out = f"{full.unwritten_blocks * 2**27 / 1e9:.1f} GB left out, for which it was too slow"
-    assert left_out in told(replace(DISK, block_bytes=2.0**27))["disk"]
-
-
-def told(tiers: TierSetup) -> dict[str, str]:
-    """Return what a report says that moved between tiers."""
-    report: Any = SimpleNamespace(simulated=run(tiers), target=SimpleNamespace(setup=replace(SETUP, tiers=tiers)))
-    return dict(tier_rows(report))
-
-
-def test_report() -> None:
-    simulated = run(HOST)
-    moved, seconds = (simulated.moved_blocks * each for each in (BLOCK_BYTES, BLOCK_BYTES / HOST_RATE))
-    text = (
-        f"{moved / 1e6:.2f} MB between device and main memory, for which steps took {seconds * 1e3:.1f} ms in all"
-    )
-    assert told(HOST) == {"moves": text}
-    written = f"{run(DISK).disk_written_bytes / 1e6:.2f} MB"
-    assert told(DISK) == {"disk": f"{written} written, 640 kB read"} and told(TierSetup()) == {}
 
 
 @pytest.mark.parametrize("tiers", [HOST, replace(DISK, disk_bandwidth=1e9)], ids=["host", "disk"])
