@@ -1,14 +1,18 @@
 import math
 import os
+import platform
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from localllm.errors import NoSuchDevice, UsageError
-from localllm.hardware import processor
+from localllm.hardware import device, processor
 from localllm.hardware.device import (
+    Gpu,
     activation_bits_for,
     container_bytes,
     container_memory,
@@ -19,10 +23,15 @@ from localllm.hardware.device import (
     free_bytes,
     has_kernels,
     list_gpus,
+    machine_bytes,
     nvidia_driver,
     peak_bytes,
+    release_cached,
+    reserve_bytes,
+    reset_peak_bytes,
     resolve_device,
     resolve_dtype,
+    total_bytes,
     usable_cores,
 )
 
@@ -244,6 +253,52 @@ def test_kernels_run_on_their_own_generation(
 
 def test_the_gpus_are_those_that_torch_counts() -> None:
     assert len(list_gpus()) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def test_the_figures_of_gpus_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulates two GPUs, the second of which has failed kernels and is too old for this torch."""
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    asked = list[Any]()
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "get_device_capability": lambda index: [(9, 0), (5, 2)][index],
+        "get_device_name": lambda index: ["H200", "GTX 980"][index],
+        "get_arch_list": lambda: ["sm_90"],
+        "mem_get_info": lambda device: [(70, 100), (3, 4)][getattr(device, "index", device)],
+        "max_memory_allocated": lambda device: 30 + device.index,
+        "reset_peak_memory_stats": asked.append,
+        "empty_cache": fail,
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: asked.append((size, dtype, device)))
+    second = torch.device("cuda", 1)
+    assert list_gpus() == [
+        Gpu(0, "H200", "sm_90", "9.0", runs=True, memory_bytes=100, free_bytes=70),
+        Gpu(1, "GTX 980", "sm_52", "5.2", runs=False, memory_bytes=4, free_bytes=3),
+    ]
+    assert (machine_bytes(second), total_bytes(second), peak_bytes(second)) == ((70, 3), 4, 31)
+    assert reset_peak_bytes(second)
+    reserve_bytes(second, 2)
+    release_cached(second)  # a failed GPU is no further error
+    assert asked == [second, (2, torch.uint8, second)]
+
+
+def test_a_system_without_the_files_of_linux_has_figures_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(device, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(device, "CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    assert not reset_peak_bytes(CPU)
+    kib = peak_bytes(CPU)
+    monkeypatch.setattr(sys, "platform", "darwin")  # whose unit is the byte
+    assert kib >= 1024 * peak_bytes(CPU) > 10_000
+    monkeypatch.setattr(Path, "read_text", lambda path: "processor : 0\nCPU part : 0xd40\n")  # of Arm
+    assert device_name(CPU) == (platform.processor() or platform.machine())
 
 
 @pytest.mark.parametrize(
