@@ -306,49 +306,17 @@ def test_arguments_of_tool_calls_may_be_json_text(template_of: Any):
 LONG = "x" * (MAX_ERROR_CHARACTERS + 1)
 
 
-def out_of_memory() -> None:
-    raise MemoryError
-
-
-def processed(source: str, **variables: Any) -> dict[str, str]:
-    return handle_request({"source": source, "variables": variables})
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("  {% if true %}\na\n  {% endif %}\nb", "a\nb"),  # blocks take no lines, as in transformers
-        ("{% for i in n %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "134"),
-        ("a{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}c", "abc"),
-        ("{{ {'b': 'é<', 'a': [1]} | tojson }}", '{"b": "é<", "a": [1]}'),
-        ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
-        ("{{ 'é' | tojson(ensure_ascii=true) }}", '"\\u00e9"'),
-        ("{{ dict(a=1) }}{{ dict.fromkeys('a', 2) }}", "{'a': 1}{'a': 2}"),
-        ("{% set ns = namespace({'a': 1}, self=2) %}{% set ns.b = 3 %}{{ ns.a }}{{ ns.self }}{{ ns.b }}", "123"),
-        ("{{ strftime_now('%d.%m.') }}", time.strftime("%d.%m.")),
-    ],
-)
-def test_the_process_renders_as_transformers_does(source: str, text: str):
-    assert processed(source, n=[1, 2, 3, 4]) == {"text": text}
-
-
-@pytest.mark.parametrize(
-    ("source", "names"),
-    [
-        ("{{ messages }}{{ namespace }}{{ range(3) }}", "messages"),
-        ("{% set a = a or b %}{{ a }}", "a b"),
-        ("{% set a = 1 %}{{ a }}{% for c in d %}{{ c }}{% endfor %}", "d"),
-        ("{% if a is undefined %}{% set a = 1 %}{% endif %}{% set c = c | default(2) %}", "a c"),
-        ("no name", ""),
-    ],
-)
-def test_without_variables_the_process_names_what_a_template_reads(source: str, names: str):
-    assert handle_request({"source": source}) == {"text": names}
-
-
 @pytest.mark.parametrize(
     ("source", "reply"),
     [
+        ("  {% if true %}\na\n  {% endif %}\nb{% generation %}c{% endgeneration %}", "text: a\nbc"),
+        ("{{ {'b': 'é<', 'a': [1]} | tojson }}", 'text: {"b": "é<", "a": [1]}'),
+        ("{{ dict(a=1) }}{{ dict.fromkeys('a', 2) }}", "text: {'a': 1}{'a': 2}"),
+        (
+            "{% set ns = namespace({'a': 1}, self=2) %}{% set ns.b = 3 %}{{ ns.a }}{{ ns.self }}{{ ns.b }}",
+            "text: 123",
+        ),
+        ("{{ strftime_now('%d.%m.') }}", time.strftime("text: %d.%m.")),
         ("{{ raise_exception('only users') }}", "refused: only users"),
         (f"{{{{ raise_exception('{LONG}') }}}}", f"refused: {LONG[:-1]}"),
         ("a\n{% if", "damaged: line 2: unexpected 'end of template'"),
@@ -363,27 +331,30 @@ def test_without_variables_the_process_names_what_a_template_reads(source: str, 
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "damaged: RecursionError: maximum recursion"),
         ("{% for i in [] %}" * 30 + "{% endfor %}" * 30, "damaged: SyntaxError: too many statically nested"),
         ("{{ a.b.c }}", "failed: UndefinedError: 'a' is undefined"),
-        ("{{ 1 / 0 }}", "failed: ZeroDivisionError: division by zero"),
     ],
     ids=lambda text: text[:30],
 )
-def test_the_process_tells_refusals_failures_and_damage_apart(
+def test_the_process_tells_texts_refusals_failures_and_damage_apart(
     monkeypatch: pytest.MonkeyPatch, source: str, reply: str
 ):
     monkeypatch.setattr(template_process, "MAX_OUTPUT_CHARACTERS", 64)
-    [(outcome, words)] = processed(source).items()
+    [(outcome, words)] = handle_request({"source": source, "variables": {}}).items()
     assert f"{outcome}: {words}".startswith(reply) and len(words) <= MAX_ERROR_CHARACTERS
 
 
-def test_the_process_ends_when_memory_does_and_fails_for_a_request_without_a_source():
+def test_the_process_ends_when_memory_does():
+    def allocate() -> None:
+        raise MemoryError
+
     with pytest.raises(SystemExit, match="1"):
-        processed("{{ f() }}", f=out_of_memory)
-    assert handle_request({"variables": {}}) == {"failed": "KeyError: 'source'"}
+        handle_request({"source": "{{ f() }}", "variables": {"f": allocate}})
 
 
 @pytest.mark.parametrize("system", ["Linux", "lower limits", "Windows"])
 def test_the_process_is_limited_before_it_answers_a_line(monkeypatch: pytest.MonkeyPatch, system: str):
-    stdin = io.BytesIO('{"source": "{{ a }}", "variables": {"a": "é"}}\n{"source": "{{ a }}"}\n'.encode())
+    stdin = io.BytesIO(
+        '{"source": "{{ a }}", "variables": {"a": "é"}}\n{"source": "{% set b = b | d(a) %}"}\n'.encode()
+    )
     stdout, events = io.BytesIO(), list[Any]()
 
     def note(what: int, value: Any) -> None:
@@ -405,7 +376,7 @@ def test_the_process_is_limited_before_it_answers_a_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=stdout))
     template_process.main()
     ready, *replies = stdout.getvalue().decode().splitlines()
-    assert ready == "ready" and list(map(json.loads, replies)) == [{"text": "é"}, {"text": "a"}]
+    assert ready == "ready" and list(map(json.loads, replies)) == [{"text": "é"}, {"text": "a b"}]
     ignored = (signal.SIGINT, signal.SIG_IGN, 0)
     sizes = {resource.RLIMIT_AS: 2**29, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
     limits = [(kind, (size, size), 0) for kind, size in sizes.items()]
