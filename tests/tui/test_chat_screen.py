@@ -455,26 +455,19 @@ async def test_while_an_answer_is_under_way_nothing_else_begins(tmp_path, opened
         assert app.screen.prompt.text == "/undo" and app.is_running
 
 
-async def test_a_turn_is_edited_and_commands_of_the_palette_run_or_wait_for_more(tmp_path, opened, talk):
-    app = app_with(ScriptedModel(saying("one"), saying("two"), saying("three")), tmp_path)
+async def test_commands_of_the_palette_run_or_wait_for_more(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one")), tmp_path)
     async with opened(app) as pilot:
-        prompt, chat = app.screen.prompt, app.screen.chat
+        prompt = app.screen.prompt
         await talk(pilot, "first")
         await talk(pilot, "/edit")
         assert prompt.text == "first" and app.session.editing
         await pilot.press("escape")
         assert prompt.text == "" and not app.session.editing
-        await pilot.press("tab", "e", "end", "x", "enter")
-        await talk.answered(pilot)
-        await pilot.press("tab", "r")
-        await talk.answered(pilot)
-        await pilot.press("right", "left", "left")
-        assert [turn.question for turn in chat.current.siblings] == ["first", "firstx", "firstx"]
-        assert chat.current.answer == "two" and "◂ 2/3 ▸" in seen(app)
         app.screen.post_message(CommandChosen("/load", False))
         app.screen.post_message(CommandChosen("/undo", True))
         await pilot.pause()
-        assert prompt.text == "/load " and not chat.turns
+        assert prompt.text == "/load " and not app.screen.chat.turns
         prompt.text = ""
         await pilot.press("?")
         assert isinstance(app.screen, HelpScreen)
