@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 from localllm.client.server import ServerClient
-from localllm.errors import AccessDenied, Busy, LocalLLMError, ServerTooSlow, ServerUnreachable
+from localllm.errors import AccessDenied, Busy, LocalLLMError, ServerUnreachable
 from localllm.server.access import load_tls_context
 from tests.server.attacks.wire import KEY, public_policy
 from tests.server.conftest import serving
@@ -44,62 +44,45 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
     ("response", "fault"),
     [
         (b"SSH-2.0-OpenSSH_9.6\r\n", "(not an HTTP response)"),
-        (b"HTTP/1.1\r\n\r\n", "(not an HTTP response)"),
         (b"HTTP/1.1 ok\r\n\r\n", "(not an HTTP response)"),
         (HEAD + b"".join(b"a%d: b\r\n" % number for number in range(201)), "(too many headers)"),
         (HEAD + b"a: " + b"b" * 70_000, "(the response is incomplete)"),
         (HEAD + b"Content-Length: many\r\n\r\n", "closed the connection"),
-        (HEAD + b"Content-Length: -1\r\n\r\n", "closed the connection"),
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\nz\r\n", "closed the connection"),
         (b"HTTP/1.1 500 No\r\nContent-Length: 9\r\n\r\n{", "closed the connection"),
         (HEAD + b"Content-Length: 2\r\n\r\n[]", "is not localllm; start one with `localllm serve`"),
-        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;x=y\r\n{}\r\n0\r\nend: yes\r\n\r\n", None),
     ],
 )
 def test_a_response_of_another_program_is_one_error_message(response, fault):
     with answering(response) as server:
-        if fault is None:  # with an extension of a chunk, and a header after the last
-            assert server.request_json("/x") == {}
-        else:
-            with pytest.raises(LocalLLMError, match=re.escape(fault)) as caught:
-                server.request_json("/x")
-            assert server.url in str(caught.value)
+        with pytest.raises(LocalLLMError, match=re.escape(fault)) as caught:
+            server.request_json("/x")
+        assert server.url in str(caught.value)
 
 
 def test_a_stream_ends_with_its_last_line_or_an_error():
     error = b'{"error": {"kind": "Busy", "message": "try later"}}'
-    with answering(HEAD + b'Content-Length: 17\r\n\r\n{"a": 1}\n{"b": 2}') as server:
+    chunks = b'9;x=y\r\n{"a": 1}\n\r\n8\r\n{"b": 2}\r\n0\r\nend: yes\r\n\r\n'  # with an extension and a trailer
+    with answering(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + chunks) as server:
         assert list(server.stream_json("/x", {})) == [{"a": 1}, {"b": 2}]
     with answering(HEAD + b"Content-Length: 51\r\n\r\n" + error) as server, pytest.raises(Busy, match="try later"):
         next(server.stream_json("/x", {}))
 
 
-def test_a_response_that_stops_in_the_middle_is_too_slow():
-    message = r"did not answer within 0.05 s; try again, or load the model"
-    response = HEAD + b"Content-Length: 2\r\n\r\n{"
-    with answering(response, ends=False) as server, pytest.raises(ServerTooSlow, match=message):
-        server.request_json("/x", timeout_s=0.05)
-
-
 @contextmanager
-def answering(response, *, ends=True):
-    """A client of a program that sends these bytes. ends: and no others, rather than perhaps more"""
-    done = threading.Event()
+def answering(response):
+    """A client of a program that sends these bytes and ends."""
 
     def answer():
-        connection, _ = listener.accept()
-        with connection:
+        with listener.accept()[0] as connection:
             connection.recv(65536)
             connection.sendall(response)
-            if not ends:
-                done.wait(10)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
         with closing(ServerClient(f"http://127.0.0.1:{listener.getsockname()[1]}")) as server:
             yield server
-        done.set()
         thread.join()
 
 

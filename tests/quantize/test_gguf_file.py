@@ -138,8 +138,6 @@ PREPENDED = {"type": "Prepend", "prepend": SPACE}
 REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
 DIGITS = {"type": "Digits", "individual_digits": True}
-LOWERED = {"type": "Lowercase"}
-BOS_BEFORE = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
 DISTINCT = {(found.patterns, found.ignore_merges): name for name, found in PRE_TOKENIZERS.items()}
 
 
@@ -158,23 +156,20 @@ def byte_level_json() -> str:
     return backend.to_str()
 
 
-def tokenizer_of(content: str, *, bos: bool = False, pad: str = "", **changes: Any) -> Tokenizer:
-    """The tokenizer of such a file with other parts. bos: before each text; pad: a new token"""
+def tokenizer_of(content: str, **changes: Any) -> Tokenizer:
+    """The tokenizer of such a file with other parts."""
     parts = {
         name: {"type": "Sequence", f"{name}s".replace("_", ""): part} if isinstance(part, tuple) else part
         for name, part in changes.items()
     }
     backend = tokenizers.Tokenizer.from_str(json.dumps(json.loads(content) | parts))
-    if bos:
-        backend.post_processor = BOS_BEFORE
-    backend.add_special_tokens([pad] if pad else [])
-    special = {"bos_token": "<s>", "unk_token": "<unk>", "pad_token": pad}
+    special = {"bos_token": "<s>", "unk_token": "<unk>"}
     return Tokenizer(TokenizerDescription(Path("model"), backend, special, {}, ()))
 
 
 def read_back(tokenizer: Tokenizer) -> tuple[dict[str, Any], Tokenizer]:
-    """The keys of a file with two more rows than tokens, and its tokenizer."""
-    keys = tokenizer_keys(tokenizer, tokenizer.vocab_size + 2, "model")
+    """The keys of a file with one more row than tokens, and its tokenizer."""
+    keys = tokenizer_keys(tokenizer, tokenizer.vocab_size + 1, "model")
     metadata = {f"tokenizer.{key}": value for key, value in keys.items()}
     return keys, Tokenizer.from_gguf(metadata, Path("model.gguf"))
 
@@ -185,12 +180,11 @@ def test_byte_level_tokens_read_back_alike_whatever_the_pre_tokenizer(name: str)
     steps = [DIGITS if pattern == r"\p{N}" else split(pattern) for pattern in found.patterns]
     steps[-1:] = [BYTE_LEVEL | {"use_regex": True}] if found.patterns[-1] == GPT2 else [steps[-1], BYTE_LEVEL]
     model = json.loads(byte_level_json())["model"] | {"ignore_merges": found.ignore_merges}
-    source = tokenizer_of(byte_level_json(), bos=found.adds_bos, model=model, pre_tokenizer=tuple(steps))
+    source = tokenizer_of(byte_level_json(), model=model, pre_tokenizer=tuple(steps))
     keys, exported = read_back(source)
     named = PRE_TOKENIZERS[keys["ggml.pre"]]
     assert (named.patterns, named.ignore_merges) == (found.patterns, found.ignore_merges)
-    assert (keys["ggml.model"], keys["ggml.add_bos_token"]) == ("gpt2", found.adds_bos)
-    assert keys["ggml.tokens"][-2:] == [f"[PAD{source.vocab_size + more}]" for more in (0, 1)]
+    assert keys["ggml.model"] == "gpt2" and keys["ggml.tokens"][-1] == f"[PAD{source.vocab_size}]"
     for text in random_texts(3, 40):
         assert exported.encode(text) == source.encode(text)
 
@@ -216,12 +210,10 @@ def test_tokens_of_characters_read_back_alike_with_or_without_a_first_space(
         assert exported.encode(text) == source.encode(text)
 
 
-def test_an_added_token_without_a_row_is_left_out() -> None:
-    source = tokenizer_of(byte_level_json(), pad="<new>")
-    rows = source.vocab_size - 1
-    keys = tokenizer_keys(source, rows, "model")
-    assert source.token(rows) == "<new>" and len(keys["ggml.tokens"]) == len(keys["ggml.token_type"]) == rows
-    assert keys["ggml.bos_token_id"] == 0 and "ggml.padding_token_id" not in keys
+def test_a_token_without_a_row_is_left_out() -> None:
+    source = tokenizer_of((shared("stories260K") / "tokenizer.json").read_text())
+    keys = tokenizer_keys(source, source.vocab_size - 1, "model")
+    assert keys["ggml.tokens"] == [source.token(i) for i in range(source.vocab_size - 1)]
 
 
 @pytest.mark.parametrize(
@@ -232,8 +224,8 @@ def test_an_added_token_without_a_row_is_left_out() -> None:
         ({"pre_tokenizer": (DIGITS | {"individual_digits": False}, BYTE_LEVEL)}, "the pre-tokenizer Digits"),
         ({"pre_tokenizer": (split(GPT2, behavior="Removed"), BYTE_LEVEL)}, "the pre-tokenizer Split"),
         ({"pre_tokenizer": (split("a+"), BYTE_LEVEL)}, "patterns that llama.cpp has no name for"),
-        ({"normalizer": LOWERED}, "the normalizer Lowercase"),
-        ({"normalizer": LOWERED, "pre_tokenizer": METASPACE}, "the step Lowercase"),
+        ({"normalizer": {"type": "Lowercase"}}, "the normalizer Lowercase"),
+        ({"normalizer": {"type": "Lowercase"}, "pre_tokenizer": METASPACE}, "the step Lowercase"),
         ({"normalizer": PREPENDED, "pre_tokenizer": None}, f"spaces that are not represented as {SPACE}"),
     ],
 )
