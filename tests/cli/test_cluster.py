@@ -15,6 +15,7 @@ from localllm.cluster.place import NODE_FILE, RayNode
 from localllm.cluster.registry import FrontEntry
 
 HEAD = "10.0.0.1:6379"
+OPTIONS = {"gpus": 2, "outlives_parent": True}
 
 
 def machine(node: str, host: str, **fields: Any) -> dict[str, Any]:
@@ -32,13 +33,11 @@ MACHINES = [
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
     """A Ray with MACHINES; yields the options of the nodes that were started and the ids of drained machines."""
-    asked: list[Any] = []
-    processes: list[subprocess.Popen[bytes]] = []
+    asked, processes = list[Any](), list[subprocess.Popen[bytes]]()
 
     def start_node(notify: Any, **options: Any) -> RayNode:
         asked.append(options)
-        process = subprocess.Popen(["sleep", "600"])
-        processes.append(process)
+        processes.append(process := subprocess.Popen(["sleep", "600"]))
         (tmp_path / "ray").mkdir()
         address = options.get("head") or f"{options['host']}:{options['port']}"
         created = psutil.Process(process.pid).create_time()
@@ -64,8 +63,8 @@ def test_a_cluster_of_this_machine_from_start_to_stop(ray, real, tmp_path: Path)
     token, file = tmp_path / "home" / "cluster-token", tmp_path / "home" / NODE_FILE
     code, out, err = real("cluster", "start", "--host", "localhost", "--port", "7000")
     assert (code, out) == (0, "") and "this machine alone; start it with --host ADDRESS" in err
-    common = {"token_file": token, "gpus": 2, "outlives_parent": True}
-    assert ray == [{"host": "127.0.0.1", "port": 7000, **common}] and token.stat().st_mode & 0o777 == 0o600
+    assert ray == [{"host": "127.0.0.1", "port": 7000, **OPTIONS, "token_file": token}]
+    assert token.stat().st_mode & 0o777 == 0o600
     code, _, err = real("cluster", "start")
     assert code == 2 and "in the cluster of 127.0.0.1:7000 already; leave it first with" in err
     assert real("cluster", "stop") == (0, "", "the cluster has ended\n")
@@ -83,8 +82,7 @@ def test_a_head_prints_the_command_with_which_a_machine_joins_and_leaves(ray, re
     assert real("cluster", "stop")[0] == 0
     code, out, err = real(*out.replace("FILE", str(token)).split()[1:])
     assert (code, out, err) == (0, "", f"this machine is in the cluster of {HEAD}\n")
-    common = {"token_file": token, "gpus": 2, "outlives_parent": True}
-    assert ray[1] == {"host": "10.0.0.2", "head": HEAD, **common}
+    assert ray[1] == {"host": "10.0.0.2", "head": HEAD, **OPTIONS, "token_file": token}
     assert real("cluster", "stop") == (0, "", "this machine has left the cluster\n")
 
 

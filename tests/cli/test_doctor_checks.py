@@ -22,7 +22,6 @@ from localllm.cli.doctor import (
     Terminal,
     diagnose,
 )
-from localllm.errors import NoSuchDevice
 from localllm.hardware import device
 from localllm.hardware.device import Gpu
 from localllm.hardware.measure import Rates
@@ -171,16 +170,6 @@ def doctor(monkeypatch, real):
     return run
 
 
-FINE_ROWS = {
-    **{"torch": "2.13.0", "cores": "8", "torch uses": "AVX512, 8 threads", "kernels use": "AVX-512 VNNI"},
-    **{"cuda:0": "RTX 4090, 25.0 GB, 24.0 GB free, sm_89", "memory": "64.0 GB, 60.0 GB free"},
-    **{"driver": "575.57, torch is built for CUDA 12.8", "cuda:0 matmul": "100 TFLOP/s"},
-    **{"cuda:0 copy": "1.00 TB/s, reads and writes", "cuda:0 read": "1.00 TB/s of weights in bfloat16"},
-    **{"cpu read INT4": "20.0 GB/s of weights, 2% of memory bandwidth"},
-    **{"bundled model": "500 tokens/s on cuda:0 in bfloat16", "models": "3, 9.00 GB"},
-    **{"cache": "/cache (default)", "incomplete": "none", "free disk": "500 GB"},
-    **{"token": "none; gated models need one", "offline": "no", "proxies": "none"},
-}
 NO_CUDA = {"GPU": "none that torch can use", "driver": "575.57, torch is built for CUDA -"}
 AMD = "MI300X, 25.0 GB, 24.0 GB free, gfx942, kernels compile for it and were never measured on AMD"
 NO_TORCH = {"processor__threads": None, "processor__instructions": None, "processor__kernels": None}
@@ -189,7 +178,14 @@ NO_TORCH = {"processor__threads": None, "processor__instructions": None, "proces
 @pytest.mark.parametrize(
     ("seen", "rows"),
     [
-        (FINE, FINE_ROWS),
+        (FINE, {"torch": "2.13.0", "cores": "8", "kernels use": "AVX-512 VNNI"}),
+        (FINE, {"cuda:0": "RTX 4090, 25.0 GB, 24.0 GB free, sm_89", "memory": "64.0 GB, 60.0 GB free"}),
+        (FINE, {"driver": "575.57, torch is built for CUDA 12.8", "cuda:0 matmul": "100 TFLOP/s"}),
+        (FINE, {"cuda:0 copy": "1.00 TB/s, reads and writes", "cuda:0 read": "1.00 TB/s of weights in bfloat16"}),
+        (FINE, {"cpu read INT4": "20.0 GB/s of weights, 2% of memory bandwidth"}),
+        (FINE, {"bundled model": "500 tokens/s on cuda:0 in bfloat16", "models": "3, 9.00 GB"}),
+        (FINE, {"cache": "/cache (default)", "incomplete": "none", "free disk": "500 GB"}),
+        (FINE, {"token": "none; gated models need one", "offline": "no", "proxies": "none"}),
         (but(versions={"triton": None}), {"triton": "not installed"}),
         (but(processor__cores=2.5, processor__threads=1), {"cores": "2.5 of 8", "torch uses": "AVX512, 1 thread"}),
         (but(processor__container_bytes=4_000_000_000), {"container": "limited to 4.00 GB"}),
@@ -242,17 +238,9 @@ def test_errors_of_devices_and_of_the_bundled_model_are_findings(real, monkeypat
     assert "broken: the bundled model does not run (RuntimeError: CUDA error: out of memory); reinstall" in out
     assert "note: cpu could not be measured (CUDA error: out of memory); free some of its memory" in out
 
-    def refuse(*_: Any, **__: Any) -> NoReturn:
-        raise NoSuchDevice("there is no device cuda:7", "here is cuda:0")
-
-    monkeypatch.setattr(module, "load_model", refuse)
-    assert "the bundled model does not run (there is no device cuda:7); here is cuda:0\n" in real("doctor")[1]
-
 
 TESTED = SelfTest(
-    "RTX 4090",
-    copy=1e12,
-    flops=1.6e14,
+    *("RTX 4090", 1e12, 1.6e14),
     checked=[CheckedModel("llama", {"linear/int4": 7}, []), CheckedModel("mamba", {"scan/x": 2}, ["off by 3"])],
     products=[ProductRate("int4", 1, 9e11, 0.9)],
     steps=[StepRate("8B", "int4", 512, 150.0, 8e11, 0.8, 1e14, "")],
@@ -262,9 +250,7 @@ TESTED = SelfTest(
 
 
 @pytest.mark.parametrize(("setting", "gpu"), [("auto", "cuda:0"), ("cpu", "cuda:0"), ("cuda:1", "cuda:1")])
-def test_the_self_test_of_a_gpu_is_shown_and_kept_for_plans(
-    doctor, monkeypatch, tmp_path: Path, setting: str, gpu: str
-) -> None:
+def test_the_self_test_of_a_gpu_is_shown_and_kept_for_plans(doctor, monkeypatch, tmp_path, setting, gpu) -> None:
     tested = []
     monkeypatch.setattr(device, "gpu_fault", lambda index: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -274,23 +260,8 @@ def test_the_self_test_of_a_gpu_is_shown_and_kept_for_plans(
     code, out, err = doctor(FINE, "--gpu-selftest")
     assert (code, err, tested) == (1, "", [gpu])
     [rows] = [block.splitlines()[1:] for block in out.split("\n\n") if block.startswith("SELF-TEST")]
-    assert [re.split(r"  +", row)[0] for row in rows] == [
-        *("llama", "mamba", "copy", "products in int4", "8B in int4", "duration"),
-    ]
+    assert "|".join(row.split("  ")[0] for row in rows) == "llama|mamba|copy|products in int4|8B in int4|duration"
     assert "broken: a kernel is wrong on the RTX 4090 (mamba: off by 3); use --device cpu" in out
     assert "note: the self-test left out int8 products, out of memory; run it again" in out
     [kept] = runs.read(tmp_path / "home" / runs.SELF_TEST_FILE, pytest.fail)
     assert (kept.model, kept.form, kept.tokens_per_s) == ("8B model", "INT4", 150.0)
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"),
-    [(None, "there is no CUDA device: "), (("the Tesla T4 is sm_75", "use the CPU"), "the Tesla T4 is sm_75; ")],
-)
-def test_the_self_test_without_a_suitable_gpu_tells_what_it_needs(real, monkeypatch, fault, message: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: fault is not None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(device, "gpu_fault", lambda index: fault)
-    code, out, err = real("doctor", "--gpu-selftest")
-    assert (code, out) == (3, "") and err.startswith(f"error: {message}")
-    assert err.endswith("an NVIDIA GPU of sm_80 or newer, or an AMD GPU with a ROCm build of torch\n")

@@ -95,12 +95,3 @@ def test_bars_of_a_terminal_are_erased_at_their_end(screen):
     assert (bars[0], bars[-1]) == ("quantizing 0/8", "quantizing 2/8")
     assert any(text.startswith("model.safetensors 3.0/4.0 MB ") for text in shown)
     assert shown.index("round 1 of 3") < shown.index("round 2 of 3␇") and shown[-1] == ""
-
-
-def test_a_log_has_a_line_of_the_quantization_now_and_then(capsys):
-    with quantize_progress() as progress:
-        progress.part("layers.0", 1, 8)
-        progress.last -= LINE_INTERVAL_S
-        progress.part("layers.1", 2, 8)
-        progress.part("layers.2", 3, 8)
-    assert capsys.readouterr().err == "2 of 8 parts quantized\n"
