@@ -240,5 +240,6 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(screen: Any, capsys:
         show(counts)
         show.last -= LINE_INTERVAL_S
         show(BatchCounts(total=8_000, ok=5, answer_tokens=50))
+        show(counts)  # too soon for another line
         raise KeyboardInterrupt
     assert re.fullmatch(r"5 of 8,000 lines, \S+ tokens/s\ninterrupted\n", capsys.readouterr().err)
