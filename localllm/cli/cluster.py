@@ -1,6 +1,7 @@
 """`localllm cluster`: the machines on which `localllm serve --cluster` places its replicas."""
 
 import json
+import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from localllm.cluster.place import RayNode
 
 ACTIONS = ("start", "join", "status", "drain", "stop")
-DEFAULT_PORT = 6379
+DEFAULT_PORT, MAX_PORT = 6379, 65535
+FLAGS = {"start": ("--host", "--port", "--token-file"), "join": ("--host", "--token-file"), "status": ("--json",)}
 
 
 def cluster(
@@ -37,7 +39,7 @@ def cluster(
     ] = None,
     port: Annotated[
         int,
-        typer.Option(help="With start: port that the others join at.", metavar="N", min=1, max=65535),
+        typer.Option(help="With start: port that the others join at.", metavar="N", min=1, max=MAX_PORT),
     ] = DEFAULT_PORT,
     token_file: Annotated[
         str | None,
@@ -66,8 +68,11 @@ def cluster(
     if (target is not None) != (action in ("join", "drain")):
         needs = {"join": "the HOST:PORT of the head", "drain": "a NODE of `localllm cluster status`"}.get(action)
         raise UsageError(f"{action} takes {needs or 'no argument'}", "see `localllm cluster --help`")
-    if as_json and action != "status":
-        raise UsageError(f"{action} prints no JSON", "leave out --json; `localllm cluster status` takes it")
+    given = {"--host": host, "--port": port != DEFAULT_PORT, "--token-file": token_file, "--json": as_json}
+    for flag, value in given.items():
+        if value and flag not in FLAGS.get(action, ()):
+            takers = " and ".join(taker for taker, flags in FLAGS.items() if flag in flags)
+            raise UsageError(f"{action} takes no {flag}", f"leave it out; it is for {takers}")
     require_ray()
     file = Settings.from_environment().home / NODE_FILE
     node = RayNode.load(file)
@@ -97,24 +102,21 @@ def cluster(
 def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     """Start the head, and print the command with which other machines join."""
     from localllm.cluster.place import LOOPBACK, TOKEN_FILE, count_gpus, start_node
-    from localllm.server.access import parse_ip_address
 
-    address = parse_ip_address(host)
-    if address.is_unspecified:
-        raise UsageError(f"--host {host} is no address of one machine", "give the one that the others reach")
+    address = own_address(host)
     token = expand_path(token_file).absolute() if token_file else file.parent / TOKEN_FILE
     write_token(token)
     with status("starting Ray"):
         node = start_node(
             note,
-            host=LOOPBACK if address.is_loopback else str(address),
+            host=address,
             port=port,
             token_file=token,
             gpus=count_gpus(),
             outlives_parent=True,
         )
     node.save(file)
-    if address.is_loopback:
+    if address == LOOPBACK:
         note("this cluster is this machine alone; start it with --host ADDRESS for other machines")
         return
     note("warning: who reaches this machine and has the token can run programs here as you; use a private network")
@@ -122,13 +124,33 @@ def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     StdoutWriter().write(f"localllm cluster join {node.address} --token-file FILE\n")
 
 
+def own_address(host: str) -> str:
+    """The address of this machine that --host names, 127.0.0.1 for any loopback address. Raises UsageError for one
+    that Ray cannot listen on."""
+    from localllm.cluster.place import LOOPBACK
+    from localllm.server.access import parse_ip_address
+
+    address = parse_ip_address(host)
+    if address.is_loopback:
+        return LOOPBACK
+    try:
+        if address.is_unspecified:
+            raise OSError
+        with socket.socket(socket.AF_INET) as each:
+            each.bind((str(address), 0))
+    except OSError:
+        remedy = "give the one by which the others reach it"
+        raise UsageError(f"--host {host} is no IPv4 address of this machine", remedy) from None
+    return str(address)
+
+
 def join(file: Path, head: str, host: str | None, token_file: str | None) -> None:
     """Add this machine to the cluster of a head."""
-    from localllm.cluster.place import address_towards, count_gpus, start_node
+    from localllm.cluster.place import LOOPBACK, address_towards, count_gpus, start_node
     from localllm.server.access import parse_ip_address
 
     name, _, number = head.rpartition(":")
-    if not (name and number.isdecimal()):
+    if not (name and number.isdecimal() and 0 < int(number[:6]) <= MAX_PORT):
         raise UsageError(f"{head!r} is not HOST:PORT", "give what `localllm cluster start` printed")
     try:
         address = parse_ip_address(name)
@@ -142,10 +164,13 @@ def join(file: Path, head: str, host: str | None, token_file: str | None) -> Non
     token = expand_path(token_file).absolute()
     if not token.is_file():
         raise UsageError(f"there is no file {token}", "copy the head's token file here")
+    own = own_address(host) if host else address_towards(name, int(number))
+    if own == LOOPBACK:
+        raise UsageError(f"the head cannot reach this machine at {host}", "give --host ADDRESS, or leave it out")
     with status("starting Ray"):
         node = start_node(
             note,
-            host=host or address_towards(name, int(number)),
+            host=own,
             head=head,
             token_file=token,
             gpus=count_gpus(),

@@ -22,7 +22,7 @@ UNMERGED_SCORE = -1e6  # of tokens that no merge produces
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int, name: str) -> dict[str, Any]:
-    """Return the keys. rows: of the embedding, at least the number of tokens; name: of the model, for errors.
+    """Return the keys. rows: of the embedding, without which a token is left out; name: of the model, for errors.
 
     Raises UnsupportedModel for a tokenizer that GGUF cannot represent.
     """
@@ -130,6 +130,7 @@ def adds_prefix_space(tokenizer_json: dict[str, Any], name: str) -> bool:
             case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
                 replaces_spaces = True
             case {"type": "Metaspace", "replacement": "▁", "split": False}:
+                # It adds none to a text that begins with a space, which GGUF cannot express.
                 adds_prefix, replaces_spaces = step["prepend_scheme"] != "never", True
             case _:
                 raise unsupported_tokenizer(name, f"the step {step['type']}")

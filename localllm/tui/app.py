@@ -78,6 +78,7 @@ class ChatApp(App[int]):
                 self.model_name = None
                 self.choose_model()
             elif previous_name != name:  # go back to the model that was closed to free its memory
+                self.model_name = previous_name  # so that its failure, too, exits
                 self.load_or_exit(previous_name)
             else:
                 self.error = screen.load_task.error

@@ -23,10 +23,12 @@ from bench.gpu.part import rows_of
 from bench.gpu.results import Results, table
 from bench.gpu.setting import WHEELS, Setting, judged
 from localllm.arch.cost import parameter_count
+from localllm.benchmark.gpu.decode_steps import WrongDrafts
 from localllm.benchmark.gpu.generated import SHAPES, TINY, RandomSource, config_of
 from localllm.quant.dequantize import dequantize
 from localllm.quant.packing import INT4, INT8
 from localllm.runtime.kernels.gpu import launch
+from tests.runtime.test_engine import sequence
 from tests.tiny import CPU, make_engine
 
 SETTING = Setting(CPU, tiny=True)
@@ -230,6 +232,12 @@ def test_generated_weights_are_counted_as_a_step_reads_them() -> None:
     assert source.made.layers == 12 * (128 + 2 * 2)  # codes, and two scales of 128 columns
     assert source.made.head == 10 * (64 + 2)
     assert source.made.tables == 10 * 64 * 2
+
+
+def test_drafts_of_a_model_that_repeats_itself_are_wrong() -> None:
+    repeating = [sequence([3, 7, 7], max_tokens=9), sequence([5, 9, 9], max_tokens=2)]
+    WrongDrafts(4, vocab_size=10).draft(repeating)
+    assert [each.draft_ids for each in repeating] == [[8] * 4, [0]]
 
 
 @pytest.mark.parametrize("form", [INT4, INT8])

@@ -1,4 +1,5 @@
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,25 @@ def real(monkeypatch, capsys):
         return code, captured.out, captured.err
 
     return run
+
+
+class Screen(io.StringIO):
+    """A terminal that records its output."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def frames(self) -> list[str]:
+        """What it has shown between erased lines, without escape sequences."""
+        return [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", part) for part in self.getvalue().split("\x1b[2K")]
+
+
+@pytest.fixture
+def screen(monkeypatch) -> Screen:
+    """A terminal of 80 columns for `redirect_stderr`."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Screen()
 
 
 @pytest.fixture

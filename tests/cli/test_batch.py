@@ -3,16 +3,21 @@
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from localllm.batch.summary import BatchCounts
+from localllm.cli.batch import batch_progress
+from localllm.cli.progress import LINE_INTERVAL_S
 from tests.scripted import write_scripted
 
 LINES = 1000
@@ -224,3 +229,17 @@ def test_invalid_options_are_rejected_before_the_model_is_loaded(source: Path, t
     ):
         code, printed, err = finish(start(*arguments, env=os.environ | {"HF_HUB_OFFLINE": "1"}))
         assert (code in (2, 8), printed, says in err) == (True, "", True), err
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_in_a_log(screen: Any, capsys: Any) -> None:
+    counts = BatchCounts(total=8_000, ok=3, failed=1, answer_tokens=50)
+    with redirect_stderr(screen), batch_progress(resumable=True) as show:
+        show(counts)
+    assert any(re.match(r"answering .* 4/8000 \S+ tokens/s, 1 failed ", frame) for frame in screen.frames())
+    with pytest.raises(KeyboardInterrupt), batch_progress(resumable=False) as show:
+        show(counts)
+        show.last -= LINE_INTERVAL_S
+        show(BatchCounts(total=8_000, ok=5, answer_tokens=50))
+        show(counts)  # too soon for another line
+        raise KeyboardInterrupt
+    assert re.fullmatch(r"5 of 8,000 lines, \S+ tokens/s\ninterrupted\n", capsys.readouterr().err)

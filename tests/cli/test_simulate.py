@@ -16,6 +16,7 @@ from localllm.plan import step_times
 from localllm.plan.expected import step_setup
 from localllm.plan.fit import LoadOptions
 from localllm.settings import Settings
+from tests.benchmark.load.scripted_server import ScriptedServer, completions
 from tests.plan.published import LLAMA_8B, write_sparse
 
 
@@ -315,6 +316,34 @@ def test_check_refuses_what_it_cannot_send(localllm):
         given = () if parameters[flag].is_flag else (values.get(flag, "2"),)
         code, out, err = localllm("simulate", "demo", "--rate", "1", "--check", "http://localhost:1", flag, *given)
         assert (code, out) == (2, "") and f"{flag} cannot be checked" in err and remedy in err
+
+
+FEW = ("simulate", "demo", "--device", "h100", "--requests", "6", "--output", "3", "--rate")
+
+
+def test_lanes_of_requests_follow_the_report_in_80_columns(localllm):
+    report, out = localllm(*FEW, "9")[1], localllm(*FEW, "9", "--gantt", "-")[1]
+    assert out.startswith(report + "\n")
+    *lanes, axis, legend = out.removeprefix(report + "\n").splitlines()
+    assert [lane.split()[0] for lane in lanes] == list("123456") and all(" µs" in lane[-6:] for lane in lanes)
+    assert axis.startswith("  0 ") and axis.endswith(" ms TTFT") and legend == "· queue  █ prefill  ━ decode"
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_check_is_printed_and_kept(localllm, tmp_path):
+    with ScriptedServer(completions) as server:
+        code, out, _ = localllm(*FEW, "90", "--check", server.url)
+        found = json.loads(localllm(*FEW, "90", "--check", server.url, "--json")[1])
+    assert code == 0 and out.startswith(f"{server.url}, m: 6 requests answered\n")
+    rows = [line.split()[:2] for line in out.splitlines() if "PREDICTED" in line or " p50 " in line]
+    assert [row[0] for row in rows] == ["PREDICTED", "TTFT", "TPOT", "ITL", "E2E"]
+    assert (found["requests"], found["failed"], found["figures"]["ttft_p50_s"]["predicted"] < 0.001) == (
+        6,
+        0,
+        True,
+    )
+    kept = [json.loads(line) for line in (tmp_path / "home" / "checks.jsonl").read_text().splitlines()]
+    assert len(kept) == 2 and kept[1] == found
 
 
 def test_model_that_does_not_fit(localllm, llama):

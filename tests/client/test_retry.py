@@ -122,6 +122,14 @@ def test_a_server_that_is_not_a_background_server_gets_one_request(serve):
     assert servers.requests == 1
 
 
+def test_a_connection_that_the_server_has_closed_is_opened_again(serve):
+    servers = serve([])
+    with connect(servers, locates=False) as server:
+        for _ in range(2):
+            assert list(server.stream_json("/x", {})) == [PREFACE, FIRST, SECOND]
+    assert servers.requests == 2
+
+
 def test_a_server_that_never_answers_is_given_up(serve):
     servers = serve([b""] * 20)
     with connect(servers) as server, pytest.raises(ServerUnreachable):

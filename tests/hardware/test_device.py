@@ -1,5 +1,6 @@
 import math
 import os
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,8 +8,9 @@ import pytest
 import torch
 
 from localllm.errors import NoSuchDevice, UsageError
-from localllm.hardware import processor
+from localllm.hardware import device, processor
 from localllm.hardware.device import (
+    Gpu,
     activation_bits_for,
     container_bytes,
     container_memory,
@@ -19,10 +21,13 @@ from localllm.hardware.device import (
     free_bytes,
     has_kernels,
     list_gpus,
+    machine_bytes,
     nvidia_driver,
     peak_bytes,
+    reset_peak_bytes,
     resolve_device,
     resolve_dtype,
+    total_bytes,
     usable_cores,
 )
 
@@ -84,6 +89,13 @@ def test_a_gpu_is_resolved_exactly_or_rejected(monkeypatch: pytest.MonkeyPatch) 
         resolve_device("cuda:1")
     with pytest.raises(NoSuchDevice, match="there is no device cuda:2; here are cuda:0 to cuda:1"):
         resolve_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: [(70, 100), (3, 4)][getattr(gpu, "index", gpu)])
+    assert list_gpus() == [
+        Gpu(0, "H200", "sm_90", "9.0", runs=True, memory_bytes=100, free_bytes=70),
+        Gpu(1, "GTX 980", "sm_52", "5.2", runs=False, memory_bytes=4, free_bytes=3),
+    ]
+    second = torch.device("cuda", 1)
+    assert machine_bytes(second) == (70, 3) and total_bytes(second) == 4
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (5, 2))
     assert resolve_device("auto") == CPU
 
@@ -244,6 +256,14 @@ def test_kernels_run_on_their_own_generation(
 
 def test_the_gpus_are_those_that_torch_counts() -> None:
     assert len(list_gpus()) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
+
+
+def test_a_system_without_linux_files_has_figures_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(device, "STATUS", tmp_path / "none")
+    monkeypatch.setattr(device, "CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    assert not reset_peak_bytes(CPU) and peak_bytes(CPU) > 10_000_000
+    monkeypatch.setattr(Path, "read_text", lambda path: "processor : 0\nCPU part : 0xd40\n")  # of Arm
+    assert device_name(CPU) == (platform.processor() or platform.machine())
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors.torch import load_file
 
@@ -20,9 +22,15 @@ from localllm.arch.describe import parse_config
 from localllm.checkpoint.header import read_header
 from localllm.errors import DamagedModel, UnsupportedModel, UsageError
 from localllm.quantize.gguf_file import locked_draft, write_gguf
+from localllm.quantize.gguf_vocabulary import tokenizer_keys
 from localllm.request import SamplingParams
+from localllm.text.backends import SPACE
+from localllm.text.pretokenizers import GPT2, PRE_TOKENIZERS
+from localllm.text.tokenizer import Tokenizer
+from localllm.text.vocabulary import TokenizerDescription
 from tests.models.families import FAMILIES
 from tests.shared import shared
+from tests.text.vocabularies import random_texts
 from tests.tiny import make_checkpoint, make_engine
 
 PROMPT = "Once upon a time, there was a little girl named"
@@ -123,6 +131,108 @@ def test_chat_templates_ends_and_the_licence_come_along(tmp_path: Path) -> None:
         assert exported.eos_ids >= set(source.tokenizer.eos_ids)
     metadata = read_header(file).gguf
     assert metadata and metadata["general.license"] == "apache-2.0"
+
+
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+PREPENDED = {"type": "Prepend", "prepend": SPACE}
+REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+METASPACE = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": False}
+DIGITS = {"type": "Digits", "individual_digits": True}
+DISTINCT = {(found.patterns, found.ignore_merges): name for name, found in PRE_TOKENIZERS.items()}
+
+
+def split(pattern: str, **changes: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False} | changes
+
+
+@cache
+def byte_level_json() -> str:
+    """BPE over bytes, as a `tokenizer.json`."""
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    letters = backend.pre_tokenizer.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=600, special_tokens=["<s>"], initial_alphabet=letters)
+    backend.train_from_iterator(random_texts(0, 300) * 2, trainer)
+    return backend.to_str()
+
+
+def tokenizer_of(content: str, **changes: Any) -> Tokenizer:
+    """The tokenizer of such a file with other parts."""
+    parts = {
+        name: {"type": "Sequence", f"{name}s".replace("_", ""): part} if isinstance(part, tuple) else part
+        for name, part in changes.items()
+    }
+    backend = tokenizers.Tokenizer.from_str(json.dumps(json.loads(content) | parts))
+    special = {"bos_token": "<s>", "unk_token": "<unk>"}
+    return Tokenizer(TokenizerDescription(Path("model"), backend, special, {}, ()))
+
+
+def read_back(tokenizer: Tokenizer) -> tuple[dict[str, Any], Tokenizer]:
+    """The keys of a file with one more row than tokens, and its tokenizer."""
+    keys = tokenizer_keys(tokenizer, tokenizer.vocab_size + 1, "model")
+    metadata = {f"tokenizer.{key}": value for key, value in keys.items()}
+    return keys, Tokenizer.from_gguf(metadata, Path("model.gguf"))
+
+
+@pytest.mark.parametrize("name", DISTINCT.values())
+def test_byte_level_tokens_read_back_alike_whatever_the_pre_tokenizer(name: str) -> None:
+    found = PRE_TOKENIZERS[name]
+    steps = [DIGITS if pattern == r"\p{N}" else split(pattern) for pattern in found.patterns]
+    steps[-1:] = [BYTE_LEVEL | {"use_regex": True}] if found.patterns[-1] == GPT2 else [steps[-1], BYTE_LEVEL]
+    model = json.loads(byte_level_json())["model"] | {"ignore_merges": found.ignore_merges}
+    source = tokenizer_of(byte_level_json(), model=model, pre_tokenizer=tuple(steps))
+    keys, exported = read_back(source)
+    named = PRE_TOKENIZERS[keys["ggml.pre"]]
+    assert (named.patterns, named.ignore_merges) == (found.patterns, found.ignore_merges)
+    assert keys["ggml.model"] == "gpt2" and keys["ggml.tokens"][-1] == f"[PAD{source.vocab_size}]"
+    for text in random_texts(3, 40):
+        assert exported.encode(text) == source.encode(text)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre_tokenizer", "prefix"),
+    [
+        ((PREPENDED, REPLACED), None, True),
+        (REPLACED, None, False),
+        (None, METASPACE, True),
+        (None, METASPACE | {"prepend_scheme": "never"}, False),
+    ],
+)
+def test_tokens_of_characters_read_back_alike_with_or_without_a_first_space(
+    normalizer: Any, pre_tokenizer: Any, prefix: bool
+) -> None:
+    content = (shared("stories260K") / "tokenizer.json").read_text()
+    source = tokenizer_of(content, normalizer=normalizer, pre_tokenizer=pre_tokenizer)
+    keys, exported = read_back(source)
+    assert (keys["ggml.model"], keys["ggml.add_space_prefix"]) == ("llama", prefix)
+    at_begin = [] if pre_tokenizer and prefix else [" a", "▁"]  # Metaspace adds no second space there, GGUF does
+    for text in (PROMPT, "two  spaces ", "é\n▁", *at_begin):
+        assert exported.encode(text) == source.encode(text)
+
+
+def test_a_token_without_a_row_is_left_out() -> None:
+    source = tokenizer_of((shared("stories260K") / "tokenizer.json").read_text())
+    keys = tokenizer_keys(source, source.vocab_size - 1, "model")
+    assert keys["ggml.tokens"] == [source.token(i) for i in range(source.vocab_size - 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"model": {"type": "Unigram", "unk_id": 0, "vocab": [["<s>", 0.0], ["a", -1.0]]}}, "a Unigram model"),
+        ({"pre_tokenizer": BYTE_LEVEL | {"add_prefix_space": True}}, "the pre-tokenizer ByteLevel"),
+        ({"pre_tokenizer": (DIGITS | {"individual_digits": False}, BYTE_LEVEL)}, "the pre-tokenizer Digits"),
+        ({"pre_tokenizer": (split(GPT2, behavior="Removed"), BYTE_LEVEL)}, "the pre-tokenizer Split"),
+        ({"pre_tokenizer": (split("a+"), BYTE_LEVEL)}, "patterns that llama.cpp has no name for"),
+        ({"normalizer": {"type": "Lowercase"}}, "the normalizer Lowercase"),
+        ({"normalizer": {"type": "Lowercase"}, "pre_tokenizer": METASPACE}, "the step Lowercase"),
+        ({"normalizer": PREPENDED, "pre_tokenizer": None}, f"spaces that are not represented as {SPACE}"),
+    ],
+)
+def test_a_tokenizer_that_gguf_cannot_represent_is_refused(changes: dict[str, Any], fault: str) -> None:
+    source = tokenizer_of(byte_level_json(), **changes)
+    with pytest.raises(UnsupportedModel, match=f"tiny has {fault}, which GGUF cannot represent; leave out --to"):
+        tokenizer_keys(source, source.vocab_size, "tiny")
 
 
 def test_invalid_options_are_rejected_and_leave_nothing(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 import contextlib
+import io
 import json
+import resource
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -12,8 +16,10 @@ import pytest
 import tokenizers
 
 from localllm.errors import DamagedModel, LocalLLMError, UsageError
+from localllm.text import template_process
 from localllm.text.messages import convert_tool_arguments
 from localllm.text.template import ChatTemplate, TemplateSandbox
+from localllm.text.template_process import MAX_ERROR_CHARACTERS, handle_request
 
 NAMES = sorted(path.name for path in (Path(__file__).parents[3] / "shared/data/templates").glob("*.jinja"))
 NOT_WITHOUT_TOOLS = [  # they come beside a template for chats without tools
@@ -297,6 +303,87 @@ def test_arguments_of_tool_calls_may_be_json_text(template_of: Any):
     assert template_of("{{ messages[0].tool_calls }}").render(odd).text.endswith("'no JSON'}}, 'x']")
 
 
+LONG = "x" * (MAX_ERROR_CHARACTERS + 1)
+
+
+@pytest.mark.parametrize(
+    ("source", "reply"),
+    [
+        ("  {% if true %}\na\n  {% endif %}\nb{% generation %}c{% endgeneration %}", "text: a\nbc"),
+        ("{{ {'b': 'é<', 'a': [1]} | tojson }}", 'text: {"b": "é<", "a": [1]}'),
+        ("{{ dict(a=1) }}{{ dict.fromkeys('a', 2) }}", "text: {'a': 1}{'a': 2}"),
+        (
+            "{% set ns = namespace({'a': 1}, self=2) %}{% set ns.b = 3 %}{{ ns.a }}{{ ns.self }}{{ ns.b }}",
+            "text: 123",
+        ),
+        ("{{ strftime_now('%d.%m.') }}", time.strftime("text: %d.%m.")),
+        ("{{ raise_exception('only users') }}", "refused: only users"),
+        (f"{{{{ raise_exception('{LONG}') }}}}", f"refused: {LONG[:-1]}"),
+        ("a\n{% if", "damaged: line 2: unexpected 'end of template'"),
+        ("{{ [].append(1) }}", "damaged: SecurityError: 'append' of a list is forbidden"),
+        ("{{ namespace(__class__=1) }}", "damaged: SecurityError: a namespace has no attribute '__class__'"),
+        (
+            "{% set n = namespace() %}{% set n._a = 1 %}",
+            "damaged: SecurityError: a namespace has no attribute '_a'",
+        ),
+        ("{{ 'x' * 60 }}{{ 'x' * 5 }}", "damaged: OutputTooLong: it produces more than 64 characters"),
+        ("{{ range(10**9) }}", "damaged: OverflowError: Range too big"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "damaged: RecursionError: maximum recursion"),
+        ("{% for i in [] %}" * 30 + "{% endfor %}" * 30, "damaged: SyntaxError: too many statically nested"),
+        ("{{ a.b.c }}", "failed: UndefinedError: 'a' is undefined"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_the_process_tells_texts_refusals_failures_and_damage_apart(
+    monkeypatch: pytest.MonkeyPatch, source: str, reply: str
+):
+    monkeypatch.setattr(template_process, "MAX_OUTPUT_CHARACTERS", 64)
+    [(outcome, words)] = handle_request({"source": source, "variables": {}}).items()
+    assert f"{outcome}: {words}".startswith(reply) and len(words) <= MAX_ERROR_CHARACTERS
+
+
+def test_the_process_ends_when_memory_does():
+    def allocate() -> None:
+        raise MemoryError
+
+    with pytest.raises(SystemExit, match="1"):
+        handle_request({"source": "{{ f() }}", "variables": {"f": allocate}})
+
+
+@pytest.mark.parametrize("system", ["Linux", "lower limits", "Windows"])
+def test_the_process_is_limited_before_it_answers_a_line(monkeypatch: pytest.MonkeyPatch, system: str):
+    stdin = io.BytesIO(
+        '{"source": "{{ a }}", "variables": {"a": "é"}}\n{"source": "{% set b = b | d(a) %}"}\n'.encode()
+    )
+    stdout, events = io.BytesIO(), list[Any]()
+
+    def note(what: int, value: Any) -> None:
+        events.append((what, value, stdout.getvalue().count(b"\n")))
+
+    def limit(kind: int, values: Any) -> None:
+        note(kind, values)
+        if system == "lower limits":
+            raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(signal, "signal", note)
+    if system == "Windows":
+        monkeypatch.setitem(sys.modules, "resource", None)
+        monkeypatch.delattr(signal, "setitimer")
+    else:
+        monkeypatch.setattr(resource, "setrlimit", limit)
+        monkeypatch.setattr(signal, "setitimer", note)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stdin))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=stdout))
+    template_process.main()
+    ready, *replies = stdout.getvalue().decode().splitlines()
+    assert ready == "ready" and list(map(json.loads, replies)) == [{"text": "é"}, {"text": "a b"}]
+    ignored = (signal.SIGINT, signal.SIG_IGN, 0)
+    sizes = {resource.RLIMIT_AS: 2**29, resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0}
+    limits = [(kind, (size, size), 0) for kind, size in sizes.items()]
+    times = [(signal.ITIMER_PROF, seconds, lines) for lines in (1, 2) for seconds in (0.9, 0)]
+    assert events == [ignored, *([] if system == "Windows" else limits + times)]
+
+
 @pytest.mark.parametrize("templates", [{}, {"rag": "x"}])
 def test_a_model_without_a_template_says_so(templates: dict[str, str]):
     with pytest.raises(UsageError, match=r"this model has .*template"):
@@ -472,8 +559,6 @@ def test_an_interrupt_in_the_middle_leaves_no_answer_behind(template_of: Any, mo
 
 
 def test_ctrl_c_does_not_end_the_process(template_of: Any):
-    import signal
-
     template = template_of("x")
     template.render([])
     process = template._sandbox._process

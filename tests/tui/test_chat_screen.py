@@ -2,19 +2,25 @@
 
 import json
 import re
+import signal
 import threading
 from dataclasses import replace
 
 import pytest
+from textual.events import Paste
 
 from localllm.conversation.chat import Chat
-from localllm.errors import ContextOverflow
+from localllm.errors import ContextOverflow, UsageError
 from localllm.metrics import StepReads
 from localllm.request import FinishReason, GenerationEvent
+from localllm.tui.app import ChatApp
 from localllm.tui.chat_screen import MAX_RATE_ATTEMPTS, ChatScreen
 from localllm.tui.help_screen import HelpScreen
 from localllm.tui.load_screen import LoadScreen
+from localllm.tui.picker import CommandChosen, ModelChosen, SessionChosen
+from localllm.tui.prompt import Prompt
 from localllm.tui.transcript.turn_view import TurnView
+from tests.tui.panels import OFFERS, keep
 from tests.tui.scripted import ScriptedMachine, ScriptedModel, app_with, saying
 
 
@@ -340,13 +346,16 @@ async def test_a_conflicting_session_is_told_its_new_name(tmp_path, opened, talk
         assert f"continued {name}; this conversation is saved as {app.session.id}" in told(app)
 
 
-async def test_leaving_during_an_answer_saves_the_conversation(tmp_path, opened, until):
+@pytest.mark.parametrize("ending", [None, signal.SIGTERM])
+async def test_leaving_during_an_answer_saves_the_conversation(tmp_path, opened, until, ending):
     gate = threading.Event()
     app = app_with(ScriptedModel([GenerationEvent(1, "Half"), gate]), tmp_path)
     async with opened(app) as pilot:
         await pilot.press(*"hi", "enter")
         await until(pilot, lambda: "Half" in seen(app))
-        app.exit(0)
+        signal.raise_signal(ending) if ending else app.exit(0)
+        await until(pilot, lambda: not app.is_running)
+    assert app.exit_signal == ending
     (kept,) = (tmp_path / "chats").glob("*.json")
     assert "Half" in kept.read_text() and json.dumps("hi") in kept.read_text()
 
@@ -369,10 +378,12 @@ async def test_text_typed_during_loading_is_in_the_prompt(tmp_path, opened, unti
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: isinstance(app.screen, LoadScreen))
         await pilot.press(*"yes nox", "backspace", "enter", *"more")
+        app.post_message(Paste(" pasted"))
+        await pilot.pause()
         machine.go.set()
         await until(pilot, lambda: isinstance(app.screen, ChatScreen) and app.screen.chat.turns)
         await talk.answered(pilot)
-        assert app.screen.chat.turns[0].question == "yes no" and app.screen.prompt.text == "more"
+        assert app.screen.chat.turns[0].question == "yes no" and app.screen.prompt.text == "more pasted"
 
 
 @pytest.mark.slow
@@ -413,6 +424,161 @@ async def test_ctrl_c_leaves_a_list_as_escape_does(tmp_path, opened):
         await pilot.press("ctrl+c")
         await pilot.pause()
         assert isinstance(app.screen, ChatScreen)
+
+
+async def test_keys_that_find_nothing_to_act_on_say_so(tmp_path, opened, talk):
+    model = ScriptedModel(saying("No code."))
+    model.has_chat_template = False
+    app = app_with(model, tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press("tab", "c", "e", "t")
+        assert told(app).count("the conversation is empty") == 3 and not app.clipboard
+        await talk(pilot, "hi")
+        await pilot.press("tab", "y", "s", "n", "right")
+        assert told(app).count("there is no code in this answer") == 3
+        assert "there is only one branch here" in told(app) and "scripted has no chat template" in told(app)
+
+
+async def test_while_an_answer_is_under_way_nothing_else_begins(tmp_path, opened, until, talk):
+    gate = threading.Event()
+    app = app_with(ScriptedModel([GenerationEvent(1, "Half"), gate, *saying(" of it")]), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press(*"hi", "enter")
+        await until(pilot, lambda: "Half" in seen(app))
+        for message in (Prompt.Sent("x"), SessionChosen("x"), ModelChosen("x"), CommandChosen("/undo", True)):
+            app.screen.post_message(message)
+        await pilot.press("tab", "e", "r", "u", "U", "ctrl+d")
+        assert told(app).count("an answer is under way; Escape stops it") == 8
+        gate.set()
+        await talk.answered(pilot)
+        assert app.screen.chat.turns[0].answer == "Half of it" and app.machine.opened == ["scripted"]
+        assert app.screen.prompt.text == "/undo" and app.is_running
+
+
+async def test_commands_of_the_palette_run_or_wait_for_more(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("one")), tmp_path)
+    async with opened(app) as pilot:
+        prompt = app.screen.prompt
+        await talk(pilot, "first")
+        await talk(pilot, "/edit")
+        assert prompt.text == "first" and app.session.editing
+        await pilot.press("escape")
+        assert prompt.text == "" and not app.session.editing
+        app.screen.post_message(CommandChosen("/load", False))
+        app.screen.post_message(CommandChosen("/undo", True))
+        await pilot.pause()
+        assert prompt.text == "/load " and not app.screen.chat.turns
+        prompt.text = ""
+        await pilot.press("?")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape", "ctrl+d")
+    assert app.return_code == 0
+
+
+async def test_a_saved_conversation_is_opened_or_the_reason_told(tmp_path, opened, until):
+    keep(tmp_path / "chats", 1, ("Why?", "Short waves.\n\n" * 15 + "The end."))
+    app = app_with(ScriptedModel(), tmp_path)
+    async with opened(app) as pilot:
+        await pilot.press("f5")
+        await until(pilot, lambda: "Why?" in seen(app))
+        for key, is_end in (("enter", True), ("pageup", False), ("pagedown", True)):
+            await pilot.press(key)
+            await until(pilot, lambda is_end=is_end: ("The end." in seen(app)) == is_end)
+        app.screen.post_message(SessionChosen("gone"))
+        await until(pilot, lambda: "gone" in told(app))
+        assert app.screen.chat.turns[0].question == "Why?"
+
+
+class OfferingMachine(ScriptedMachine):
+    """Opens `models` in this order, whatever their name, and raises the errors among them."""
+
+    def __init__(self, *models):
+        super().__init__(None)
+        self.models = list(models)
+
+    def offers(self):
+        return OFFERS
+
+    def open(self, name, watch):
+        self.model = self.models.pop(0)
+        if isinstance(super().open(name, watch), Exception):
+            raise self.model
+        return self.model
+
+
+MISSING = UsageError("it is not there", "name another")
+
+
+async def leave_error(pilot, until):
+    await until(pilot, lambda: "it is not there" in seen(pilot.app))
+    await pilot.press("escape")
+
+
+async def test_a_conversation_goes_on_with_another_model_or_the_one_before(tmp_path, opened, until, talk):
+    models = [ScriptedModel(saying(text)) for text in ("one", "two", "three")]
+    app = app_with(models[0], tmp_path)
+    app.machine = OfferingMachine(*models[:2], MISSING, models[2], MISSING, MISSING)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        await pilot.press("f4")
+        await until(pilot, lambda: "mine" in seen(app))
+        await pilot.press("down", "enter")
+        for model in models[1:]:
+            await until(pilot, lambda model=model: app.session.llm is model and app.focused)
+            assert "> hi" in seen(app)
+            app.screen.post_message(ModelChosen("best"))
+            await leave_error(pilot, until)
+        await until(pilot, lambda: app.machine.opened[-1] == "mine")
+        await leave_error(pilot, until)
+    assert app.machine.opened == ["scripted", "mine", "best", "mine", "best", "mine"]
+    assert all(model.closed for model in models) and (app.return_code, app.error) == (1, MISSING)
+
+
+@pytest.mark.parametrize(("key", "code", "error"), [("escape", 0, None), ("enter", 1, MISSING)])
+async def test_the_user_chooses_the_first_model_until_one_loads(tmp_path, until, key, code, error):
+    def begin(model):
+        raise MISSING
+
+    app = ChatApp(OfferingMachine(MISSING, ScriptedModel()), None, begin, tmp_path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "mine" in seen(app))
+        await pilot.press("enter")
+        await leave_error(pilot, until)
+        await until(pilot, lambda: "mine" in seen(app))
+        await pilot.press(key)
+        await until(pilot, lambda: app.return_code is not None)
+    assert (app.return_code, app.error) == (code, error)
+
+
+async def test_code_that_cannot_be_saved_is_told_and_without_a_name_none_is(tmp_path, opened, until, talk):
+    code = f"x = 1  # {'long ' * 10}\n" * 40
+    app = app_with(ScriptedModel(saying(f"```python\n{code}```\n\n---\n\nend")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "code")
+        await pilot.press("tab", "s", "ctrl+u", *"/dev/full", "enter")
+        await until(pilot, lambda: "/dev/full exists. Replace it?" in seen(app))
+        await pilot.press("y")
+        await until(pilot, lambda: "/dev/full cannot be written: No space left" in told(app))
+        await pilot.press("s", "escape")
+        assert isinstance(app.screen, ChatScreen) and "saved as" not in told(app)
+        block, rule, _ = app.screen.transcript.views[0].answer.blocks
+        assert len(block.content.spans) > 40 and rule.strips[0].text == "─" * 24
+
+
+async def test_ctrl_c_copies_what_is_selected_across_blocks(tmp_path, opened, talk):
+    app = app_with(ScriptedModel(saying("The first\n\nThe second, and more\n\n- last")), tmp_path)
+    async with opened(app) as pilot:
+        await talk(pilot, "hi")
+        answer = app.screen.transcript.views[0].answer
+        await pilot.mouse_down(answer, offset=(4, 0))
+        await pilot.hover(answer, offset=(10, 2))
+        await pilot.mouse_up(answer, offset=(10, 2))
+        lines = [list(answer.render_line(y)) for y in range(answer.size.height)]
+        background = lines[1][0].style.bgcolor
+        marked = ["".join(part.text for part in line if part.style.bgcolor != background) for line in lines]
+        assert marked == ["first", "", "The second,", "", ""]
+        await pilot.press("ctrl+c")
+        assert app.clipboard == "first\nThe second," and app.is_running and not app.screen.get_selected_text()
 
 
 async def test_without_colours_none_is_sent(tmp_path, monkeypatch):

@@ -108,17 +108,21 @@ def fill_prefix_cache(model: Model, prompt: list[int]) -> None:
 
 
 class WrongDrafts:
-    """Drafts this many tokens in each step, which random models hardly ever accept."""
+    """Drafts this many tokens in each step, which models with random weights hardly ever accept: some repeat the
+    last token, so it is another.
+    """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, vocab_size: int):
         self.count = count
+        self.vocab_size = vocab_size
 
     def may_draft(self, sequence: Sequence) -> bool:
         return True
 
     def draft(self, sequences: list[Sequence]) -> None:
         for sequence in sequences:
-            sequence.draft_ids = sequence.token_ids[-1:] * min(self.count, sequence.max_drafts)
+            other = (sequence.token_ids[-1] + 1) % self.vocab_size
+            sequence.draft_ids = [other] * min(self.count, sequence.max_drafts)
 
     def on_verified(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         pass
@@ -138,7 +142,7 @@ def step_seconds(model: Model, context: int, batch: int, steps: int, drafts: int
     drafts: draft tokens of each sequence that each step verifies
     """
     engine, device = model.engine, model.engine.device
-    engine.drafter = WrongDrafts(drafts) if drafts else None
+    engine.drafter = WrongDrafts(drafts, model.config.vocab_size) if drafts else None
     warm_up = min(steps, 8)
     assert warm_up + steps * WINDOWS < ANSWER
     # No more than needed: the memory reserved for each limits how many run at once.

@@ -379,14 +379,9 @@ def _alone(part: Any, root: Mapping[str, Any]) -> str:
 
 
 def _resolved(part: Any, root: Mapping[str, Any]) -> Any:
-    """Follow a chain of references."""
-    seen: set[str] = set()
+    """Follow a chain of references, none of which leads back to itself: `check_schema` refuses those."""
     while isinstance(part, Mapping) and isinstance(part.get("$ref"), str) and len(_words(part)) == 1:
-        pointer = part["$ref"]
-        if pointer in seen:
-            break
-        seen.add(pointer)
-        part = resolve_pointer(root, pointer)
+        part = resolve_pointer(root, part["$ref"])
     return part
 
 

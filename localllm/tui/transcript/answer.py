@@ -181,9 +181,6 @@ class Answer(Widget):
 
     # Lines
 
-    def get_content_width(self, container: Size, viewport: Size) -> int:
-        return container.width
-
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         self.layout_blocks(width)
         return self.height

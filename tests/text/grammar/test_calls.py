@@ -254,3 +254,45 @@ def test_with_a_schema_an_answer_is_calls_or_valid_json(name: str, as_text: bool
             assert bool(calls) != bool(text.strip()), deltas
             assert calls or json.loads(text) in ({"ok": True}, {"ok": False}), deltas
     assert ended
+
+
+GEMMA, CODER = "<|tool_call>call:", "<tool_call>\n<function="
+LOOP = {"$ref": "#/$defs/loop"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fault"),
+    [
+        (CODER, {"minProperties": 1}, "the schema's minProperties at # is not supported in the markup"),
+        (CODER, {"required": ["gone"]}, "the parameter gone is required, but is not among the properties"),
+        (CODER, {"properties": {"a b": {}}}, "the parameter 'a b' cannot be written in this model's markup"),
+        (CODER, {"properties": {"a": {"type": ["string", "integer"]}}}, "a may be a text of this kind or another"),
+        (CODER, {"properties": {"a": {"type": ["string", "null"], "enum": ["null"]}}}, "a may be the text 'null'"),
+        (CODER, {"properties": {"a": LOOP}, "$defs": {"loop": LOOP}}, "#/.defs/loop requires itself endlessly"),
+        (GEMMA, {"properties": {"a": {"type": "array"}}}, "a may be a list or an object, which this model's"),
+        ("none", {}, "this model has no markup that tells a call from text; require a call"),
+    ],
+)
+def test_a_strict_function_that_the_markup_cannot_express_is_refused(
+    name: str, changes: dict[str, Any], fault: str
+) -> None:
+    asked = build_tool_constraint([tool("weather", schema_of({}, []) | changes, strict=True)], ToolUse())
+    assert asked
+    with pytest.raises(UsageError, match=fault) as refused:
+        model(OUTPUTS[name])[1].compile(asked, "")
+    assert str(refused.value).startswith("the function weather cannot be constrained: ") or name == "none"
+
+
+def test_parameters_of_any_value_and_of_combined_schemas_and_answers_without_markup() -> None:
+    tokenizer, grammars = model(OUTPUTS[CODER])
+    schema = schema_of({"any": True, "count": {"allOf": [{"type": "integer"}]}}, ["any", "count"])
+    asked = build_tool_constraint([tool("weather", schema)], ToolUse(required=True))
+    assert asked
+    for count, fits in (("7", True), ("x", False)):
+        parts = [f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in (("any", "[x"), ("count", count))]
+        ids = tokenizer.encode(f"{CODER}weather>\n{''.join(parts)}</function>\n</tool_call>", special=False)
+        assert (grammars.follow(asked, "").allowed(ids) == ids) is fits
+    tokenizer, grammars = model(OUTPUTS["none"])
+    asked = build_tool_constraint([tool("weather", schema)], ToolUse(parallel=False))
+    ids = tokenizer.encode("Any {text", special=False)
+    assert asked and grammars.follow(asked, "").allowed(ids) == ids

@@ -218,7 +218,7 @@ def write_output(
         y = tl.where(m_o, y.to(tl.float32), 0.0)
         gain = tl.load(p_gain + i_n, mask=i_n < columns, other=0.0)
         tl.store(p_scaled + i_o, round_to_dtype(y * gain[:, None], p_scaled.dtype.element_ty), mask=m_o)
-        # Not y * y, which each thread could fuse with another term of its sum. Not tl.sum, whose order depends on how
-        # threads share y, and so on the number of rows that x is padded to.
+        # Not y * y, which each thread could fuse with another term of its sum. Not tl.sum, whose order depends on
+        # how threads share y, and so on the number of rows that x is padded to.
         own = sum_in_pairs(tl.trans(tl.fma(y, y, tl.zeros_like(y))))
         tl.store(p_parts + i_m[:, None] * tiles + tile, own, mask=(i_m < M)[:, None])
