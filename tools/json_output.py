@@ -730,6 +730,7 @@ class SimulatedPercentiles(TypedDict):
 
 class SimulatedCapacity(TypedDict):
     amount: float  # the highest load within the objectives; 0 if none is
+    at_least: bool  # the load has too few requests to find more
     unit: Literal["users", "requests/s", "speed"]
     runs: int  # simulations of the search
 

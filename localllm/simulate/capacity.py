@@ -1,6 +1,7 @@
 """The highest load that a device serves within latency objectives, by bisection, and how it depends on what was
 assumed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +14,7 @@ from localllm.simulate.target import Target
 DEFAULT_ATTAINMENT = 0.95  # share of requests that must meet every objective
 PRECISION = 0.02  # of the load that is found, relative
 MAX_DOUBLINGS = 24
+SHORTER = 0.9  # of a run's duration, at most, when its requests come twice as fast; else they all come at once
 ASSUMED_CHANGE = 0.2  # by which each assumption is changed
 
 Report = Callable[[str], None]
@@ -40,20 +42,25 @@ class Capacity:
     amount: float
     simulated: Simulated | None
     runs: int  # simulations that the search took
+    at_least: bool = False  # the load has too few requests to find more
 
 
 def find_capacity(
     load: LoadPlan, objective: Objective, target: Target, report: Report = lambda text: None
 ) -> Capacity:
-    """Double or halve the load until the objective is met on one side alone, then bisect."""
-    runs = 0
+    """Double or halve the load until the objective is met on one side alone, then bisect.
+
+    Ends where more changes nothing, as all requests of the load come at once.
+    """
+    runs, duration = 0, math.inf
     best: tuple[float, Simulated | None] = (0.0, None)
 
     def serves(amount: float) -> bool:
-        nonlocal runs, best
+        nonlocal runs, best, duration
         runs += 1
         report(f"simulating {load.describe(amount)}")
         simulated = simulate(load.scaled_to(amount), target.setup, target.cost)
+        duration = simulated.duration_s
         met = objective.is_met(simulated)
         if met and amount > best[0]:
             best = amount, simulated
@@ -66,11 +73,14 @@ def find_capacity(
             high = low * 2
             if whole and high > load.requests:
                 high = float(load.requests)
-                if high <= low or serves(high):  # more users than requests change nothing
-                    return Capacity(*best, runs)
+                if high <= low or serves(high):
+                    return Capacity(*best, runs, at_least=True)
                 break
+            before, slower = duration, best
             if not serves(high):
                 break
+            if not whole and duration > SHORTER * before:
+                return Capacity(*slower, runs, at_least=True)
             low = high
     else:
         for _ in range(MAX_DOUBLINGS):
@@ -101,6 +111,7 @@ class Sensitivity:
 
     assumption: str
     amount: float
+    at_least: bool
 
 
 def sensitivities(
@@ -111,7 +122,8 @@ def sensitivities(
     results: list[Sensitivity] = []
     for name, changed_load, changed_target in changed_assumptions(start, target):
         report(name)
-        results.append(Sensitivity(name, find_capacity(changed_load, objective, changed_target, report).amount))
+        changed = find_capacity(changed_load, objective, changed_target, report)
+        results.append(Sensitivity(name, changed.amount, changed.at_least))
     return results
 
 

@@ -226,7 +226,8 @@ class LoadPlan:
         amount = self.amount if amount is None else amount
         if self.users is not None:
             return f"{amount:.0f} user" + ("s" if round(amount) != 1 else "")
-        return f"{amount:.3g} requests/s" if self.rate is not None else f"{amount:.3g} times the trace's speed"
+        text = f"{float(f'{amount:.3g}'):,g}"
+        return f"{text} requests/s" if self.rate is not None else f"{text} times the trace's speed"
 
     def start(self) -> Load:
         """Return the requests of a run: the same ones at every rate, only closer."""

@@ -256,7 +256,8 @@ def tier_rows(report: Report) -> Rows:
             left_out = format_bytes(round(simulated.unwritten_blocks * tiers.block_bytes))
             text += f"; {left_out} left out, for which it was too slow"
         if simulated.slower_loads:
-            text += f"; {simulated.slower_loads} prefixes computed instead, which was faster"
+            prefixes = f"{simulated.slower_loads} prefix" + ("es" if simulated.slower_loads != 1 else "")
+            text += f"; {prefixes} computed instead, which was faster"
         rows.append(("disk", text))
     return rows
 
@@ -286,15 +287,21 @@ def answer_lines(report: Report) -> list[str]:
     if report.capacity.simulated is None:
         text = f"{serves} no such load within {promise}"
     else:
-        text = f"{serves} {report.load.describe(report.capacity.amount)} within {promise}"
+        text = f"{serves} {describe_capacity(report.load, report.capacity)} within {promise}"
+    if report.capacity.at_least:
+        text += f"; {report.load.requests} requests are too few to find more: give more --requests"
     lines = textwrap.wrap(text + describe_requirement(report), 80, break_on_hyphens=False)
     for alternative in report.requirement.alternatives if report.requirement else ():
         share = alternative.attainment
         result = "does not fit" if share is None else f"{share:.1%} of the requests are within them"
         lines.append(f"  {alternative.flags}: {result}")
     for change in report.sensitivities:
-        lines.append(f"  {change.assumption}: {report.load.describe(change.amount)}")
+        lines.append(f"  {change.assumption}: {describe_capacity(report.load, change)}")
     return lines
+
+
+def describe_capacity(load: LoadPlan, capacity: Capacity | Sensitivity) -> str:
+    return ("at least " if capacity.at_least else "") + load.describe(capacity.amount)
 
 
 def describe_requirement(report: Report) -> str:
@@ -385,6 +392,7 @@ def as_dict(report: Report) -> dict[str, Any]:
         "capacity": capacity
         and {
             "amount": capacity.amount,
+            "at_least": capacity.at_least,
             "unit": "users" if load.users is not None else "speed" if load.trace else "requests/s",
             "runs": capacity.runs,
         },

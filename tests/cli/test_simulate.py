@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 
 import pytest
 from typer.main import get_command
@@ -132,6 +133,18 @@ def test_capacity(localllm, llama):
     assert at["met"] / at["requests"] >= 0.95 > above["met"] / above["requests"]
     users = simulate(localllm, llama, "--users", "10", "--think", "20s", *flags)["capacity"]
     assert users["unit"] == "users" and users["amount"] == int(users["amount"]) > 10
+
+
+@pytest.mark.parametrize("load", [("--rate", "5"), ("--users", "5")])
+def test_a_load_that_is_too_short_shows_a_lower_bound(localllm, load: tuple[str, str]) -> None:
+    """All of its requests come at once, and meet the objective."""
+    flags = ("--device", "h100", *load, "--requests", "20", "--slo", "ttft=5s", "--sensitivity")
+    capacity = simulate(localllm, "demo", *flags)["capacity"]
+    assert capacity["at_least"] and capacity["amount"] < (21 if load[0] == "--users" else 20_000)
+    code, out, _ = localllm("simulate", "demo", *flags)
+    text = " ".join(out.split())
+    assert code == 0 and re.search("H100 SXM serves at least .*; 20 requests are too few to find more", text)
+    assert text.count("at least") > 3
 
 
 def test_requirement(localllm, llama):
