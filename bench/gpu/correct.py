@@ -152,6 +152,5 @@ def rows_of_groups(groups: dict[str, str], outcomes: Iterable[Row]) -> Iterator[
     for name, ids in tests.items():
         ids["passed"] -= ids["failed"]  # with a fault when it was torn down
         fault = ended or (skips[name] if name in skips and not ids["passed"] else None)
-        yield {"tests": name, **{outcome: len(each) for outcome, each in ids.items()}} | (
-            {"fault": fault} if fault else {}
-        )
+        counts: Row = {outcome: len(each) for outcome, each in ids.items()}
+        yield {"tests": name, **counts} | ({"fault": fault} if fault else {})

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.tools.test_kernel_docs import VERSIONS
 from tools.software_gpu import ENGINE, KERNELS, PAGE, PLANTED
 
 ROOT = Path(__file__).parents[2]
-VERSIONS = sorted((ROOT / ".triton").glob("*"))  # that `make triton` installed
 # Files with tests of kernels, in groups that take about as long.
 GROUPS = {
     "attention": ["test_attention.py", "test_latent.py", "test_paged.py", "test_step.py"],

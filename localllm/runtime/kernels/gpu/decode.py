@@ -307,7 +307,7 @@ def score_arguments(
     (k, form), (v, value_form) = cache_form(cache.k), cache_form(cache.v)
     width = k.shape[-1]  # in elements, or pairs of them
     unit, bend = score_units(c.scale, c.softcap)
-    # A thread may hold 8 codes of 4 bits, and four threads a row: Triton 3.6 multiplies fewer wrongly.
+    # Triton 3.6 may give each of four threads 8 columns of 4-bit keys, also where there are only 16.
     narrowest = 32 if form == FORM_INT4.value else 16
     return {
         "p_k": k,
