@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.test_kernel_docs import VERSIONS
-from tools.software_gpu import ENGINE, KERNELS, PAGE, PLANTED
+from tools.software_gpu import ENGINE, KERNELS, PAGE, PLANTED, QUICK
 
 ROOT = Path(__file__).parents[2]
 # Files with tests of kernels, in groups that take about as long.
@@ -75,6 +75,18 @@ def test_every_kernel(group: str, triton: Path | None) -> None:
     files = [str(file.relative_to(ROOT)) for file in kernel_tests() if file.name in GROUPS[group]]
     version = ["--triton", str(triton)] if triton else []
     assert software_gpu("--seed", "3", "--pdl", "--fewer", *version, *files) >= kernels(group)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triton", [None, *VERSIONS], ids=str)
+def test_kernels_are_cached_apart_from_those_that_a_gpu_could_run(
+    triton: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here they are compiled to PTX only: machine code of no bytes is nobody else's."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    software_gpu("--quick", *(["--triton", str(triton)] if triton else []))
+    assert len(list(tmp_path.rglob("*.ptx"))) >= len(QUICK)
+    assert {path.name for path in tmp_path.iterdir()} == {"ptx"}
 
 
 @pytest.mark.slow

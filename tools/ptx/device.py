@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,13 +84,13 @@ def compile_ptx_for(launch: RecordedLaunch, arch: int) -> Executable:
     source = specialize(launch)
     key = f"{arch} {source.hash()} {sorted(launch.options.items())}"
     if key not in _executables:
-        knobs: Any = triton.knobs.runtime
-        hook, knobs.add_stages_inspection_hook = knobs.add_stages_inspection_hook, _without_assembler
-        try:
-            options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
+        knobs: Any = triton.knobs
+        options = {name: value for name, value in launch.options.items() if name != "launch_pdl"}
+        with knobs.runtime.scope(), knobs.cache.scope():
+            knobs.runtime.add_stages_inspection_hook = _without_assembler
+            # Apart, as Triton 3.6 would return machine code of no bytes to whoever compiles the kernel next.
+            knobs.cache.dir = str(Path(knobs.cache.dir) / "ptx")
             compiled = triton.compile(source, target=GPUTarget("cuda", arch, WARP_THREADS), options=options)
-        finally:
-            knobs.add_stages_inspection_hook = hook
         names = tuple(name for name, kind in source.signature.items() if kind != "constexpr")
         ptx = compiled.asm["ptx"]
         _executables[key] = Executable(ptx, names, compiled.metadata.shared)
@@ -98,7 +99,7 @@ def compile_ptx_for(launch: RecordedLaunch, arch: int) -> Executable:
 
 def _without_assembler(*arguments: Any) -> tuple[str, str] | None:
     """Let the last stage of a compilation return nothing: ptxas is not needed. Without arguments, return a cache
-    key.
+    key, as Triton since 3.7 asks for.
     """
     if not arguments:
         return "ptx", "ptx"
