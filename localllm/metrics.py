@@ -191,7 +191,7 @@ class TierMove(NamedTuple):
 
 @dataclass
 class DiskStats:
-    """What the disk tier of the prefix cache has done since the model was loaded."""
+    """Counters of the prefix cache's disk tier since the model was loaded."""
 
     written_files: int = 0
     written_bytes: int = 0

@@ -382,7 +382,7 @@ CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 
 class PrefixNames(NamedTuple):
-    """What a router calls the beginnings of a prompt."""
+    """Names of the prefixes of a prompt, for a router."""
 
     names: Sequence[Hashable] = ()  # evenly spaced, the shortest first
     share: float = 1.0  # of the prompt that the longest covers
@@ -390,7 +390,7 @@ class PrefixNames(NamedTuple):
 
 NO_NAMES = PrefixNames()
 PREFIX_NAMES: ContextVar[PrefixNames] = ContextVar("prefix_names", default=NO_NAMES)
-"""Of the requests that are being prepared."""
+"""Names of the prefixes of the request that is being prepared."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ CPU_LEVELS = ("avx512", "avxvnni", "avx2", "baseline")
 GB = 10**9
 DISK_CACHE_FOLDER = "kv-cache"  # in the home folder
 DISK_CACHE_BYTES = 10 * GB
-CONVERSATIONS_BYTES = 4 * GB  # for conversations of the app, which nobody has asked to store
+CONVERSATIONS_BYTES = 4 * GB  # for conversations of the app, which are stored without a flag
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,7 @@ class PerLayerConfig:
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """What differs in a model that reads a whole text at once and returns a vector instead of tokens.
+    """Configuration of an encoder, which reads a whole text at once and returns a vector instead of tokens.
 
     It has no KV cache and no head. If it is not causal, windows extend equally far in both directions.
     """

@@ -22,7 +22,7 @@ ACTIONS = ("list", "clear", "verify")
 
 @dataclass
 class StoredPrompts:
-    """What the folder holds of one model in one data type."""
+    """The stored prompts of one model in one data type."""
 
     model: str
     dtype: str
@@ -87,7 +87,7 @@ def empty_result(action: str, path: Path) -> dict[str, object]:
 
 
 def stored_prompts(folder: CacheFolder) -> list[StoredPrompts]:
-    """What is stored, the largest share first. Damaged files are left out."""
+    """Return the stored prompts by model, the largest share first. Damaged files are left out."""
     stored: dict[tuple[str, str, str], StoredPrompts] = {}
     for name, file in folder.files.items():
         with suppress(OSError, DamagedSnapshot):

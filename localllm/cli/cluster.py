@@ -119,7 +119,9 @@ def start(file: Path, host: str, port: int, token_file: str | None) -> None:
     if address == LOOPBACK:
         note("this cluster is this machine alone; start it with --host ADDRESS for other machines")
         return
-    note("warning: who reaches this machine and has the token can run programs here as you; use a private network")
+    note(
+        "warning: anyone with access to this machine and the token can run programs as you; use a private network"
+    )
     note(f"copy {token} to each further machine, and run there:")
     StdoutWriter().write(f"localllm cluster join {node.address} --token-file FILE\n")
 

@@ -75,8 +75,8 @@ class Candidate:
 
 
 def list_offers(options: LoadOptions, device: str, settings: Settings) -> Sequence[ModelOffer]:
-    """Models to chat with: first local ones, then those of the catalog, each from small to large. Raises as
-    `TargetDevice.resolve`."""
+    """Models to chat with: first local ones, then those of the catalog, each from small to large. Raises the
+    errors of `TargetDevice.resolve`."""
     target = TargetDevice.resolve(options, device, settings)
     pairs = [pair for entry in list_entries() if (pair := offer_from_entry(entry, target))]
     pairs.sort(key=lambda pair: (not pair[0].is_here, pair[1].strength if pair[1] else 0.0))

@@ -432,7 +432,7 @@ def serve(
 
 
 def parse_replica_options(flags: Mapping[str, Any]) -> "ReplicaOptions | None":
-    """What the flags of `serve` say about replicas; None to serve in this process. Raises UsageError."""
+    """Return the replicas that the flags of `serve` request; None to serve in this process. Raises UsageError."""
     decode = flags["decode"] or 1
     if flags["replicas"] is None and decode == 1:
         given = [name for name in REPLICA_FIELDS if flags[name] not in (None, [], (), False)]
@@ -471,8 +471,8 @@ def parse_prefill(text: str | None) -> int | list[str] | None:
 
 
 def check_prefill(flags: Mapping[str, Any]) -> None:
-    """Check --prefill, as of `parse_prefill`, --decode and --link. Raises UsageError, without --force also if
-    processes for prompts would not pay."""
+    """Check --prefill, as returned by `parse_prefill`, --decode and --link. Raises UsageError, without --force
+    also if processes for prompts would not pay."""
     prefill, decode, models = flags["prefill"], flags["decode"], flags["models"]
     if prefill is None and decode is None:
         raise UsageError("--link needs --prefill", "give HOST:PORT of the workers that compute prompts")

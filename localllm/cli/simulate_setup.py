@@ -413,7 +413,9 @@ def parse_objectives(text: str) -> dict[str, float]:
 
     limits = LatencyObjective.parse(text).limits
     if unknown := limits.keys() - set(OBJECTIVES):
-        raise UsageError(f"--slo has {', '.join(unknown)}", "simulations know the objectives ttft, tpot and e2e")
+        raise UsageError(
+            f"--slo has {', '.join(unknown)}", "simulations support the objectives ttft, tpot and e2e"
+        )
     return limits
 
 

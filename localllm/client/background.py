@@ -158,7 +158,7 @@ def start_server(
 
 
 def take_lock(files: BackgroundFiles) -> int | BackgroundServer:
-    """Descriptor of the lock, or the running server, which holds it. Raises as `start_server`."""
+    """Descriptor of the lock, or the running server, which holds it. Raises the errors of `start_server`."""
     with explain_disk_errors(files.folder, HOME_REMEDY):
         files.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -54,7 +54,7 @@ SEQUENCE_NUMBER = re.compile(rb'"sequence_number":(\d+)')
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """What one replica answers where all are asked."""
+    """The answer of one replica to a request that is sent to all."""
 
     id: str
     number: str
@@ -68,7 +68,7 @@ class ReplicaAnswer:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What a replica holds more and less than it last reported to a front, by names of `forwarded`."""
+    """Changes of a replica's prefix caches since its last report to a front, by names of `forwarded`."""
 
     id: str
     cursor: int  # for its next report
@@ -137,7 +137,7 @@ class Front:
         self.learning: asyncio.Task[None] | None = None
 
     async def keep_learning(self) -> None:
-        """Ask the replicas what they hold, beside the requests, so that all fronts know the same."""
+        """Poll the contents of the replicas' prefix caches in the background, so that all fronts route alike."""
         while True:
             await self.fleet.learn()
             self.has_requests.clear()

@@ -1,4 +1,4 @@
-"""Ray on this machine: started so that nobody but its owner can use it, and ended completely.
+"""Ray on this machine: started so that only its owner can use it, and ended completely.
 
 Whoever reaches Ray's ports and has its token runs code as its user. So Ray listens on loopback alone unless other
 machines are to join, always wants a token, which is in a file that only its user can read, and has its own folder.
@@ -135,7 +135,7 @@ class ForeignNode(RayNode):
 
     @property
     def is_running(self) -> bool:
-        return True  # as far as this process can know
+        return True  # as far as this process can see
 
     def environment(self) -> dict[str, str]:
         return CLIENT_ENVIRONMENT
@@ -276,8 +276,8 @@ def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callab
 
 
 def end_with_parent() -> Callable[[], object] | None:
-    """What a child process calls to get SIGTERM when this one ends, even by SIGKILL; None where there is no such
-    call, as on macOS."""
+    """Return a function for a child process to call, so that it gets SIGTERM when this one ends, even by SIGKILL;
+    None where the system has no such call, as on macOS."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None  # the signal follows the thread that started the process
     call = ctypes.CDLL(None).prctl  # looked up here, as a forked child may not

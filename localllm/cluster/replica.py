@@ -108,7 +108,7 @@ class Replica:
         return [pool.journal for pool in pools if pool.journal]
 
     async def report(self, cursors: Mapping[str, int]) -> ReplicaReport:
-        """What has changed in the prefix caches since the last report to a front. cursors: from that, by replica
+        """Changes of the prefix caches since the last report to a front. cursors: of that report, by replica
 
         Models that were unloaded are not reported: they are loaded again where they were.
         """

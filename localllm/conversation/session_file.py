@@ -32,7 +32,7 @@ METRIC_TYPES = {
 
 
 class SessionHeader(NamedTuple):
-    """What a list shows of a conversation. Times are seconds since 1970."""
+    """Properties of a conversation for lists. Times are seconds since 1970."""
 
     title: str
     model: str

@@ -85,7 +85,7 @@ class Receiver(Protocol):
 
     @property
     def received(self) -> TierMove:
-        """What came over a network, and the time from its first byte to the last."""
+        """Bytes received over a network, and the time from the first to the last."""
         ...
 
 

@@ -138,7 +138,7 @@ def matrix_dtype_for(stored: str, dtype: str, device_type: str) -> str:
 
 
 class KernelTarget(NamedTuple):
-    """What kernels are compiled for."""
+    """The processor that kernels are compiled for."""
 
     cpu: str  # LLVM's name
     flags: str  # of features, as LLVM takes them: +avx2,-avx512f

@@ -144,7 +144,7 @@ def fetch_range(
 
 
 def read_range(listing: Listing, file: RemoteFile, begin: int, end: int, notify: Notify) -> bytes:
-    """Return bytes `begin` to `end` (exclusive) of a file. Raises as `fetch_range`."""
+    """Return bytes `begin` to `end` (exclusive) of a file. Raises the errors of `fetch_range`."""
     part, content = Part(0, begin, end, 0), bytearray()
 
     def write(received: bytes) -> None:

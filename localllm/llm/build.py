@@ -102,7 +102,7 @@ def build(model: LocalModel, plan: LoadPlan, request: LoadRequest) -> BuiltModel
             use_threads(threads),
             translate_device_errors(lambda: shortage_of(memory)),
         ):
-            # Of one process of several, laid-out weights are not kept.
+            # Laid-out weights are not kept if several processes divide the model.
             use = nullcontext(LayoutUse()) if leader else open_layout(model, plan.fit.weights.total, request)
             kept = undo.enter_context(use)
             with phases("weights"):

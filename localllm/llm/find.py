@@ -120,7 +120,7 @@ def resolve_or_fetch(
     force: bool,
     workers: "ListLike[RemoteWorker]" = (),
 ) -> ModelRef:
-    """Resolve a name, and pull the model if it is not on this machine. Raises as `resolve_model` and
+    """Resolve a name, and pull the model if it is not on this machine. Raises the errors of `resolve_model` and
     `llm.fetch.fetch`."""
     located = locate_model(name)
     if isinstance(located, ModelRef):

@@ -99,8 +99,8 @@ class StageProcess:
     def compute_prompts(
         self, fields: dict[str, Any], path: Path, device: torch.device, settings: Settings
     ) -> None:
-        """Compute prompts for a server, with its number of threads if results are deterministic. Raises as
-        `serve_server`."""
+        """Compute prompts for a server, with its number of threads if results are deterministic. Raises the errors
+        of `serve_server`."""
         from localllm.llm import prefill_process  # a stage does not need an engine
 
         setup = replace(prefill_process.Setup(**fields), path=str(path))

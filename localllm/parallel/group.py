@@ -223,11 +223,13 @@ class Leader(ABC):
         self.connect_and_watch()
 
     def receive_loaded(self) -> list[dict[str, Any]]:
-        """Return what each other rank says of its part, when it is loaded. Raises as `receive_from_all`."""
+        """Return what each other rank says of its part, when it is loaded. Raises the errors of
+        `receive_from_all`."""
         return [fields for message in self.receive_from_all() for fields in message]
 
     def connect_and_watch(self) -> None:
-        """Connect with the other ranks, and start a thread for what each sends. Raises as `receive_from_all`."""
+        """Connect with the other ranks, and start a thread for what each sends. Raises the errors of
+        `receive_from_all`."""
         for channel in self.channels.values():
             with contextlib.suppress(OSError):  # it has ended, which is noticed below
                 channel.send(CONNECTED, b"{}")

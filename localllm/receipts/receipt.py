@@ -59,7 +59,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Question:
-    """What the model was asked."""
+    """The input of the model."""
 
     prompt: str | tuple[dict[str, Any], ...] | None  # text, messages, or None for token ids alone
     tools: tuple[dict[str, Any], ...] | None
@@ -74,7 +74,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model answered."""
+    """The output of the model."""
 
     token_ids: tuple[int, ...]  # including the end token
     text: str

@@ -21,7 +21,8 @@ class BatchPool(Protocol):
 
 
 class BatchState(Protocol):
-    """What a batch reads of a sequence: a SequenceState, or what another process has received of one."""
+    """The part of a sequence that a batch reads: a SequenceState, or the copy that another process has
+    received."""
 
     @property
     def pool(self) -> BatchPool: ...

@@ -165,7 +165,7 @@ class CudaGraphs:
         return GraphOutput(output.sampled_ids[:count], None if output.logits is None else output.logits[:count])
 
     def fill_inputs(self, key: GraphKey, step: Step) -> None:
-        """Upload what the device does not know about the step yet."""
+        """Upload the inputs of the step that the device does not have yet."""
         inputs = self.padding_inputs()
         unread = {token for token, _ in step.unread_tokens}
         for i, (state, tokens) in enumerate(zip(step.states, step.token_ids, strict=True)):

@@ -210,7 +210,7 @@ class Engine:
         return events
 
     def prefer_throughput(self) -> None:
-        """Make steps as large as is fastest for all sequences together: nobody waits token by token."""
+        """Make steps as large as is fastest for all sequences together: no client reads token by token."""
         if self.scheduler.chunk_policy:
             self.scheduler.chunk_policy.prefer_throughput()
 
@@ -224,7 +224,7 @@ class Engine:
     def close(self) -> None:
         """Store the prefix cache in the lower tier, if there is one. Nothing can run afterwards."""
         with suppress(RankFailed):  # which then has ended already
-            self.runner.receive_hidden()  # so that no stage is computing when it is told to end
+            self.runner.receive_hidden()  # so that no stage is computing when it receives the message to end
         if self.pool.lower:
             self.pool.lower.close()
 

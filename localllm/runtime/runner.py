@@ -185,7 +185,7 @@ class Runner:
             return self.model.logits(step.hidden).float()
 
     def receive_hidden(self) -> None:
-        """Wait for the hidden states of all steps in flight, also of those that nobody reads any more."""
+        """Wait for the hidden states of all steps in flight, also of those that are not read any more."""
         while self.pending_steps:
             self.receive_oldest()
 

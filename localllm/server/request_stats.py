@@ -84,7 +84,7 @@ class RequestStats:
         self.counter.answer_ended(model, reason, prompt_tokens, metrics, output_tokens, self.key)
 
     def summary(self) -> JsonObject:
-        """What a log line shows of the request, for the process that writes it."""
+        """Fields of the request for a log line, for the process that writes the log."""
         return {name: getattr(self, name) for name in SUMMARY_FIELDS}
 
     def add_summary(self, fields: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ class StepCost(Protocol):
 
 @dataclass
 class IdleDevice:
-    """What the engine needs of a runner, without a model."""
+    """Stands in for a runner: the attributes that the engine reads, without a model."""
 
     asynchronous: bool  # whether the device computes while the host continues
     max_running: int

@@ -214,7 +214,8 @@ class LoadPlan:
 
     @property
     def amount(self) -> float:
-        """What is scaled to find the capacity: requests per second, users, or the speed of a trace."""
+        """The quantity that is scaled to find the capacity: requests per second, users, or the speed of a
+        trace."""
         return self.rate or self.users or self.speed
 
     def scaled_to(self, amount: float) -> "LoadPlan":

@@ -150,7 +150,7 @@ class SimulatedScheduler(Scheduler):
 
 
 class Batcher(Protocol):
-    """What a batching scheduler tells its engine."""
+    """Interface of a batching scheduler to its engine."""
 
     padding_sequences: int
 

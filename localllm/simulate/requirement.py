@@ -1,4 +1,4 @@
-"""What a load above the capacity takes: more replicas, or other settings of the same devices."""
+"""The hardware that a load above the capacity requires: more replicas, or other settings of the same devices."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Requirement:
-    """What the load takes."""
+    """Ways to serve the load."""
 
     fleet: FleetSetup | None  # the fewest replicas that serve it; None if replicas do not help
     alternatives: tuple[Alternative, ...]  # that were tried, in the order of their loss of quality

@@ -24,7 +24,7 @@ MakeLoad = Callable[[Target], LoadPlan]
 
 @dataclass(frozen=True)
 class ServingOption:
-    """What one setting serves."""
+    """A setting of `serve`, and the load that it serves."""
 
     flags: str  # of `serve`; empty: none
     quant: str | None

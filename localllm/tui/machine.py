@@ -1,4 +1,4 @@
-"""What the app needs of this machine: listing and opening models, as `cli.machine.LocalMachine` does."""
+"""Interface of the app to this machine: listing and opening models. Implemented by `cli.machine.LocalMachine`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

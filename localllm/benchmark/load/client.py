@@ -58,7 +58,7 @@ class ServerApi:
 
     path: str
     uses_sse: bool  # server-sent events, otherwise a JSON object per line
-    # Of a streamed request, from the model and the request.
+    # Body of a streamed request, given the model's name and the request.
     make_body: Callable[[str, LoadRequest], dict[str, Any]]
     parse_message: Callable[[Message], StreamMessage]
 

@@ -1,5 +1,5 @@
 """Which beginnings of prompts a prefix cache holds, by the names that a router has for them, and what has changed
-since a router was told last. Pure Python, like `blocks.py`.
+since the last report to a router. Pure Python, like `blocks.py`.
 """
 
 import itertools
@@ -16,7 +16,7 @@ _changes = itertools.count(1)  # of all journals of this process, so that one cu
 
 
 class PrefixChanges(NamedTuple):
-    """What has changed since an earlier cursor."""
+    """Changes of a prefix cache since an earlier cursor."""
 
     cursor: int
     held: list[Hashable]

@@ -27,7 +27,7 @@ class ToolConstraint:
     functions: tuple[ToolFunction, ...]
     tool_use: ToolUse
     content: Grammar | None = None
-    """What an answer must be that calls none of them."""
+    """Grammar of an answer that calls none of the functions."""
 
     def is_strict(self, function: ToolFunction) -> bool:
         """Whether its arguments must follow their schema; always so for required calls."""

@@ -27,10 +27,11 @@ class ToolCallFormat:
     """Quotes around strings; an end marker within a string is text."""
 
     expected_next: tuple[str, ...] = ()
-    """What must follow `begin`; anything else is not a call, and is output without waiting for the end."""
+    """Strings of which one must follow `begin`; otherwise it is not a call, and is output without waiting for the
+    end."""
 
     expected_before_end: str = ""
-    """What must directly precede an end marker; otherwise it is text."""
+    """String that must directly precede an end marker; otherwise the marker is text."""
 
     inner_markup: tuple[str, ...] = ()
     """Markup between `begin` and `end` that may be control tokens."""
