@@ -51,12 +51,12 @@ def cache(
     deletes damaged ones. Running processes continue without deleted files.
     """
     if action not in ACTIONS:
-        raise UsageError(f"there is no action {action!r}", f"name one of {', '.join(ACTIONS)}")
+        raise UsageError(f"there is no action {action!r}", f"use one of {', '.join(ACTIONS)}")
     path = expand_path(cache_dir) if cache_dir else Settings.from_environment().home / DISK_CACHE_FOLDER
     out = StdoutWriter()
     if not path.is_dir():
         if cache_dir:
-            raise UsageError(f"there is no folder {path}", "name the folder of --cache-dir")
+            raise UsageError(f"there is no folder {path}", "use the folder of --cache-dir")
         out.write(json.dumps(empty_result(action, path)) + "\n" if as_json else f"{path} is empty\n")
         return
     folder = CacheFolder(path, DISK_CACHE_BYTES)

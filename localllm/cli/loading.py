@@ -173,7 +173,7 @@ def fetch_for_server(name: str, settings: Settings, observer: LoadObserver | Non
 def disk_cache_of(
     settings: Settings, cache_dir: str | None, cache_size: str | None, *, keep_conversations: bool
 ) -> DiskCache | None:
-    """The disk tier of the prefix cache that flags and settings ask for. Raises UsageError for a wrong size."""
+    """The disk tier of the prefix cache that flags and settings request. Raises UsageError for a wrong size."""
     default = settings.home / DISK_CACHE_FOLDER
     if cache_dir is not None or cache_size is not None:
         limit = DISK_CACHE_BYTES if cache_size is None else parse_bytes(cache_size)
@@ -390,7 +390,7 @@ def quantize_missing(ref: ModelRef, quant: str, settings: Settings, observer: Lo
 
 
 def free_memory_for(load_options: LoadOptions, device: str, settings: Settings) -> FreeMemory:
-    """The free memory of a device, or of one on each machine; asks the workers. Raises the errors of
+    """The free memory of a device, or of one on each machine; queries the workers. Raises the errors of
     `open_workers`."""
     if not load_options.workers:
         return free_memory(device)

@@ -30,7 +30,7 @@ from localllm.tui.machine import ModelOffer
 if TYPE_CHECKING:
     import torch
 
-MIN_TOKENS_PER_S = 8.0  # people read 250 words per minute, which are 5.5 tokens per second
+MIN_TOKENS_PER_S = 8.0  # reading speed is 250 words per minute, which are 5.5 tokens per second
 # Upper bound of context, workspace and recurrent states for nearly all models of the catalog
 # (tests/cli/test_offers.py has the plan's own numbers).
 OVERHEAD_BYTES = 1_000_000_000

@@ -201,7 +201,7 @@ def parse_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any
     try:
         context = command.make_context(f"localllm {COMMAND}", list(arguments))
     except typer.Exit:
-        raise UsageError("the options ask for no simulation", "leave --help out") from None
+        raise UsageError("these options do not start a simulation", "leave --help out") from None
     except typer.TyperException as error:
         raise UsageError(format_usage_error(error)) from error
     return dict(context.params), arguments

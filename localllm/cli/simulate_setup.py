@@ -1,5 +1,5 @@
-"""From the flags of `localllm simulate` to a simulation: a model on a device, a load, objectives; and what is
-refused of them.
+"""Turns the flags of `localllm simulate` into a simulation: a model on a device, a load, objectives. Refuses flags
+that have no effect.
 """
 
 import math
@@ -248,7 +248,7 @@ def run_prepared(
 
 
 def fleet_setup(flags: Mapping[str, Any], max_running: int, target: "Target") -> "FleetSetup":
-    """Return the replicas that flags ask for."""
+    """Return the replicas that the flags request."""
     from localllm.simulate.fleet import FleetSetup, parse_kills
 
     prefill, decode = flags["prefill"], flags["decode"]
@@ -282,7 +282,7 @@ def fleet_setup(flags: Mapping[str, Any], max_running: int, target: "Target") ->
 
 
 def tier_setup(flags: Mapping[str, Any], target: "Target") -> "TierSetup":
-    """Return the tiers below the device's blocks that flags ask for. Raises UsageError."""
+    """Return the tiers below the device's blocks that the flags request. Raises UsageError."""
     from localllm.simulate.tiers import ASSUMED_HOST_BANDWIDTH, NO_TIERS, TierSetup, parse_tier
 
     host, disk = flags["host_cache"], flags["disk_cache"]

@@ -113,7 +113,9 @@ def test_the_ray_of_something_else_is_listed_drained_and_not_ended(ray, real, mo
         code, _, err = real("cluster", "drain", name)
         assert code == 2 and reason in err and len(ray) == 1
     code, _, err = real("cluster", "stop")
-    assert code == 2 and f"localllm has not started the Ray at {HEAD}; end it with what has" in err
+    assert (
+        code == 2 and f"Ray at {HEAD} was not started by localllm; stop it with the program that started it" in err
+    )
 
 
 @pytest.mark.parametrize(
