@@ -296,7 +296,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Which of its tools a model must or may call. By default it decides."""
+    """The tools that a model may or must call. By default the model decides."""
 
     required: bool = False
     """It must call a tool."""
@@ -352,19 +352,19 @@ class ChatRequest:
     """Token ids that precede the prompt."""
 
     priority: int = 0
-    """As Request.priority."""
+    """See Request.priority."""
 
     context: int | None = None
-    """As Request.context."""
+    """See Request.context."""
 
     inspect: int | None = None
-    """As Request.inspect."""
+    """See Request.inspect."""
 
     keep: bool = False
-    """As Request.keep."""
+    """See Request.keep."""
 
     slot: int | None = None
-    """As Request.slot."""
+    """See Request.slot."""
 
     @property
     def is_chat(self) -> bool:
@@ -415,7 +415,7 @@ class Request:
     tool_use: ToolUse = ToolUse()
 
     inspect: int | None = None
-    """Report every step, including prefill, with so many candidates for each token; None: no reports."""
+    """Number of candidates per token in the reports of every step, including prefill; None for no reports."""
 
     keep: bool = False
     """Store its keys and values on the disk when it ends, if there is a disk tier."""

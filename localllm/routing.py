@@ -79,8 +79,8 @@ class Router(Generic[R]):
         self.add_owner(names, replica)
 
     def learn(self, replica: R, held: Iterable[Hashable], evicted: Iterable[Hashable]) -> None:
-        """Record what a replica reports: beginnings that its cache holds, also of requests that other routers sent
-        there, and those that it holds no more."""
+        """Record the report of a replica: beginnings that its cache holds, also of requests that other routers
+        sent there, and those that it has evicted."""
         self.add_owner(held, replica)
         for name in evicted:
             if replica in self.owners.get(name, ()):
@@ -100,7 +100,7 @@ class Router(Generic[R]):
             self.owners.popitem(last=False)
 
     def forget(self, replica: R) -> None:
-        """Forget what a replica was sent, as it has ended."""
+        """Forget the requests sent to a replica, because it has ended."""
         self.chosen_at.pop(replica, None)
         for name, owners in list(self.owners.items()):
             if replica in owners:

@@ -101,7 +101,7 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """Raises UsageError where LOCALLLM_THREADS is no positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
+        """Raises UsageError if LOCALLLM_THREADS is not a positive number, LOCALLLM_GRAPHS, LOCALLLM_PDL,
         LOCALLLM_KEEP_LAYOUT, LOCALLLM_DETERMINISTIC, LOCALLLM_STRICT or LOCALLLM_CACHE not on or off,
         LOCALLLM_DRAFT not lookup or off, or LOCALLLM_CPU no level."""
         threads = environment.get("LOCALLLM_THREADS")

@@ -215,7 +215,7 @@ class MoEConfig:
 
 @dataclass(frozen=True)
 class NormPlacement:
-    """Which of the four norms a layer has."""
+    """The norms that a layer has, of four."""
 
     before_mixer: bool = True
     after_mixer: bool = False

@@ -96,7 +96,7 @@ def text_fields(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def ties_whole_model(config: Mapping[str, Any]) -> bool | None:
     """Whether a multimodal model says of the whole of it that head and embedding are one; Mistral 3's do unless
-    they say otherwise. None where only the text part says it."""
+    they say otherwise. None if only the text part says it."""
     is_mistral3 = "Mistral3ForConditionalGeneration" in ConfigFields(config).texts("architectures")
     stated = config.get("tie_word_embeddings")
     return is_mistral3 or None if stated is None else ConfigFields(config).flag("tie_word_embeddings")

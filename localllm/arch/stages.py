@@ -80,7 +80,7 @@ def parse_stages(
     stages, shares = parse_shares(pipeline_parallel)
     if workers and stages != 1 + workers:
         raise UsageError(
-            f"--workers and this machine make {1 + workers} stages, and --pipeline-parallel asks for {stages}",
+            f"--workers and this machine make {1 + workers} stages, and --pipeline-parallel requires {stages}",
             "leave out --pipeline-parallel, or give a share for each; start a worker for each further GPU",
         )
     return stages, shares

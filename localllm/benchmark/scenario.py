@@ -104,7 +104,7 @@ class PromptSource:
         self.tokens = [token for token in range(vocab_size) if token not in special]
         if len(self.tokens) < 2:
             raise UsageError(
-                f"of {vocab_size} tokens all but {len(self.tokens)} are special", "name another model"
+                f"only {len(self.tokens)} of {vocab_size} tokens are not special", "use another model"
             )
         if text is not None and not text:
             raise UsageError("the text for prompts is empty", "use a longer one")

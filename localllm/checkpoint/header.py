@@ -217,7 +217,7 @@ def read_header(path: Path) -> Header:
     for name in files:
         if not (path / name).is_file():
             raise ModelNotFound(
-                f"{path} contains no {name}", "name the folder that a whole model was downloaded into"
+                f"{path} contains no {name}", "use the folder that a whole model was downloaded into"
             )
     config = read_json(path / "config.json")
     config.pop(POOLING, None)
@@ -270,7 +270,7 @@ def dense_tensors(path: Path, modules: Iterable[ModuleEntry]) -> dict[str, Tenso
     """Return the tensors of an embedder's dense layers behind the pooling: dense.0, dense.1, ..."""
     files = [path / module.folder / WEIGHTS_FILE for module in modules if module.module_type == "Dense"]
     if missing := next((file for file in files if not file.is_file()), None):
-        raise ModelNotFound(f"there is no {missing}", "name the folder that a whole model was downloaded into")
+        raise ModelNotFound(f"there is no {missing}", "use the folder that a whole model was downloaded into")
     return {
         f"dense.{index}.{stored.removeprefix('linear.')}": tensor
         for index, file in enumerate(files)

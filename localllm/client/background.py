@@ -76,8 +76,8 @@ def find_server(home: Path) -> BackgroundServer | None:
 
 
 def find_accepting_server(home: Path) -> BackgroundServer | None:
-    """As `find_server`, after a connection: a killed process closes its sockets before it releases the lock.
-    Raises Busy for a server that accepts none."""
+    """Like `find_server`, but test the connection: a killed process closes its sockets before it releases the
+    lock. Raises Busy for a server that accepts none."""
     deadline = time.monotonic() + ACCEPT_TIMEOUT_S
     while server := find_server(home):
         address = urlsplit(server.url)

@@ -87,7 +87,7 @@ class ServerClient:
         return request()
 
     def request_once(self, path: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> JsonObject:
-        """As `request_json`, without a second request."""
+        """Like `request_json`, without a second request."""
         connection = self.take()
         try:
             return parse_json_object(b"".join(self.send(connection, path, body, timeout_s).iter_bytes()), self.url)

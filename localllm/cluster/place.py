@@ -277,7 +277,7 @@ def wait_for_start(process: "subprocess.Popen[bytes]", log: Path, notify: Callab
 
 def end_with_parent() -> Callable[[], object] | None:
     """Return a function for a child process to call, so that it gets SIGTERM when this one ends, even by SIGKILL;
-    None where the system has no such call, as on macOS."""
+    None if the system has no such call, as on macOS."""
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None  # the signal follows the thread that started the process
     call = ctypes.CDLL(None).prctl  # looked up here, as a forked child may not
@@ -301,7 +301,7 @@ def free_range(host: str, count: int) -> int:
             for port in range(first, first + count):
                 stack.enter_context(socket.socket()).bind((host, port))
             return first
-    raise LocalLLMError(f"there are no {count} free ports in a row", "end some of the processes that listen")
+    raise LocalLLMError(f"no {count} consecutive ports are free", "stop some of the listening processes")
 
 
 def connect(node: RayNode) -> Any:

@@ -311,7 +311,7 @@ class ReplicaService:
         return fleet_of(self.handle)
 
     def restart(self, notify: Callable[[str], object]) -> None:
-        """Replace all replicas by new ones beside the requests, unless that is being done."""
+        """Replace all replicas by new ones while requests continue, unless a restart is in progress."""
 
         def work() -> None:
             if not self.restarting.acquire(blocking=False):

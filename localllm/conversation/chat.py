@@ -122,11 +122,12 @@ class Chat:
             stream.close()
 
     def edit(self, turn: Turn, text: str, attachments: tuple[Attachment, ...] = ()) -> AnswerEvents:
-        """Replace a turn's question, on a new branch from there. As `ask`."""
+        """Replace a turn's question, on a new branch from there. Events and errors: see `ask`."""
         return self.ask(text, turn.parent, attachments)
 
     def regenerate(self, turn: Turn) -> AnswerEvents:
-        """Generate another answer to a turn's question, on a new branch from there. As `ask`."""
+        """Generate another answer to a turn's question, on a new branch from there. Events and errors: see
+        `ask`."""
         return self.ask(turn.question, turn.parent, turn.attachments)
 
     def undo(self) -> str | None:

@@ -100,11 +100,11 @@ def find_device(name: str) -> DeviceSpec:
         return device
     if old := _unsupported_by_spelling().get(_spelling(name)):
         message = f"the {old[0]} is not supported: it is sm_{old[1]}, and kernels need sm_{MIN_GPU_ARCH} or newer"
-        raise UsageError(message, "name a newer GPU, or plan for a CPU with --device cpu")
+        raise UsageError(message, "use a newer GPU, or plan for a CPU with --device cpu")
     similar = difflib.get_close_matches(_spelling(name), devices, n=8, cutoff=0.6)
     names = list(dict.fromkeys(devices[spelling].name for spelling in similar))[:4]
     suggestion = f"did you mean {' or '.join(names)}?" if names else f"these are: {', '.join(device_names())}"
-    raise UsageError(f"no device is catalogued as {name!r}", suggestion)
+    raise UsageError(f"the catalogue has no device {name!r}", suggestion)
 
 
 def device_names() -> list[str]:

@@ -50,7 +50,7 @@ def read_prices(file: Path) -> dict[str, RentalPrice]:
         with file.open("rb") as stream:
             content = tomllib.loads(stream.read(MAX_FILE_BYTES).decode())
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}", "name a readable file") from None
+        raise UsageError(f"{file} cannot be read: {error.strerror}", "use a readable file") from None
     except ValueError as error:  # not TOML, or not UTF-8
         raise UsageError(f"{file} is not valid TOML: {error}", REMEDY) from None
     currency, devices = content.get("currency", ""), content.get("devices")

@@ -35,7 +35,7 @@ BYTE_PRODUCTS = {
     "generic": (),
 }
 NARROW_DTYPES = {"BF16": "bfloat16", "F16": "float16"}  # by safetensors' name
-INSTRUCTIONS = {  # as people write them
+INSTRUCTIONS = {  # as they are usually written
     "avx512vnni": "AVX-512 VNNI",
     "avxvnni": "AVX-VNNI",
     "avx512bw": "AVX-512",
@@ -62,7 +62,7 @@ def forced_level() -> str | None:
     level = Settings.from_environment().cpu
     if level is not None and not reaches_level(host_features(), level):
         raise UsageError(
-            f"LOCALLLM_CPU is {level!r}, but this processor does not support it", "name a lower level, or none"
+            f"LOCALLLM_CPU is {level!r}, but this processor does not support it", "use a lower level, or none"
         )
     return level
 
@@ -85,7 +85,7 @@ def limit_features(features: Mapping[str, bool], level: str | None) -> dict[str,
 
 @functools.cache
 def host_features() -> dict[str, bool]:
-    """Return the features of this processor by LLVM's names; empty where LLVM cannot detect them."""
+    """Return the features of this processor by LLVM's names; empty if LLVM cannot detect them."""
     import llvmlite.binding as llvm  # imported here so that commands that do not compute start without it
 
     if platform.system() == "Darwin" and platform.machine() == "arm64":

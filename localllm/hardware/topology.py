@@ -17,7 +17,7 @@ PERFORMANCE_CAPACITY, PERFORMANCE_CLOCK = 0.5, 0.7
 
 
 def count_cores(system: Path = SYSTEM) -> int | None:
-    """Return the cores that this process may use, without efficiency cores; None where the system lists none.
+    """Return the cores that this process may use, without efficiency cores; None if the system lists none.
 
     SMT siblings are one core: they share the units that multiply and the caches.
     """
@@ -32,7 +32,7 @@ def count_cores(system: Path = SYSTEM) -> int | None:
 
 
 def sibling_cpus(cpu: int, system: Path) -> tuple[int, ...]:
-    """Return the logical processors of a processor's core; empty where the system does not list them."""
+    """Return the logical processors of a processor's core; empty if the system does not list them."""
     topology = system / "system" / "cpu" / f"cpu{cpu}" / "topology"
     names = ("core_cpus_list", "thread_siblings_list")  # the second before Linux 5.3
     return next((tuple(cpus) for name in names if (cpus := read_cpu_list(topology / name))), ())
@@ -52,7 +52,7 @@ def efficiency_cpus(allowed: Collection[int], system: Path) -> set[int]:
 
 
 def read_cpu_list(file: Path) -> list[int]:
-    """Read a list such as 0-3,8; empty where there is none."""
+    """Read a list such as 0-3,8; empty if there is none."""
     try:
         ranges = [part.split("-") for part in file.read_text().strip().split(",") if part]
         return [cpu for first, *last in ranges for cpu in range(int(first), int((last or [first])[0]) + 1)]
@@ -68,7 +68,7 @@ def read_number(file: Path) -> int | None:
 
 
 def read_sysctl(name: str) -> int | None:
-    """Read a number from macOS' sysctl; None where it is unknown, as on Macs with a processor of Intel."""
+    """Read a number from macOS' sysctl; None if it is unknown, as on Macs with a processor of Intel."""
     try:
         return int(subprocess.run(["sysctl", "-n", name], capture_output=True, check=True).stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):

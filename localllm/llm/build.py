@@ -202,7 +202,7 @@ def start_ranks(
 def prefill_addresses(
     sockets: ListLike[Path], model: LocalModel, plan: LoadPlan, request: LoadRequest, threads: int
 ) -> "list[PrefillAddress | WorkerAddress]":
-    """Return the processes that compute prompts, with what they are told of the model. sockets: of those on this
+    """Return the processes that compute prompts, with the setup to send them. sockets: of those on this
     machine"""
     needs = plan.fit.needs
     setup = {

@@ -36,7 +36,7 @@ from localllm.plan.fit import COMFORTABLE_SHARE, DeviceMemory, Fit, LoadOptions,
 from localllm.quant.packing import ELEMENT_BYTES, kv_element_bytes
 
 PUBLISHED_BELOW, EIGHT_BITS_BELOW = 2e9, 10e9  # parameters
-MIN_TOKENS_PER_S = 30.0  # five times as fast as people read: reasoning and code are skimmed
+MIN_TOKENS_PER_S = 30.0  # five times reading speed: reasoning and code are skimmed
 COMFORTABLE_CONTEXT = 8192  # tokens
 BYTES_PER_PARAMETER = {"Q8_0": 1.0, None: 2.0}  # at least, before the files are listed
 MAX_HEADERS = 3  # that are read to find a smaller edition that fits

@@ -206,7 +206,7 @@ class DraftModelPlan:
         config = parse_config(header.config)
         if config.encoder:
             raise UnsupportedModel(
-                f"{ref.name!r} is an embedding model and cannot draft tokens", "name another draft model"
+                f"{ref.name!r} is an embedding model and cannot draft tokens", "use another draft model"
             )
         check_quantization(header.config)
         options = replace(target_options, context=None, quant=None).in_one_process()

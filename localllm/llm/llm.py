@@ -293,7 +293,7 @@ class LLM:
         invalid_id = next((t for t in params.logit_bias if t >= self.config.vocab_size), None)
         if invalid_id is not None:
             raise UsageError(
-                f"logit_bias names the token {invalid_id}", f"ids end at {self.config.vocab_size - 1}"
+                f"logit_bias names the token {invalid_id}", f"token ids end at {self.config.vocab_size - 1}"
             )
         request = Request(
             prompt_ids=tuple(ids),

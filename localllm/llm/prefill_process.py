@@ -162,7 +162,7 @@ class PromptServer:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready, with what the processes that answer are told of it."""
+    """A model that is ready, with the properties of it that are sent to the decoding processes."""
 
     setup: Setup
     engine: PrefillEngine

@@ -211,7 +211,8 @@ class Worker:
         on_end: Callable[[], object] = lambda: None,
     ):
         """threads: CPU threads per operation; shortage: returns the error for a step without enough memory;
-        context: maximum tokens per sequence; max_queue: when so many sequences wait, further ones are refused;
+        context: maximum tokens per sequence; max_queue: number of waiting sequences from which further ones are
+        refused;
         on_end: called when the thread ends."""
         self.engine = engine
         self.on_end = on_end

@@ -319,7 +319,7 @@ class ProcessLeader(Collectives, Leader):
     """The first of the processes of this machine, which it starts."""
 
     def __init__(self, position: Position, device: torch.device, *, across_machines: bool = False):
-        """across_machines: as of `Collectives`"""
+        """across_machines: as in `Collectives`"""
         Leader.__init__(self, position)
         folder = Path(tempfile.mkdtemp(prefix="localllm-ranks-"))
         Collectives.__init__(self, position, folder, device, across_machines=across_machines)
@@ -396,7 +396,8 @@ class Follower(ABC):
         return self.channel.receive()
 
     def finish_load(self, loaded: dict[str, Any]) -> None:
-        """Report that the part of this rank is loaded, and connect with the others. loaded: as of `LOADED`"""
+        """Report that the part of this rank is loaded, and connect with the others. loaded: content of a `LOADED`
+        message"""
         self.channel.send(LOADED, json.dumps([loaded]).encode())
         if self.channel.receive() is None:  # until all are loaded, which takes longer than connecting may
             raise ConnectionError("process 1 has ended")
@@ -432,7 +433,7 @@ class ProcessFollower(Collectives, Follower):
         *,
         across_machines: bool = False,
     ):
-        """As of `Collectives` and `Follower`."""
+        """Take the arguments of `Collectives` and `Follower`."""
         Collectives.__init__(self, position, folder, device, across_machines=across_machines)
         Follower.__init__(self, channel)
 

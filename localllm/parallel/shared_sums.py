@@ -135,7 +135,7 @@ class SharedSums:
         return parts
 
     def meet(self, spins: int) -> int:
-        """Return whether all ranks have written their parts, after so many looks at each."""
+        """Return whether all ranks have written their parts, after the given number of looks at each."""
         return self.compiled.function(self.memory.data_ptr(), self.rank, self.ranks, self.sums, spins)
 
     def wait(self) -> None:

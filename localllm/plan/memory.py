@@ -162,7 +162,7 @@ def allocate(needs: MemoryNeeds, free: int, context: int | None = None, users: i
         raise DoesNotFit(
             f"the weights of {needs.title} need {format_bytes(weights)} in {needs.dtype}, "
             f"{format_bytes(free)} are free",
-            "name a smaller model, or free memory",
+            "use a smaller model, or free memory",
         )
     remaining = free - weights
     state_slots = plan_state_slots(needs.state_slot_bytes, remaining, needs.device_type)

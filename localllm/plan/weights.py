@@ -94,7 +94,7 @@ def stored_dtype(header: Header, device: str, *, gguf: bool = False) -> str:
 def check_quant(quant: str | None) -> None:
     """Raise UsageError for an unknown quantization."""
     if quant is not None and quant not in (*QUANTS, *GGUF_BITS):
-        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join((*QUANTS, *GGUF_BITS))}")
+        raise UsageError(f"there is no quantization {quant!r}", f"use one of {', '.join((*QUANTS, *GGUF_BITS))}")
 
 
 def weight_bytes(

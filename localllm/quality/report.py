@@ -52,7 +52,7 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-    """The text used."""
+    """The text that models were evaluated on."""
 
     name: str
     tokens: int  # number given to the models

@@ -104,4 +104,4 @@ def device_table(values: tuple[float, ...], dtype: torch.dtype, device: torch.de
 
 
 def no_op() -> None:
-    """Default of callbacks."""
+    """Do nothing: the default of callbacks."""

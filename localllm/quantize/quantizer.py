@@ -105,7 +105,7 @@ def calibration_windows(ids: Sequence[int], context: int) -> Tensor:
     if len(ids) < MIN_CALIBRATION_TOKENS:
         raise UsageError(
             f"the calibration text has {len(ids)} tokens, but {MIN_CALIBRATION_TOKENS} are needed",
-            "name a longer text with --calib, or leave out --calib",
+            "use a longer text with --calib, or leave out --calib",
         )
     length = min(WINDOW_TOKENS, context)
     count = len(ids) // length

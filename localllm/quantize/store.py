@@ -59,7 +59,7 @@ class StoredArtefact:
 def recipe_of(quant: str) -> Recipe:
     """Return the recipe of a `--quant` value. Raises UsageError for an unknown value."""
     if quant not in RECIPES:
-        raise UsageError(f"there is no quantization {quant!r}", f"name one of {', '.join(RECIPES)}")
+        raise UsageError(f"there is no quantization {quant!r}", f"use one of {', '.join(RECIPES)}")
     return RECIPES[quant]
 
 

@@ -122,12 +122,12 @@ class Engine:
 
     @property
     def no_graphs_reason(self) -> str:
-        """Why decode steps are not captured as CUDA graphs; empty where they are, and on a CPU."""
+        """Why decode steps are not captured as CUDA graphs; empty if they are, and on a CPU."""
         return "" if self.device.type == "cpu" else self.runner.no_graphs_reason
 
     @property
     def token_budget(self) -> int:
-        """Most tokens of a step."""
+        """Maximum number of tokens in a step."""
         return self.scheduler.token_budget
 
     @property

@@ -25,7 +25,7 @@ COLUMN_DTYPES = [torch.int64] * 2 + [torch.int32] * 5 + [torch.float32] * 6  # o
 
 @dataclass(frozen=True)
 class SamplingVariant:
-    """Which kernels sample a step; with the bucket, part of the key of its graph."""
+    """The properties of a step that select its sampling kernels; with the bucket, part of the key of its graph."""
 
     is_random: bool  # a row has a logit_bias or a penalty
     has_penalties: bool  # a row has a bias or a penalty

@@ -212,7 +212,7 @@ class Decoder:
 
     def run_layers(self, batch: Batch, caches: list[LayerCache], index: Tensor | None = None) -> Tensor:
         """Append the batch's tokens to the caches of the own layers, and return their output: [N, hidden]
-        as of `hidden_states`. A stage sends it to the next one.
+        as in `hidden_states`. A stage sends it to the next one.
         """
         batch.rope_angles.update({rope: table.angles(batch.positions) for rope, table in self.ropes.items()})
         x, token_inputs = self.embed(batch.token_ids) if self.config.has_ends else self.receive(batch.token_ids)

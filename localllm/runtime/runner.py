@@ -104,7 +104,7 @@ class Runner:
 
     @property
     def max_running(self) -> int:
-        """Most sequences in a step."""
+        """Maximum number of sequences in a step."""
         return len(self.newest_tokens)
 
     def capture_decode_step(self, params: SamplingParams) -> None:

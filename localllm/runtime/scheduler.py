@@ -113,11 +113,11 @@ class Scheduler:
         concurrent_steps: int = 1,
     ):
         """token_budget: most tokens of a step; chunk_policy: how many of them may be of prompts while answers
-        stream, None where steps are launched ahead and so cannot be timed; concurrent_steps: that stages of a
+        stream, None if steps are launched ahead and so cannot be timed; concurrent_steps: that stages of a
         pipeline compute at a time."""
         self.pool = pool
         self.concurrent_steps = concurrent_steps
-        self.held = set[Sequence]()  # answers that another step than the next one continues
+        self.held = set[Sequence]()  # answers that a step after the next one continues
         self.chunk_policy = chunk_policy
         self.token_budget = token_budget
         self.max_running = max_running
@@ -185,7 +185,7 @@ class Scheduler:
 
     @property
     def prompt_budget(self) -> int:
-        """Most prompt tokens of a step beside the answers that stream now."""
+        """Maximum number of prompt tokens in a step with the answers that stream now."""
         if self.chunk_policy is None or not self.running_count:
             return self.token_budget
         streaming = self.streaming_tokens > 0 or any(s.awaits_token for s in self.running)

@@ -84,7 +84,7 @@ class Sequence:
 
     @property
     def max_drafts(self) -> int:
-        """Most draft tokens that fit before the last position of the sequence."""
+        """Maximum number of draft tokens that fit before the last position of the sequence."""
         return self.max_len - len(self.token_ids) - 1
 
     @property

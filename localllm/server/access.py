@@ -40,7 +40,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 @dataclass(frozen=True)
 class AccessPolicy:
-    """Which requests are accepted. The default accepts this machine alone, without a key."""
+    """Rules for accepting requests. The default accepts only this machine, without a key."""
 
     keys: frozenset[bytes] = frozenset()
     """SHA-256 digests of the keys. If there are any, every path but `guard.PUBLIC_PATHS` needs one."""

@@ -35,7 +35,7 @@ class RouteDocs:
     """JSON type or types of a JSON response."""
 
     stream_type: str | None = None
-    """Content type of the response if the body asks for a stream."""
+    """Content type of the response if the body requests a stream."""
 
     query: tuple[str, ...] = ()
     """Names of optional query parameters, all of them strings."""

@@ -14,7 +14,7 @@ from localllm.simulate.target import Target
 DEFAULT_ATTAINMENT = 0.95  # share of requests that must meet every objective
 PRECISION = 0.02  # of the load that is found, relative
 MAX_DOUBLINGS = 24
-SHORTER = 0.9  # of a run's duration, at most, when its requests come twice as fast; else they all come at once
+SHORTER = 0.9  # of a run's duration, at most, when its requests come twice as fast; otherwise all come at once
 ASSUMED_CHANGE = 0.2  # by which each assumption is changed
 
 Report = Callable[[str], None]

@@ -57,7 +57,7 @@ class EngineSetup:
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a request, which the cache must hold as a whole."""
+        """Maximum number of tokens of a request: the cache must hold all of them."""
         return min(self.context, self.blocks * self.block_size)
 
     @property

@@ -29,7 +29,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True)
 class ModelOffer:
-    """A model that could be run, as a list shows it; None for what is unknown."""
+    """A model that could be run, for a list; None for unknown values."""
 
     name: str
     about: str  # one line: what it is good for, or why it cannot run

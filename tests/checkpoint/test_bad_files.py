@@ -274,7 +274,7 @@ def test_integers_are_no_weights_without_a_scale(folder: Path, name: str) -> Non
 def test_a_weight_too_large_for_the_dtype_it_runs_in(folder: Path) -> None:
     edit_tensors(folder, lambda t: t[QUERY].fill_(1e6))
     make_engine(folder)
-    with pytest.raises(DamagedModel, match=r"infinite at 2880 of 2880 places in float16.*--dtype float32"):
+    with pytest.raises(DamagedModel, match=r"infinite in 2880 of 2880 elements in float16.*--dtype float32"):
         make_engine(folder, torch.float16)
 
 

@@ -272,7 +272,7 @@ def wait_for(condition: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tensor_parallel": 2}, "does not hand over prompts"),
+        ({"tensor_parallel": 2}, "a model that is divided among processes"),
         ({"cache_dir": "cache"}, "not stored on the disk"),
         ({"prefill": 17}, "at most 16"),
         ({"prefill": -1}, "prefill is -1"),

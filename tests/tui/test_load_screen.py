@@ -148,7 +148,7 @@ async def test_a_model_that_does_not_fit_is_refused_and_nothing_is_loaded(hub, c
         await until(pilot, lambda: "R Try again" in told(app))
         assert "does not fit: " in told(app)
         assert "1.00 MB are free" in told(app)
-        assert "name a smaller model" in told(app)
+        assert "use a smaller model" in told(app)
         assert hub.sent("model.safetensors") <= 2**17
         assert not app.given
 

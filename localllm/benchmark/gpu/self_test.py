@@ -182,7 +182,7 @@ def measure_products(result: SelfTest, form: Form, device: torch.device, tiny: b
 
 
 def measure_step(result: SelfTest, name: str, form: Form, device: torch.device, tiny: bool) -> None:
-    """Measure a decode step with CONTEXT tokens in the cache, and the prefill of so many."""
+    """Measure a decode step with CONTEXT tokens in the cache, and the prefill of as many."""
     shape, context = (TINY, TINY_CONTEXT) if tiny else (SHAPES[name], CONTEXT)
     if not tiny and (need := needed_bytes(shape, form, context)) > free_bytes(device):
         result.left_out.append(f"steps of {name} in {form}: they need {format_bytes(need)}")

@@ -1,4 +1,4 @@
-"""Which beginnings of prompts a prefix cache holds, by the names that a router has for them, and what has changed
+"""The beginnings of prompts in a prefix cache, by the names that a router has for them, and what has changed
 since the last report to a router. Pure Python, like `blocks.py`.
 """
 

@@ -7,7 +7,7 @@ index contains accepted tokens only.
 """
 
 MIN_MATCH_LEN = 3  # tokens
-MAX_MATCH_LEN = 32  # tokens that a search compares: a longer match is no better
+MAX_MATCH_LEN = 32  # tokens that a search compares: longer matches are not better
 MAX_CANDIDATES = 32  # occurrences that a search compares, newest first
 INDEX_CHUNK_TOKENS = 2048  # tokens indexed at a time, in half a millisecond, while a prompt is being computed
 

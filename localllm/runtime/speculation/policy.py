@@ -100,7 +100,7 @@ class SpeculativeDrafter:
 
     @property
     def max_drafts(self) -> int:
-        """Most drafts of a step."""
+        """Maximum number of drafts in a step."""
         return max(0, self.max_positions - self.sequences)
 
     def may_draft(self, sequence: Sequence) -> bool:

@@ -92,7 +92,7 @@ class ToolCallGrammar:
                 remedy = "require a call, or leave out strict"
                 raise UsageError("this model has no markup that distinguishes a call from text", remedy)
             self.rules.append("start: ANY")
-        elif self.tool_format.bare_begin:  # an answer that begins otherwise is no call for routers either
+        elif self.tool_format.bare_begin:  # an answer that begins otherwise is not a call for routers either
             self.rules += ["start: TEXT | calls", f"TEXT: /(\\s*([^\\s{self.tool_format.bare_begin}](?s:.*))?)?/"]
         else:
             self.write_text_before(self.tool_format, closing)

@@ -37,7 +37,7 @@ class ToolConstraint:
 def build_tool_constraint(
     tools: Iterable[Mapping[str, Any]], use: ToolUse, content: Grammar | None = None
 ) -> ToolConstraint | None:
-    """The constraint on calls; None where there is none, or only `content` without tools. content: the grammar of
+    """The constraint on calls; None if there is none, or only `content` without tools. content: the grammar of
     an answer that calls no function. A function without parameters takes none.
 
     Raises UsageError for a name that cannot be parsed back, parameters that are not an object's schema, duplicate

@@ -268,7 +268,11 @@ LOOP = {"$ref": "#/$defs/loop"}
         (CODER, {"properties": {"a b": {}}}, "the parameter 'a b' cannot be written in this model's markup"),
         (CODER, {"properties": {"a": {"type": ["string", "integer"]}}}, "a may be a text of this kind or another"),
         (CODER, {"properties": {"a": {"type": ["string", "null"], "enum": ["null"]}}}, "a may be the text 'null'"),
-        (CODER, {"properties": {"a": LOOP}, "$defs": {"loop": LOOP}}, "#/.defs/loop requires itself endlessly"),
+        (
+            CODER,
+            {"properties": {"a": LOOP}, "$defs": {"loop": LOOP}},
+            "#/.defs/loop requires itself, so that no value satisfies it",
+        ),
         (GEMMA, {"properties": {"a": {"type": "array"}}}, "a may be a list or an object, which this model's"),
         ("none", {}, "this model has no markup that distinguishes a call from text; require a call"),
     ],

@@ -253,8 +253,9 @@ def choose_warps(gpu: Gpu, heads: int) -> tuple[int, int]:
     """Return warps and stages of a program.
 
     Estimated: a warp holds its rows' entire query as an operand of tensor cores, 128 registers at rank 512 and 16
-    rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is no power
-    of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with 3.9.
+    rows; 32 keys are 36 KB. There is one tile in flight, or two. With one, and a number of heads that is not a
+    power of two, whose division takes registers, four warps spill with Triton 3.6; with others, eight spill with
+    3.9.
     """
     if not gpu.small_shared:
         return 4, 5

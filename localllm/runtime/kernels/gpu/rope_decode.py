@@ -167,7 +167,7 @@ def rope_decode_kernel(
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As `rope_append_kernel` and `decode_kernel`, whose parameters these are. x: [sequences, stride]"""
+    """Compute `rope_append_kernel` and `decode_kernel`, and take their parameters. x: [sequences, stride]"""
     TYPE: tl.constexpr = p_x.dtype.element_ty
     DIMS: tl.constexpr = BLOCK_WIDTH if FORM == FORM_PLAIN else 2 * BLOCK_WIDTH
     row_tiles = tl.num_programs(0) // KV_HEADS
