@@ -302,7 +302,7 @@ class ModelConfig:
 
     @property
     def mixtures(self) -> list[MoEConfig]:
-        """The mixtures of experts of its layers."""
+        """Configurations of its MoE layers."""
         return [layer.ffn for layer in self.layers if isinstance(layer.ffn, MoEConfig)]
 
     @property

@@ -73,7 +73,9 @@ def parse_numbers(text: str | None, flag: str, minimum: int = 1) -> tuple[int, .
     numbers = []
     for word in text.split(","):
         if not (word.strip().isdecimal() and minimum <= int(word) <= MAX_TOKENS):
-            raise UsageError(f"{flag} holds {word.strip()!r}", f"give whole numbers from {minimum}, as in 128,512")
+            raise UsageError(
+                f"{flag} contains {word.strip()!r}", f"give whole numbers from {minimum}, as in 128,512"
+            )
         numbers.append(int(word))
     return tuple(numbers)
 

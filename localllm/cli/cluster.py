@@ -59,7 +59,7 @@ def cluster(
     of the head at HOST:PORT, with a copy of its token file. status lists the machines. drain moves replicas away
     from the machine NODE of that list, when they have answered their requests. stop takes this machine out; on the
     head, it ends the cluster. Anyone with access to the machines and the token can run programs on them as their
-    user. The cluster is Ray's, which `pip install "localllm[cluster]"` installs.
+    user. Clusters use Ray: install it with `pip install "localllm[cluster]"`.
     """
     from localllm.cluster.place import NODE_FILE, RayNode, own_node, require_ray
 

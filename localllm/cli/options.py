@@ -204,7 +204,7 @@ KeepLayout = Annotated[
     bool,
     switch(
         "--keep-layout",
-        text="Keep quantized weights on disk as a CPU reads them, for faster loads.",
+        text="Keep quantized weights on disk in the layout of CPU kernels, for faster loads.",
         panel=Panel.LOADING,
     ),
 ]

@@ -47,7 +47,7 @@ def plan(
         ),
     ] = None,
     machines: Annotated[
-        int, options.option("--machines", text="Number of such machines; default: 1.", metavar="N")
+        int, options.option("--machines", text="Number of machines; default: 1.", metavar="N")
     ] = 1,
     context: Annotated[
         int | None,

@@ -293,7 +293,9 @@ def tier_setup(flags: Mapping[str, Any], target: "Target") -> "TierSetup":
     if not target.setup.asynchronous and host:
         raise UsageError("--host-cache is for GPUs: the cache of a CPU is in main memory", "use --cache-tokens")
     if target.setup.state_slots:
-        raise UsageError("tiers are simulated for layers of attention alone", "leave them out for this model")
+        raise UsageError(
+            "cache tiers are simulated only for models without recurrent layers", "leave them out for this model"
+        )
     block_bytes = target.token_bytes * target.setup.block_size
     tiers = TierSetup(
         host_bandwidth=ASSUMED_HOST_BANDWIDTH * target.devices if target.setup.asynchronous else 0.0,

@@ -43,7 +43,7 @@ class PrefillAddress:
     number: int
     path: Path  # of its socket
     setup: dict[str, Any]  # fields of `llm.prefill_process.Setup`, without those of the shared memory
-    segment_bytes: int  # most bytes of keys, values and states that are handed over at once
+    segment_bytes: int  # maximum bytes of keys, values and states per transfer
 
     def connect(self) -> "PrefillProcess":
         """Connect to the process, which may still be starting. Raises OSError if it does not run and will not be
@@ -98,7 +98,7 @@ class WorkerAddress:
     quant: str | None  # to which the worker quantizes it first
     files: ListLike[FileDigest]  # which must be the same there
     setup: dict[str, Any]  # fields of `llm.prefill_process.Setup`; path, threads and memory are the worker's own
-    segment_bytes: int  # most bytes of keys, values and states that are handed over at once
+    segment_bytes: int  # maximum bytes of keys, values and states per transfer
     failures: int = 0  # since it has computed prompts for STEADY_S
     loaded_at: float = field(default_factory=time.monotonic)
 

@@ -54,7 +54,7 @@ class Prompt:
 
 class PrefillEngine:
     def __init__(self, engine: Engine, context: int):
-        """context: most tokens of a prompt"""
+        """context: maximum tokens of a prompt"""
         self.engine = engine
         self.peers = list[Peer]()
         self.context = context

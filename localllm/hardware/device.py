@@ -211,7 +211,7 @@ def activation_bits_for(name: str, requested_dtype: str, dtype: str) -> int:
 def kv_dtype_for(name: str, dtype: str) -> str:
     """Return the dtype of keys and values; `auto` is the model's dtype, never fewer bits.
 
-    Raises UsageError for an unknown name, and for another float dtype than the model's.
+    Raises UsageError for an unknown name, and for a float dtype other than the model's.
     """
     if name == "auto":
         return dtype

@@ -127,7 +127,7 @@ def kernels_supported() -> bool:
 
 
 def matrix_dtype_for(stored: str, dtype: str, device_type: str) -> str:
-    """Return the dtype in which a dense matrix is kept that x of `dtype` is multiplied with.
+    """Return the dtype in which to keep a dense matrix that is multiplied by x of `dtype`.
 
     On a CPU, kernels widen 16 bits to float32 in registers, without a rounding: such matrices stay as stored.
     stored: by safetensors' name; device_type: `cpu`, for this machine's, or `cuda`

@@ -87,7 +87,7 @@ class FileTransfer:
             if attempt == "first":
                 self.notify(f"{file.path}: the content does not have the announced digest, fetching it again")
         raise DamagedModel(
-            f"{file.path} of {self.listing.repo.repo} twice had another digest than the Hub announced",
+            f"{file.path} of {self.listing.repo.repo} twice had a digest other than the Hub's",
             "try another network or HF_ENDPOINT",
         )
 

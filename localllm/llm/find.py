@@ -54,7 +54,7 @@ class LoadRequest:
     phases: PhaseTimer
     on_part: Callable[[int, int], None]
     prefill: int = 0  # further processes to start, which compute prompts
-    prefill_sockets: tuple[Path, ...] = ()  # of such processes that run already
+    prefill_sockets: tuple[Path, ...] = ()  # of running processes that compute prompts
     workers: "ListLike[RemoteWorker]" = ()  # of other machines, which compute the stages behind the first
     prefill_workers: tuple[str, ...] = ()  # HOST:PORT of other machines that compute prompts
     token: bytes = field(default=b"", repr=False)  # of these

@@ -85,12 +85,13 @@ def load(
         each; with workers, so many on each machine (docs/parallel.md).
     pipeline_parallel: number of stages of layers, each in a process of its own, or a share of the weights for each
         stage, such as (24, 16); by default equal ones, or by the free memory of their GPUs or machines.
-    expert_parallel: with tensor_parallel, divide mixtures by experts instead of the columns of each.
+    expert_parallel: with tensor_parallel, divide MoE layers by experts instead of the columns of each.
     workers: HOST:PORT of `localllm worker` on another machine, for each stage but the first (docs/parallel.md).
     token_file: file with the token of the workers; None: `worker-token` in the home folder of the settings.
     prefill: number of further processes that compute prompts, so that they do not delay answers, on a CPU with a
         share of its cores, otherwise with a GPU each; or HOST:PORT of `localllm worker` on other machines; or the
-        sockets, as Paths, of such processes that run already, shared by several engines (docs/disaggregation.md).
+        sockets, as Paths, of running processes that compute prompts, shared by several engines
+        (docs/disaggregation.md).
     max_queue: number of waiting requests from which further ones are refused with Busy.
     cache_dir: folder in which computed prompts are stored, for this and later processes (docs/kv-cache.md); None:
         as in the settings, by default nowhere.

@@ -40,7 +40,7 @@ ASSUMED_NETWORK = Link(1.25e9, 50e-6)  # between machines: Ethernet of 10 Gbit/s
 class Pool:
     """Machines with equal devices."""
 
-    device: DeviceSpec  # with the number of such devices of each machine
+    device: DeviceSpec  # with the number of these devices in each machine
     machines: int = 1
     link: Link | None = None  # between devices of a machine; None: the device's own
     network: Link = ASSUMED_NETWORK

@@ -85,7 +85,7 @@ class LoadOptions:
     tensor_parallel: int = 1  # processes among which each layer is divided
     pipeline_parallel: int = 1  # stages of layers
     stage_shares: tuple[float, ...] = ()  # of the weights; (): by the memory of their devices
-    expert_parallel: bool = False  # divide a mixture by experts instead of their columns
+    expert_parallel: bool = False  # divide MoE layers by experts instead of their columns
     workers: tuple[str, ...] = ()  # HOST:PORT of those that have the stages behind the first
     token_file: str | None = None  # with their token
 

@@ -81,7 +81,7 @@ class MemoryNeeds:
 
     def workspace(self, context: int, running: int = MIN_RUNNING) -> int:
         """Return the bytes that the largest step needs with this context: activations, logits, dequantized
-        matrices, and a GPU's own workspace. running: most sequences of a step
+        matrices, and a GPU's own workspace. running: maximum sequences per step
         """
         tokens, sequences = TOKEN_BUDGET[self.device_type], running + MAX_VERIFIED_TOKENS[self.device_type] - 1
         if self.config.encoder:  # an encoder processes a text at once, and has no logits
@@ -119,7 +119,7 @@ class MemoryPlan:
     """The memory of a loaded model."""
 
     weights: WeightBytes
-    context: int  # most tokens of a sequence
+    context: int  # maximum tokens per sequence
     blocks: int
     block_bytes: int
     state_slots: int  # of recurrent states

@@ -57,7 +57,7 @@ class Scored:
     name: str
     tokens: int  # number given to the models
     scored: int  # number of tokens whose probability counts
-    window: int  # most tokens in one window
+    window: int  # maximum tokens in one window
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,7 +111,7 @@ class Artefact:
         if self.done and provenance != self.provenance and not self.force:
             raise UsageError(
                 f"{self.partial} was started from another source or with another recipe",
-                f"use --force to start over; to keep it, name another folder than {self.folder}",
+                f"use --force to start over; to keep it, use a folder other than {self.folder}",
             )
         if provenance != self.provenance:
             clear_partial(self.partial)

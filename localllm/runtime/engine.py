@@ -67,7 +67,7 @@ class StepInFlight:
     """A step that the device is computing, or the stages of a pipeline, and that has not been read."""
 
     sequences: list[Sequence]
-    token_count: int  # tokens that the sequences bring, drafts included
+    token_count: int  # new tokens of the sequences, drafts included
     sampling: list[Sequence]  # those whose newest token is computed in this step, so that the next one is sampled
     draft_counts: list[int]  # drafts that each verifies; copied, as cancelling clears them
     # Sampled tokens in the order of `sampling`: for each sequence one behind its newest token and one behind each

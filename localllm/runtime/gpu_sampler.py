@@ -200,7 +200,7 @@ def column_tensors(of: SamplingColumns) -> list[Tensor]:
 
 class GpuSampler:
     def __init__(self, slots: int, max_len: int, vocabulary: int, device: torch.device):
-        """slots: sequences with penalties computed on the device; max_len: most tokens of a sequence"""
+        """slots: sequences with penalties computed on the device; max_len: maximum tokens per sequence"""
         self.vocab_size, self.device = vocabulary, device
         self.histories = TokenHistories(slots, max_len, vocabulary, device)
         self.buckets: dict[int, BucketSampler] = {}

@@ -113,7 +113,7 @@ def round_scale(dtype: torch.dtype, scale: float) -> float:
 class Decoder:
     """A decoder: embed, layers, norm, logits.
 
-    Takes its weights from `source` and raises DamagedModel if any are left over. max_len: most tokens of a
+    Takes its weights from `source` and raises DamagedModel if any are left over. max_len: maximum tokens of a
     sequence. A stage of a pipeline has some of the layers, and only the first one has the rest.
     """
 
@@ -266,7 +266,7 @@ class Decoder:
 
 
 class Encoder:
-    """An encoder, which takes its weights from `source`. max_len: most tokens of a text."""
+    """An encoder, which takes its weights from `source`. max_len: maximum tokens of a text."""
 
     def __init__(self, config: ModelConfig, source: WeightSource, max_len: int):
         c, hidden = config.encoder, config.hidden_size

@@ -43,8 +43,9 @@ class Runner:
 
     `asynchronous` says whether the device computes while the host continues, and `concurrent_steps` how many steps
     the stages of a pipeline compute at a time, each of them in order. state_slots: recurrent states to
-    allocate, for models with recurrent layers; kv_dtype: see `make_caches`; max_running: most sequences in a step;
-    graph_max_len: most tokens of a sequence if steps are captured as CUDA graphs, otherwise None; deterministic:
+    allocate, for models with recurrent layers; kv_dtype: see `make_caches`; max_running: maximum sequences in a
+    step;
+    graph_max_len: maximum tokens per sequence if steps are captured as CUDA graphs, otherwise None; deterministic:
     results of a token do not depend on the other tokens of its step (CPU only).
     """
 

@@ -1,4 +1,4 @@
-"""Continuous batching with chunked prefill: which sequences the next step takes, and how many tokens each brings.
+"""Continuous batching with chunked prefill: which sequences the next step computes, and how many tokens of each.
 
 Pure Python over counts, without tensors or models.
 
@@ -112,7 +112,7 @@ class Scheduler:
         chunk_policy: ChunkPolicy | None = None,
         concurrent_steps: int = 1,
     ):
-        """token_budget: most tokens of a step; chunk_policy: how many of them may be of prompts while answers
+        """token_budget: maximum tokens per step; chunk_policy: how many of them may be of prompts while answers
         stream, None if steps are launched ahead and so cannot be timed; concurrent_steps: that stages of a
         pipeline compute at a time."""
         self.pool = pool
@@ -165,7 +165,8 @@ class Scheduler:
         return [s for s in self.running if not (s.awaits_token or s in self.held)]
 
     def schedule(self) -> ScheduledTokens:
-        """Return the sequences of the next step with the number of tokens each brings, blocks allocated."""
+        """Return the sequences of the next step, each with its number of new tokens, for which blocks are
+        allocated."""
         self.scheduled, self.remaining_budget = {}, self.token_budget
         if self.chunk_policy is None:
             self.fill_step()

@@ -23,7 +23,7 @@ class Sequence:
     request: Request
     seed: int
     eos_ids: frozenset[int]
-    max_len: int  # most tokens of prompt and answer together
+    max_len: int  # maximum tokens of prompt and answer together
     stopwatch: Stopwatch
     constraint: Constraint | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -89,7 +89,7 @@ class Sequence:
 
     @property
     def needs_host_token(self) -> bool:
-        """Return whether the last step must be read first: it may bring any number of tokens, or feed a
+        """Return whether the last step must be read first: it may yield any number of tokens, or feed a
         grammar.
         """
         return bool(self.draft_ids) or self.constraint is not None

@@ -1,7 +1,7 @@
 """Sequences that decode, advanced together: each step costs the same however many they are.
 
-All members bring one token in every step. What changes for each of them follows from the number of steps since it
-joined, and is computed when it leaves. Only what other sequences depend on happens in its step: blocks are
+All members compute one token in every step. What changes for each of them follows from the number of steps since
+it joined, and is computed when it leaves. Only what other sequences depend on happens in its step: blocks are
 allocated when a member needs one, and members whose answers are complete leave.
 """
 
@@ -46,7 +46,7 @@ class DecodeGroup:
         else:
             self.missing_blocks += reserved_blocks - len(table)
         self.needs_block.setdefault(step + len(table) * size - length + 1, []).append(sequence)
-        # Tokens of earlier steps that have not been read are `unread_count`, and this step brings another one.
+        # Tokens of earlier steps that have not been read are `unread_count`, and this step computes another one.
         last_step = step + sequence.answer_len - (sequence.produced + sequence.unread_count + 1)
         if last_step > step:  # otherwise it is among the sequences that the step samples one by one
             heappush(self.last_steps, (last_step, number))

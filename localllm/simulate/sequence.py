@@ -67,7 +67,7 @@ class SimulatedSequence(Sequence):
         limited: bool = True,
         prefix_names: PrefixNames = NO_NAMES,
     ):
-        """number: order of arrival; prompt: spans, as in `TokenSpans`; max_len: most tokens of prompt and
+        """number: order of arrival; prompt: spans, as in `TokenSpans`; max_len: maximum tokens of prompt and
         answer, as the request limits them; limited: whether it does"""
         tokens = TokenSpans([*prompt, (answer_id, 1)])
         tokens.length -= 1  # the span of the answer is empty at first

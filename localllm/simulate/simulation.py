@@ -36,9 +36,9 @@ class EngineSetup:
 
     blocks: int
     block_size: int
-    token_budget: int  # most tokens of a step
+    token_budget: int  # maximum tokens per step
     max_running: int
-    context: int  # most tokens of a sequence
+    context: int  # maximum tokens per sequence
     asynchronous: bool  # steps are launched ahead, as on a GPU
     entry_s: float = 0.0  # from the arrival of a request until the engine may schedule it
     state_slots: int = 0  # of recurrent layers

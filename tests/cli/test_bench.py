@@ -97,7 +97,7 @@ def test_two_models_are_compared(bench, tmp_path):
         (("demo", "--json", "--csv"), "--json, --csv and --markdown cannot be combined; leave out all but one"),
         (("demo", "--plot", "a.gif"), "a.gif is neither a PNG nor an SVG file; use a name that ends in .png"),
         (("demo", "--repeat", 0), "--repeat is 0; give a whole number from 1"),
-        (("demo", "--prompt", "1,x"), "--prompt holds 'x'; give whole numbers from 1, as in 128,512"),
+        (("demo", "--prompt", "1,x"), "--prompt contains 'x'; give whole numbers from 1, as in 128,512"),
         (("demo", "--quant", "int3"), "--quant contains 'int3'; give none, int8 or int4"),
         (("demo", "--batch", 129), "demo can run none of the scenarios: the engine runs at most 128 streams"),
         (("demo", "--prompt", 9999), "10023 tokens per stream, but the model supports 1024"),

@@ -159,7 +159,7 @@ async def test_a_file_that_comes_damaged_twice_is_reported(hub, cache, until):
     app = loads(this_machine(), "org/tiny")
     async with app.run_test(size=(80, 24)) as pilot:
         await until(pilot, lambda: "R Try again" in told(app))
-        assert "twice had another digest than the Hub announced" in told(app)
+        assert "twice had a digest other than the Hub's" in told(app)
 
 
 async def test_a_full_disk_is_reported_before_the_download(hub, cache, until, monkeypatch):

@@ -165,7 +165,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 def run_all_kinds_of_steps(engine: Engine, vocabulary: int, longest: int) -> None:
     """Run prompts, chunks, and steps of one and of many sequences, greedy and sampled.
 
-    longest: most tokens of a prompt
+    longest: maximum tokens of a prompt
     """
     prompts = [random_ids(min(count, longest), vocabulary, count) for count in PROMPTS]
     for prompt in prompts[:2]:

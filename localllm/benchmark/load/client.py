@@ -37,7 +37,7 @@ class LoadRequest:
     """One request of a load, identical for every server."""
 
     prompt: str
-    max_tokens: int  # most tokens of the answer
+    max_tokens: int  # maximum tokens of the answer
     ignore_eos: bool = False
 
 

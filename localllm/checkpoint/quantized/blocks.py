@@ -28,7 +28,7 @@ def check_exponents(name: str, exponents: Tensor) -> None:
 
 
 def take_blocks(weights: Weights, name: str, shape: tuple[int, int], plain: str) -> QuantizedTensor | None:
-    """Return the matrix `name` if a GGUF file stores it in another format than `plain` (F32, ...), otherwise None.
+    """Return the matrix `name` if a GGUF file stores it in a format other than `plain` (F32, ...), otherwise None.
 
     Its scales are not checked: see `check_blocks`.
     """

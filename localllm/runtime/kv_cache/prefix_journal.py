@@ -34,7 +34,7 @@ class HeldPrefix:
 
 
 class PrefixJournal:
-    """Follows the blocks of one prefix cache. May be read in another thread than it is written in.
+    """Follows the blocks of one prefix cache. May be read and written in different threads.
 
     A beginning is lost with any of its blocks, and with it all that continue it, as a prefix is found from its
     first block on. Where layers are recurrent, the saved states that a prefix also needs are not followed.

@@ -188,7 +188,7 @@ class KVSnapshot:
                     raise DamagedSnapshot(f"its tensor {name} is stored as {dtype}")
                 parts[name] = Part(dtype, shape, data[begin:stop])
         if end != len(data):
-            raise DamagedSnapshot("its tensors have another size than the file")
+            raise DamagedSnapshot("the size of its tensors is not that of the file")
         return cls(tokens, parts)
 
 
