@@ -142,7 +142,7 @@ def nesting_depth(content: Any) -> int:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are sampled, and when an answer ends.
+    """Parameters for sampling tokens and for ending an answer.
 
     The defaults are the model's own distribution (temperature 1, nothing filtered). Order of operations, as
     in `transformers`: logit_bias, repetition/presence/frequency penalty, temperature, top_k, top_p, min_p.

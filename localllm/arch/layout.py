@@ -1,4 +1,4 @@
-"""How a checkpoint names the tensors of a model, translated to the names of the runtime.
+"""Translates the names of tensors in a checkpoint to those of the runtime.
 
 These are Llama's, except for the norms, which are named by their place:
 

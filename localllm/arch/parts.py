@@ -244,7 +244,7 @@ def latent_attention(hf: ConfigFields) -> LatentConfig:
 def layer_count(hf: ConfigFields) -> int:
     layers = hf.size("num_hidden_layers")
     if layers > MAX_LAYERS:
-        raise DamagedModel(f"config.json names {layers} layers", "fetch the model again")
+        raise DamagedModel(f"config.json specifies {layers} layers", "fetch the model again")
     return layers
 
 

@@ -1,4 +1,4 @@
-"""How tensor parallelism divides a model among ranks: heads, columns and rows of the vocabulary. Pure data.
+"""The division of a model among ranks by tensor parallelism: heads, columns and rows of the vocabulary. Pure data.
 
 A matrix whose rows are heads or intermediate columns is divided by rows, and the matrix that reads them by
 columns, so that each layer needs two all-reduces (Shoeybi et al. 2019, Megatron-LM). Matrices that stack several,

@@ -1,4 +1,5 @@
-"""How pipeline parallelism divides a model among processes: each has some consecutive layers, a stage. Pure data.
+"""The division of a model among processes by pipeline parallelism: each has some consecutive layers, a stage. Pure
+data.
 
 The first stage also has the embedding and the head: a step returns to it as hidden states, which are smaller than
 logits, and a tied head is stored once.

@@ -44,7 +44,8 @@ class FileDigest:
 
 
 def digest_model(model: Path) -> tuple[FileDigest, ...]:
-    """Return the digests of a folder's model files, or of all parts of a GGUF file. Raises like `weight_files`."""
+    """Return the digests of a folder's model files, or of all parts of a GGUF file. Raises the errors of
+    `weight_files`."""
     if is_gguf(model):
         return tuple(digest_file(part, model.parent) for part in part_files(model))
     templates = (file.relative_to(model).as_posix() for file in sorted((model / TEMPLATES_FOLDER).glob("*.jinja")))

@@ -40,7 +40,7 @@ FLUSH_INTERVAL_S = 0.001  # seconds: tokens that arrive faster are flushed toget
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How to print an answer, by the flags of `run` with these names."""
+    """Options for printing an answer: the flags of `run` with these names."""
 
     raw: bool
     as_json: bool

@@ -49,7 +49,7 @@ class TargetDevice:
 
     @classmethod
     def resolve(cls, options: LoadOptions, device: str, settings: Settings) -> "TargetDevice":
-        """Raises NoSuchDevice and UsageError as `resolve_device`."""
+        """Raises NoSuchDevice and UsageError like `resolve_device`."""
         resolved = resolve_device(device)
         return cls(resolved, FreeMemory(resolved.type, free_bytes(resolved)), options, settings)
 

@@ -231,7 +231,7 @@ class PlannedModel:
         return find_devices(self.gpu) if self.gpu else None
 
     def target(self, options: LoadOptions) -> "Target":
-        """Return the engine on one device, for simulations. Raises DoesNotFit, and as `target_of`."""
+        """Return the engine on one device, for simulations. Raises DoesNotFit, and the errors of `target_of`."""
         from localllm.cli.simulate_setup import target_of
 
         gpu = self.gpu_spec.name if self.gpu_spec else None

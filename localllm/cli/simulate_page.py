@@ -44,7 +44,7 @@ MODEL_8B, MODEL_70B = "llama3.1:8b-bf16", "llama3.1:70b-bf16"
 
 @dataclass(frozen=True)
 class Control:
-    """How the page shows an option."""
+    """Presentation of an option on the page."""
 
     label: str
     low: float | None = None

@@ -197,7 +197,7 @@ def launch_node(
 
     host: address of this machine, for other ones unless it is 127.0.0.1; port: of a head, 0 for a free one; head:
     HOST:PORT of the head to join, None to be one; token_file: None makes a token in the node's folder; gpus: of
-    this machine; outlives_parent: whether it goes on when this process ends; notify: called if it takes long.
+    this machine; outlives_parent: whether it outlives this process; notify: called if it takes long.
 
     Raises LocalLLMError with Ray's last line if it does not start, StartTimeout if it was too slow.
     """
@@ -228,7 +228,7 @@ def launch_node(
         else:
             command += ["--head", "--include-dashboard=false", f"--temp-dir={folder}"]
             command += [f"--port={address.rpartition(':')[2]}", f"--ray-client-server-port={ports.pop()}"]
-        log = open(folder / "start.log", "wb")  # noqa: SIM115 - Ray goes on writing to it
+        log = open(folder / "start.log", "wb")  # noqa: SIM115 - Ray continues to write to it
         stack.callback(log.close)
         process = subprocess.Popen(
             command,

@@ -66,7 +66,7 @@ class Replica:
             ended = False
             while not ended:
                 batch = [await messages.get()]
-                await asyncio.sleep(0)  # the application goes on, and ends if that was all but the end
+                await asyncio.sleep(0)  # the application continues, and ends if only its end was left
                 if is_last(batch[0]):  # the application ends now, having written its log
                     await asyncio.wait([request], timeout=CANCEL_S)
                 while not messages.empty():

@@ -40,7 +40,7 @@ RAISED = re.compile(r"localllm\.errors\.(?P<name>\w+): (?P<text>.+)")
 
 @dataclass(frozen=True)
 class ReplicaOptions:
-    """How many replicas there are and where."""
+    """Number and location of replicas."""
 
     least: int
     most: int  # more than `least`: as many as the requests need
@@ -209,7 +209,7 @@ def leave_cluster(ray: Any, serve: Any, notify: Callable[[str], object]) -> None
     """End the replicas of a cluster, unless another front uses them."""
     remove_front(ray)
     if fronts := fronts_of(ray):
-        notify(f"the replicas go on, as they are served at {fronts[0].url} too")
+        notify(f"the replicas continue, as they are served at {fronts[0].url} too")
     else:
         serve.delete(APPLICATION)
 

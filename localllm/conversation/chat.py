@@ -189,5 +189,5 @@ def length_limit(
 ) -> tuple[str, str]:
     """Return the limit that ended an answer, and the remedy. flag: sets max_tokens in this interface"""
     if metrics and reached_max_tokens(model, params, metrics):
-        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it go on"
+        return f"{flag.removeprefix('/set ')} ({params.max_tokens})", f"raise it with {flag} to let it continue"
     return f"the context ({model.context} tokens)", "load the model with a larger --context if it has one"

@@ -56,7 +56,7 @@ class Session:
     def ask(self, text: str) -> AnswerEvents:
         """Answer a message, with the files it refers to.
 
-        Raises UsageError if one cannot be attached, and as `Chat.ask`.
+        Raises UsageError if one cannot be attached, and the errors of `Chat.ask`.
         """
         message, attachments = read_attachments(text)
         turn, self.editing = self.editing, None

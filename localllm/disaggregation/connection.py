@@ -177,7 +177,7 @@ class PrefillProcess:
 
     @property
     def end_reason(self) -> str:
-        """How its connection has ended."""
+        """The reason why its connection has ended."""
         return self.channel.end_reason if isinstance(self.channel, TensorStream) else "has ended"
 
     @property

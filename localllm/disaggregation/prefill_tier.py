@@ -108,7 +108,7 @@ class PrefillTier:
 
     @property
     def process_counts(self) -> tuple[int, int]:
-        """How many processes are connected now, and how many there should be. Called on any thread."""
+        """Number of processes that are connected, and that should be. May be called on any thread."""
         return len(self.connected), self.wanted
 
     def receive(self, process: PrefillProcess) -> None:

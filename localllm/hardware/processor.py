@@ -152,7 +152,8 @@ def kernel_target() -> KernelTarget:
 
 
 def target_of(features: Mapping[str, bool]) -> KernelTarget:
-    """Return the target of a processor with these features; on other processors than x86, of this one alone."""
+    """Return the target of a processor with these features; on processors other than x86, that of this
+    processor."""
     product = byte_product(features)
     level = next((level for level in X86_TARGETS if reaches_level(features, level)), None)
     if level is None:

@@ -253,7 +253,7 @@ def check_worker(request: LoadRequest, plan: LoadPlan, worker: "RemoteWorker") -
 
 def connect_prefill(address: "PrefillAddress | WorkerAddress") -> PrefillProcess | None:
     """Connect to a process that computes prompts, which loads the model while this one does; None if it has been
-    given up. Raises UsageError if there is none, and as `WorkerAddress.connect`."""
+    given up. Raises UsageError if there is none, and the errors of `WorkerAddress.connect`."""
     try:
         return address.connect()
     except ConnectionRefusedError:

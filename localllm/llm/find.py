@@ -200,7 +200,7 @@ class DraftModelPlan:
     def find(cls, ref: ModelRef, device_type: str, target_options: LoadOptions) -> "DraftModelPlan":
         """Read the header of a draft model. target_options: of the model that it drafts for.
 
-        Raises UnsupportedModel for an encoder, and as `read_header` and `parse_config`.
+        Raises UnsupportedModel for an encoder, and the errors of `read_header` and `parse_config`.
         """
         header = read_header(ref.path)
         config = parse_config(header.config)

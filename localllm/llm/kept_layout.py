@@ -19,7 +19,7 @@ SPARE_BYTES = 2**30  # that stay free on the disk
 
 @dataclass
 class LayoutUse:
-    """How a load uses the kept layout of its model."""
+    """Use of a model's kept layout during a load."""
 
     layout: KeptLayout | None = None
     note: str = ""  # for the user

@@ -361,7 +361,7 @@ class LLM:
         return self.worker.submit(sequence, self, parser, shown_ids, deliver, wake)
 
     def max_len(self, request: Request) -> int:
-        """Return the maximum tokens of prompt and answer. Raises ContextOverflow as `check_context`."""
+        """Return the maximum tokens of prompt and answer. Raises ContextOverflow like `check_context`."""
         prompt, answer = len(request.prompt_ids), request.params.max_tokens
         context = self.check_context(prompt, answer, request.context)
         return context if answer is None else min(context, prompt + answer)

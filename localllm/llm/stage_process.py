@@ -149,7 +149,7 @@ def facts_of(device: torch.device, processes: int) -> dict[str, Any]:
 def find_files(name: str, quant: str | None, settings: Settings) -> Path:
     """Return the model's folder or GGUF file on this machine, quantized first if requested.
 
-    Raises ModelNotFound, and as `find_or_quantize`.
+    Raises ModelNotFound, and the errors of `find_or_quantize`.
     """
     try:
         path = resolve_model(name).path

@@ -388,7 +388,7 @@ class Worker:
                     self.flush()
                     ended = time.perf_counter()
                     if self.engine.last_shape is None and self.engine.runs_concurrent_steps:
-                        ended = began  # a part of a round of steps in a pipeline, whose time goes on
+                        ended = began  # a part of a round of steps in a pipeline, whose time continues
                     if shape := self.engine.last_shape:
                         timed = shape, ended - began
                         self.last_step_s = ended - began

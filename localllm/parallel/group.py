@@ -223,7 +223,7 @@ class Leader(ABC):
         self.connect_and_watch()
 
     def receive_loaded(self) -> list[dict[str, Any]]:
-        """Return what each other rank says of its part, when it is loaded. Raises the errors of
+        """Return the reports of the other ranks on their parts, once these are loaded. Raises the errors of
         `receive_from_all`."""
         return [fields for message in self.receive_from_all() for fields in message]
 
@@ -271,7 +271,7 @@ class Leader(ABC):
         self.on_failure(self.failure)
 
     def handle(self, rank: int, kind: int, content: bytearray) -> None:
-        """Handle a message of a rank that goes on."""
+        """Handle a message of a rank that continues."""
         assert kind == COPIED
         self.other_caches.receive(rank - 1, content)
 

@@ -1,4 +1,4 @@
-"""Sums over ranks on the CPUs of one machine, and tensors that all get, through memory that all of them map.
+"""All-reduce and all-gather of the ranks on the CPUs of one machine, through memory that all of them map.
 
 Each rank copies its tensor to its own part of the memory, raises its counter, spins until the others have raised
 theirs, and adds up all parts in the order of ranks, so that every rank has the same bits. In gloo, each sum passes

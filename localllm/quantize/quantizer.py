@@ -78,7 +78,7 @@ def make_artefact(
 ) -> QuantizationResult:
     """Quantize a model. text: calibration text, if the recipe uses one; None for the project's own.
 
-    Raises like `Artefact` and `quantize_layers`, and UsageError for a text that is too short.
+    Raises the errors of `Artefact` and `quantize_layers`, and UsageError for a text that is too short.
     """
     ids = None
     if recipe.method != "rtn":

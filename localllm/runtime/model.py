@@ -169,7 +169,7 @@ class Decoder:
         return self.config.tie_embeddings and self.device.type == "cpu"
 
     def set_max_len(self, max_len: int, device: torch.device) -> None:
-        """Set the most tokens of a sequence, which some rotary embeddings depend on.
+        """Set the maximum tokens of a sequence, which some rotary embeddings depend on.
 
         No sequence may have begun.
         """

@@ -107,7 +107,7 @@ def find_capacity(
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """How the capacity changes with one assumption."""
+    """Change of the capacity with one assumption."""
 
     assumption: str
     amount: float

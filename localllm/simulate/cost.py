@@ -59,7 +59,7 @@ class Cost(Protocol):
 
 @dataclass(frozen=True)
 class FitError:
-    """How far predictions are from measured steps that were not fitted to."""
+    """Error of predictions for measured steps that were not used in the fit."""
 
     steps: int
     median: float  # relative error of a single step

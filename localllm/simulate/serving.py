@@ -1,4 +1,4 @@
-"""How many users a device serves within latency objectives, and with which settings: for `plan --users --slo`."""
+"""Number of users that a device serves within latency objectives, by its settings: for `plan --users --slo`."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -133,7 +133,7 @@ NOT_STATED = "has zero points, but config.json says symmetric"
         ("gptq", changed("qzeros", with_first(5)), NOT_STATED),
         ("gptq", changed("g_idx", with_first(2)), "'x.g_idx' has the group 2, but there are 2"),
         ("gptq", changed("g_idx", with_first(-2)), "'x.g_idx' has the group -2"),
-        ("gptq", changed("g_idx", with_first(1)), "'x.g_idx' has groups of other sizes than 32 columns"),
+        ("gptq", changed("g_idx", with_first(1)), "'x.g_idx' has groups of sizes other than 32 columns"),
         ("gptq", changed("g_idx", lambda g: g[1:]), "'x.g_idx' has shape [63]"),
         ("gptq", changed("scales", with_first(torch.inf)), "'x.scales' is NaN or infinite"),
         ("gptq, 8 bits", changed("qweight", lambda q: q[::2]), "'x.qweight' has shape [8, 24]"),

@@ -78,7 +78,7 @@ class CopyBody(StrictModel):
 
 
 class CreateBody(NameBody):
-    """`from`, a keyword of Python, is renamed to `source` by `parse_create_request`."""
+    """A body of `/api/create`; `parse_create_request` renames `from`, a keyword of Python, to `source`."""
 
     source: str | None = None
     files: dict[str, str] | None = None

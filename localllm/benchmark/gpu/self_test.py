@@ -152,7 +152,7 @@ def check(case: Case, device: torch.device) -> CheckedModel:
 
 
 def compare_graphs(model: Model) -> str | None:
-    """Return a fault if captured steps give other tokens than steps that are launched kernel by kernel."""
+    """Return a fault if captured steps yield other tokens than steps launched kernel by kernel."""
     prompts = [random_prompt(model, CHECKED_CONTEXT // 4, seed) for seed in range(CAPTURED_SEQUENCES)]
     for prompt in prompts:
         fill_prefix_cache(model, prompt)
@@ -162,7 +162,7 @@ def compare_graphs(model: Model) -> str | None:
         runner.graphs = used
         sequences = [make_sequence(p, 16, sampled=i % 2 == 1) for i, p in enumerate(prompts)]
         answers.append(answer_all(model.engine, sequences))
-    return None if answers[0] == answers[1] else "captured steps give other tokens than single launches"
+    return None if answers[0] == answers[1] else "captured steps and single launches yield different tokens"
 
 
 def measure_products(result: SelfTest, form: Form, device: torch.device, tiny: bool) -> list[ProductRate]:

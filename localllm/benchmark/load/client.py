@@ -54,7 +54,7 @@ class StreamMessage:
 
 @dataclass(frozen=True)
 class ServerApi:
-    """How to use one kind of API."""
+    """Requests and responses of one API."""
 
     path: str
     uses_sse: bool  # server-sent events, otherwise a JSON object per line

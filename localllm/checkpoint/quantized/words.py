@@ -109,5 +109,5 @@ def column_order(name: str, group_of: Tensor, scheme: Scheme) -> Tensor | None:
         return None
     order = group_of.argsort(stable=True)
     if not torch.equal(group_of[order], group_in_order):
-        raise damaged(f"{name!r} has groups of other sizes than {size} columns")
+        raise damaged(f"{name!r} has groups of sizes other than {size} columns")
     return order

@@ -64,7 +64,7 @@ class PromptLookup:
             end_index = self.previous_end[end_index]
 
     def continuation(self, max_tokens: int) -> list[int]:
-        """Return up to `max_tokens` tokens behind the match; a repeating text is assumed to go on repeating."""
+        """Return up to `max_tokens` tokens behind the match; a repeating text is assumed to continue repeating."""
         tokens = (
             self.token_ids[self.continuation_start : self.continuation_start + max_tokens]
             if self.match_len

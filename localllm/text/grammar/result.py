@@ -25,7 +25,7 @@ def check_answer(request: Request, completion: Completion, *, untrusted: bool = 
 
 
 def check_completion(grammar: Grammar | None, completion: Completion, *, untrusted: bool = False) -> None:
-    """Raises OutputInvalid as `check_content`. Answers cut off by a limit are not checked; see their
+    """Raises OutputInvalid like `check_content`. Answers cut off by a limit are not checked; see their
     finish_reason.
 
     untrusted: check only by the grammar, in time that grows only with the text. Python may match a pattern

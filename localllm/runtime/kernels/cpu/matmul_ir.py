@@ -317,7 +317,7 @@ def accumulate_runs(
 ) -> None:
     """Add the products of each row of x with the 16 rows of a tile in runs `begin` .. `end - 1`, float32.
 
-    A run is a block with a scale of its own, or where there are none a step.
+    A run is a block with a scale of its own, or, without one, a step.
     """
     p, layout = weight.program, weight.layout
     if not layout.groups_per_block:
