@@ -244,7 +244,9 @@ def serve(
     ] = False,
     uninstall: Annotated[
         bool,
-        options.switch("--uninstall", text="Delete what --install has written.", panel=options.Panel.BACKGROUND),
+        options.switch(
+            "--uninstall", text="Delete the file written by --install.", panel=options.Panel.BACKGROUND
+        ),
     ] = False,
     dry_run: Annotated[
         bool,

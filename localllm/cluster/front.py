@@ -240,7 +240,7 @@ class Relay:
         self.begin()
 
     def begin(self) -> None:
-        """Begin with the answer of a replica."""
+        """Reset the state before the answer of a replica, possibly after another replica has failed."""
         self.replica = ""
         self.held: list[Message] = []
         self.status = 0

@@ -246,7 +246,7 @@ def check_worker(request: LoadRequest, plan: LoadPlan, worker: "RemoteWorker") -
     own = processor_features(request.device)
     if plan.deterministic and worker.processor != own:
         raise UsageError(
-            f"{worker.title} has another processor ({worker.processor}, not {own}), so that bits would differ",
+            f"{worker.title} has another processor ({worker.processor}, not {own}), so results would differ",
             "leave out --deterministic",
         )
 

@@ -75,7 +75,7 @@ def test_a_wrong_shape_is_reported_with_both(folder: Path) -> None:
 def test_a_weight_that_is_not_a_number_is_detected(folder: Path, value: float) -> None:
     edit_tensors(folder, lambda t: t[NORM].__setitem__(3, value))
     error = error_of(folder)
-    assert f"{NORM!r} is NaN or infinite at 1 of 48 places" in error.message
+    assert f"{NORM!r} is NaN or infinite in 1 of 48 elements" in error.message
     assert error.exit_code == 7
 
 

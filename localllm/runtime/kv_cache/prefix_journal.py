@@ -41,7 +41,7 @@ class PrefixJournal:
     """
 
     def __init__(self, max_names: int = MAX_NAMES):
-        """max_names: beginnings to follow, the least recently used are given up first"""
+        """max_names: beginnings to follow, the least recently used are dropped first"""
         self.max_names = max_names
         self.held: OrderedDict[Hashable, HeldPrefix] = OrderedDict()
         self.names_of: dict[int, list[Hashable]] = {}  # by serial of a block of their last piece
