@@ -113,7 +113,7 @@ def divide_layers(
             f"use at most {len(allowed) + 1} with --pipeline-parallel",
         )
     before = [0, *accumulate(layer_bytes)]
-    # To each border of the stages so far: the largest load, and the borders that it is reached by.
+    # For each border after the stages so far: the smallest possible largest load, and the borders that lead to it.
     best = {end: ((outside_bytes + before[end]) / shares[0], (0, end)) for end in [*allowed, count]}
     for share in shares[1:]:
         best = {

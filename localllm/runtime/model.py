@@ -231,7 +231,8 @@ class Decoder:
         return x, self.per_layer(token_ids, x) if self.per_layer else [None] * len(self.layers)
 
     def receive(self, token_ids: Tensor) -> tuple[Tensor, Sequence[Tensor | None]]:
-        """Return what the previous stage has sent: its output [T, hidden], and the inputs of the layers left."""
+        """Return what the previous stage has sent: its output [T, hidden], and the inputs of the remaining
+        layers."""
         c, stage, ranks = self.config, self.config.stage, self.ranks
         assert stage and ranks
         widths = [c.hidden_size]

@@ -88,7 +88,7 @@ class RequestStats:
         return {name: getattr(self, name) for name in SUMMARY_FIELDS}
 
     def add_summary(self, fields: Mapping[str, Any]) -> None:
-        """Take over what another process has recorded of the request."""
+        """Merge the fields that another process has recorded for the request."""
         for name, value in fields.items():
             setattr(self, name, value)
 
