@@ -199,7 +199,7 @@ class RemoteLeader(ProcessLeader):
         try:
             content = self.arrived.get(timeout=STEP_S)
         except queue.Empty:
-            raise TimeoutError(f"no answer of {self.workers[-1].title} in {STEP_S:.0f} s") from None
+            raise TimeoutError(f"no answer from {self.workers[-1].title} in {STEP_S:.0f} s") from None
         if content is None:
             raise ConnectionError("a stage has ended")
         return fill(x, content)
