@@ -1,8 +1,8 @@
 """Digests that identify a model without reading gigabytes at every run.
 
 A small file is hashed entirely. The SHA-256 of a large file is known if it came from the Hub, which names contents
-by it (`localllm verify` checks it); besides, samples are hashed: its size, its beginning, where headers are, and
-slices throughout. Another model, a fine-tune or a truncated file differs in these; a flipped bit may not.
+by it (`localllm verify` checks it); in addition, samples are hashed: its size, its beginning, where headers are,
+and slices throughout. Another model, a fine-tune or a truncated file differs in these; a flipped bit may not.
 """
 
 import hashlib

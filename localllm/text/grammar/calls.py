@@ -116,7 +116,8 @@ class ToolCallGrammar:
         self.rules.append(f"start: {held}" if self.output_format.tools is None else f"start: calls | {held}")
 
     def write_messages(self, channels: ChannelFormat) -> None:
-        """A call or a message to the user; gpt-oss may announce calls first."""
+        """Write the rules for answers in channels: a call, or a message to the user; gpt-oss may announce calls
+        first."""
         literal = self.writer.literal
         if channels != HARMONY:
             self.rules.append(f"start: calls | {literal(MESSAGE)} ANY")
