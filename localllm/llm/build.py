@@ -14,7 +14,7 @@ import torch
 
 from localllm.arch.stages import Position
 from localllm.checkpoint.digest import digest_model
-from localllm.checkpoint.stages import part_of_model
+from localllm.checkpoint.partition import part_of_model
 from localllm.disaggregation.connection import PrefillAddress, PrefillProcess, WorkerAddress
 from localllm.disaggregation.prefill_tier import PrefillTier
 from localllm.disaggregation.supervisor import PrefillSupervisor
