@@ -8,7 +8,6 @@ import functools
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -233,6 +232,8 @@ def read_number(file: Path) -> int | None:
 
 def read_sysctl(name: str) -> int | None:
     """Read a number from macOS' sysctl; None where it is unknown, as on Macs with a processor of Intel."""
+    import subprocess  # only macOS needs it, and commands that do not compute import this file
+
     try:
         return int(subprocess.run(["sysctl", "-n", name], capture_output=True, check=True).stdout)
     except (OSError, ValueError, subprocess.CalledProcessError):
