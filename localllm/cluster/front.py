@@ -2,9 +2,9 @@
 what the replica's application sends.
 
 Access control, limits and the log are the server's own middleware, before it. APIs, streams and errors are the
-replica's. The front adds what only it can: a request that has sent nothing when its replica ends is asked again
-elsewhere; a stream that has begun ends with an error in the form of its API, never as if it were complete;
-requests for the state of the server are asked of all replicas.
+replica's. The front adds what only it can: a request without output when its replica ends is sent to another one;
+a stream that has begun ends with an error in the form of its API, never as if it were complete; requests for the
+state of the server are sent to all replicas.
 """
 
 import asyncio

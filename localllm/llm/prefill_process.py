@@ -39,7 +39,7 @@ from localllm.settings import Settings
 
 @dataclass(frozen=True)
 class Setup:
-    """What a process that answers wants of this one."""
+    """The model and settings that a decoding process requests of this one."""
 
     name: str
     path: str  # of the model

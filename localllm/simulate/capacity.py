@@ -1,5 +1,5 @@
-"""The highest load that a device serves within latency objectives, by bisection, and how it depends on what was
-assumed; and what a higher load takes: more replicas, or other settings of the same devices."""
+"""The highest load that a device serves within latency objectives, by bisection, and how it depends on
+assumptions; and ways to serve a higher load: more replicas, or other settings of the same devices."""
 
 import math
 from collections.abc import Callable, Iterator
