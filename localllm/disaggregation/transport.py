@@ -75,7 +75,7 @@ class Receiver(Protocol):
 
     @property
     def reported(self) -> int:
-        """What the sender has reported last."""
+        """The number of tokens that the sender has reported last; 0 over a network."""
         ...
 
     def get(self, location: Mapping[str, Any]) -> dict[str, Part]:
